@@ -1,0 +1,33 @@
+# make demo | make test | make check | make bench | make campaign. Each makes the virtual environment it needs.
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+SEED ?= 7
+
+.PHONY: demo test check bench campaign clean
+
+$(VENV)/.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/.done
+	$(BIN)/repro demo --seed $(SEED) --out demo-result
+
+check: $(VENV)/.done
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/pytest -n 2 -m 'not campaign'
+
+campaign: check
+	$(BIN)/pytest -n 2 -m campaign
+
+bench: $(VENV)/.done
+	$(BIN)/python tests/benchmark.py
+
+clean:
+	rm -rf $(VENV) demo-result
