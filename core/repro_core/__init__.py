@@ -1,1 +1,75 @@
-"""placeholder"""
+"""The built-in subject: a deterministic GRPO trainer that runs anywhere.
+
+It imports nothing of the instrument. The instrument meets it through one door: `CONTRACT` says which shape the door
+has, `build` opens it. Any trainer that offers the same two names can be guarded in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["CONTRACT", "Observe", "Rollout", "Subject", "build"]
+
+CONTRACT = 1
+"""The door's version. It changes when the meaning of `build` or `Subject` does."""
+
+Observe = Callable[..., None]
+"""``observe(phase, name, value, placement=None)``.
+
+Called for every signal of a step, in the order of the phases input, forward, loss, grad, update. `value` is a tensor, or
+a Python float for a metric. `placement` says which part of a canonical tensor a local one is; None means the whole.
+"""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The samples that one training iteration consumes, as plain data (it crosses the door both ways).
+
+    Attributes:
+        meta: JSON types only: ``rollout_id``, ``prompts``, ``labels``, ``statuses`` and ``sampling``.
+        tensors: ``tokens`` int64 [total tokens]; ``total_lengths`` and ``response_lengths`` int64 [samples];
+            ``loss_mask`` int64 and ``rollout_log_probs`` float32 [response tokens]; ``rewards`` float32 [samples];
+            ``group_index`` int64 [samples]. Samples lie one after the other; groups are contiguous.
+    """
+
+    meta: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+
+class Subject(Protocol):
+    """A trainer under test."""
+
+    def sample(self, rollout_id: int) -> Rollout:
+        """Generate the rollout of one iteration with the current policy."""
+
+    def train(self, rollout: Rollout, observe: Observe) -> Iterator[int]:
+        """Train on one rollout, yielding the step's number after each optimizer update."""
+
+    def state(self) -> Mapping[str, Tensor]:
+        """All that decides the future: weights, optimizer, random generators, data position."""
+
+    def save(self, directory: str) -> None:
+        """Write `state` so that `load` resumes bit for bit."""
+
+    def load(self, directory: str) -> None:
+        """Resume from what `save` wrote."""
+
+
+def build(case: Mapping[str, Any]) -> Subject:
+    """Make the trainer of a case.
+
+    Args:
+        case: ``{"config": {...}, "root": "directory that relative paths start from"}``; see `config.TrainConfig`.
+
+    Raises:
+        repro_core.config.ConfigError: the configuration cannot be trained.
+    """
+    from repro_core.config import TrainConfig
+    from repro_core.trainer import Trainer
+
+    return Trainer(TrainConfig.from_mapping(case.get("config", {})), root=str(case.get("root", ".")))

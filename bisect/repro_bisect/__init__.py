@@ -1,0 +1,1 @@
+"""The search for the change that moved the numbers."""

@@ -1,0 +1,1 @@
+"""The instrument: rollouts, fingerprints, traces, comparison, replay and the golden store."""
