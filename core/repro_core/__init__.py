@@ -21,8 +21,8 @@ CONTRACT = 1
 Observe = Callable[..., None]
 """``observe(phase, name, value, placement=None)``.
 
-Called for every signal of a step, in the order of the phases input, forward, loss, grad, update. `value` is a tensor, or
-a Python float for a metric. `placement` says which part of a canonical tensor a local one is; None means the whole.
+Called for every signal of a step, in the order of the phases input, forward, loss, grad, update. `value` is a tensor,
+or a Python float for a metric. `placement` says which part of a canonical tensor a local one is; None means the whole.
 """
 
 
@@ -43,6 +43,10 @@ class Rollout:
 
 class Subject(Protocol):
     """A trainer under test."""
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The next step and the next rollout."""
 
     def sample(self, rollout_id: int) -> Rollout:
         """Generate the rollout of one iteration with the current policy."""

@@ -132,9 +132,9 @@ class TrainConfig:
         rules = [
             (
                 samples == trained,
-                f"rollout_batch_size {self.rollout_batch_size} x n_samples_per_prompt {self.n_samples_per_prompt} = "
-                f"{samples} must equal global_batch_size {self.global_batch_size} x num_steps_per_rollout "
-                f"{self.num_steps_per_rollout} = {trained}",
+                f"rollout_batch_size x n_samples_per_prompt = {self.rollout_batch_size} x {self.n_samples_per_prompt}"
+                + f" = {samples} must equal global_batch_size x num_steps_per_rollout = {self.global_batch_size} x "
+                + f"{self.num_steps_per_rollout} = {trained}",
             ),
             (min(samples, trained) > 0, "batch sizes, samples per prompt and steps per rollout must be at least 1"),
             (

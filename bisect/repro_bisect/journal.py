@@ -1,0 +1,106 @@
+"""The journal: every finished probe of every bisect, so that a killed one resumes and later ones reuse its work.
+
+It stores traces; verdicts are recomputed from them, so another baseline or another rule asks nothing anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from repro_golden.canonical import canonical_json, digest
+from repro_golden.case import Case
+from repro_golden.errors import MachineFailureError
+from repro_golden.identity import Identity
+from repro_golden.trace.model import RECORDER
+
+__all__ = ["Entry", "Journal", "probe_key"]
+
+FORMAT = 1
+
+
+def probe_key(tree: str, case: Case, rollouts: str, identity: Identity) -> str:
+    """What decides a probe's trace: the subject's tree, the case, its rollouts, the identity and the recorder."""
+    return digest("probe", str(FORMAT), tree, case.digest, rollouts, identity.digest, str(RECORDER))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One finished probe.
+
+    Attributes:
+        key: `probe_key`.
+        run: 0 for the first replay of that key, 1 for the one that confirms it.
+        commit: The commit it was made for; others with the same tree share it.
+        skip: Why it could not be tested, or "" when it left a trace.
+        steps: Whole steps in its trace.
+        seconds: What it cost.
+    """
+
+    key: str
+    run: int
+    commit: str
+    skip: str
+    steps: int
+    seconds: float
+
+
+class Journal:
+    """Append-only lines under ``$GIT_COMMON_DIR/repro``, each fsynced; several processes may write at once."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the journal; lines that a crash cut short, or that a newer version wrote, are passed over."""
+        self.folder = folder
+        self._file = folder / "journal.jsonl"
+        self._entries: dict[tuple[str, int], Entry] = {}
+        with contextlib.suppress(FileNotFoundError):
+            for line in self._file.read_text(encoding="utf-8", errors="replace").splitlines():
+                with contextlib.suppress(ValueError, TypeError, KeyError):
+                    raw = json.loads(line)
+                    if raw.pop("format") == FORMAT:
+                        entry = Entry(**raw)
+                        self._entries[entry.key, entry.run] = entry
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, key: str, run: int) -> Entry | None:
+        """The newest finished probe of a key, if its trace is still there."""
+        entry = self._entries.get((key, run))
+        if entry and not entry.skip and not (self.trace_path(key, run) / "steps.jsonl").exists():
+            return None
+        return entry
+
+    def trace_path(self, key: str, run: int) -> Path:
+        """Where the trace of a probe lies."""
+        return self.folder / "probes" / f"{key}-{run}"
+
+    def add(self, entry: Entry, trace: Path | None) -> None:
+        """Keep a finished probe: its trace first, then its line.
+
+        Raises:
+            MachineFailureError: the disk is full.
+        """
+        try:
+            if trace is not None:
+                target = self.trace_path(entry.key, entry.run)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.rmtree(target, ignore_errors=True)
+                trace.rename(target)
+            line = canonical_json({"format": FORMAT, **asdict(entry)}).encode() + b"\n"
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self._file.open("ab") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise MachineFailureError(
+                f"cannot write the journal {self._file}: {error.strerror}; free space, then run the same command again"
+            ) from error
+        self._entries[entry.key, entry.run] = entry

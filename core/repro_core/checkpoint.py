@@ -1,0 +1,125 @@
+"""Checkpoints that resume bit for bit.
+
+A checkpoint is one directory: the policy in Hugging Face's form (for other tools to read), ``state.safetensors`` with
+every tensor of `Trainer.state`, and ``trainer.json`` with the format number, the configuration and the SHA-256 of
+``state.safetensors``. It is written next to its place and renamed there whole, so a kill leaves either the old
+checkpoint, or none, or the new one, and never a half.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+__all__ = ["FORMAT", "CheckpointError", "load_checkpoint", "restore_rng", "rng_state", "save_checkpoint"]
+
+FORMAT = 1
+"""Raised when an older reader would misread the files; readers refuse a newer one."""
+
+_STATE, _META = "state.safetensors", "trainer.json"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be written or resumed from, in one line that names the cure."""
+
+
+def save_checkpoint(
+    directory: str | Path,
+    state: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    write_weights: Callable[[Path], None],
+) -> None:
+    """Write a checkpoint, replacing an older one at the same place.
+
+    Args:
+        directory: its parents are made.
+        state: tensors by name.
+        config: JSON types, for the reader's information.
+        write_weights: writes the policy's own files into the directory that it is given.
+
+    Raises:
+        CheckpointError: something that is no checkpoint lies at `directory`; it is left alone.
+        OSError: the disk refuses.
+    """
+    target = Path(directory)
+    if target.exists() and not (target / _META).is_file() and (not target.is_dir() or any(target.iterdir())):
+        raise CheckpointError(f"{target} exists and is no checkpoint: choose another directory")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = target.with_name(f".{target.name}.{os.getpid()}.new")
+    stale = target.with_name(f".{target.name}.{os.getpid()}.old")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir()
+    try:
+        write_weights(fresh)
+        save_file({name: state[name].detach().contiguous().clone() for name in sorted(state)}, str(fresh / _STATE))
+        digest = hashlib.sha256((fresh / _STATE).read_bytes()).hexdigest()
+        meta = {"format": FORMAT, "config": dict(config), "sha256": {_STATE: digest}}
+        (fresh / _META).write_text(json.dumps(meta, indent=1, sort_keys=True) + "\n")
+        if target.exists():
+            target.rename(stale)
+        fresh.rename(target)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(stale, ignore_errors=True)
+
+
+def load_checkpoint(directory: str | Path) -> dict[str, Tensor]:
+    """The state that `save_checkpoint` wrote.
+
+    Raises:
+        CheckpointError: no checkpoint there, one of a newer format, or one whose files are damaged or incomplete.
+    """
+    source = Path(directory)
+    if not (source / _META).is_file():
+        raise CheckpointError(f"{source} is no checkpoint (no {_META}): give the directory that save wrote")
+    try:
+        meta = json.loads((source / _META).read_text())
+        written, digest = int(meta["format"]), str(meta["sha256"][_STATE])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{source / _META} is unreadable ({error}): use another checkpoint") from None
+    if written > FORMAT:
+        raise CheckpointError(f"{source} has format {written}, this reader knows up to {FORMAT}: update repro_core")
+    try:
+        if hashlib.sha256((source / _STATE).read_bytes()).hexdigest() != digest:
+            raise CheckpointError(f"{source / _STATE} is damaged (its SHA-256 differs): use another checkpoint")
+        return dict(load_file(str(source / _STATE)))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{source / _STATE} is unreadable ({error}): use another checkpoint") from None
+
+
+def rng_state() -> dict[str, Tensor]:
+    """The global generators of torch (CPU), Python and NumPy as uint8 tensors, named ``rng/...``."""
+    version, keys, gauss = random.getstate()
+    kind, words, position, has_gauss, cached = np.random.get_state(legacy=True)
+    assert not isinstance(words, (int, str))
+    return {
+        "rng/torch": torch.get_rng_state(),
+        "rng/python": _bytes([version, list(keys), gauss]),
+        "rng/numpy": _bytes([kind, [int(w) for w in words], int(position), int(has_gauss), float(cached)]),
+    }
+
+
+def restore_rng(state: Mapping[str, Tensor]) -> None:
+    """Set the generators to what `rng_state` returned; other keys are left alone."""
+    torch.set_rng_state(state["rng/torch"])
+    version, keys, gauss = json.loads(bytes(state["rng/python"].tolist()))
+    random.setstate((version, tuple(keys), gauss))
+    kind, words, position, has_gauss, cached = json.loads(bytes(state["rng/numpy"].tolist()))
+    np.random.set_state((kind, np.array(words, dtype=np.uint32), position, has_gauss, cached))
+
+
+def _bytes(value: Any) -> Tensor:
+    # JSON writes the shortest decimal that reads back as the same double, so a cached Gaussian survives bit for bit.
+    return torch.tensor(list(json.dumps(value, separators=(",", ":")).encode()), dtype=torch.uint8)

@@ -1,0 +1,307 @@
+"""``python -m repro_core.train``: GRPO with the debug flags of slime, Miles and Relax.
+
+Exit codes: 0 trained; 1 a first-step check failed; 2 usage, configuration or input error, told in one line.
+torch is imported only after the command line has been understood.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+
+from repro_core import Observe, Rollout
+from repro_core.config import ModelConfig, TrainConfig
+
+if TYPE_CHECKING:
+    from repro_core.train_data import Collector
+    from repro_core.trainer import Trainer
+
+__all__ = ["main", "make_parser"]
+
+ROLLOUT_ID = "{rollout_id}"
+_TRACKER = "latest_checkpointed_iteration.txt"
+_OURS = "config."
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The command line apart from the configuration; the names are the flags'."""
+
+    num_rollout: int
+    debug_rollout_only: bool
+    load_debug_rollout_data: str | None
+    save_debug_rollout_data: str | None
+    save_debug_train_data: str | None
+    debug_rollout_print_every: int
+    save: Path | None
+    load: Path | None
+    save_interval: int | None
+
+
+def main(argv: Sequence[str] | None = None, observe: Observe | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: flags without the program's name; ``sys.argv[1:]`` by default.
+        observe: receives every signal of every step; see `repro_core.Observe`.
+
+    Returns:
+        The exit code; see the module.
+
+    Raises:
+        SystemExit: from argparse, with code 2 for a wrong command line and 0 for ``--help``.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    options = _read_options(args, parser)
+    if args.debug_determinism:
+        # By command and not by import: the trainer knows nothing of the instrument that watches it.
+        again = [flag for flag in argv if flag != "--debug-determinism"]
+        return subprocess.run([sys.executable, "-m", "repro_golden.watch", "--", *again], check=False).returncode
+    try:
+        config = _read_config(args)
+        return _run(config, options, observe or (lambda *_: None))
+    except (ValueError, OSError) as error:
+        # All our own errors (ConfigError, RolloutError, CheckpointError, HfError) are ValueErrors of one line.
+        print(f"{parser.prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All flags. Those of the configuration are generated from its dataclasses, under their own names."""
+    parser = argparse.ArgumentParser(
+        prog="python -m repro_core.train", description="Deterministic GRPO.", allow_abbrev=False
+    )
+    add = parser.add_argument_group("run").add_argument
+    add("--config", type=Path, metavar="FILE.toml", help="configuration keys; flags take precedence over it")
+    add("--num-rollout", type=_at_least(1), default=10, metavar="N", help="train on rollouts 0 to N-1 (default: 10)")
+    add("--save", type=Path, metavar="DIR", help=f"checkpoints to DIR/iter_NNNNNNN, the latest named in {_TRACKER}")
+    add("--load", type=Path, metavar="DIR", help="resume from a checkpoint or from the latest under DIR")
+    add("--save-interval", type=_at_least(1), metavar="N", help="save every N rollouts (default: after the last)")
+
+    add = parser.add_argument_group("debugging").add_argument
+    add("--debug-rollout-only", action="store_true", help="generate rollouts, start no trainer")
+    add("--debug-train-only", action="store_true", help="train on saved rollouts, never sample")
+    add(
+        "--load-debug-rollout-data",
+        metavar="PATTERN",
+        help=f"rollouts to train on; {ROLLOUT_ID} is replaced, without it one file serves all (implies train-only)",
+    )
+    add("--save-debug-rollout-data", metavar="PATTERN", help=f"write each sampled rollout; {ROLLOUT_ID} is replaced")
+    add("--save-debug-train-data", metavar="PATTERN", help=f"write each rollout's columns; {ROLLOUT_ID} is replaced")
+    add("--dump-details", type=Path, metavar="DIR", help="both, as DIR/{rollout,train}_data/{rollout_id}.safetensors")
+    add("--debug-determinism", action="store_true", help="run under the instrument, which logs a hash of every step")
+    add(
+        "--debug-rollout-print-every",
+        type=_at_least(0),
+        default=0,
+        metavar="N",
+        help="print the first sample of every Nth rollout (default: 0, never)",
+    )
+    for title, cls in (("training", TrainConfig), ("model", ModelConfig)):
+        _add_fields(parser.add_argument_group(title), cls)
+    return parser
+
+
+def _add_fields(group: argparse._ArgumentGroup, cls: type[TrainConfig | ModelConfig]) -> None:
+    hints = get_type_hints(cls)
+    prefix = _OURS + ("model." if cls is ModelConfig else "")
+    for field in fields(cls):
+        if field.default is MISSING:  # the nested ModelConfig, whose fields are flags of their own
+            continue
+        hint, flag = hints[field.name], "--" + field.name.replace("_", "-")
+        how: dict[str, Any] = {"metavar": field.name.rsplit("_", 1)[-1].upper(), "help": f"(default: {field.default})"}
+        if hint is bool:
+            how = {"action": argparse.BooleanOptionalAction, "help": how["help"]}
+        elif get_origin(hint) is Literal:
+            how = {"choices": get_args(hint), "help": how["help"]}
+        elif get_origin(hint) is tuple:
+            how |= {"type": get_args(hint)[0], "nargs": len(get_args(hint))}
+        elif get_origin(hint) is UnionType:
+            how |= {"type": _or_none(get_args(hint)[0])}
+        else:
+            how |= {"type": hint}
+        group.add_argument(flag, dest=prefix + field.name, default=argparse.SUPPRESS, **how)
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} must be at least {least}")
+        return int(text)
+
+    return number
+
+
+def _or_none(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    def value(text: str) -> Any:
+        return None if text.lower() == "none" else kind(text)
+
+    value.__name__ = f"{getattr(kind, '__name__', kind)} or none"
+    return value
+
+
+def _read_config(args: argparse.Namespace) -> TrainConfig:
+    values: dict[str, Any] = {}
+    if args.config is not None:
+        values = tomllib.loads(args.config.read_text(encoding="utf-8"))
+    model = values.get("model", {})
+    for name, value in vars(args).items():
+        if name.startswith(_OURS + "model."):
+            values["model"] = model = {**model, name.removeprefix(_OURS + "model."): value}
+        elif name.startswith(_OURS):
+            values[name.removeprefix(_OURS)] = value
+    return TrainConfig.from_mapping(values)
+
+
+def _read_options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Options:
+    """Flags that imply or exclude each other; a wrong combination ends in `parser.error`."""
+    train_only = args.debug_train_only or args.load_debug_rollout_data is not None
+    if args.debug_rollout_only and train_only:
+        parser.error("--debug-rollout-only excludes --debug-train-only and --load-debug-rollout-data: choose one")
+    if args.debug_train_only and args.load_debug_rollout_data is None:
+        parser.error("--debug-train-only trains on saved rollouts: name them with --load-debug-rollout-data PATTERN")
+    if args.debug_rollout_only and args.save is not None:
+        parser.error("--debug-rollout-only trains nothing, so there is nothing to --save")
+    rollout_data, train_data = args.save_debug_rollout_data, args.save_debug_train_data
+    if args.dump_details is not None:
+        rollout_data = rollout_data or str(args.dump_details / "rollout_data" / f"{ROLLOUT_ID}.safetensors")
+        train_data = train_data or str(args.dump_details / "train_data" / f"{ROLLOUT_ID}.safetensors")
+    if rollout_data is not None and rollout_data == train_data:
+        parser.error(
+            "--save-debug-train-data must differ from --save-debug-rollout-data: one would overwrite the other"
+        )
+    for flag, pattern in (("--save-debug-rollout-data", rollout_data), ("--save-debug-train-data", train_data)):
+        if pattern is not None and ROLLOUT_ID not in pattern:
+            parser.error(f"{flag} {pattern} lacks {ROLLOUT_ID}: every rollout would overwrite the last")
+    return _Options(
+        num_rollout=args.num_rollout,
+        debug_rollout_only=args.debug_rollout_only,
+        load_debug_rollout_data=args.load_debug_rollout_data,
+        # What was loaded is not written again: the pattern may name the very files that are being read.
+        save_debug_rollout_data=None if train_only else rollout_data,
+        save_debug_train_data=None if args.debug_rollout_only else train_data,
+        debug_rollout_print_every=args.debug_rollout_print_every,
+        save=args.save,
+        load=args.load,
+        save_interval=args.save_interval,
+    )
+
+
+def _run(config: TrainConfig, options: _Options, observe: Observe) -> int:
+    from repro_core.train_data import Collector
+    from repro_core.trainer import Trainer
+
+    checkpoint = None if options.load is None else _find_checkpoint(options.load)
+    if options.debug_rollout_only:
+        return _only_rollouts(config, options, checkpoint)
+    trainer = Trainer(config)
+    if checkpoint is not None:
+        trainer.load(str(checkpoint))
+    _, start = trainer.position
+    if start >= options.num_rollout:
+        print(f"nothing to do: --load is at rollout {start}, --num-rollout is {options.num_rollout}")
+    passed = True
+    for rollout_id, rollout in _rollouts(trainer, options, start):
+        collected = Collector(observe, keep_all=options.save_debug_train_data is not None)
+        for step in trainer.train(rollout, collected):
+            if step == 0:
+                passed = _first_step(collected)
+        if options.save_debug_train_data is not None:
+            collected.write(_fill(options.save_debug_train_data, rollout_id), rollout_id)
+        done = rollout_id + 1
+        due = done == options.num_rollout or (options.save_interval is not None and done % options.save_interval == 0)
+        if options.save is not None and due:
+            _save(trainer, options.save, rollout_id)
+    return 0 if passed else 1
+
+
+def _only_rollouts(config: TrainConfig, options: _Options, checkpoint: Path | None) -> int:
+    """Rollouts of one policy: a checkpoint serves as weights and position, nothing is made to train."""
+    from repro_core.checkpoint import load_checkpoint
+    from repro_core.trainer import Trainer, rollout_metrics
+
+    start = 0
+    if checkpoint is not None:
+        start = int(load_checkpoint(checkpoint)["position/rollout_id"])
+        config = replace(config, hf_checkpoint=str(checkpoint.resolve()))
+    trainer = Trainer(config)
+    for rollout_id, rollout in _rollouts(trainer, options, start):
+        print(f"rollout {rollout_id}: {rollout_metrics(rollout)!r}", flush=True)
+    return 0
+
+
+def _rollouts(trainer: Trainer, options: _Options, start: int) -> Iterator[tuple[int, Rollout]]:
+    """The rollouts from `start` on, sampled or loaded, each when its turn comes."""
+    from repro_core.rollout_file import read_rollout, write_rollout
+
+    for rollout_id in range(start, options.num_rollout):
+        if options.load_debug_rollout_data is not None:
+            rollout = read_rollout(_fill(options.load_debug_rollout_data, rollout_id))
+            # One file may serve all rollouts; its number is then the position's, not its own.
+            rollout = replace(rollout, meta={**rollout.meta, "rollout_id": rollout_id})
+        else:
+            rollout = trainer.sample(rollout_id)
+        if options.save_debug_rollout_data is not None:
+            path = _fill(options.save_debug_rollout_data, rollout_id)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_rollout(path, rollout)
+        if options.debug_rollout_print_every and rollout_id % options.debug_rollout_print_every == 0:
+            print(_first_sample(rollout), flush=True)
+        yield rollout_id, rollout
+
+
+def _first_sample(rollout: Rollout) -> str:
+    from repro_core.tokenizer import decode
+
+    t = rollout.tensors
+    total, response = int(t["total_lengths"][0]), int(t["response_lengths"][0])
+    text = decode(t["tokens"][total - response : total].tolist())
+    shown = f"prompt {rollout.meta['prompts'][0]!r} response {text!r} reward {float(t['rewards'][0])!r}"
+    return f"rollout {rollout.meta['rollout_id']} sample 0: {shown}"
+
+
+def _fill(pattern: str, rollout_id: int) -> Path:
+    # Literal, not str.format: other braces in a path are the path's own.
+    return Path(pattern.replace(ROLLOUT_ID, str(rollout_id)))
+
+
+def _first_step(collected: Collector) -> bool:
+    from repro_core.first_step import first_step_checks
+
+    results = first_step_checks(collected.columns, collected.metrics)
+    for result in results:
+        print(f"check {result.name}: {'ok' if result.passed else 'FAILED'} ({result.detail})", flush=True)
+    return all(result.passed for result in results)
+
+
+def _save(trainer: Trainer, directory: Path, rollout_id: int) -> None:
+    from repro_core.rollout_file import replace_file
+
+    trainer.save(str(directory / f"iter_{rollout_id:07d}"))
+    replace_file(directory / _TRACKER, f"{rollout_id}\n".encode())
+
+
+def _find_checkpoint(directory: Path) -> Path:
+    """The checkpoint that a directory is, or the latest that it holds."""
+    from repro_core.checkpoint import CheckpointError
+
+    tracker = directory / _TRACKER
+    if not tracker.is_file():
+        return directory
+    text = tracker.read_text(encoding="utf-8", errors="replace").strip()
+    if not (text.isascii() and text.isdigit()):
+        raise CheckpointError(f"{tracker} holds {text[:40]!r}, not a number: --load one of the iter_ directories")
+    return directory / f"iter_{int(text):07d}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

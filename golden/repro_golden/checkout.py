@@ -1,0 +1,63 @@
+"""The repository that is guarded, as the user has it. Nothing here modifies it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import git
+
+from repro_golden.case import Case
+from repro_golden.errors import ReproError
+from repro_golden.launch import Place
+
+__all__ = ["Checkout", "find_checkout"]
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A working tree.
+
+    Attributes:
+        root: Its top folder.
+        state: Folder for everything a bisect or a recording keeps: ``repro`` in git's common folder, shared by all
+            worktrees and never in the checkout.
+    """
+
+    root: Path
+    state: Path
+
+    def place(self, case: Case) -> Place:
+        """The subject as it lies in the working tree; its commit is known only when nothing under it was changed."""
+        with git.Repo(self.root) as repo:
+            if not repo.head.is_valid():
+                return Place(self.root)
+            commit = repo.head.commit
+            if not case.subject.path:
+                return Place(self.root, commit.hexsha, None)
+            if repo.git.status("--porcelain", "--", case.subject.path):
+                return Place(self.root)
+            return Place(self.root, commit.hexsha, subject_tree(commit, case.subject.path))
+
+
+def subject_tree(commit: git.Commit, path: str) -> str | None:
+    """Git's hash of the subject's folder in a commit: equal trees are equal code. None when the folder is absent."""
+    try:
+        return str((commit.tree / path).hexsha)
+    except KeyError:
+        return None
+
+
+def find_checkout(start: Path) -> Checkout:
+    """The checkout that holds `start`.
+
+    Raises:
+        ReproError: not inside a git repository with a working tree.
+    """
+    try:
+        with git.Repo(start, search_parent_directories=True) as repo:
+            if repo.working_tree_dir is None:
+                raise ReproError(f"{start} is a bare repository: run repro in a checkout of it")
+            return Checkout(Path(repo.working_tree_dir), Path(repo.common_dir).resolve() / "repro")
+    except (git.InvalidGitRepositoryError, git.NoSuchPathError):
+        raise ReproError(f"{start} is not inside a git repository: change to one, or run `git init` first") from None

@@ -1,0 +1,245 @@
+"""Two traces: the first step, phase and signal in which they differ, and by how much."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import struct
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from repro_golden.canonical import encode_float
+from repro_golden.case import Bound, Compare
+from repro_golden.errors import ReproError
+from repro_golden.magnitude import Magnitude, measure, policy_kl
+from repro_golden.recorder import dump_path
+from repro_golden.trace import PHASES, Row, Trace
+
+__all__ = ["Comparison", "Divergence", "MetricChange", "compare", "first_divergent_index", "violations"]
+
+Kind = Literal["value", "dtype", "shape", "missing", "added", "bound"]
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first place where two traces differ.
+
+    Attributes:
+        step: The optimizer update.
+        phase: input, forward, loss, grad or update.
+        signal: The signal's name.
+        kind: What differs: ``value``, ``dtype``, ``shape``; the signal is ``missing`` from b or ``added`` by it; or a
+            metric left its ``bound``.
+        detail: The two sides, in words.
+        magnitude: The size, where values were at hand.
+        differing: How many signals of each phase of that step differ.
+    """
+
+    step: int
+    phase: str
+    signal: str
+    kind: Kind
+    detail: str
+    magnitude: Magnitude | None = None
+    differing: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        size = f": {self.magnitude}" if self.magnitude and self.magnitude.elements else ""
+        return f"step {self.step}, {self.phase}, {self.signal} ({self.detail}){size}"
+
+
+@dataclass(frozen=True)
+class MetricChange:
+    """One metric at one step on both sides; a side that lacks it holds None."""
+
+    step: int
+    metric: str
+    a: float | None
+    b: float | None
+
+    @property
+    def same(self) -> bool:
+        """Equal bits: NaN equals NaN only with the same payload, and -0.0 is not 0.0."""
+        if self.a is None or self.b is None:
+            return self.a is self.b
+        return struct.pack("<d", self.a) == struct.pack("<d", self.b)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What comparing two traces found.
+
+    Attributes:
+        steps: How many steps both have and were compared.
+        divergence: The first difference, or None when all compared steps agree.
+        metrics: Every metric at every compared step.
+        kl: Per compared step, KL(a || b) over the recorded tokens as (k1, k3); empty without log-prob columns.
+    """
+
+    steps: int
+    divergence: Divergence | None
+    metrics: Sequence[MetricChange]
+    kl: Mapping[int, tuple[float, float]]
+
+    @property
+    def equal(self) -> bool:
+        """Whether every compared step agrees."""
+        return self.divergence is None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types; floats that are not finite as the hex of their bits."""
+        return {
+            "steps": self.steps,
+            "equal": self.equal,
+            "divergence": _jsonable(asdict(self.divergence)) if self.divergence else None,
+            "metrics": [_jsonable(asdict(m)) for m in self.metrics],
+            "kl": {str(step): {"k1": encode_float(k1), "k3": encode_float(k3)} for step, (k1, k3) in self.kl.items()},
+        }
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _jsonable(v) for k, v in value.items()}
+    return encode_float(value) if isinstance(value, float) else value
+
+
+def compare(a: Trace, b: Trace, rule: Compare | None = None) -> Comparison:
+    """Compare `b` with the baseline `a` over the steps that both have.
+
+    Args:
+        a: The baseline.
+        b: The other trace.
+        rule: What counts as equal; bitwise by default.
+
+    Raises:
+        ReproError: nothing to compare: no common steps, other start steps, or other rollouts.
+    """
+    check_comparable(a, b)
+    count = min(len(a.steps), len(b.steps))
+    index = first_divergent_index(a, b)
+    if rule is not None and rule.mode == "bounds":
+        divergence = next((v for i in range(count) for v in violations(a, b, i, rule.bounds)), None)
+    else:
+        divergence = None if index is None else _first_signal(a, b, index)
+    metrics = [change for i in range(count) for change in _metric_changes(a, b, i)]
+    kl = {} if index is None else {a.steps[i].step: v for i in range(index, count) if (v := _kl(a, b, i)) is not None}
+    return Comparison(count, divergence, metrics, kl)
+
+
+def check_comparable(a: Trace, b: Trace) -> None:
+    """Refuse pairs that answer no question.
+
+    Raises:
+        ReproError: with the reason and the cure.
+    """
+    if not a.steps or not b.steps:
+        empty = a if not a.steps else b
+        raise ReproError(f"{empty.directory} holds no whole step: nothing to compare; record it again")
+    if a.header.first_step != b.header.first_step:
+        raise ReproError(
+            f"the traces start at steps {a.header.first_step} and {b.header.first_step}: nothing lines up; "
+            "record both from the same step"
+        )
+    if a.header.rollouts != b.header.rollouts:
+        raise ReproError(
+            f"{a.directory} and {b.directory} were trained on different rollouts: not comparable; "
+            "replay both on the same"
+        )
+
+
+def first_divergent_index(a: Trace, b: Trace) -> int | None:
+    """Index of the first step with another root, found by binary search on the chains; None when all common ones agree.
+
+    Chains differ for ever once they differ, so the prefix that agrees ends at one place.
+    """
+    count = min(len(a.steps), len(b.steps))
+    index = bisect.bisect_left(range(count), True, key=lambda i: a.steps[i].chain != b.steps[i].chain)
+    return None if index == count else index
+
+
+def _first_signal(a: Trace, b: Trace, index: int) -> Divergence:
+    """The first differing signal of a step, phase by phase and in the baseline's order of observation."""
+    rows_a, rows_b = a.rows(index), b.rows(index)
+    by_key = {row.key: row for row in rows_b}
+    found: list[tuple[Kind, Row, Row | None]] = []
+    for row in rows_a:
+        other = by_key.pop(row.key, None)
+        if other is None:
+            found.append(("missing", row, None))
+        elif row.dtype != other.dtype:
+            found.append(("dtype", row, other))
+        elif row.shape != other.shape:
+            found.append(("shape", row, other))
+        elif row.lanes != other.lanes:
+            found.append(("value", row, other))
+    found += [("added", row, None) for row in by_key.values()]
+    if not found:
+        raise ReproError(
+            f"step {a.steps[index].step} has two roots for equal signals: a trace is damaged; record it again"
+        )
+    # sorted() is stable: within a phase the baseline's order stands, and added signals come last
+    kind, row, other = sorted(found, key=lambda f: PHASES.index(f[1].phase))[0]
+    counts = Counter(f[1].phase for f in found)
+    step = a.steps[index].step
+    size = _size(a, b, step, row, other) if kind == "value" and other else None
+    return Divergence(step, row.phase, row.name, kind, _detail(kind, row, other), size, dict(counts))
+
+
+def _detail(kind: Kind, row: Row, other: Row | None) -> str:
+    if kind == "missing":
+        return "observed by the baseline only"
+    if kind == "added":
+        return "not observed by the baseline"
+    if kind == "dtype" and other:
+        return f"dtype {row.dtype} became {other.dtype}"
+    if kind == "shape" and other:
+        return f"shape {list(row.shape)} became {list(other.shape)}"
+    if row.dtype == "metric" and row.values and other and other.values:
+        x, y = struct.unpack("<d", row.values)[0], struct.unpack("<d", other.values)[0]
+        return f"{x!r} became {y!r}"
+    return f"{row.dtype} {list(row.shape)}"
+
+
+def _size(a: Trace, b: Trace, step: int, row: Row, other: Row) -> Magnitude:
+    """From whole dumps where both sides have them, else the kept values, else the sketch."""
+    total = math.prod(row.shape)
+    dumps = [dump_path(t.directory, step, row.phase, row.name) for t in (a, b)]
+    if all(path.exists() for path in dumps):
+        return measure(row.dtype, dumps[0].read_bytes(), dumps[1].read_bytes(), total)
+    if row.values is not None and other.values is not None:
+        return measure(row.dtype, row.values, other.values, total)
+    sampled = measure(row.dtype, row.sketch, other.sketch, total)
+    if sampled.differing == 0:  # the change missed the sampled elements: its size is unknown, not zero
+        return Magnitude(0, total, 0, None, None, None, 0)
+    return sampled
+
+
+def _metric_changes(a: Trace, b: Trace, index: int) -> list[MetricChange]:
+    x, y = a.steps[index].metrics, b.steps[index].metrics
+    step = a.steps[index].step
+    return [MetricChange(step, name, x.get(name), y.get(name)) for name in (*x, *(n for n in y if n not in x))]
+
+
+def _kl(a: Trace, b: Trace, index: int) -> tuple[float, float] | None:
+    x, y = a.row(index, "forward", "log_probs"), b.row(index, "forward", "log_probs")
+    mask = a.row(index, "input", "loss_mask")
+    if not x or not y or x.values is None or y.values is None or x.shape != y.shape or x.dtype != "float32":
+        return None
+    return policy_kl(x.values, y.values, mask.values if mask and mask.shape == x.shape else None)
+
+
+def violations(a: Trace, b: Trace, index: int, bounds: Mapping[str, Bound]) -> list[Divergence]:
+    """The metrics of one step that left their bounds. A metric that is absent, NaN or infinite has left every bound."""
+    found = []
+    step = a.steps[index].step
+    for name, bound in bounds.items():
+        x, y = a.steps[index].metrics.get(name), b.steps[index].metrics.get(name)
+        if x is None:
+            raise ReproError(f"the baseline has no metric {name!r} at step {step}: correct [compare.bounds]")
+        limit = bound.atol + bound.rtol * abs(x)
+        if y is None or not abs(y - x) <= limit:  # `not <=` so that NaN is outside
+            phase = next((r.phase for r in a.rows(index) if r.name == name and r.dtype == "metric"), "loss")
+            found.append(Divergence(step, phase, name, "bound", f"{x!r} became {y!r}, allowed +-{limit:.3g}"))
+    return found

@@ -1,0 +1,150 @@
+"""What may change bits besides the subject's code, in three parts: host, environment, layout."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from repro_golden.canonical import canonical_json, digest
+
+__all__ = ["BITS_VARIABLES", "PACKAGES", "Difference", "Identity", "collect"]
+
+Part = Literal["host", "environment", "layout"]
+PARTS: tuple[Part, ...] = ("host", "environment", "layout")
+
+BITS_VARIABLES = (
+    "ATEN_CPU_CAPABILITY", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_MAX_CONNECTIONS", "DNNL_DEFAULT_FPMATH_MODE",
+    "KMP_DETERMINISTIC_REDUCTION", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS", "NCCL_ALGO",
+    "NCCL_NVLS_ENABLE", "NCCL_PROTO", "NVIDIA_TF32_OVERRIDE", "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "NVTE_FLASH_ATTN",
+    "NVTE_FUSED_ATTN", "OMP_NUM_THREADS", "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA", "PYTHONHASHSEED",
+    "TORCHDYNAMO_DISABLE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)  # fmt: skip
+"""The environment variables that an identity records. It is an allow-list, so no secret ever is."""
+
+PACKAGES = (
+    "torch", "numpy", "triton", "transformers", "transformer-engine", "megatron-core", "sglang", "flash-attn",
+    "flashinfer-python", "safetensors", "tokenizers",
+)  # fmt: skip
+"""Libraries whose version may change bits; those not installed are left out."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One entry in which two identities differ; an absent entry is ''."""
+
+    part: Part
+    key: str
+    a: str
+    b: str
+
+    def __str__(self) -> str:
+        return f"{self.part} {self.key}: {self.a or '(absent)'} -> {self.b or '(absent)'}"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The three parts, each a flat mapping of names to text."""
+
+    host: Mapping[str, str]
+    environment: Mapping[str, str]
+    layout: Mapping[str, str]
+
+    @property
+    def machine(self) -> str:
+        """The short name that keys the golden store: readable first, then 8 digits over everything."""
+        chip = self.host.get("gpu") or self.host.get("cpu", "")
+        words = re.sub(r"\((r|tm)\)|\b(cpu|processor|nvidia|amd|intel)\b|@.*", " ", chip.lower())
+        slug = re.sub(r"[^a-z0-9]+", "-", words).strip("-")[:24] or self.host.get("architecture", "host")
+        return f"{slug}-torch{self.environment.get('torch', '').split('+')[0]}-{self.digest[:8]}"
+
+    @property
+    def digest(self) -> str:
+        """32 hex digits over all three parts."""
+        return digest("identity", canonical_json(self.to_mapping()))
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types."""
+        return {part: dict(values) for part, values in asdict(self).items()}
+
+    @classmethod
+    def from_mapping(cls, raw: Mapping[str, Any]) -> Identity:
+        """The inverse of `to_mapping`."""
+        return cls(*(dict(raw.get(part, {})) for part in PARTS))
+
+    def differences(self, other: Identity) -> list[Difference]:
+        """Every entry in which `other` differs, part by part."""
+        found = []
+        for part in PARTS:
+            a, b = getattr(self, part), getattr(other, part)
+            found += [
+                Difference(part, key, a.get(key, ""), b.get(key, ""))
+                for key in sorted({*a, *b})
+                if a.get(key, "") != b.get(key, "")
+            ]
+        return found
+
+
+def collect(environ: Mapping[str, str], *, threads: int, ranks: int = 1) -> Identity:
+    """The identity of a process on this host that runs with `environ`. Imports torch."""
+    environment = {"python": platform.python_version(), "libc": "-".join(platform.libc_ver())}
+    environment |= _library_versions()
+    environment |= {name: environ[name] for name in BITS_VARIABLES if name in environ}
+    return Identity(
+        host=_host(environ.get("ATEN_CPU_CAPABILITY")),
+        environment=environment,
+        layout={"ranks": str(ranks), "threads": str(threads)},
+    )
+
+
+@functools.cache
+def _library_versions() -> dict[str, str]:
+    import torch
+
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    # torch's build: BLAS, oneDNN and compiler flags behind one and the same version number
+    versions["torch"] = torch.__version__
+    versions["torch build"] = digest(torch.__config__.show())[:8]
+    return versions
+
+
+@functools.cache
+def _host(capability: str | None) -> dict[str, str]:
+    import torch
+
+    host = {
+        "architecture": platform.machine(),
+        "cpu": _cpu_model(),
+        "instructions": capability or torch.backends.cpu.get_cpu_capability(),
+    }
+    if torch.cuda.is_available():
+        host["gpu"] = torch.cuda.get_device_name()
+        host["cuda"] = str(torch.version.cuda)
+        driver = Path("/proc/driver/nvidia/version")
+        match = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", driver.read_text()) if driver.exists() else None
+        host["driver"] = match[1] if match else "unknown"
+    return host
+
+
+def _cpu_model() -> str:
+    """Model name, then family/model/stepping and vector extensions: clouds hide generations behind one name."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor() or platform.machine()
+    text = info.read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
+    fields = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in text.splitlines())}
+    name = fields.get("model name") or fields.get("Hardware") or platform.machine()
+    numbers = "/".join(fields[k] for k in ("cpu family", "model", "stepping") if k in fields)
+    # BLAS and oneDNN pick kernels by these; the other flags change with the kernel and decide no bits
+    vector = [f for f in fields.get("flags", "").split() if re.match(r"sse|ssse|avx|amx|fma|f16c|bmi", f)]
+    return f"{name} {numbers} {digest(' '.join(sorted(vector)))[:8]}"

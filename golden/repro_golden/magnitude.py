@@ -1,0 +1,149 @@
+"""How far apart two buffers of one dtype are. A size is printed only when it was measured, and says over what."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Magnitude", "measure", "policy_kl"]
+
+
+@dataclass(frozen=True)
+class Magnitude:
+    """The size of a difference.
+
+    Attributes:
+        elements: How many elements were compared.
+        total: How many the tensor has; fewer compared means a sketch was.
+        differing: How many of them have other bits.
+        max_ulp: Most representable values between a pair (0 between -0.0 and 0.0); None without finite floats.
+        max_abs: Largest |a - b| over finite pairs, or None when there are none.
+        max_rel: Largest |a - b| / max(|a|, |b|) over finite pairs, or None likewise.
+        nonfinite: Differing pairs in which a side is NaN or infinite.
+    """
+
+    elements: int
+    total: int
+    differing: int
+    max_ulp: int | None
+    max_abs: float | None
+    max_rel: float | None
+    nonfinite: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether every element was compared."""
+        return self.elements == self.total
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        if self.elements == 0:
+            return "not measured"
+        parts = [f"{self.differing} of {self.elements} elements differ"]
+        if not self.exact:
+            parts = [f"{self.differing} of {self.elements} sampled elements differ (of {self.total})"]
+        if self.max_ulp is not None:
+            parts.append(f"max {self.max_ulp} ULP")
+        if self.max_abs is not None:
+            parts.append(f"abs {self.max_abs:.3g}")
+        if self.max_rel is not None:
+            parts.append(f"rel {self.max_rel:.3g}")
+        if self.nonfinite:
+            parts.append(f"{self.nonfinite} non-finite")
+        return ", ".join(parts)
+
+
+# sign-magnitude formats whose ordering is that of their bits: (integer type, shift from the format to fp32 or None)
+_FLOATS: dict[str, tuple[str, str]] = {
+    "float64": ("<u8", "<f8"),
+    "metric": ("<u8", "<f8"),
+    "float32": ("<u4", "<f4"),
+    "float16": ("<u2", "<f2"),
+    "bfloat16": ("<u2", "bf16"),
+}
+
+
+def measure(dtype: str, a: bytes, b: bytes, total: int) -> Magnitude:
+    """Compare two buffers of equal length that hold elements of `dtype` (torch's name, or ``metric``).
+
+    Args:
+        dtype: Their element type. Types without an order of bits are compared as bytes or integers.
+        a: The baseline's values.
+        b: The other side's.
+        total: Elements of the whole tensor, to tell a sketch from a full comparison.
+
+    Raises:
+        ValueError: the buffers differ in length.
+    """
+    if len(a) != len(b):
+        raise ValueError(f"buffers of {len(a)} and {len(b)} bytes cannot be compared")
+    if dtype not in _FLOATS:
+        return _integers(dtype, a, b, total)
+    word, kind = _FLOATS[dtype]
+    bits_a, bits_b = np.frombuffer(a, word), np.frombuffer(b, word)
+    value_a, value_b = _values(bits_a, kind), _values(bits_b, kind)
+    differ = bits_a != bits_b
+    finite = np.isfinite(value_a) & np.isfinite(value_b)
+    chosen = differ & finite
+    ulp: int | None = None
+    gap = rel = None
+    if finite.any():
+        steps = [_ulp(int(x), int(y), bits_a.itemsize * 8) for x, y in zip(bits_a[chosen], bits_b[chosen], strict=True)]
+        ulp = max(steps, default=0)
+        with np.errstate(over="ignore"):
+            distance = np.abs(value_a[chosen] - value_b[chosen])
+        scale = np.maximum(np.abs(value_a[chosen]), np.abs(value_b[chosen]))
+        gap = float(distance.max(initial=0.0))
+        rel = float(np.divide(distance, scale, out=np.zeros_like(distance), where=scale > 0).max(initial=0.0))
+    return Magnitude(len(bits_a), total, int(differ.sum()), ulp, gap, rel, int((differ & ~finite).sum()))
+
+
+def _values(bits: npt.NDArray[Any], kind: str) -> npt.NDArray[np.float64]:
+    if kind == "bf16":  # bf16 is the upper half of an fp32
+        return (bits.astype("<u4") << np.uint32(16)).view("<f4").astype(np.float64)
+    return bits.view(kind).astype(np.float64)
+
+
+def _ulp(x: int, y: int, bits: int) -> int:
+    """Representable values between two floats given by their bits; both zeros are one value."""
+    sign = 1 << (bits - 1)
+    ordered = [-(v & (sign - 1)) if v & sign else v for v in (x, y)]
+    return abs(ordered[0] - ordered[1])
+
+
+def _integers(dtype: str, a: bytes, b: bytes, total: int) -> Magnitude:
+    word = {"int64": "<i8", "int32": "<i4", "int16": "<i2", "int8": "|i1"}.get(dtype, "|u1")
+    x, y = np.frombuffer(a, word), np.frombuffer(b, word)
+    differ = x != y
+    gap = max((abs(int(p) - int(q)) for p, q in zip(x[differ], y[differ], strict=True)), default=0)
+    elements = len(x) if word != "|u1" or total == 0 or len(x) <= total else total
+    return Magnitude(elements, total, int(differ.sum()), None, float(gap) if word != "|u1" else None, None, 0)
+
+
+def policy_kl(log_probs_a: bytes, log_probs_b: bytes, mask: bytes | None) -> tuple[float, float]:
+    """KL(a || b) over recorded tokens by the k1 and k3 estimators (Schulman, "Approximating KL divergence", 2020).
+
+    Args:
+        log_probs_a: float32 [response tokens] of the baseline's policy.
+        log_probs_b: The other policy's, on the same tokens.
+        mask: int64 [response tokens], or None for all tokens.
+
+    Returns:
+        Means over unmasked tokens in fp64; NaN when there are none, or where a log-prob is not finite.
+    """
+    a = np.frombuffer(log_probs_a, "<f4").astype(np.float64)
+    b = np.frombuffer(log_probs_b, "<f4").astype(np.float64)
+    if mask is not None:
+        keep = np.frombuffer(mask, "<i8") != 0
+        a, b = a[keep], b[keep]
+    if len(a) == 0:
+        return float("nan"), float("nan")
+    with np.errstate(invalid="ignore", over="ignore"):
+        log_ratio = b - a  # log(b/a) on samples of the policy that rolled out
+        return float(-log_ratio.mean()), float((np.expm1(log_ratio) - log_ratio).mean())

@@ -1,0 +1,209 @@
+"""What a run must show of itself before it becomes a golden run, each as a pure judgement over finished traces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from repro_golden.compare import compare
+from repro_golden.errors import ReproError
+from repro_golden.trace import Trace
+
+__all__ = ["Proof", "first_step_checks", "not_vacuous", "plants", "reproduced", "seen_plant", "undisturbed"]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One thing that was tried.
+
+    Attributes:
+        name: What was to be shown.
+        passed: Whether it was.
+        detail: What was seen; for a failure also the cure.
+    """
+
+    name: str
+    passed: bool
+    detail: str
+
+    def to_mapping(self) -> dict[str, object]:
+        """JSON types."""
+        return asdict(self)
+
+
+def reproduced(first: Trace, second: Trace, steps: int, cure: str) -> Proof:
+    """A second fresh process gives the same bits, for all of the `steps` that were to be repeated."""
+    name = "reproduced by a second process"
+    if len(second.steps) < steps or len(first.steps) < steps:
+        return Proof(name, False, f"only {len(second.steps)} of {steps} steps were made; {cure}")
+    found = compare(first, second)
+    if found.divergence:
+        return Proof(name, False, f"differs at {found.divergence}; {cure}")
+    return Proof(name, True, f"{steps} steps bit-identical")
+
+
+def undisturbed(
+    recorded: Mapping[str, str], bare: Mapping[str, str], lines: tuple[str, str], checkpoints: tuple[Path, Path]
+) -> Proof:
+    """The recorder changed nothing: final state, the program's own output and its checkpoint agree with a bare run.
+
+    Args:
+        recorded: Final-state fingerprints of a recorded run.
+        bare: Those of a run that observed nothing and hashed once at the end.
+        lines: The output of both.
+        checkpoints: Their checkpoint folders.
+    """
+    name = "the recorder changes nothing"
+    if not bare:
+        return Proof(name, False, "the subject's state() is empty: nothing can be compared")
+    differing = sorted(k for k in {*recorded, *bare} if recorded.get(k) != bare.get(k))
+    if differing:
+        return Proof(name, False, f"the final state differs in {differing[0]} ({len(differing)} tensors in all)")
+    if lines[0] != lines[1]:
+        return Proof(name, False, "the program printed other lines with the recorder than without")
+    a, b = (_checkpoint_content(folder) for folder in checkpoints)
+    if not a:
+        return Proof(name, False, "the subject's save() wrote no files: nothing can be compared")
+    if a != b:
+        files = sorted(k for k in {*a, *b} if a.get(k) != b.get(k))
+        return Proof(name, False, f"the checkpoint differs in {files[0]}")
+    return Proof(
+        name, True, f"{len(bare)} tensors of state, {len(lines[0].splitlines())} lines, {len(a)} checkpoint files"
+    )
+
+
+def _checkpoint_content(folder: Path) -> dict[str, str]:
+    """Content of a checkpoint by file: tensors by fingerprint, JSON by value, anything else by its bytes."""
+    from safetensors.torch import load
+
+    from repro_golden.canonical import canonical_json, digest
+    from repro_golden.fingerprint import fingerprint
+
+    found = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        raw = path.read_bytes()
+        if path.suffix == ".safetensors":
+            raw = canonical_json({k: fingerprint(v) for k, v in load(raw).items()}).encode()
+        elif path.suffix == ".json":
+            raw = canonical_json(json.loads(raw)).encode()
+        found[str(path.relative_to(folder))] = digest(raw)
+    return found
+
+
+# -- negative control
+
+_WANTED = {"input": "rollout_log_probs", "forward": "log_probs"}
+_FLOATING = ("float64", "float32", "bfloat16", "float16")
+
+
+def plants(trace: Trace) -> list[tuple[int, str, str]]:
+    """One signal per phase in the first step to change by one ULP: a column, an activation, a gradient, a weight.
+
+    Raises:
+        ReproError: a phase has no floating-point tensor, so that nothing could be shown of it.
+    """
+    rows = trace.rows(0)
+    gradients = {r.name for r in rows if r.phase == "grad"}
+    chosen = []
+    for phase in ("input", "forward", "grad", "update"):
+        fit = [r for r in rows if r.phase == phase and r.dtype in _FLOATING and 0 not in r.shape]
+        if not fit:
+            raise ReproError(
+                f"the trainer observes no floating-point tensor in phase {phase!r}: nothing can be proved of it"
+            )
+        # after the update, a parameter rather than optimizer state: parameters are what has a gradient
+        wanted = gradients if phase == "update" else {_WANTED.get(phase)}
+        named = [r for r in fit if r.name in wanted]
+        chosen.append((trace.steps[0].step, phase, (named or fit)[-1].name))
+    return chosen
+
+
+def seen_plant(golden: Trace, planted: Trace, plant: tuple[int, str, str]) -> Proof:
+    """A one-ULP change in one signal is seen, with exactly that signal named first."""
+    step, phase, signal = plant
+    name = f"one ULP in {phase} is seen"
+    found = compare(golden, planted).divergence
+    if found is None:
+        return Proof(name, False, f"planted in {signal} at step {step}, but the traces agree")
+    if (found.step, found.phase, found.signal) != plant:
+        return Proof(name, False, f"planted in {signal} at step {step}, but {found.phase} {found.signal} was named")
+    return Proof(name, True, f"{signal} at step {step} named first")
+
+
+# -- not vacuous
+
+
+def not_vacuous(trace: Trace) -> list[Proof]:
+    """All finite, gradients not zero throughout, parameters moved, advantages not all constant.
+
+    A single on-policy step may have a loss of exactly 0: that alone is no fault.
+    """
+    bad: str | None = None
+    gradients = 0
+    weights: dict[str, set[bytes]] = {}
+    levels: set[float] = set()
+    observed = {"grad": False, "advantages": False}
+    for index, record in enumerate(trace.steps):
+        for row in trace.rows(index):
+            if row.nonfinite and bad is None:
+                bad = f"{row.nonfinite} non-finite values in {row.phase} {row.name} at step {record.step}"
+            if row.phase == "grad" and row.dtype != "metric":
+                observed["grad"] = True
+                gradients += row.absmax > 0
+            if row.phase == "update" or row.name.startswith("start/"):
+                weights.setdefault(row.name.removeprefix("start/"), set()).add(row.lanes.to_bytes())
+            if row.name == "advantages" and row.values is not None:
+                observed["advantages"] = True
+                levels |= set(np.frombuffer(row.values, "<f4").tolist())  # a set holds 0.0 and -0.0 once
+    moved = sum(len(seen) > 1 for seen in weights.values())
+    constant = "advantages are all the same: every group's samples earned one reward"
+    return [
+        Proof("all values finite", bad is None, bad or "in every signal of every step"),
+        Proof(
+            "gradients are not all zero",
+            gradients > 0,
+            f"{gradients} non-zero gradients" if observed["grad"] else "no gradient was observed",
+        ),
+        Proof("parameters moved", moved > 0, f"{moved} of {len(weights)} signals of the update phase changed"),
+        Proof(
+            "advantages are not constant",
+            len(levels) > 1 or not observed["advantages"],
+            (f"{len(levels)} levels" if len(levels) > 1 else constant) if observed["advantages"] else "not observed",
+        ),
+    ]
+
+
+# -- the first step
+
+
+def first_step_checks(trace: Trace, grad_norm_max: float) -> list[Proof]:
+    """What every debugging guide checks first, on the first update of an on-policy run.
+
+    log_probs equal ref_log_probs bit for bit on unmasked tokens; KL is exactly 0 on both sides (NaN fails; -0.0 is 0);
+    grad_norm is finite and within its bound.
+    """
+    rows = {r.name: r for r in trace.rows(0)}
+    metrics = trace.steps[0].metrics
+    mask_row, a, b = rows.get("loss_mask"), rows.get("log_probs"), rows.get("ref_log_probs")
+    checks = []
+    name = "step 0: log_probs equal ref_log_probs"
+    if a is None or b is None or a.values is None or b.values is None or a.shape != b.shape:
+        checks.append(Proof(name, False, "the columns were not observed"))
+    else:
+        x, y = np.frombuffer(a.values, "<u4"), np.frombuffer(b.values, "<u4")
+        keep = np.ones(len(x), bool)
+        if mask_row is not None and mask_row.values is not None and mask_row.shape == a.shape:
+            keep = np.frombuffer(mask_row.values, "<i8") != 0
+        differing = int((x[keep] != y[keep]).sum())
+        passed = differing == 0 and bool(keep.any())
+        checks.append(Proof(name, passed, f"{differing} of {int(keep.sum())} tokens differ"))
+    kl = metrics.get("kl_loss", metrics.get("ppo_kl"))
+    checks.append(Proof("step 0: KL is exactly 0", kl == 0.0, "not observed" if kl is None else repr(kl)))
+    norm = metrics.get("grad_norm")
+    passed = norm is not None and 0.0 <= norm <= grad_norm_max
+    checks.append(Proof("step 0: grad_norm in bounds", passed, f"{norm!r}, bound {grad_norm_max:g}"))
+    return checks

@@ -1,0 +1,276 @@
+"""Recording a golden run: capture rollouts once, train on them, and let the run prove itself before it is kept."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from repro_golden import proofs
+from repro_golden.case import Case
+from repro_golden.checkout import Checkout
+from repro_golden.errors import RefusedError, ReproError
+from repro_golden.identity import Identity
+from repro_golden.launch import ChildFailure, Place, Run, launch
+from repro_golden.noise import measure_noise
+from repro_golden.proofs import Proof
+from repro_golden.rollouts import RolloutSet
+from repro_golden.store import GoldenRun, Store, write_record
+from repro_golden.trace import Trace, seal
+
+__all__ = ["Options", "Say", "record", "scratch_folder", "train"]
+
+Say = Callable[[str], None]
+
+NOISE_RUNS = 3
+_CURE = "find the source with `python -m repro_core.determinism`, or keep it for its metrics with --allow-noise"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a recording allows.
+
+    Attributes:
+        allow_noise: Keep a run that does not reproduce itself, with the noise of each metric.
+        allow_failed_checks: Keep a run whose first step fails the checks every guide begins with.
+        replace_reason: Replace an existing golden run, and why.
+        environment: Extra facts for ``run.json``.
+    """
+
+    allow_noise: bool = False
+    allow_failed_checks: bool = False
+    replace_reason: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@contextmanager
+def scratch_folder(checkout: Checkout, what: str) -> Iterator[Path]:
+    """A folder under git's own, on the checkout's disk, removed on every exit."""
+    base = checkout.state / "tmp"
+    base.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{what}-{os.getpid()}-", dir=base))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def train(case: Case, place: Place, run: Run, log: Path) -> Trace:
+    """Make one observed run in a fresh process and return its sealed trace.
+
+    Raises:
+        ReproError: the trainer failed, in one line with the file that holds its output.
+    """
+    assert run.trace is not None
+    try:
+        launch(case, place, [run], log)
+    except ChildFailure as failure:
+        raise ReproError(f"the trainer of {case.name} failed: {_kept_log(failure)}") from None
+    seal(Path(run.trace))
+    return Trace(Path(run.trace))
+
+
+def _kept_log(failure: ChildFailure) -> str:
+    """The failure's line, with its output copied out of the scratch folder that is about to go."""
+    handle, path = tempfile.mkstemp(prefix="repro-trainer-", suffix=".log")
+    os.close(handle)
+    shutil.copyfile(failure.log, path)
+    return str(ChildFailure(failure.stage, failure.step, failure.message, path))
+
+
+def record(checkout: Checkout, case: Case, options: Options, say: Say) -> tuple[GoldenRun, list[Proof]]:
+    """Record, prove and keep the golden run of a case on this machine.
+
+    Returns:
+        The golden run and everything that was proved of it.
+
+    Raises:
+        RefusedError: a proof failed; nothing was kept.
+        ReproError: the trainer failed, or there is a golden run already and no reason to replace it.
+    """
+    store, place = Store(checkout.root), checkout.place(case)
+    if not store.dvc.initialised:
+        raise ReproError(f"{checkout.root} has no DVC yet: run `repro init`")
+    with scratch_folder(checkout, "record") as scratch:
+        session = _Session(case, place, store, scratch, say)
+        rollouts = session.rollouts()
+        golden = session.golden(rollouts)
+        identity = Identity.from_mapping(golden.header.identity)
+        _refuse_existing(store, identity.machine, case, options)
+        found = session.prove(golden, rollouts)
+        checks = proofs.first_step_checks(golden, case.first_step.grad_norm_max) if case.first_step.check else []
+        for proof in (*checks, *found):
+            say(f"  {'ok ' if proof.passed else 'NO '} {proof.name}: {proof.detail}")
+        noise = session.settle(found, checks, options, golden)
+        facts = _facts(case, place, golden, [*checks, *found], options)
+        write_record(session.staged, facts | {"noise": noise})
+        if session.captured:
+            session.keep_rollouts()
+        kept = store.keep(session.staged, identity.machine, case.name, replace_reason=options.replace_reason)
+        return kept, [*checks, *found]
+
+
+def _refuse_existing(store: Store, machine: str, case: Case, options: Options) -> None:
+    path = store.run_path(machine, case.name)
+    if path.with_name(path.name + ".dvc").exists() and options.replace_reason is None:
+        raise ReproError(
+            f"{case.name} already has a golden run for {machine}: "
+            f"`repro golden approve {case.name} --reason ...` replaces it and keeps the old one beside it"
+        )
+
+
+class _Session:
+    """The runs that one recording makes, all below one scratch folder."""
+
+    def __init__(self, case: Case, place: Place, store: Store, scratch: Path, say: Say) -> None:
+        self.case, self.place, self.store, self.scratch, self.say = case, place, store, scratch, say
+        self.staged = scratch / "golden"
+        self.captured: Path | None = None
+
+    def rollouts(self) -> RolloutSet:
+        """The case's rollouts; sampled now with the subject's own policy when there are none yet."""
+        if self.store.has_rollouts(self.case):
+            self.store.refuse_dirty(self.store.rollouts_path(self.case))
+            return self.store.rollouts(self.case)
+        self.say(f"capturing rollouts: {self.case.steps} steps of {self.case.name}, sampled as it trains")
+        self.captured = self.scratch / "rollouts"
+        try:
+            launch(
+                self.case, self.place, [Run(self.case.steps, save_rollouts=str(self.captured))], self._log("capture")
+            )
+        except ChildFailure as failure:
+            raise ReproError(f"the trainer of {self.case.name} failed: {_kept_log(failure)}") from None
+        return RolloutSet.write_index(self.captured)
+
+    def golden(self, rollouts: RolloutSet) -> Trace:
+        """Train on the rollouts under the recorder."""
+        self.say(f"recording {self.case.steps} steps on {len(rollouts)} rollouts")
+        states = {step: str(self.staged / "states" / str(step)) for step in self.case.case.states}
+        run = Run(self.case.steps, str(rollouts.directory), trace=str(self.staged / "trace"), states=states)
+        golden = train(self.case, self.place, run, self._log("golden"))
+        if not golden.complete:
+            raise ReproError(f"{self.case.name} ended after {len(golden.steps)} of {self.case.steps} steps")
+        return golden
+
+    def prove(self, golden: Trace, rollouts: RolloutSet) -> list[Proof]:
+        """The proofs, their processes side by side."""
+        steps = self.case.proof_steps
+        self.say(f"proving it: a second process, a run without the recorder, planted changes ({steps} steps each)")
+        planted = proofs.plants(golden)
+        with ThreadPoolExecutor(max_workers=max(1, (os.cpu_count() or 1) // self.case.resources.cpus)) as pool:
+            again = pool.submit(self._side, "again", steps, rollouts, observed=True)
+            bare = pool.submit(self._side, "bare", steps, rollouts, observed=False)
+            plants = pool.submit(self._planted, golden, rollouts, planted)
+            found = [proofs.reproduced(golden, again.result(), steps, _CURE), self._undisturbed(bare.result())]
+            found += [proofs.seen_plant(golden, t, p) for t, p in zip(plants.result(), planted, strict=True)]
+        if self.captured:
+            found.append(self._replays_the_capture())
+        return [*found, *proofs.not_vacuous(golden)]
+
+    def _side(self, name: str, steps: int, rollouts: RolloutSet, *, observed: bool) -> Any:
+        folder = self.scratch / name
+        trace = str(folder / "trace") if observed else None
+        run = Run(steps, str(rollouts.directory), trace=trace, checkpoint=str(folder / "checkpoint"), terminal=True)
+        if observed:
+            return train(self.case, self.place, run, self._log(name))
+        return launch(self.case, self.place, [run], self._log(name))[0].terminal
+
+    def _undisturbed(self, bare: dict[str, str]) -> Proof:
+        again = Trace(self.scratch / "again" / "trace")
+        recorded = (again.end or {}).get("terminal", {})
+        lines = (self._log("again").read_text(errors="replace"), self._log("bare").read_text(errors="replace"))
+        folders = (self.scratch / "again" / "checkpoint", self.scratch / "bare" / "checkpoint")
+        return proofs.undisturbed(recorded, bare, lines, folders)
+
+    def _planted(self, golden: Trace, rollouts: RolloutSet, planted: Sequence[tuple[int, str, str]]) -> list[Trace]:
+        """One process, one run for each plant; each ends where it first differs from the golden run."""
+        folders = [self.scratch / f"plant-{phase}" for _, phase, _ in planted]
+        base = str(golden.directory)
+        runs = [
+            Run(1, str(rollouts.directory), trace=str(folder), baseline=base, plant=plant)
+            for folder, plant in zip(folders, planted, strict=True)
+        ]
+        launch(self.case, self.place, runs, self._log("plants"))
+        for folder in folders:
+            seal(folder)
+        return [Trace(folder) for folder in folders]
+
+    def _replays_the_capture(self) -> Proof:
+        """Training on the recorded rollouts prints what training while sampling them printed."""
+        capture, golden = (self._log(n).read_text(errors="replace").splitlines() for n in ("capture", "golden"))
+        return Proof(
+            "the replay prints what the capture printed",
+            capture == golden,
+            f"{len(golden)} lines, {len(capture)} captured",
+        )
+
+    def settle(
+        self, found: Sequence[Proof], checks: Sequence[Proof], options: Options, golden: Trace
+    ) -> dict[str, Any] | None:
+        """Refuse what was not proved; the measured noise when that is allowed instead."""
+        failed = [p for p in found if not p.passed]
+        noisy = [p for p in failed if p.name.startswith("reproduced")]
+        if noisy and options.allow_noise:
+            failed = [p for p in failed if not _depends_on_bits(p)]
+        if failed:
+            raise RefusedError(
+                f"{self.case.name} is no golden run: {failed[0].name}: {failed[0].detail}; nothing was kept"
+            )
+        if (unmet := [c for c in checks if not c.passed]) and not options.allow_failed_checks:
+            raise RefusedError(
+                f"{self.case.name} is no golden run: {unmet[0].name}: {unmet[0].detail}; "
+                "correct the case, or keep it all the same with --allow-failed-checks"
+            )
+        if not noisy:
+            return None
+        self.say(f"measuring the noise of each metric over {NOISE_RUNS} more runs")
+        rollouts = Path(self.captured or self.store.rollouts_path(self.case))
+        runs = [golden]
+        for k in range(NOISE_RUNS):
+            run = Run(self.case.steps, str(rollouts), trace=str(self.scratch / f"noise-{k}"))
+            runs.append(train(self.case, self.place, run, self._log(f"noise-{k}")))
+        return measure_noise(runs)
+
+    def keep_rollouts(self) -> None:
+        """Move captured rollouts to their place and hand them to DVC."""
+        assert self.captured is not None
+        target = self.store.rollouts_path(self.case)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(self.captured, target)
+        self.store.dvc.add(target)
+
+    def _log(self, name: str) -> Path:
+        return self.scratch / f"{name}.log"
+
+
+def _depends_on_bits(proof: Proof) -> bool:
+    """Whether a noisy run must fail this proof, whatever else is right with it."""
+    return proof.name.startswith(("reproduced", "the recorder changes", "one ULP", "the replay prints"))
+
+
+def _facts(case: Case, place: Place, golden: Trace, found: Sequence[Proof], options: Options) -> dict[str, Any]:
+    lock = sorted({f"{d.metadata['Name']}=={d.version}" for d in metadata.distributions()}, key=str.lower)
+    approved = {"reason": options.replace_reason} if options.replace_reason else None
+    return {
+        "case": case.canonical(),
+        "chain": golden.chain,
+        "steps": len(golden.steps),
+        "rollouts": golden.header.rollouts,
+        "commit": place.commit,
+        "tree": place.tree,
+        "identity": golden.header.identity,
+        "recorded": {"by": getpass.getuser(), "at": datetime.now(UTC).isoformat(timespec="seconds")},
+        "lock": lock,
+        "proofs": [p.to_mapping() for p in found],
+        "states": list(case.case.states),
+        "approved": approved,
+    }

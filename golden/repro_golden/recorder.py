@@ -1,0 +1,107 @@
+"""The observer that a replay hands to the trainer: it fingerprints each signal as it passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from repro_golden.errors import ReproError
+from repro_golden.fingerprint import dtype_name, scan
+from repro_golden.fingerprint.tensors import content
+from repro_golden.trace import Row
+from repro_golden.trace.writer import TraceWriter, metric_row
+
+__all__ = ["Recorder", "plant_one_ulp", "row_of"]
+
+_KEEPS_VALUES = ("input", "forward", "loss")
+
+
+def row_of(phase: str, name: str, value: torch.Tensor | float, placement: object = None) -> Row:
+    """The trace row of one signal. One-dimensional signals before the backward pass keep all their values.
+
+    Raises:
+        ReproError: `value` is neither a tensor nor a float.
+    """
+    if isinstance(value, (int, float)):
+        return metric_row(phase, name, float(value))
+    if not isinstance(value, torch.Tensor):
+        raise ReproError(f"signal {name!r} is a {type(value).__name__}: observe takes tensors and floats")
+    found = scan(value)
+    keep = phase in _KEEPS_VALUES and value.ndim <= 1
+    return Row(
+        phase=phase,
+        name=name,
+        dtype=dtype_name(value.dtype),
+        shape=tuple(value.shape),
+        lanes=found.lanes,
+        nonfinite=found.nonfinite,
+        absmax=found.absmax,
+        l2=found.l2,
+        sketch=b"" if keep else found.sketch,
+        values=content(value).tobytes() if keep else None,
+        placement=None if placement is None else str(placement),
+    )
+
+
+def plant_one_ulp(value: torch.Tensor) -> None:
+    """Move the first element by one unit in the last place, in place: the negative control of a golden run.
+
+    Raises:
+        ReproError: a value that cannot be changed in place.
+    """
+    flat = value.detach().view(-1) if value.is_contiguous() else None
+    if flat is None or flat.numel() == 0:
+        raise ReproError("the negative control needs a non-empty contiguous tensor")
+    with torch.no_grad():
+        if flat.is_floating_point():
+            flat[0] = torch.nextafter(flat[0], torch.full_like(flat[0], float("inf")))
+        else:
+            flat[0] = flat[0] + 1
+
+
+class Recorder:
+    """Called as ``observe(phase, name, value, placement=None)``; `end_step` closes a step.
+
+    Attributes:
+        writer: Where rows go.
+        plant: ``(step, phase, name)`` of the signal to change by one ULP before it is fingerprinted.
+        dump: Signals whose whole content is written to ``dumps/`` beside the trace, for exact sizes.
+    """
+
+    def __init__(
+        self,
+        writer: TraceWriter,
+        first_step: int,
+        plant: Sequence[Any] | None = None,
+        dump: Iterable[Sequence[Any]] = (),
+    ) -> None:
+        """Record from `first_step` on."""
+        self.writer = writer
+        self.step = first_step
+        self.plant = None if plant is None else tuple(plant)
+        self.dump = {tuple(d) for d in dump}
+
+    def __call__(self, phase: str, name: str, value: torch.Tensor | float, placement: object = None) -> None:
+        """Take one signal."""
+        at = (self.step, phase, name)
+        if at == self.plant and isinstance(value, torch.Tensor):
+            plant_one_ulp(value)
+        self.writer.add(row_of(phase, name, value, placement))
+        if at in self.dump and isinstance(value, torch.Tensor):
+            path = dump_path(self.writer.directory, *at)
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content(value).tobytes())
+
+    def end_step(self, step: int) -> str:
+        """Close the step under way and return its root."""
+        record = self.writer.end_step(step)
+        self.step = step + 1
+        return record.root
+
+
+def dump_path(trace: Path, step: int, phase: str, name: str) -> Path:
+    """Where the raw bytes of a dumped signal lie."""
+    return trace / "dumps" / f"{step}-{phase}-{name.replace('/', '~')}.bin"

@@ -1,0 +1,158 @@
+"""The replay child, ``python -m repro_golden.replay JOB``: the only process in which instrument and subject meet.
+
+It loads the subject by the name that the case gives, checks its door, and makes each run of the job. Whatever the
+subject does wrong becomes one entry of the result file; the traceback goes to the output.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from repro_golden.canonical import write_atomic
+from repro_golden.errors import MachineFailureError, ReproError
+
+__all__ = ["main"]
+
+CONTRACTS = (1,)
+"""The doors this instrument can open (`repro_core.CONTRACT`)."""
+
+
+class _SubjectError(Exception):
+    def __init__(self, stage: str, step: int, error: BaseException | str) -> None:
+        self.stage, self.step = stage, step
+        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        self.message = " ".join(text.split())[:500]
+
+
+def main(argv: list[str]) -> int:
+    """Make the runs of one job file; the result file holds them, or why there are none."""
+    job = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+    result: dict[str, Any]
+    try:
+        door = open_door(job["case"]["subject"], Path(job["root"]))
+        result = {"runs": [_run(door, job, run) for run in job["runs"]]}
+    except _SubjectError as error:
+        traceback.print_exc()
+        result = {"failure": {"stage": error.stage, "step": error.step, "message": error.message}}
+    except ReproError as error:
+        result = {"refused": str(error), "machine": isinstance(error, MachineFailureError)}
+    write_atomic(Path(job["result"]), json.dumps(result))
+    return 0
+
+
+def open_door(subject: dict[str, Any], root: Path) -> ModuleType:
+    """Import the subject and check that it is the one meant, and that its door is one we know."""
+    try:
+        door = importlib.import_module(subject["module"])
+    except BaseException as error:
+        raise _SubjectError("import", -1, error) from error
+    where = Path(door.__file__ or "").resolve()
+    if subject["path"] and not where.is_relative_to((root / subject["path"]).resolve()):
+        message = f"{subject['module']} is not under {subject['path']}/ of this commit"
+        raise _SubjectError("import", -1, message)
+    if getattr(door, "CONTRACT", None) not in CONTRACTS:
+        found = getattr(door, "CONTRACT", "none")
+        raise _SubjectError("contract", -1, f"CONTRACT {found} is unknown here (known: {CONTRACTS})")
+    return door
+
+
+def _run(door: ModuleType, job: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
+    from repro_golden.rollouts import RolloutSet
+
+    case = job["case"]
+    recorded = RolloutSet(Path(run["rollouts"])) if run["rollouts"] else None
+    try:
+        subject = door.build({"config": case["subject"]["config"], "root": job["root"]})
+        if run["load"]:
+            subject.load(run["load"])
+    except BaseException as error:
+        raise _SubjectError("build", -1, error) from error
+    recorder = _recorder(job, run, recorded.digest if recorded else "", subject.position[0])
+    return _train(door, subject, recorder, run, recorded)
+
+
+def _train(door: ModuleType, subject: Any, recorder: Any, run: dict[str, Any], recorded: Any) -> dict[str, Any]:
+    """Feed rollouts until the steps are made or a root differs from the baseline's."""
+    from repro_golden.rollouts import RolloutData, write_rollout
+
+    roots = _baseline_roots(run["baseline"])
+    states = {int(step): folder for step, folder in run["states"].items()}
+    next_step, rollout_id = subject.position
+    step, made, diverged, seconds = next_step - 1, 0, False, list[float]()
+    observe = recorder or (lambda *_, **__: None)
+    last_begun = time.perf_counter()
+    _save_state(subject, states, next_step)
+    while made < run["steps"] and not diverged:
+        data = recorded.read(rollout_id) if recorded else None
+        try:
+            rollout = door.Rollout(data.meta, data.tensors) if data else subject.sample(rollout_id)
+            if run["save_rollouts"]:
+                path = Path(run["save_rollouts"]) / f"{rollout_id}.safetensors"
+                write_rollout(path, RolloutData(rollout.meta, rollout.tensors))
+            for step in subject.train(rollout, observe):
+                seconds.append(time.perf_counter() - last_begun)
+                made += 1
+                if recorder:
+                    diverged = recorder.end_step(step) != roots.get(step, None) and step in roots
+                if made == run["steps"] or diverged:
+                    break
+                _save_state(subject, states, step + 1)
+                last_begun = time.perf_counter()
+        except ReproError:
+            raise
+        except BaseException as error:
+            raise _SubjectError("step" if made else "start", step + 1, error) from error
+        rollout_id += 1
+    terminal = _terminal(subject) if run["terminal"] else {}
+    if run["checkpoint"]:
+        subject.save(run["checkpoint"])
+    if recorder:
+        recorder.writer.close({"reason": "diverged" if diverged else "finished", "terminal": terminal})
+    return {"steps": made, "diverged": diverged, "terminal": terminal, "seconds": seconds}
+
+
+def _save_state(subject: Any, states: dict[int, str], step: int) -> None:
+    if step in states:
+        try:
+            subject.save(states[step])
+        except Exception as error:
+            raise _SubjectError("step", step, error) from error
+
+
+def _recorder(job: dict[str, Any], run: dict[str, Any], rollouts: str, first_step: int) -> Any:
+    if not run["trace"]:
+        return None
+    from repro_golden.identity import collect
+    from repro_golden.recorder import Recorder
+    from repro_golden.trace import Header, TraceWriter
+
+    resources = job["case"]["resources"]
+    identity = collect(os.environ, threads=resources["cpus"], ranks=resources["ranks"])
+    header = Header(job["case"], rollouts, job["subject"], identity.to_mapping(), run["steps"], first_step)
+    return Recorder(TraceWriter(Path(run["trace"]), header), first_step, run["plant"], run["dump"])
+
+
+def _baseline_roots(path: str | None) -> dict[int, str]:
+    if not path:
+        return {}
+    from repro_golden.trace import Trace
+
+    return {record.step: record.root for record in Trace(Path(path)).steps}
+
+
+def _terminal(subject: Any) -> dict[str, str]:
+    from repro_golden.fingerprint import fingerprint
+
+    return {name: fingerprint(tensor) for name, tensor in sorted(subject.state().items())}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,177 @@
+"""Recorded rollouts in canonical form: a folder of one safetensors file per rollout and an index with their digests.
+
+Equality is always over content (tensors by fingerprint, metadata as canonical JSON), never over file bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repro_golden.canonical import canonical_json, check_format, digest, read_json, write_atomic
+from repro_golden.errors import ReproError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["FORMAT", "RolloutData", "RolloutSet", "read_rollout", "write_rollout"]
+
+FORMAT = 1
+INDEX = "index.json"
+_TENSORS = {
+    "tokens": "int64",
+    "total_lengths": "int64",
+    "response_lengths": "int64",
+    "loss_mask": "int64",
+    "rollout_log_probs": "float32",
+    "rewards": "float32",
+    "group_index": "int64",
+}
+
+
+@dataclass(frozen=True)
+class RolloutData:
+    """One rollout as plain data: what crosses the trainer's door. `repro_core.Rollout` documents the parts."""
+
+    meta: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def digest(self) -> str:
+        """32 hex digits over the content; equal for equal content, whatever file it lies in."""
+        from repro_golden.fingerprint import fingerprint
+
+        parts = [f"{name}={fingerprint(tensor)}" for name, tensor in sorted(self.tensors.items())]
+        return digest("rollout", canonical_json(dict(self.meta)), *parts)
+
+
+def write_rollout(path: Path, rollout: RolloutData) -> None:
+    """Write one rollout; equal content gives equal bytes.
+
+    Raises:
+        ReproError: the rollout does not hold together (see `check`).
+    """
+    from safetensors.torch import save
+
+    check(rollout, path.name)
+    # safetensors writes metadata keys in random order, hence one key that holds canonical JSON
+    meta = {"rollout": canonical_json({"format": FORMAT, **rollout.meta})}
+    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in rollout.tensors.items()}
+    write_atomic(path, save(tensors, metadata=meta))
+
+
+def read_rollout(path: Path) -> RolloutData:
+    """Read one rollout.
+
+    Raises:
+        ReproError: missing, unreadable, a newer format, or lengths that do not add up.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            raw = json.loads((file.metadata() or {}).get("rollout", "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except FileNotFoundError:
+        raise ReproError(f"no rollout {path}: pull it (`repro golden pull`) or record the case again") from None
+    except (OSError, SafetensorError, ValueError) as error:
+        raise ReproError(f"{path} is not a readable rollout ({error}): pull or record it again") from None
+    if not isinstance(raw, dict):
+        raise ReproError(f"{path} is a safetensors file but not a rollout: it has no 'rollout' metadata")
+    check_format(raw.pop("format", None), FORMAT, f"the rollout {path}")
+    rollout = RolloutData(raw, tensors)
+    check(rollout, path.name)
+    return rollout
+
+
+def check(rollout: RolloutData, name: str) -> None:
+    """Refuse a rollout whose parts do not fit together.
+
+    Raises:
+        ReproError: a missing tensor, a wrong dtype, or lengths that do not add up.
+    """
+    t = rollout.tensors
+    if "rollout_id" not in rollout.meta:
+        raise ReproError(f"rollout {name} has no rollout_id: it was not written by a recorder")
+    for key, dtype in _TENSORS.items():
+        if key not in t:
+            raise ReproError(f"rollout {name} has no {key}: record it again")
+        if str(t[key].dtype) != f"torch.{dtype}" or t[key].ndim != 1:
+            raise ReproError(f"rollout {name}: {key} must be {dtype} in one dimension, not {t[key].dtype}")
+    samples, response = len(t["total_lengths"]), int(t["response_lengths"].sum())
+    sizes = {
+        "tokens": int(t["total_lengths"].sum()),
+        "response_lengths": samples,
+        "rewards": samples,
+        "group_index": samples,
+        "loss_mask": response,
+        "rollout_log_probs": response,
+    }
+    for key, size in sizes.items():
+        if len(t[key]) != size:
+            raise ReproError(f"rollout {name}: {key} has {len(t[key])} entries, the lengths ask for {size}")
+    if samples == 0 or bool((t["response_lengths"] > t["total_lengths"]).any()):
+        raise ReproError(f"rollout {name}: no samples, or a response longer than its sample")
+
+
+class RolloutSet:
+    """A folder of rollouts 0 .. n-1.
+
+    Attributes:
+        directory: The folder.
+        digests: Content digest of each rollout, from the index.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Open a folder of rollouts.
+
+        Raises:
+            ReproError: no index, or a newer format.
+        """
+        self.directory = directory
+        index = directory / INDEX
+        if not index.exists():
+            raise ReproError(
+                f"no rollouts at {directory}: `repro golden pull` fetches them, `repro golden record` makes them"
+            )
+        raw = read_json(index, "rollout index")
+        check_format(raw.get("format"), FORMAT, f"the rollouts {directory}")
+        self.digests: list[str] = list(raw.get("rollouts", []))
+
+    @classmethod
+    def write_index(cls, directory: Path) -> RolloutSet:
+        """Index the rollouts that a run has just written to `directory`."""
+        count = len(list(directory.glob("*.safetensors")))
+        digests = [read_rollout(directory / f"{i}.safetensors").digest for i in range(count)]
+        write_atomic(directory / INDEX, canonical_json({"format": FORMAT, "rollouts": digests}) + "\n")
+        return cls(directory)
+
+    @property
+    def digest(self) -> str:
+        """32 hex digits over all rollouts in order."""
+        return digest("rollouts", *self.digests)
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+    def read(self, rollout_id: int) -> RolloutData:
+        """Rollout `rollout_id`, checked against the index.
+
+        Raises:
+            ReproError: beyond the end, unreadable, or changed since it was indexed.
+        """
+        if not 0 <= rollout_id < len(self):
+            raise ReproError(
+                f"{self.directory} holds rollouts 0..{len(self) - 1}, the case needs rollout {rollout_id}: "
+                "lower case.steps or record more"
+            )
+        path = self.directory / f"{rollout_id}.safetensors"
+        rollout = read_rollout(path)
+        if rollout.digest != self.digests[rollout_id]:
+            raise ReproError(
+                f"{path} was changed since it was recorded: `dvc checkout {self.directory}.dvc` brings it back"
+            )
+        return rollout

@@ -1,0 +1,9 @@
+"""A trace: all signals of one run, in order, with a root per step and a chain over steps."""
+
+from __future__ import annotations
+
+from repro_golden.trace.model import FORMAT, PHASES, Header, Row, StepRecord
+from repro_golden.trace.reader import Trace
+from repro_golden.trace.writer import TraceWriter, seal
+
+__all__ = ["FORMAT", "PHASES", "Header", "Row", "StepRecord", "Trace", "TraceWriter", "seal"]

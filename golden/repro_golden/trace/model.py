@@ -1,0 +1,148 @@
+"""The words of a trace as data: rows, step records, the header, and how roots and the chain are made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from repro_golden.canonical import canonical_json, decode_float, digest, encode_float
+from repro_golden.fingerprint.definition import SCHEME, Lanes, bind
+
+__all__ = ["FORMAT", "PHASES", "RECORDER", "Header", "Row", "StepRecord", "chain", "root"]
+
+FORMAT = 1
+RECORDER = 1
+"""Version of what the recorder observes and how; part of the key under which probes are reused."""
+
+PHASES = ("input", "forward", "loss", "grad", "update")
+METRIC = "metric"
+"""The dtype name of a metric: one Python float."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One signal of one step.
+
+    Attributes:
+        phase: One of `PHASES`.
+        name: The signal's name, the same in every layout.
+        dtype: torch's name, or ``metric`` for a Python float.
+        shape: The global shape.
+        lanes: The additive fingerprint of the content (`fingerprint.definition`).
+        nonfinite: NaN and infinite elements.
+        absmax: Largest finite magnitude.
+        l2: Root of the sum of squares of the finite values.
+        sketch: Raw values at fixed pseudo-random positions.
+        values: All raw values, for per-token columns and metrics; None for weights and gradients.
+        placement: Which part of the canonical tensor this row covers; None for the whole.
+    """
+
+    phase: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    lanes: Lanes
+    nonfinite: int
+    absmax: float
+    l2: float
+    sketch: bytes
+    values: bytes | None = None
+    placement: str | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hex digits over content, dtype and shape."""
+        return bind(self.lanes, self.dtype, self.shape)
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Where the signal stands in a step: its phase's number, then its name."""
+        return PHASES.index(self.phase), self.name
+
+
+def root(rows: Iterable[Row]) -> str:
+    """A step's root: over its signals by phase and name, so the order of observation plays no part."""
+    leaves = sorted((row.key, digest("leaf", row.phase, row.name, row.fingerprint)) for row in rows)
+    return digest("root", *(leaf for _, leaf in leaves))
+
+
+def chain(previous: str, step: int, step_root: str) -> str:
+    """The chain after a step. Equal chains mean equal roots in this step and in every one before it."""
+    return digest("chain", previous, str(step), step_root)
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One line of the step log.
+
+    Attributes:
+        step: The optimizer update's number, from 0.
+        root: `root` of its rows.
+        chain: `chain` up to here.
+        signals: How many rows the step has.
+        metrics: The program's own numbers, exact.
+    """
+
+    step: int
+    root: str
+    chain: str
+    signals: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def to_line(self) -> str:
+        """One canonical JSON line."""
+        metrics = {name: encode_float(value) for name, value in self.metrics.items()}
+        return canonical_json(
+            {"step": self.step, "root": self.root, "chain": self.chain, "signals": self.signals, "metrics": metrics}
+        )
+
+    @classmethod
+    def from_line(cls, line: str) -> StepRecord:
+        """The inverse of `to_line`; ValueError or KeyError on anything else."""
+        raw = json.loads(line)
+        metrics = {name: decode_float(value) for name, value in raw["metrics"].items()}
+        return cls(int(raw["step"]), str(raw["root"]), str(raw["chain"]), int(raw["signals"]), metrics)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a trace is a trace of.
+
+    Attributes:
+        case: The canonical case (`case.Case.canonical`).
+        rollouts: Digest of the rollouts that were consumed.
+        subject: ``kind``, ``commit`` and ``tree`` of the code under test, where known.
+        identity: `identity.Identity.to_mapping` of the process.
+        steps: How many steps the run was meant to make.
+        first_step: The step it started from: 0, or that of the state it was loaded from.
+    """
+
+    case: Mapping[str, Any]
+    rollouts: str
+    subject: Mapping[str, Any]
+    identity: Mapping[str, Any]
+    steps: int
+    first_step: int = 0
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types, with the format number."""
+        return {
+            "format": FORMAT,
+            "recorder": RECORDER,
+            "scheme": SCHEME,
+            "case": dict(self.case),
+            "rollouts": self.rollouts,
+            "subject": dict(self.subject),
+            "identity": dict(self.identity),
+            "steps": self.steps,
+            "first_step": self.first_step,
+        }
+
+    @classmethod
+    def from_mapping(cls, raw: Mapping[str, Any]) -> Header:
+        """The inverse of `to_mapping`; KeyError when a part is missing."""
+        return cls(
+            raw["case"], raw["rollouts"], raw["subject"], raw["identity"], int(raw["steps"]), int(raw["first_step"])
+        )

@@ -1,0 +1,124 @@
+"""Reading a trace: the step log at once, rows only when asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from repro_golden.canonical import check_format, digest, read_json
+from repro_golden.errors import ReproError
+from repro_golden.fingerprint.definition import SCHEME
+from repro_golden.trace import columns, frames
+from repro_golden.trace.model import Header, Row, StepRecord, chain, root
+from repro_golden.trace.writer import HEADER, STEPS
+
+__all__ = ["Trace"]
+
+
+class Trace:
+    """A trace directory, finished or cut off.
+
+    Attributes:
+        header: What it is a trace of.
+        steps: The whole steps it holds, in order. A line cut short by a kill, and a step whose rows are not all there,
+            do not count.
+        end: The recorder's closing line (why it stopped), or None when it never got that far.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Open a trace.
+
+        Raises:
+            ReproError: no trace, a newer format, or a step log that contradicts itself.
+        """
+        self.directory = directory
+        raw = read_json(directory / HEADER, "trace header")
+        check_format(raw.get("format"), 1, f"the trace {directory}")
+        if raw.get("scheme") != SCHEME:
+            raise ReproError(f"{directory} has fingerprints of {raw.get('scheme')}, this repro compares {SCHEME}")
+        try:
+            self.header = Header.from_mapping(raw)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ReproError(f"{directory / HEADER} is damaged ({error}): record the trace again") from None
+        self.steps, self.end = self._read_steps()
+
+    def _read_steps(self) -> tuple[list[StepRecord], Mapping[str, Any] | None]:
+        path = self.directory / STEPS
+        try:
+            lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
+        except FileNotFoundError:
+            return [], None
+        except OSError as error:
+            raise ReproError(f"{path} cannot be read: {error.strerror}") from None
+        steps: list[StepRecord] = []
+        previous = digest("chain", SCHEME)
+        for number, line in enumerate(lines[:-1], 1):  # what follows the last newline is a line cut short
+            try:
+                raw = json.loads(line)
+                if "end" in raw:
+                    return steps, raw["end"]
+                record = StepRecord.from_line(line)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise ReproError(f"{path} line {number} is damaged: record the trace again") from None
+            previous = chain(previous, record.step, record.root)
+            if previous != record.chain:
+                raise ReproError(f"{path} line {number} does not continue the chain: the log was edited or damaged")
+            steps.append(record)
+        available = self._available
+        return (steps if available is None else steps[:available]), None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run made every step it was meant to make."""
+        return len(self.steps) == self.header.steps and self.end is not None
+
+    @property
+    def chain(self) -> str:
+        """The chain after the last step; of a trace without steps, the chain's start."""
+        return self.steps[-1].chain if self.steps else digest("chain", SCHEME)
+
+    @cached_property
+    def _log(self) -> dict[int, list[Row]] | None:
+        """Rows of an unsealed trace by step; None when it is sealed."""
+        path = self.directory / "rank-00000.log"
+        if not path.exists():
+            return None
+        return dict(frames.read_frames(path))
+
+    @property
+    def _available(self) -> int | None:
+        """How many leading steps have their rows, for a trace that was cut off; None when sealing settled it."""
+        return None if self._log is None else len(self._log)
+
+    def rows(self, index: int) -> list[Row]:
+        """The signals of the `index`-th step of `steps`, in the order they were observed.
+
+        Raises:
+            ReproError: the rows are missing, or are not those that the step's root stands for.
+        """
+        return list(_rows(self, index))
+
+    def row(self, index: int, phase: str, name: str) -> Row | None:
+        """One signal of one step, or None when it was not observed."""
+        return next((r for r in self.rows(index) if r.phase == phase and r.name == name), None)
+
+
+@lru_cache(maxsize=64)
+def _rows(trace: Trace, index: int) -> tuple[Row, ...]:
+    record = trace.steps[index]
+    if trace._log is not None:
+        rows = trace._log.get(record.step, [])
+    else:
+        path = trace.directory / "rank-00000.parquet"
+        try:
+            _, rows = columns.read_step(path, index)
+        except FileNotFoundError:
+            raise ReproError(f"{trace.directory} has no rows: run `repro golden pull`, or record it again") from None
+        except Exception as error:  # noqa: BLE001 - pyarrow raises many kinds for a damaged file
+            raise ReproError(f"{path} is damaged: {type(error).__name__}; pull or record it again") from None
+    if root(rows) != record.root:
+        raise ReproError(f"step {record.step} of {trace.directory} does not match its root: its rows were changed")
+    return tuple(rows)

@@ -1,0 +1,118 @@
+"""Writing a trace: live as append-only files, then sealed into columns."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from repro_golden.canonical import canonical_json, digest, write_atomic
+from repro_golden.errors import MachineFailureError, ReproError
+from repro_golden.fingerprint.definition import SCHEME, reference
+from repro_golden.trace import columns, frames
+from repro_golden.trace.model import METRIC, PHASES, Header, Row, StepRecord, chain, root
+
+__all__ = ["TraceWriter", "metric_row", "seal"]
+
+HEADER, STEPS, RANK = "header.json", "steps.jsonl", "rank-{:05d}"
+
+
+def metric_row(phase: str, name: str, value: float) -> Row:
+    """The row of a Python float: its 64 bits are the content, so NaN payloads and -0.0 are told apart."""
+    raw = struct.pack("<d", value)
+    finite = math.isfinite(value)
+    magnitude = abs(value) if finite else 0.0
+    return Row(phase, name, METRIC, (), reference(raw), int(not finite), magnitude, magnitude, raw, raw)
+
+
+class TraceWriter:
+    """The recorder's side of a trace directory: header, step log, and one append-only log for this rank.
+
+    The rank's log is flushed before the step's line is, so a reader never meets a line whose rows are missing.
+    """
+
+    def __init__(self, directory: Path, header: Header, rank: int = 0) -> None:
+        """Start a trace in an empty or new directory.
+
+        Raises:
+            ReproError: the directory already holds a trace.
+            MachineFailureError: it cannot be written.
+        """
+        if (directory / HEADER).exists():
+            raise ReproError(f"{directory} already holds a trace: choose another folder or remove it")
+        self.directory = directory
+        write_atomic(directory / HEADER, canonical_json(header.to_mapping()))
+        self._rows: dict[tuple[str, str], Row] = {}
+        self._metrics: dict[str, float] = {}
+        self._chain = digest("chain", SCHEME)
+        self.steps = 0
+        try:
+            # unbuffered: what write() returned from survives a kill of this process
+            self._log: io.FileIO = (directory / (RANK.format(rank) + ".log")).open("ab", buffering=0)
+            self._step_log: io.FileIO = (directory / STEPS).open("ab", buffering=0)
+        except OSError as error:
+            raise MachineFailureError(f"cannot write a trace in {directory}: {error.strerror}") from error
+
+    def add(self, row: Row) -> None:
+        """Take one signal of the step under way.
+
+        Raises:
+            ReproError: an unknown phase, or a signal seen twice in one step.
+        """
+        if row.phase not in PHASES:
+            raise ReproError(f"unknown phase {row.phase!r} for signal {row.name!r}: use one of {', '.join(PHASES)}")
+        if (row.phase, row.name) in self._rows:
+            raise ReproError(f"signal {row.name!r} was observed twice in phase {row.phase!r} of one step: rename one")
+        self._rows[row.phase, row.name] = row
+        if row.dtype == METRIC and row.values is not None:
+            self._metrics[row.name] = struct.unpack("<d", row.values)[0]
+
+    def end_step(self, step: int) -> StepRecord:
+        """Write the step under way and return its record.
+
+        Raises:
+            ReproError: nothing was observed.
+            MachineFailureError: the disk is full.
+        """
+        if not self._rows:
+            raise ReproError(f"step {step} observed nothing: the trainer must call observe in every step")
+        rows = list(self._rows.values())
+        step_root = root(rows)
+        self._chain = chain(self._chain, step, step_root)
+        record = StepRecord(step, step_root, self._chain, len(rows), dict(self._metrics))
+        self._append(self._log, frames.pack(step, rows))
+        self._append(self._step_log, record.to_line().encode() + b"\n")
+        self._rows.clear()
+        self._metrics.clear()
+        self.steps += 1
+        return record
+
+    def close(self, end: Mapping[str, Any]) -> None:
+        """Write the closing line, ``{"end": {...}}``, and sync to disk."""
+        self._append(self._step_log, canonical_json({"end": dict(end)}).encode() + b"\n")
+        for file in (self._log, self._step_log):
+            os.fsync(file.fileno())
+            file.close()
+
+    def _append(self, file: io.FileIO, raw: bytes) -> None:
+        view = memoryview(raw)
+        try:
+            while view:
+                view = view[file.write(view) or 0 :]
+        except OSError as error:
+            raise MachineFailureError(
+                f"cannot write the trace in {self.directory}: {error.strerror}; the steps before stay readable"
+            ) from error
+
+
+def seal(directory: Path) -> None:
+    """Turn each rank's log into columns (whole steps only) and remove the log. Sealing twice is harmless."""
+    for log in sorted(directory.glob("rank-*.log")):
+        sealed = log.with_suffix(".parquet")
+        if not sealed.exists():
+            columns.write(sealed, frames.read_frames(log))
+        log.unlink()

@@ -1,0 +1,111 @@
+"""Verifying a golden run: today's code on the recorded rollouts, compared signal by signal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from repro_golden.canonical import canonical_json
+from repro_golden.case import Case
+from repro_golden.checkout import Checkout
+from repro_golden.compare import Comparison, compare
+from repro_golden.errors import NotVerifiableError, ReproError
+from repro_golden.identity import Identity, collect
+from repro_golden.launch import Place, Run, child_environment
+from repro_golden.record import Say, scratch_folder, train
+from repro_golden.store import GoldenRun, Store
+
+__all__ = ["Verification", "child_identity", "verify"]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What replaying a golden run found.
+
+    Attributes:
+        golden: The golden run.
+        comparison: Golden run against replay.
+        steps: Steps the case has.
+    """
+
+    golden: GoldenRun
+    comparison: Comparison
+    steps: int
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every step of the golden run was replayed and agrees."""
+        return self.comparison.equal and self.comparison.steps == self.steps
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types."""
+        return {
+            "agrees": self.agrees,
+            "machine": self.golden.machine,
+            "commit": self.golden.record.get("commit"),
+            "comparison": self.comparison.to_mapping(),
+        }
+
+
+def child_identity(case: Case, root: Path) -> Identity:
+    """The identity a child of this case would have, without starting one."""
+    return collect(child_environment(case, root), threads=case.resources.cpus, ranks=case.resources.ranks)
+
+
+def find_golden(store: Store, case: Case, place: Place) -> GoldenRun:
+    """The golden run that a replay here may be compared with.
+
+    Raises:
+        NotVerifiableError: another machine's, a noisy one, or none.
+        ReproError: the case was changed since.
+    """
+    golden = store.find(case, child_identity(case, place.root))
+    if changed := _changed_keys(golden.record["case"], case.canonical()):
+        raise ReproError(
+            f"the case {case.name} was changed since its golden run ({', '.join(changed)}): "
+            f"`repro golden approve {case.name} --reason ...` records it anew"
+        )
+    if golden.noisy and case.compare.mode == "bitwise":
+        raise NotVerifiableError(
+            f"the golden run of {case.name} does not reproduce itself, so bits are not verifiable here: "
+            'compare metrics with [compare] mode = "bounds"'
+        )
+    return golden
+
+
+def _changed_keys(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:
+    changed = []
+    for key in sorted({*a, *b}):
+        x, y = a.get(key), b.get(key)
+        if isinstance(x, dict) and isinstance(y, dict):
+            changed += _changed_keys(x, y, f"{prefix}{key}.")
+        elif canonical_json(x) != canonical_json(y):
+            changed.append(prefix + key)
+    return changed
+
+
+def verify(checkout: Checkout, case: Case, say: Say) -> Verification:
+    """Replay a golden run on the working tree.
+
+    Raises:
+        NotVerifiableError: there is no golden run that this machine can be compared with.
+        ReproError: the trainer failed, or files were changed.
+    """
+    store, place = Store(checkout.root), checkout.place(case)
+    golden = find_golden(store, case, place)
+    rollouts = store.rollouts(case)
+    if rollouts.digest != golden.trace.header.rollouts:
+        raise ReproError(
+            f"{rollouts.directory} holds other rollouts than the golden run was trained on: "
+            f"`dvc checkout {case.case.rollouts}.dvc` brings them back"
+        )
+    say(f"replaying {case.steps} steps of {case.name} against the golden run of {golden.machine}")
+    with scratch_folder(checkout, "verify") as scratch:
+        run = Run(case.steps, str(rollouts.directory), trace=str(scratch / "trace"))
+        replay = train(case, place, run, scratch / "replay.log")
+        differences = golden.identity.differences(Identity.from_mapping(replay.header.identity))
+        if differences:
+            raise NotVerifiableError(f"the replay ran under another identity: {differences[0]}")
+        return Verification(golden, compare(golden.trace, replay, case.compare), case.steps)

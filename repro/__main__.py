@@ -1,0 +1,64 @@
+"""The entry point: one class of user error is caught here, printed as one line with its cure, never as a traceback."""
+
+from __future__ import annotations
+
+import errno
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+import click
+
+from repro.cli import cli
+from repro_golden.errors import ReproError
+
+__all__ = ["main"]
+
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code is 0 agrees or found, 1 differs, 2 usage or environment, 3 not verifiable."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    signal.signal(signal.SIGTERM, _terminated)  # so that worktrees and children are removed on this exit too
+    try:
+        code = cli.main(args=arguments, prog_name="repro", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.exceptions.Abort:
+        return _interrupted()
+    except KeyboardInterrupt:
+        return _interrupted()
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except ReproError as error:
+        return _failed(str(error), error.exit_code, arguments)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has gone: nothing is left to say
+        return 0
+    except OSError as error:
+        cure = "free some space and run the same command again" if error.errno == errno.ENOSPC else "check the path"
+        where = f" {error.filename}" if error.filename else ""
+        return _failed(f"{error.strerror or error}{where}: {cure}", 2, arguments)
+
+
+def _failed(message: str, code: int, arguments: Sequence[str]) -> int:
+    if "--json" in arguments:
+        print(json.dumps({"error": message, "exit_code": code}))
+    print(f"repro: {message}", file=sys.stderr)
+    return code
+
+
+def _interrupted() -> int:
+    print("repro: interrupted; nothing finished was lost, the same command resumes", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _terminated(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

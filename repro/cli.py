@@ -1,0 +1,61 @@
+"""The command line's table of contents. A command's module is imported only when the command runs."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from repro import __version__
+
+__all__ = ["LazyGroup", "cli"]
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' names and first lines, and imports one only to run it."""
+
+    def __init__(self, *args: Any, lazy: dict[str, tuple[str, str]] | None = None, **kwargs: Any) -> None:
+        """Take `lazy`: command name to (``module:attribute``, help line)."""
+        super().__init__(*args, **kwargs)
+        self.lazy = lazy or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of a user's work, not of the alphabet."""
+        return [*self.lazy, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module."""
+        if cmd_name not in self.lazy:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = self.lazy[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, without importing any."""
+        if not self.lazy:
+            super().format_commands(ctx, formatter)
+            return
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in self.lazy.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    lazy={
+        "init": ("repro.commands.init:init", "Prepare a repository: golden/, a first case, DVC."),
+        "golden": ("repro.commands.golden:golden", "Record, verify and manage golden runs."),
+        "bisect": ("repro.commands.bisect:bisect", "Find the commit of GOOD..BAD that moved the numbers."),
+        "diff": ("repro.commands.diff:diff", "Compare two traces."),
+        "demo": ("repro.commands.demo:demo", "The whole job on a scratch repository with a hidden regression."),
+    },
+    epilog="Exit codes: 0 agrees or found, 1 differs, 2 usage or environment error, 3 not verifiable.",
+)
+@click.version_option(__version__, prog_name="repro")
+def cli() -> None:
+    """Golden runs, replay and bisect for RL post-training.
+
+    Which commit moved grad_norm, KL or the train/rollout log-prob gap?
+    """

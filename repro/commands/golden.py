@@ -1,0 +1,220 @@
+"""`repro golden`: record, verify and manage golden runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from repro.output import emit, json_option, progress
+
+__all__ = ["golden"]
+
+
+@click.group()
+def golden() -> None:
+    """Record, verify and manage golden runs."""
+
+
+def _recording_options(function: Any) -> Any:
+    function = click.option(
+        "--allow-noise", is_flag=True, help="Keep a run that does not reproduce itself, with its noise."
+    )(function)
+    return click.option(
+        "--allow-failed-checks", is_flag=True, help="Keep a run whose first step fails the on-policy checks."
+    )(function)
+
+
+@golden.command()
+@click.argument("case", required=False)
+@_recording_options
+@json_option
+def record(case: str | None, allow_noise: bool, allow_failed_checks: bool, as_json: bool) -> int:
+    """Record the golden run of CASE on this machine, and let it prove itself before it is kept."""
+    return _record(case, allow_noise, allow_failed_checks, None, as_json)
+
+
+@golden.command()
+@click.argument("case", required=False)
+@click.option("--reason", required=True, help="Why the numbers may change; kept with the run.")
+@_recording_options
+@json_option
+def approve(case: str | None, reason: str, allow_noise: bool, allow_failed_checks: bool, as_json: bool) -> int:
+    """Record CASE anew and make that its golden run; the old one stays beside it as CASE~CHAIN."""
+    return _record(case, allow_noise, allow_failed_checks, reason, as_json)
+
+
+def _record(case: str | None, allow_noise: bool, allow_failed_checks: bool, reason: str | None, as_json: bool) -> int:
+    from repro_golden.case import find_case
+    from repro_golden.checkout import find_checkout
+    from repro_golden.record import Options
+    from repro_golden.record import record as run_record
+
+    checkout = find_checkout(Path.cwd())
+    found = find_case(checkout.root, case)
+    with progress("recording") as say:
+        kept, proved = run_record(checkout, found, Options(allow_noise, allow_failed_checks, reason), say)
+    data = {"run": str(kept.directory), "machine": kept.machine, "proofs": [p.to_mapping() for p in proved]}
+    relative = kept.directory.relative_to(checkout.root)
+    text = (
+        f"golden run of {found.name}: {relative}, {len(kept.trace.steps)} steps, {len(proved)} proofs\n"
+        f"next: git add golden && git commit; `repro golden push` copies the content to the DVC remote\n"
+        f"verify with: repro golden verify {found.name}"
+    )
+    emit(as_json, data, text)
+    return 0
+
+
+@golden.command()
+@click.argument("case", required=False)
+@click.option("--all", "every", is_flag=True, help="Every case of the repository.")
+@json_option
+def verify(case: str | None, every: bool, as_json: bool) -> int:
+    """Replay CASE on the working tree and compare it with its golden run, signal by signal."""
+    from repro.text import comparison_text
+    from repro_golden.case import find_case, list_cases
+    from repro_golden.checkout import find_checkout
+    from repro_golden.errors import NotVerifiableError
+    from repro_golden.verify import verify as run_verify
+
+    checkout = find_checkout(Path.cwd())
+    names = [p.stem for p in list_cases(checkout.root)] if every else [case]
+    cases = [find_case(checkout.root, name) for name in names] or [find_case(checkout.root, None)]
+    results: dict[str, Any] = {}
+    texts, codes = [], []
+    for found in cases:
+        try:
+            with progress("replaying") as say:
+                result = run_verify(checkout, found, say)
+            results[found.name] = result.to_mapping()
+            texts.append(f"{found.name}: {comparison_text(result.comparison)}")
+            codes.append(0 if result.agrees else 1)
+        except NotVerifiableError as error:
+            if not every:
+                raise
+            results[found.name] = {"agrees": None, "not_verifiable": str(error)}
+            texts.append(f"{found.name}: not verifiable: {error}")
+            codes.append(error.exit_code)
+    texts.append(f"reproduce with: repro golden verify {'--all' if every else cases[0].name}")
+    emit(as_json, results, "\n".join(texts))
+    return 1 if 1 in codes else max(codes)
+
+
+@golden.command("list")
+@json_option
+def list_runs(as_json: bool) -> int:
+    """List golden runs, and which of them this machine can verify."""
+    from repro.text import table
+    from repro_golden.case import list_cases, read_case
+    from repro_golden.checkout import find_checkout
+    from repro_golden.store import Store
+    from repro_golden.verify import child_identity
+
+    checkout = find_checkout(Path.cwd())
+    here = {c.name: child_identity(c, checkout.root).machine for c in map(read_case, list_cases(checkout.root))}
+    rows = [
+        {"case": case, "machine": machine, "present": present, "here": here.get(case) == machine}
+        for machine, case, present in Store(checkout.root).entries()
+    ]
+    cells = [
+        [str(r["case"]), str(r["machine"]), "here" if r["present"] else "to be pulled", "yes" if r["here"] else "no"]
+        for r in rows
+    ]
+    text = table(["case", "machine", "content", "verifiable here"], cells)
+    emit(as_json, rows, text if rows else "no golden runs: `repro golden record` records one")
+    return 0
+
+
+@golden.command()
+@click.argument("run")
+@json_option
+def show(run: str, as_json: bool) -> int:
+    """Show a golden run: RUN is CASE, CASE~CHAIN or MACHINE/CASE."""
+    from repro.text import number, table
+    from repro_golden.canonical import encode_float
+
+    kept = _load(run)
+    record = {k: v for k, v in kept.record.items() if k != "lock"}
+    steps = [
+        {"step": s.step, "root": s.root, "signals": s.signals} | {k: encode_float(v) for k, v in s.metrics.items()}
+        for s in kept.trace.steps
+    ]
+    names = list(kept.trace.steps[0].metrics)
+    rows = [[str(s.step), *(number(s.metrics.get(n)) for n in names), s.root[:8]] for s in kept.trace.steps]
+    lines = [
+        f"{kept.directory.name} on {kept.machine}",
+        f"recorded {record['recorded']['at']} by {record['recorded']['by']}",
+        f"commit {record['commit'] or '(none: the files had changes of their own)'}",
+        f"chain {record['chain']}, rollouts {record['rollouts']}",
+    ]
+    if record.get("approved"):
+        lines.append(f"approved because: {record['approved']['reason']}")
+    if record.get("noise"):
+        lines.append(
+            f"does not reproduce itself; spread over {record['noise']['runs']} runs: {record['noise']['spread']}"
+        )
+    lines += [f"{'ok ' if p['passed'] else 'NO '} {p['name']}: {p['detail']}" for p in record["proofs"]]
+    emit(as_json, record | {"steps": steps}, "\n".join([*lines, "", table(["step", *names, "root"], rows)]))
+    return 0
+
+
+@golden.command("diff")
+@click.argument("a")
+@click.argument("b")
+@json_option
+def diff_runs(a: str, b: str, as_json: bool) -> int:
+    """Compare two golden runs: each is CASE, CASE~CHAIN or MACHINE/CASE."""
+    from repro.text import comparison_text
+    from repro_golden.compare import compare
+
+    left, right = _load(a), _load(b)
+    found = compare(left.trace, right.trace)
+    differences = [str(d) for d in left.identity.differences(right.identity)]
+    text = "\n".join([comparison_text(found), *(f"identity differs: {d}" for d in differences)])
+    emit(as_json, found.to_mapping() | {"identity": differences}, f"{text}\nreproduce with: repro golden diff {a} {b}")
+    return 0 if found.equal else 1
+
+
+def _load(name: str) -> Any:
+    from repro_golden.case import find_case
+    from repro_golden.checkout import find_checkout
+    from repro_golden.store import Store
+    from repro_golden.verify import child_identity
+
+    checkout = find_checkout(Path.cwd())
+    machine, slash, case = name.rpartition("/")
+    if not slash:
+        machine = child_identity(find_case(checkout.root, case.split("~")[0]), checkout.root).machine
+    return Store(checkout.root).load(machine, case)
+
+
+@golden.command()
+@click.argument("case", required=False)
+@json_option
+def pull(case: str | None, as_json: bool) -> int:
+    """Fetch golden runs and rollouts from the DVC remote."""
+    return _transfer("pull", case, as_json)
+
+
+@golden.command()
+@click.argument("case", required=False)
+@json_option
+def push(case: str | None, as_json: bool) -> int:
+    """Copy golden runs and rollouts to the DVC remote."""
+    return _transfer("push", case, as_json)
+
+
+def _transfer(direction: str, case: str | None, as_json: bool) -> int:
+    from repro_golden.checkout import find_checkout
+    from repro_golden.errors import ReproError
+    from repro_golden.store import Store
+
+    store = Store(find_checkout(Path.cwd()).root)
+    pointers = store.pointers(case)
+    if not pointers:
+        raise ReproError(f"nothing to {direction}: " + (f"no golden run of {case}" if case else "no golden runs yet"))
+    said = store.dvc.pull(*pointers) if direction == "pull" else store.dvc.push(*pointers)
+    last = said.strip().splitlines()[-1] if said.strip() else "nothing to do"
+    emit(as_json, {"pointers": [str(p) for p in pointers], "dvc": last}, f"{len(pointers)} pointers: {last}")
+    return 0

@@ -1,0 +1,44 @@
+"""Where a command's words go: results to stdout, progress to stderr, and one JSON object instead with --json."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+
+__all__ = ["emit", "json_option", "progress"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def json_option(function: F) -> F:
+    """``--json``: print one JSON object on stdout instead of text."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")(function)
+
+
+def emit(as_json: bool, data: Any, text: str) -> None:
+    """Print a result in the form that was asked for."""
+    print(json.dumps(data, indent=2, sort_keys=True) if as_json else text)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[str], None]]:
+    """A function that shows one line of progress: under a spinner on a terminal, as plain lines in CI."""
+    if not sys.stderr.isatty():
+        yield lambda line: print(line, file=sys.stderr, flush=True)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False)
+    with console.status(Text(what)) as status:
+
+        def say(line: str) -> None:
+            console.print(Text(line))
+            status.update(Text(line))
+
+        yield say

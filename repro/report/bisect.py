@@ -1,0 +1,117 @@
+"""The report of a bisect."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repro import __version__
+from repro.text import METRICS_HEAD, metrics_rows, metrics_table
+from repro_bisect.driver import BisectResult
+from repro_golden.canonical import write_atomic
+
+if TYPE_CHECKING:
+    import jinja2
+
+__all__ = ["bisect_text", "markdown", "write_report"]
+
+
+def headline(result: BisectResult) -> str:
+    """The verdict in one line."""
+    d = result.divergence
+    where = f"step {d.step}, phase {d.phase}, signal {d.signal}" if d else ""
+    if result.outcome == "found" and result.culprit:
+        return f"{result.culprit.commit[:10]} moved the numbers of {result.case}: first at {where}"
+    if result.outcome == "flaky" and result.culprit:
+        return f"{result.culprit.commit[:10]} made {result.case} FLAKY: two replays of it differ"
+    if result.outcome == "ambiguous":
+        return f"one of {len(result.suspects)} commits moved the numbers of {result.case}; the rest cannot be tested"
+    return f"{result.good[:10]} and {result.bad[:10]} agree bit for bit on {result.case}"
+
+
+def explanation(result: BisectResult) -> str:
+    """Whether the culprit is the whole story."""
+    if result.explains_bad is None:
+        return ""
+    if result.explains_bad:
+        return "It alone explains BAD: its own trace equals BAD's, to the last step."
+    return (
+        "Later commits move the numbers too: its trace differs from BAD's. Search on with "
+        f"`repro bisect {result.culprit.commit[:10] if result.culprit else ''}..{result.bad[:10]}`."
+    )
+
+
+def bisect_text(result: BisectResult) -> str:
+    """The result for a terminal."""
+    lines = [headline(result)]
+    if c := result.culprit:
+        lines += [
+            "",
+            f"commit {c.commit}",
+            f"author {c.author}",
+            f"date   {c.date}",
+            f"       {c.subject}",
+            "",
+            c.diffstat,
+        ]
+    if result.outcome == "ambiguous":
+        lines += [f"  {c[:10]}{'  (not tried)' if c in result.untried else ''}" for c in result.suspects]
+    if (d := result.divergence) and result.outcome != "agree":
+        lines += ["", f"first difference: step {d.step}, phase {d.phase}, signal {d.signal}: {d.detail}"]
+        if d.magnitude:
+            lines.append(f"size: {d.magnitude}")
+    if result.comparison:
+        lines += ["", metrics_table(result.comparison)]
+    lines += ["", *filter(None, [explanation(result)]), cost_line(result)]
+    return "\n".join(lines)
+
+
+def cost_line(result: BisectResult) -> str:
+    """What it took."""
+    c = result.cost
+    return (
+        f"{result.commits} commits, {c.probes} probes, {c.steps} trained steps, {result.seconds:.0f} s"
+        + (f", {c.reused} probes reused" if c.reused else "")
+        + (f", {len(result.skips)} commits skipped" if result.skips else "")
+    )
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    import jinja2
+
+    loader = jinja2.PackageLoader("repro", "report/templates")
+    return jinja2.Environment(loader=loader, autoescape=jinja2.select_autoescape(), undefined=jinja2.StrictUndefined)
+
+
+def _context(result: BisectResult, command: str) -> dict[str, Any]:
+    return {
+        "result": result,
+        "headline": headline(result),
+        "explanation": explanation(result),
+        "cost": cost_line(result),
+        "metrics": metrics_table(result.comparison) if result.comparison else "",
+        "command": command,
+        "version": __version__,
+    }
+
+
+def markdown(result: BisectResult, command: str) -> str:
+    """The report as Markdown."""
+    return _templates().get_template("bisect.md.jinja").render(**_context(result, command))
+
+
+def write_report(result: BisectResult, folder: Path, command: str) -> tuple[Path, Path]:
+    """Write ``report.md`` and ``report.html`` (self-contained, plots as SVG) and return both paths."""
+    from repro.report.plots import commit_strip, drift_plot
+
+    context = _context(result, command)
+    context["head"] = METRICS_HEAD
+    context["rows"] = metrics_rows(result.comparison) if result.comparison else []
+    context["drift"] = drift_plot(result.comparison) if result.comparison else ""
+    context["strip"] = commit_strip(result)
+    paths = folder / "report.md", folder / "report.html"
+    write_atomic(paths[0], markdown(result, command))
+    write_atomic(paths[1], _templates().get_template("bisect.html.jinja").render(**context))
+    return paths

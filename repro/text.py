@@ -1,0 +1,111 @@
+"""Comparisons in words and tables, for terminals and Markdown alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from repro_golden.compare import Comparison, MetricChange
+
+__all__ = ["METRICS_HEAD", "MetricSummary", "comparison_text", "metrics_rows", "metrics_table", "number", "table"]
+
+
+@dataclass(frozen=True)
+class MetricSummary:
+    """One metric over the compared steps.
+
+    Attributes:
+        metric: Its name.
+        first: Where it first differs, or None.
+        worst: Where |b - a| is largest; NaN counts as largest.
+        last: At the last compared step.
+    """
+
+    metric: str
+    first: MetricChange | None
+    worst: MetricChange
+    last: MetricChange
+
+
+def summaries(changes: Sequence[MetricChange]) -> list[MetricSummary]:
+    """Every metric's first difference, worst and last step, those that moved first."""
+    by_name: dict[str, list[MetricChange]] = {}
+    for change in changes:
+        by_name.setdefault(change.metric, []).append(change)
+    found = [
+        MetricSummary(name, next((c for c in rows if not c.same), None), max(rows, key=_distance), rows[-1])
+        for name, rows in by_name.items()
+    ]
+    return sorted(found, key=lambda s: s.first is None)
+
+
+def _distance(change: MetricChange) -> float:
+    if change.same:
+        return 0.0
+    if change.a is None or change.b is None:
+        return math.inf
+    gap = abs(change.b - change.a)
+    return math.inf if math.isnan(gap) else gap
+
+
+def number(value: float | None) -> str:
+    """Seven significant digits, or a dash for an absent value."""
+    return "-" if value is None else f"{value:.7g}"
+
+
+def relative(change: MetricChange) -> str:
+    """Difference and relative difference of one change."""
+    if change.a is None or change.b is None:
+        return "-"
+    gap = change.b - change.a
+    scale = max(abs(change.a), abs(change.b))
+    return f"{gap:+.3g} ({gap / scale:+.2%})" if scale and math.isfinite(gap) else f"{gap:+.3g}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table that is aligned in plain text too. Bars inside cells are escaped."""
+    cells = [[c.replace("|", "\\|") for c in row] for row in (head, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in cells]
+    return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]])
+
+
+METRICS_HEAD = ("metric", "first step", "there", "worst step", "difference there", "at the last step")
+
+
+def metrics_rows(comparison: Comparison) -> list[list[str]]:
+    """One row for each metric that moved and for KL between the two policies, with the columns of `METRICS_HEAD`."""
+    rows = []
+    for s in summaries(comparison.metrics):
+        if s.first is not None:
+            there = f"{number(s.first.a)} -> {number(s.first.b)}"
+            rows.append([s.metric, str(s.first.step), there, str(s.worst.step), relative(s.worst), relative(s.last)])
+    for name, index in (("KL(a||b) k1", 0), ("KL(a||b) k3", 1)):
+        values = {step: kl[index] for step, kl in comparison.kl.items()}
+        if any(v != 0 for v in values.values()):
+            first = next(step for step, v in values.items() if v != 0)
+            worst = max(values, key=lambda step: math.inf if math.isnan(values[step]) else abs(values[step]))
+            shown = [f"{values[step]:.3g}" for step in (first, worst, list(values)[-1])]
+            rows.append([name, str(first), f"0 -> {shown[0]}", str(worst), shown[1], shown[2]])
+    return rows
+
+
+def metrics_table(comparison: Comparison) -> str:
+    """`metrics_rows` as a table."""
+    rows = metrics_rows(comparison)
+    return table(METRICS_HEAD, rows) if rows else "no metric moved in the compared steps"
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """What a comparison found, for people."""
+    if comparison.divergence is None:
+        return f"agrees: {comparison.steps} steps compared"
+    d = comparison.divergence
+    counts = ", ".join(f"{n} in {phase}" for phase, n in d.differing.items())
+    lines = [f"differs at step {d.step}, phase {d.phase}, signal {d.signal}: {d.detail}"]
+    if d.magnitude is not None:
+        lines.append(f"size: {d.magnitude}")
+    if counts:
+        lines.append(f"signals that differ in that step: {counts}")
+    return "\n".join([*lines, "", metrics_table(comparison)])

@@ -1,0 +1,584 @@
+from __future__ import annotations
+
+import ast
+import json
+import math
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from repro_core import Rollout, Subject, build
+from repro_core.checkpoint import FORMAT, CheckpointError
+from repro_core.config import ConfigError, ModelConfig, TrainConfig
+from repro_core.first_step import first_step_checks
+from repro_core.optimizer import MainOptimizer, clip_grads, global_norm
+from repro_core.rollout_file import read_rollout, write_rollout
+from repro_core.trainer import Trainer
+
+torch.set_num_threads(1)
+
+TINY = TrainConfig(
+    model=ModelConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2),
+    rollout_batch_size=2,
+    n_samples_per_prompt=4,
+    global_batch_size=4,
+    num_steps_per_rollout=2,
+    max_tokens_per_micro_batch=24,
+    max_response_len=3,
+)
+ONE_STEP = replace(TINY, global_batch_size=8, num_steps_per_rollout=1)
+PHASES = ("input", "forward", "loss", "grad", "update")
+COLUMNS = ("log_probs", "old_log_probs", "ref_log_probs", "entropy", "kl", "returns", "values", "advantages")
+
+
+def quiet(config: TrainConfig = TINY) -> Trainer:
+    return Trainer(config, log=lambda _: None)
+
+
+def ignore(*_: Any) -> None:
+    """The observer that does nothing."""
+
+
+def bits(value: Tensor | float) -> bytes:
+    if isinstance(value, float):
+        return value.hex().encode()
+    return str(value.dtype).encode() + value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def state_bits(trainer: Trainer) -> dict[str, bytes]:
+    return {name: bits(value) for name, value in trainer.state().items()}
+
+
+def with_rewards(rollout: Rollout) -> Rollout:
+    """The same rollout with rewards that differ within each group, so that there is something to learn."""
+    count = len(rollout.tensors["rewards"])
+    return Rollout(rollout.meta, {**rollout.tensors, "rewards": torch.arange(count, dtype=torch.float32) % 4})
+
+
+def run(trainer: Trainer, rollouts: range, observe: Any = ignore) -> None:
+    for rollout_id in rollouts:
+        for _ in trainer.train(with_rewards(trainer.sample(rollout_id)), observe):
+            pass
+
+
+class Recorder:
+    """The bits of every signal in order; may change one signal in place before what follows is computed."""
+
+    def __init__(self, plant: tuple[str, str] | None = None) -> None:
+        self.seen: list[tuple[str, str, bytes]] = []
+        self.plant = plant
+        self.planted = False
+
+    def __call__(self, phase: str, name: str, value: Any) -> None:
+        """Plant, then record."""
+        if (phase, name) == self.plant and not self.planted:
+            flat = value.view(-1)
+            # Not one ULP: next to a larger term that would be rounded away, and the tensor still in use.
+            flat[0] += 1 if flat.dtype == torch.int64 else 0.25
+            self.planted = True
+        self.seen.append((phase, name, bits(value)))
+
+
+# The door
+
+
+def test_the_trainer_is_a_subject() -> None:
+    """`build` opens the door with a plain mapping, and the trainer starts at step 0 of rollout 0."""
+    subject: Subject = build({"config": {"model": {"hidden_size": 16, "num_attention_heads": 2}}})
+    assert subject.position == (0, 0)
+
+
+def test_signals_come_in_the_order_of_the_phases() -> None:
+    """Each step observes input, forward, loss, grad, update; starting parameters once; every column and moment."""
+    recorder = Recorder()
+    trainer = quiet()
+    names = [name for name, _ in trainer.policy.named_parameters()]
+    run(trainer, range(1), recorder)
+    order = [PHASES.index(phase) for phase, _, _ in recorder.seen]
+    second = next(i for i in range(1, len(order)) if order[i] < order[i - 1])
+    assert order[:second] == sorted(order[:second]) and order[second:] == sorted(order[second:])
+    step_0 = [(phase, name) for phase, name, _ in recorder.seen[:second]]
+    step_1 = [(phase, name) for phase, name, _ in recorder.seen[second:]]
+    starts = [("input", f"start/{name}") for name in names]
+    assert step_0[: len(starts)] == starts and step_0[len(starts) :] == step_1
+    assert [name for phase, name in step_1 if phase == "forward"] == list(COLUMNS)
+    assert [name for phase, name in step_1 if phase == "grad"] == [*names, "grad_norm"]
+    moments = [f"{kind}/{name}" for kind in ("exp_avg", "exp_avg_sq") for name in names]
+    assert [name for phase, name in step_1 if phase == "update"] == names + moments
+
+
+def test_bf16_observes_its_rounded_weights() -> None:
+    """bf16 keeps fp32 main weights, observes both, and the model's are the main ones rounded to nearest even."""
+    seen: dict[str, Tensor] = {}
+
+    def observe(phase: str, name: str, value: Any) -> None:
+        if phase == "update":
+            seen[name] = value
+
+    trainer = quiet(replace(TINY, dtype="bf16"))
+    run(trainer, range(1), observe)
+    for name, parameter in trainer.policy.named_parameters():
+        assert seen[name].dtype == torch.float32 and seen[f"model/{name}"].dtype == torch.bfloat16
+        assert torch.equal(seen[name].bfloat16(), parameter)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_two_runs_agree_to_the_bit(dtype: Any) -> None:
+    """Two trainers see the same signals in the same order with the same bits, whatever the global generators hold."""
+    runs = []
+    for seed in (0, 1):
+        trainer, recorder = quiet(replace(TINY, dtype=dtype)), Recorder()
+        torch.manual_seed(seed)
+        random.seed(seed)
+        run(trainer, range(2), recorder)
+        runs.append(recorder.seen)
+    assert runs[0] == runs[1]
+
+
+def test_observing_changes_nothing() -> None:
+    """A run that copies every signal ends in the same state as a run that ignores them."""
+    watched, alone = quiet(), quiet()
+    run(watched, range(2), Recorder())
+    run(alone, range(2))
+    assert state_bits(watched) == state_bits(alone)
+
+
+WEIGHT = "model.layers.0.mlp.gate_proj.weight"
+PLANTS = [
+    ("input", f"start/{WEIGHT}"),
+    *[("input", name) for name in ("tokens", "rewards", "rollout_log_probs")],
+    *[("forward", name) for name in COLUMNS if name != "entropy"],
+    ("grad", WEIGHT),
+    ("update", WEIGHT),
+    ("update", f"exp_avg/{WEIGHT}"),
+]
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids="/".join)
+def test_the_observed_tensor_is_the_one_in_use(plant: tuple[str, str]) -> None:
+    """One element changed in an observed tensor is first seen there, and something after it changes too."""
+    config = replace(TINY, use_tis=True, kl_loss_coef=0.5)
+    clean, planted = Recorder(), Recorder(plant)
+    run(quiet(config), range(1), clean)
+    run(quiet(config), range(1), planted)
+    differ = [(ours[0], ours[1]) for ours, theirs in zip(clean.seen, planted.seen, strict=True) if ours != theirs]
+    assert planted.planted and differ[0] == plant
+    assert len(differ) > 1, "nothing that follows depends on it"
+
+
+def test_masked_input_columns_are_views_of_the_rollout() -> None:
+    """A plant reaches the rollout's own storage: no copy stands between the observer and the trainer."""
+    rollout = quiet().sample(0)
+    where = {name: tensor.untyped_storage().data_ptr() for name, tensor in rollout.tensors.items()}
+    seen: dict[str, int] = {}
+
+    def observe(phase: str, name: str, value: Any) -> None:
+        if phase == "input" and name in where:
+            seen[name] = value.untyped_storage().data_ptr()
+
+    list(quiet().train(rollout, observe))
+    assert seen == where
+
+
+# Numbers
+
+
+def test_the_first_step_is_on_policy_to_the_bit() -> None:
+    """At step 0 log_probs, old_log_probs and ref_log_probs have the same bits, also over several micro-batches."""
+    for dtype in ("fp32", "bf16"):
+        recorder = Recorder()
+        run(quiet(replace(TINY, dtype=dtype)), range(1), recorder)  # type: ignore[arg-type]
+        first: dict[str, bytes] = {}
+        for _, name, value in recorder.seen:
+            first.setdefault(name, value)
+        assert first["log_probs"] == first["old_log_probs"] == first["ref_log_probs"]
+        assert first["ppo_kl"] == first["kl_loss"] == first["pg_clipfrac"] == bits(0.0)
+
+
+def gradients(config: TrainConfig, rollout: Rollout) -> tuple[dict[str, Tensor], float]:
+    """The gradients of the first step, and its loss."""
+    out: dict[str, Tensor] = {}
+    metrics: dict[str, float] = {}
+
+    def observe(phase: str, name: str, value: Any) -> None:
+        if isinstance(value, float):
+            metrics[name] = value
+        elif phase == "grad":
+            out[name] = value.clone()
+
+    next(quiet(config).train(rollout, observe))
+    return out, metrics["loss"]
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sample"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_micro_batches_do_not_change_the_gradient(aggregation: Any, dtype: Any) -> None:
+    """One micro-batch, several, or one per sample: the same loss and gradient up to rounding, masks included."""
+    config = replace(ONE_STEP, loss_aggregation=aggregation, dtype=dtype, kl_loss_coef=0.0, entropy_coef=0.01)
+    rollout = with_rewards(quiet(config).sample(0))
+    mask = rollout.tensors["loss_mask"].clone()
+    mask[::3] = 0
+    rollout = Rollout(rollout.meta, {**rollout.tensors, "loss_mask": mask})
+    whole, loss = gradients(replace(config, max_tokens_per_micro_batch=10_000), rollout)
+    for budget in (24, 1):
+        parts, part_loss = gradients(replace(config, max_tokens_per_micro_batch=budget), rollout)
+        assert part_loss == pytest.approx(loss, abs=1e-6)
+        for name, wanted in whole.items():
+            assert parts[name].dtype == torch.float32
+            tolerance = 1e-5 if dtype == "fp32" else 2e-2  # bf16: one rounding of each micro-batch's gradient
+            torch.testing.assert_close(parts[name], wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max()))
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"kl_estimator": "k1"},
+    {"kl_loss_coef": 0.0},
+    {"kl_loss_coef": 0.0, "kl_coef": 0.1},
+    {"grpo_std_normalization": False},
+    {"whiten_advantages": True},
+    {"eps_clip": 1e-4},
+    {"eps_clip_high": 1e-4},
+    {"eps_clip_c": 1.0001},
+    {"entropy_coef": 0.1},
+    {"loss_aggregation": "token"},
+    {"use_tis": True, "tis_clip": 0.5},
+    {"use_tis": True, "tis_clip_low": 1.5},
+    {"temperature": 0.5},
+    {"lr": 1e-3},
+    {"betas": (0.5, 0.95)},
+    {"betas": (0.9, 0.5)},
+    {"adam_eps": 1e-3},
+    {"weight_decay": 0.1},
+    {"clip_grad": 0.01},
+    {"dtype": "bf16"},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_every_setting_takes_effect(settings: dict[str, Any]) -> None:
+    """No flag is dead: each changes the weights that two updates of one recorded rollout end in."""
+    config = replace(TINY, kl_loss_coef=0.1, lr=0.01)
+    rollout = with_rewards(quiet(config).sample(0))
+    lengths = rollout.tensors["response_lengths"].clone()
+    assert len(set(lengths.tolist())) > 1 or settings != {"loss_aggregation": "token"}
+    ends = []
+    for own in (config, replace(config, **settings)):
+        trainer = quiet(own)
+        list(trainer.train(rollout, ignore))
+        ends.append(bits(trainer.state()[f"main/{WEIGHT}"]))
+    assert ends[0] != ends[1]
+
+
+def test_the_reference_stays_what_the_policy_was() -> None:
+    """Its bits never move, the policy's do, and the KL between them leaves 0 with the second step."""
+    trainer, recorder = quiet(), Recorder()
+    start = {name: bits(p) for name, p in trainer.policy.named_parameters()}
+    run(trainer, range(2), recorder)
+    assert {name: bits(trainer.state()[f"ref/{name}"]) for name in start} == start
+    assert all(bits(trainer.state()[f"main/{name}"]) != value for name, value in start.items())
+    kl = [value for _, name, value in recorder.seen if name == "kl_loss"]
+    assert kl[0] == bits(0.0) and bits(0.0) not in kl[1:]
+
+
+def test_training_raises_the_reward_it_is_given() -> None:
+    """Thirty rollouts with a reward for ending in an id below 128 raise it from a half: the signs are right."""
+    config = replace(ONE_STEP, rollout_batch_size=4, n_samples_per_prompt=8, global_batch_size=32, lr=3e-2)
+    trainer = quiet(config)
+    means = []
+    for rollout_id in range(30):
+        rollout = trainer.sample(rollout_id)
+        small = (rollout.tensors["tokens"] < 128).float()
+        totals = rollout.tensors["total_lengths"].tolist()
+        rewards = torch.stack([part[-1] for part in torch.split(small, totals)])  # type: ignore[no-untyped-call]
+        means.append(float(rewards.mean()))
+        list(trainer.train(Rollout(rollout.meta, {**rollout.tensors, "rewards": rewards}), ignore))
+    assert sum(means[-5:]) / 5 > sum(means[:5]) / 5 + 0.2
+
+
+def test_the_metric_lines_are_the_fields() -> None:
+    """One `rollout N:` line a rollout and one `step N:` line an update, each a literal that reads back as floats."""
+    lines: list[str] = []
+    trainer = Trainer(TINY, log=lines.append)
+    observed: dict[str, float] = {}
+
+    def observe(_: str, name: str, value: Any) -> None:
+        if isinstance(value, float):
+            observed[name] = value
+
+    run(trainer, range(1), observe)
+    assert [line.split(":")[0] for line in lines] == ["rollout 0", "step 0", "step 1"]
+    last = ast.literal_eval(lines[-1].removeprefix("step 1: "))
+    assert last == {f"train/{name}": value for name, value in observed.items()} | {"train/step": 1}
+    assert "train/grad_norm" in last and "train/loss" in last
+    first = ast.literal_eval(lines[0].removeprefix("rollout 0: "))
+    assert first["rollout/rewards"] == 1.5 and 0.0 <= first["rollout/truncated"] <= 1.0
+
+
+# Rollouts
+
+
+def test_a_rollout_depends_on_weights_seed_and_number_alone(tmp_path: Path) -> None:
+    """Sampled in another order, after other draws, it is the same file; another number or seed gives another."""
+    one, two = quiet(), quiet()
+    one.sample(5)
+    random.random()
+    first, again, other = one.sample(1), two.sample(1), two.sample(2)
+    for name, path in (("a", first), ("b", again)):
+        write_rollout(tmp_path / name, path)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert bits(other.tensors["tokens"]) != bits(first.tensors["tokens"])
+    assert bits(quiet(replace(TINY, seed=5)).sample(1).tensors["tokens"]) != bits(first.tensors["tokens"])
+    back = read_rollout(tmp_path / "a")
+    assert back.meta == first.meta and back.meta["rollout_id"] == 1
+    assert len(back.meta["prompts"]) == 2 and len(back.meta["statuses"]) == 8
+    assert back.tensors["group_index"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_the_sampler_and_the_trainer_agree_on_log_probs() -> None:
+    """At any temperature: what the engine reports is what the trainer computes, up to rounding in another shape."""
+    seen: dict[str, float] = {}
+    run(
+        quiet(replace(ONE_STEP, temperature=0.5)),
+        range(1),
+        lambda _, name, value: seen.update({name: value}) if _ == "loss" else None,
+    )
+    assert 0.0 <= seen["train_rollout_logprob_abs_diff"] <= seen["train_rollout_logprob_abs_diff_max"] < 1e-5
+
+
+def test_a_rollout_that_does_not_fit_is_refused() -> None:
+    """Another number of samples names both sides; a half-trained rollout is finished before another begins."""
+    trainer = quiet()
+    rollout = trainer.sample(0)
+    with pytest.raises(ConfigError, match=r"rollout 0 has 8 samples.* = 4 x 1 = 4"):
+        next(quiet(replace(TINY, rollout_batch_size=1, num_steps_per_rollout=1)).train(rollout, ignore))
+    assert next(trainer.train(rollout, ignore)) == 0
+    assert trainer.position == (1, 0)
+    with pytest.raises(ConfigError, match="rollout 0 is half trained"):
+        next(trainer.train(trainer.sample(1), ignore))
+    assert list(trainer.train(rollout, ignore)) == [1]
+    assert trainer.position == (2, 1)
+
+
+# Optimizer
+
+
+def test_adamw_is_its_formula() -> None:
+    """Two steps of one weight against Loshchilov and Hutter's update in double precision."""
+    weight = torch.nn.Parameter(torch.tensor([0.5]))
+    config = TrainConfig(lr=0.1, betas=(0.9, 0.99), adam_eps=1e-8, weight_decay=0.2)
+    optimizer = MainOptimizer([("w", weight)], config)
+    w, m, v = 0.5, 0.0, 0.0
+    for step, gradient in enumerate((0.3, -0.1), start=1):
+        optimizer.zero_grad()
+        weight.grad = torch.tensor([gradient])
+        optimizer.accumulate()
+        optimizer.step()
+        m, v = 0.9 * m + 0.1 * gradient, 0.99 * v + 0.01 * gradient**2
+        w = w * (1 - 0.1 * 0.2) - 0.1 * (m / (1 - 0.9**step)) / (math.sqrt(v / (1 - 0.99**step)) + 1e-8)
+        assert float(weight.detach()) == pytest.approx(w, rel=1e-6)
+
+
+def test_bf16_gradients_are_summed_in_fp32() -> None:
+    """256 + 1 is lost in bf16 and kept in main_grad; a small update is lost in the bf16 weight and kept in the main."""
+    weight = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    optimizer = MainOptimizer([("w", weight), ("unused", torch.nn.Parameter(torch.ones(2)))], TrainConfig(lr=1e-4))
+    optimizer.zero_grad()
+    for gradient in (256.0, 1.0):
+        weight.grad = torch.tensor([gradient], dtype=torch.bfloat16)
+        optimizer.accumulate()
+    assert optimizer.gradients()["w"].tolist() == [257.0]
+    assert optimizer.gradients()["unused"].tolist() == [0.0, 0.0]
+    optimizer.step()
+    optimizer.publish()
+    assert weight.tolist() == [1.0] and optimizer.main["w"].tolist() == pytest.approx([1 - 1e-4])
+
+
+def test_clipping_scales_to_the_bound_and_returns_the_norm_before() -> None:
+    """Norm 5 is scaled to 1; 0 turns clipping off; a small norm and a non-finite norm leave the bits alone."""
+    grads = {"b": torch.tensor([3.0]), "a": torch.tensor([0.0, 4.0])}
+    assert float(clip_grads(grads, 1.0)) == 5.0
+    assert float(global_norm(grads)) == pytest.approx(1.0, abs=1e-6)
+    for bound, values in ((0.0, [3.0]), (10.0, [3.0]), (1.0, [3.0, math.inf]), (1.0, [3.0, math.nan]), (1.0, [1e30])):
+        own = {"w": torch.tensor(values)}
+        before = bits(own["w"])
+        norm = float(clip_grads(own, bound))
+        assert bits(own["w"]) == before and (norm == 3.0 or not math.isfinite(norm))
+    assert float(clip_grads({}, 1.0)) == 0.0
+
+
+def test_the_norm_does_not_depend_on_the_order_of_the_mapping() -> None:
+    """Per-parameter sums are added in ascending order of names."""
+    generator = torch.Generator().manual_seed(0)
+    grads = {f"p{i}": torch.randn(50, generator=generator) * 10.0**i for i in range(6)}
+    reverse = dict(reversed(grads.items()))
+    assert bits(global_norm(grads)) == bits(global_norm(reverse))
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_resuming_is_bit_exact(dtype: Any, tmp_path: Path) -> None:
+    """2 rollouts, save, load in a fresh trainer, 2 more: every byte of state and every metric line as in 4 straight."""
+    config, straight_lines, lines = replace(TINY, dtype=dtype), list[str](), list[str]()
+    straight = Trainer(config, log=straight_lines.append)
+    run(straight, range(4))
+    first = Trainer(config, log=lines.append)
+    run(first, range(2))
+    first.save(str(tmp_path / "ck"))
+    random.seed(99)
+    torch.manual_seed(99)
+    np.random.seed(99)
+    second = Trainer(config, log=lines.append)
+    second.load(str(tmp_path / "ck"))
+    assert second.position == (4, 2) and state_bits(second) == state_bits(first)
+    run(second, range(2, 4))
+    assert state_bits(second) == state_bits(straight)
+    assert lines == straight_lines
+
+
+def test_resuming_between_two_updates_of_a_rollout(tmp_path: Path) -> None:
+    """Saved half way through a rollout, the rest of it has the same bits: the old log-probs are part of the state."""
+    straight, first, second = quiet(), quiet(), quiet()
+    rollout = with_rewards(straight.sample(0))
+    list(straight.train(rollout, ignore))
+    next(first.train(rollout, ignore))
+    first.save(str(tmp_path / "ck"))
+    second.load(str(tmp_path / "ck"))
+    assert list(second.train(rollout, ignore)) == [1]
+    assert state_bits(second) == state_bits(straight)
+
+
+def test_the_state_holds_all_that_decides_the_future() -> None:
+    """Weights, moments, step, reference, three generators and the position, by name."""
+    trainer = quiet(replace(TINY, dtype="bf16"))
+    run(trainer, range(1))
+    names = {name for name, _ in trainer.policy.named_parameters()}
+    kinds = ("main", "model", "exp_avg", "exp_avg_sq", "step", "ref")
+    rest = {"rng/torch", "rng/python", "rng/numpy", "position/step", "position/rollout_id", "position/update"}
+    assert set(trainer.state()) == {f"{kind}/{name}" for kind in kinds for name in names} | rest
+    assert float(trainer.state()[f"step/{WEIGHT}"]) == 2.0
+
+
+def test_a_checkpoint_is_a_starting_policy_too(tmp_path: Path) -> None:
+    """The directory is also an HF checkpoint: a new run starts from its weights, relative to root."""
+    trainer = quiet()
+    run(trainer, range(1))
+    trainer.save(str(tmp_path / "ck"))
+    fresh = Trainer(replace(TINY, hf_checkpoint="ck"), root=str(tmp_path))
+    for name, parameter in fresh.policy.named_parameters():
+        assert bits(parameter) == bits(trainer.state()[f"main/{name}"])
+
+
+def test_bad_checkpoints_are_one_clear_line(tmp_path: Path) -> None:
+    """Missing, truncated, flipped, newer, garbled and foreign ones are refused; the trainer stays as it was."""
+    trainer = quiet()
+    good = tmp_path / "good"
+    trainer.save(str(good))
+    before = state_bits(trainer)
+
+    def broken(name: str) -> Path:
+        return Path(shutil.copytree(good, tmp_path / name))
+
+    state = (good / "state.safetensors").read_bytes()
+    (broken("cut") / "state.safetensors").write_bytes(state[: len(state) // 2])
+    (broken("flipped") / "state.safetensors").write_bytes(state[:-1] + bytes([state[-1] ^ 1]))
+    (broken("gone") / "state.safetensors").unlink()
+    meta = json.loads((good / "trainer.json").read_text())
+    (broken("newer") / "trainer.json").write_text(json.dumps(meta | {"format": FORMAT + 1}))
+    (broken("garbled") / "trainer.json").write_text("{")
+    (broken("list") / "trainer.json").write_text("[]")
+    wanted = {
+        "nothing": "no checkpoint",
+        "cut": "damaged",
+        "flipped": "damaged",
+        "gone": "unreadable",
+        "newer": "update repro_core",
+        "garbled": "unreadable",
+        "list": "unreadable",
+    }
+    for name, message in wanted.items():
+        with pytest.raises(CheckpointError, match=message) as caught:
+            trainer.load(str(tmp_path / name))
+        assert "\n" not in str(caught.value)
+    with pytest.raises(CheckpointError, match="does not fit: exp_avg/"):
+        quiet(replace(TINY, model=replace(TINY.model, intermediate_size=32))).load(str(good))
+    with pytest.raises(CheckpointError, match=r"model/.* is absent there"):
+        quiet(replace(TINY, dtype="bf16")).load(str(good))
+    assert state_bits(trainer) == before
+
+
+def test_saving_replaces_checkpoints_and_nothing_else(tmp_path: Path) -> None:
+    """An older checkpoint is replaced whole; other files are refused and left alone; nothing temporary stays."""
+    trainer = quiet()
+    trainer.save(str(tmp_path / "ck"))
+    run(trainer, range(1))
+    trainer.save(str(tmp_path / "ck"))
+    other = quiet()
+    other.load(str(tmp_path / "ck"))
+    assert state_bits(other) == state_bits(trainer)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years")
+    with pytest.raises(CheckpointError, match="is no checkpoint: choose another"):
+        trainer.save(str(mine))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ck", "mine"]
+    assert (mine / "thesis.txt").read_text() == "years"
+
+
+def test_equal_states_give_equal_bytes(tmp_path: Path) -> None:
+    """Two trainers in the same state write the same files."""
+    for name in ("a", "b"):
+        trainer = quiet()
+        run(trainer, range(1))
+        trainer.save(str(tmp_path / name))
+    for path in sorted((tmp_path / "a").iterdir()):
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
+
+
+# First-step checks
+
+
+def judged(**changes: Any) -> list[bool]:
+    columns = {
+        "log_probs": torch.tensor([-1.0, -2.0, math.nan]),
+        "ref_log_probs": torch.tensor([-1.0, -2.0, 5.0]),
+        "kl": torch.tensor([0.0, -0.0, math.inf]),
+        "loss_mask": torch.tensor([1, 1, 0]),
+    }
+    metrics = {"kl_loss": 0.0, "grad_norm": 0.5}
+    for name, value in changes.items():
+        if name in columns:
+            columns[name] = value
+        else:
+            metrics[name] = value
+    return [result.passed for result in first_step_checks(columns, metrics)]
+
+
+def test_first_step_checks_pass_and_fail_where_they_should() -> None:
+    """Bits and not tolerance, two-sided, NaN fails, a KL of -0.0 counts as 0, masked tokens are not looked at."""
+    assert judged() == [True, True, True]
+    one_ulp = torch.nextafter(torch.tensor(-2.0), torch.tensor(0.0))
+    assert judged(log_probs=torch.tensor([-1.0, float(one_ulp), 0.0])) == [False, True, True]
+    nan = torch.tensor([math.nan, -2.0, 0.0])
+    assert judged(log_probs=nan, ref_log_probs=nan) == [False, True, True]
+    for kl in (1e-30, -1e-30, math.nan):
+        assert judged(kl=torch.tensor([0.0, kl, 0.0])) == [True, False, True]
+    for kl_loss in (1e-12, -1e-12, math.nan):
+        assert judged(kl_loss=kl_loss) == [True, False, True]
+    for grad_norm in (101.0, math.nan, math.inf, -1.0):
+        assert judged(grad_norm=grad_norm) == [True, True, False]
+    assert judged(loss_mask=torch.zeros(3)) == [False, False, True]
+
+
+def test_first_step_checks_print_their_bound() -> None:
+    """The name of the last check holds the bound it was given."""
+    columns = {name: torch.zeros(1) for name in ("log_probs", "ref_log_probs", "kl")} | {"loss_mask": torch.ones(1)}
+    last = first_step_checks(columns, {"kl_loss": 0.0, "grad_norm": 3.0}, grad_norm_bound=2.5)[-1]
+    assert last.name == "grad_norm <= 2.5" and not last.passed and "3.0" in last.detail
