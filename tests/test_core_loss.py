@@ -7,12 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+
 from repro_core.advantages import STD_EPS, advantages, baseline, whiten
 from repro_core.batching import make_micro_batch, micro_batches, offsets, pack, pad, plan_updates
 from repro_core.config import TrainConfig
 from repro_core.kl import kl_per_token
 from repro_core.loss import Columns, LossTerms, policy_loss, token_log_probs, token_weights
-from torch import Tensor
 
 torch.set_num_threads(1)
 settings.register_profile("core", deadline=None, derandomize=True)

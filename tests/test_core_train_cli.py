@@ -17,6 +17,7 @@ from repro_core.checkpoint import load_checkpoint
 from repro_core.config import ModelConfig, TrainConfig
 from repro_core.rollout_file import read_rollout
 from repro_core.train import main, make_parser
+from repro_core.train_data import Collector
 
 torch.set_num_threads(1)
 
@@ -125,6 +126,20 @@ def test_the_train_dump_holds_the_columns_of_all_updates(run: Any, tmp_path: Pat
     assert meta["metrics"] == printed
 
 
+def test_the_collector_copies_what_it_passes_on() -> None:
+    """Every signal reaches the next observer unchanged, and a later change of the tensor does not reach the copy."""
+    passed: list[tuple[Any, ...]] = []
+    collector = Collector(lambda *signal: passed.append(signal), keep_all=False)
+    column = torch.ones(2)
+    for signal in (("input", "tokens", column), ("forward", "kl", column), ("loss", "loss", 0.5)):
+        collector(*signal)
+    column.fill_(9.0)
+    assert [signal[:2] for signal in passed] == [("input", "tokens"), ("forward", "kl"), ("loss", "loss")]
+    assert passed[1][2] is column
+    assert collector.columns["kl"].tolist() == [1.0, 1.0] and set(collector.columns) == {"kl"}
+    assert collector.metrics == {"loss": 0.5}
+
+
 def test_the_first_sample_is_printed_every_n_rollouts(run: Any) -> None:
     """--debug-rollout-print-every 2 shows rollouts 0 and 2; 0 shows none."""
     _, out, _ = run("--num-rollout", "3", "--debug-rollout-only", "--debug-rollout-print-every", "2")
@@ -205,6 +220,9 @@ def test_wrong_inputs_are_one_line_and_exit_2(run: Any, tmp_path: Path) -> None:
     garbage.write_bytes(b"\x80\x02 not a rollout")
     toml = tmp_path / "bad.toml"
     toml.write_text("learning_rate = 1\n")
+    table = tmp_path / "table.toml"
+    table.write_text("model = 3\n")
+    run("--num-rollout", "1", "--debug-rollout-only", "--save-debug-rollout-data", str(tmp_path / f"{ID}.st"))
     tracker = tmp_path / "tracked"
     tracker.mkdir()
     (tracker / "latest_checkpointed_iteration.txt").write_text("release\n")
@@ -219,6 +237,9 @@ def test_wrong_inputs_are_one_line_and_exit_2(run: Any, tmp_path: Path) -> None:
         ("--load", str(tmp_path)): "is no checkpoint",
         ("--load", str(tracker)): "holds 'release', not a number",
         ("--hf-checkpoint", str(tmp_path)): "config.json",
+        ("--config", str(table)): "model must be a table",
+        ("--vocab-size", "200"): "sampling needs vocab_size 259",
+        ("--load-debug-rollout-data", str(tmp_path / "0.st"), "--vocab-size", "257"): "but vocab_size is 257",
         ("--max-response-len", "500"): "max_position_embeddings",
     }
     for flags, message in wanted.items():

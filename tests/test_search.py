@@ -334,6 +334,13 @@ def test_arrival_order_does_not_matter(
     assert members(search.answer) == brute_force(dag, skips, culprit)
 
 
+def test_in_flight_probes_are_counted_on() -> None:
+    """Free workers are spread over the parts that the probes in flight will leave, so that the largest shrinks."""
+    # [12 older | 18 newer] with 11 in flight: one probe halves each part
+    assert Search(Dag(line(30)), 29).next(2, in_flight=[11]) == [20, 5]
+    assert Search(Dag(line(2)), 1).next(2, in_flight=[0]) == []
+
+
 def test_probe_outside_the_suspects() -> None:
     """A merge that is no suspect itself is probed where it cuts the suspects far better than any of them."""
     leaves = [f"l{i}" for i in range(8)]
@@ -355,7 +362,7 @@ def test_range_is_what_only_bad_reaches() -> None:
 
 
 def test_wrong_use_is_refused_in_one_line() -> None:
-    """Cycles, commits outside the range, unknown verdicts and k < 1 are errors."""
+    """Cycles, commits outside the range, unknown verdicts and impossible k are errors."""
     with pytest.raises(ValueError, match="cycle: "):
         Dag({"a": ["b"], "b": ["a"]})
     with pytest.raises(ValueError, match="bad end 7 is not in the range"):
@@ -365,8 +372,11 @@ def test_wrong_use_is_refused_in_one_line() -> None:
         search.with_verdict(9, "GOOD")
     with pytest.raises(ValueError, match="FLAKY"):
         search.with_verdict(1, "FLAKY")
+    with pytest.raises(ValueError, match="k must be at least 0"):
+        search.next(-1)
+    assert search.next(0) == []
     with pytest.raises(ValueError, match="k must be at least 1"):
-        search.next(0)
+        search.bound(0)
     assert search.with_verdict(-1, "GOOD") == search
     with pytest.raises(ContradictionError, match="-1 is BAD but was given as a good end"):
         search.with_verdict(-1, "BAD")

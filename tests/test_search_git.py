@@ -42,6 +42,7 @@ def import_history(repo: Path, parents: Parents) -> dict[int, str]:
         lines += [f"data {len(str(i))}", str(i), *(f"from :{p + 1}" for p in links[:1])]
         stream += [*lines, *(f"merge :{p + 1}" for p in links[1:]), ""]
     git(repo, "fast-import", "--quiet", "--export-marks=marks", stdin="\n".join(stream))
+    git(repo, "symbolic-ref", "HEAD", f"refs/heads/c{max(parents)}")  # bisect wants a HEAD that exists
     marks = (line.split() for line in (repo / "marks").read_text().splitlines())
     return {int(mark[1:]) - 1: name for mark, name in marks}
 

@@ -9,12 +9,11 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import git
 
-from repro_golden.checkout import Checkout, subject_tree
+from repro_golden.checkout import Checkout
 from repro_golden.errors import MachineFailureError, ReproError
 from repro_golden.launch import Place
 
@@ -37,65 +36,65 @@ class CommitInfo:
 class History:
     """The commits of a range GOOD..BAD.
 
+    Every question is a git process of its own: GitPython's shared object reader must not be used by two threads.
+
     Attributes:
         good: Full id of the good end.
         bad: Full id of the bad end.
         parents: Every commit of the range, newest first, with its parents.
     """
 
-    def __init__(self, checkout: Checkout, spec: str) -> None:
-        """Resolve ``GOOD..BAD``; an empty BAD means HEAD.
+    def __init__(self, checkout: Checkout, spec: str, path: str) -> None:
+        """Resolve ``GOOD..BAD`` (an empty BAD means HEAD) and look up the subject's folder `path` in every commit.
 
         Raises:
             ReproError: not a range, an unknown revision, GOOD no ancestor of BAD, or nothing between them.
         """
-        self.repo = git.Repo(checkout.root)
+        self._git = git.Git(str(checkout.root))
         good, dots, bad = spec.partition("..")
         if not dots or not good or bad.startswith("."):
             raise ReproError(f"{spec!r} is no range: write GOOD..BAD, such as v1.2..HEAD")
         self.good, self.bad = self._resolve(good), self._resolve(bad or "HEAD")
         if self.good == self.bad:
             raise ReproError(f"{good} and {bad or 'HEAD'} are the same commit: there is nothing between them")
-        ends = self.repo.commit(self.good), self.repo.commit(self.bad)
-        if not self.repo.is_ancestor(*ends):
-            base = self.repo.merge_base(*ends)
-            cure = f"; their merge base is {base[0].hexsha[:10]}, try {base[0].hexsha[:10]}..{bad}" if base else ""
+        base = self._git.merge_base(self.good, self.bad, with_exceptions=False)
+        if base != self.good:
+            cure = f"; their merge base is {base[:10]}, try {base[:10]}..{bad or 'HEAD'}" if base else ""
             raise ReproError(f"GOOD {good} is not an ancestor of BAD {bad or 'HEAD'}{cure}")
-        lines = self.repo.git.rev_list("--parents", "--topo-order", f"{self.good}..{self.bad}").splitlines()
+        lines = self._git.rev_list("--parents", "--topo-order", f"{self.good}..{self.bad}").splitlines()
         self.parents: Mapping[str, Sequence[str]] = {c: p for c, *p in (line.split() for line in lines)}
+        self._trees = self._read_trees(
+            [self.good, *self.parents, *(p for ps in self.parents.values() for p in ps)], path
+        )
 
     def _resolve(self, revision: str) -> str:
         try:
-            return str(self.repo.commit(revision).hexsha)
-        except (git.BadName, git.BadObject, ValueError, git.GitCommandError):
+            return str(self._git.rev_parse("--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"))
+        except git.GitCommandError:
             raise ReproError(f"git knows no commit {revision!r} here: check the spelling, or fetch it first") from None
 
-    @cached_property
-    def _trees(self) -> dict[tuple[str, str], str | None]:
-        return {}
+    def _read_trees(self, commits: Sequence[str], path: str) -> dict[str, str | None]:
+        """One ``git cat-file --batch-check`` for all commits."""
+        unique = list(dict.fromkeys(commits))
+        with tempfile.TemporaryFile() as questions:
+            questions.write("".join(f"{c}:{path}\n" for c in unique).encode())
+            questions.seek(0)
+            answer = self._git.cat_file("--batch-check=%(objectname) %(objecttype)", istream=questions)
+        found = {}
+        for commit, line in zip(unique, answer.splitlines(), strict=True):
+            name, _, kind = line.rpartition(" ")
+            found[commit] = name if kind == "tree" else None
+        return found
 
-    def tree(self, commit: str, path: str) -> str | None:
-        """Hash of the subject's folder in a commit; None when the commit lacks it."""
-        if (commit, path) not in self._trees:
-            self._trees[commit, path] = subject_tree(self.repo.commit(commit), path)
-        return self._trees[commit, path]
+    def tree(self, commit: str) -> str | None:
+        """Hash of the subject's folder in a commit: equal hashes are equal code. None when the commit lacks it."""
+        return self._trees[commit]
 
     def info(self, commit: str) -> CommitInfo:
         """Author, date, subject and diffstat."""
-        c = self.repo.commit(commit)
-        stat = self.repo.git.show("--stat=100", "--format=", commit, "--").strip("\n")
-        return CommitInfo(
-            commit,
-            f"{c.author.name} <{c.author.email}>",
-            c.authored_datetime.isoformat(),
-            str(c.summary),
-            tuple(p.hexsha for p in c.parents),
-            stat,
-        )
-
-    def close(self) -> None:
-        """End git's helper processes."""
-        self.repo.close()
+        fields = self._git.log("-1", "--format=%an <%ae>%x00%aI%x00%s%x00%P", commit).split("\0")
+        stat = self._git.show("--stat=100", "--format=", "-m", "--first-parent", commit, "--").strip("\n")
+        return CommitInfo(commit, fields[0], fields[1], fields[2], tuple(fields[3].split()), stat)
 
 
 class Worktrees:
@@ -107,7 +106,7 @@ class Worktrees:
     """
 
     def __init__(self, checkout: Checkout) -> None:
-        self._repo = git.Repo(checkout.root)
+        self._git = git.Git(str(checkout.root))
         base = checkout.state / "worktrees"
         base.mkdir(parents=True, exist_ok=True)
         self._sweep(base)
@@ -118,7 +117,7 @@ class Worktrees:
 
     def _empty_filters(self) -> list[str]:
         try:
-            names = self._repo.git.config("--name-only", "--get-regexp", r"^filter\.").splitlines()
+            names = self._git.config("--name-only", "--get-regexp", r"^filter\.").splitlines()
         except git.GitCommandError:  # no filter is configured
             return []
         filters = sorted({name.rsplit(".", 1)[0] for name in names})
@@ -134,7 +133,7 @@ class Worktrees:
         """
         path = Path(tempfile.mkdtemp(prefix=f"{commit[:10]}-", dir=self._folder)) / "tree"
         try:
-            self._git("worktree", "add", "--quiet", "--detach", "--force", str(path), commit)
+            self._run("worktree", "add", "--quiet", "--detach", "--force", str(path), commit)
             yield Place(path, commit, tree)
         finally:
             self._remove(path)
@@ -142,15 +141,14 @@ class Worktrees:
     def _remove(self, path: Path) -> None:
         shutil.rmtree(path.parent, ignore_errors=True)
         with contextlib.suppress(MachineFailureError):
-            self._git("worktree", "prune")
+            self._run("worktree", "prune")
 
     def close(self) -> None:
         """Remove this process's folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._lock.close()
         with contextlib.suppress(MachineFailureError):
-            self._git("worktree", "prune")
-        self._repo.close()
+            self._run("worktree", "prune")
 
     def _sweep(self, base: Path) -> None:
         """Remove the folders of processes that are gone: whoever lives holds a lock on its own."""
@@ -163,12 +161,12 @@ class Worktrees:
             except OSError:
                 continue  # its owner lives, or is just making it
         with contextlib.suppress(git.GitCommandError):
-            self._repo.git.worktree("prune")
+            self._git.worktree("prune")
 
-    def _git(self, *arguments: str) -> None:
-        command = ["git", *(self._quiet if hasattr(self, "_quiet") else []), *arguments]
+    def _run(self, *arguments: str) -> None:
+        command = ["git", *self._quiet, *arguments]
         try:
-            self._repo.git.execute(command)
+            self._git.execute(command)
         except git.GitCommandError as error:
             message = " ".join(str(error.stderr).split())[:300]
             raise MachineFailureError(f"`git {' '.join(arguments[:2])}` failed: {message}") from None

@@ -124,21 +124,18 @@ def bisect_range(checkout: Checkout, case: Case, spec: str, watch: Watch, *, job
             f"the subject of {case.name} is the installed {case.subject.module}, which no commit changes: "
             "set subject.path to its folder in this repository"
         )
-    history = History(checkout, spec)
+    history = History(checkout, spec, case.subject.path)
+    store = Store(checkout.root)
+    rollouts = store.rollouts(case)
+    if len(rollouts) == 0:
+        raise ReproError(f"{rollouts.directory} holds no rollouts: `repro golden record {case.name}` records them")
+    identity = child_identity(case, checkout.root)
+    prober = Prober(checkout, case, history, rollouts, identity)
     try:
-        store = Store(checkout.root)
-        rollouts = store.rollouts(case)
-        if len(rollouts) == 0:
-            raise ReproError(f"{rollouts.directory} holds no rollouts: `repro golden record {case.name}` records them")
-        identity = child_identity(case, checkout.root)
-        prober = Prober(checkout, case, history, rollouts, identity)
-        try:
-            golden = _golden_of(store, case, history, identity.machine, rollouts.digest)
-            return _Bisection(case, history, prober, golden, watch, jobs, identity.machine).run()
-        finally:
-            prober.close()
+        golden = _golden_of(store, case, history, identity.machine, rollouts.digest)
+        return _Bisection(case, history, prober, golden, watch, jobs, identity.machine).run()
     finally:
-        history.close()
+        prober.close()
 
 
 def _golden_of(store: Store, case: Case, history: History, machine: str, rollouts: str) -> GoldenRun | None:
@@ -147,7 +144,7 @@ def _golden_of(store: Store, case: Case, history: History, machine: str, rollout
     if not (path.exists() or path.with_name(path.name + ".dvc").exists()):
         return None
     golden = store.load(machine, case.name)
-    same = golden.record.get("tree") == history.tree(history.good, case.subject.path)
+    same = golden.record.get("tree") == history.tree(history.good)
     current = golden.record["case"] == case.canonical() and golden.record["rollouts"] == rollouts
     return golden if same and current and not golden.noisy else None
 
@@ -292,12 +289,11 @@ class _Bisection:
 
     def _twins(self, commit: str) -> list[str]:
         """The commits of the range with the same subject tree: they share one probe."""
-        path = self.case.subject.path
-        tree = self.history.tree(commit, path)
+        tree = self.history.tree(commit)
         known = self.search.verdicts
         return [
             commit,
-            *(c for c in self.history.parents if c != commit and c not in known and self.history.tree(c, path) == tree),
+            *(c for c in self.history.parents if c != commit and c not in known and self.history.tree(c) == tree),
         ]
 
     # -- the confirmation

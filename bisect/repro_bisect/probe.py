@@ -81,7 +81,7 @@ class Prober:
             MachineFailureError: git, the disk or the machine failed: no verdict.
             ReproError: the instrument refused.
         """
-        tree = self._history.tree(commit, self.case.subject.path)
+        tree = self._history.tree(commit)
         if tree is None:
             return Skip(f"it has no folder {self.case.subject.path}/")
         key = probe_key(tree, self.case, self._rollouts.digest, self._identity)

@@ -172,14 +172,17 @@ class Search(Generic[Commit]):
         (`repro_bisect.skips.risks`).
 
         Args:
-            k: how many probes, at least 1.
+            k: how many probes, or free workers; none for 0.
             in_flight: probes under way, whose verdicts are counted on; they are not chosen again.
 
         Returns:
-            Fewer than `k` where fewer help; empty if and only if there is an answer or everything useful is in flight.
+            Fewer than `k` where fewer help; none where there is an answer or everything useful is in flight.
+
+        Raises:
+            ValueError: k < 0.
         """
-        if k < 1:
-            raise ValueError(f"k must be at least 1, not {k}")
+        if k < 0:
+            raise ValueError(f"k must be at least 0, not {k}")
         flying = [self.dag.index[c] for c in in_flight if c in self.dag]
         chosen = choose(self.dag, self._suspects, self._candidates, k, self._risks, flying)
         return [self.dag.order[i] for i in chosen]
@@ -193,7 +196,12 @@ class Search(Generic[Commit]):
 
         On a line without skips it is ceil(log_{k+1} n). Elsewhere the whole decision tree is walked, for up to 512
         suspects; above that only the largest part of each cut, which is an estimate for unusual shapes.
+
+        Raises:
+            ValueError: k < 1.
         """
+        if k < 1:
+            raise ValueError(f"k must be at least 1, not {k}: no probes, no end")
         # A sound bound on every path would be |S| - 1: a cut always leaves less. It serves where walking is hopeless.
         most, stack = 0, [(self, 0)]
         while stack:

@@ -90,7 +90,7 @@ def _between(dag: Dag[Commit], skipped: Sequence[int], tested: int) -> int:
             if a >= b:
                 break
             # Inside an interval that was taken already, every smaller one adds nothing.
-            if dag.ancestors[b] >> a & 1 and not covered >> a & 1:
+            if not covered >> a & 1:
                 span = dag.ancestors[b] & dag.descendants[a]
                 if not span & tested:
                     covered |= span

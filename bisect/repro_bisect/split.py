@@ -43,9 +43,8 @@ def choose(
         risk: chance that a commit can be tested, where it is less than certain.
         in_flight: probes under way: they cut too, and are not chosen again.
     """
-    flying = list(in_flight)
-    pool = [i for i in pool if i not in flying]
-    cells, chosen = partition(dag, [suspects], flying), list[int]()
+    # What is in flight or chosen cuts none of the parts that it leaves, so it is never chosen again.
+    cells, chosen = partition(dag, [suspects], in_flight), list[int]()
     while len(chosen) < k:
         cells = [cell for cell in cells if cell & (cell - 1)]  # a single suspect is decided
         added = [
@@ -60,7 +59,6 @@ def choose(
         if not added:
             break
         chosen += added
-        pool = [i for i in pool if i not in added]
         cells = partition(dag, cells, added)
     return chosen
 

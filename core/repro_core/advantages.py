@@ -70,13 +70,9 @@ def baseline(
     kept = torch.split(keep, lengths)
     penalised = rewards.float().clone()
     if kl_coef:
-        for sample, (part, kept) in enumerate(
-            zip(torch.split(kl.float(), lengths), torch.split(keep, lengths), strict=True)
-        ):
-            penalised[sample] -= kl_coef * part[kept].sum()
-    counted = torch.tensor(
-        [bool(kept.any()) for kept in torch.split(keep, lengths)], dtype=torch.bool, device=keep.device
-    )
+        for sample, part in enumerate(torch.split(kl.float(), lengths)):
+            penalised[sample] -= kl_coef * part[kept[sample]].sum()
+    counted = torch.tensor([bool(part.any()) for part in kept], dtype=torch.bool, device=keep.device)
 
     mean, scale = torch.zeros_like(penalised), torch.ones_like(penalised)
     for group in torch.unique(group_index):

@@ -2,8 +2,8 @@
 
 A checkpoint is one directory: the policy in Hugging Face's form (for other tools to read), ``state.safetensors`` with
 every tensor of `Trainer.state`, and ``trainer.json`` with the format number, the configuration and the SHA-256 of
-``state.safetensors``. It is written next to its place and renamed there whole, so a kill leaves either the old
-checkpoint, or none, or the new one, and never a half.
+``state.safetensors``. It is written next to its place and renamed there whole: what has the checkpoint's name is never
+half of one. (A kill between the two renames of a replacement leaves the old one as ``.NAME.PID.old``.)
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
+
+from repro_core.rollout_file import replace_file
 
 __all__ = ["FORMAT", "CheckpointError", "load_checkpoint", "restore_rng", "rng_state", "save_checkpoint"]
 
@@ -63,16 +65,22 @@ def save_checkpoint(
     fresh.mkdir()
     try:
         write_weights(fresh)
-        save_file({name: state[name].detach().contiguous().clone() for name in sorted(state)}, str(fresh / _STATE))
-        digest = hashlib.sha256((fresh / _STATE).read_bytes()).hexdigest()
-        meta = {"format": FORMAT, "config": dict(config), "sha256": {_STATE: digest}}
-        (fresh / _META).write_text(json.dumps(meta, indent=1, sort_keys=True) + "\n")
+        # Cloned: safetensors refuses tensors that share storage, and views may.
+        data = save({name: value.detach().cpu().contiguous().clone() for name, value in state.items()})
+        replace_file(fresh / _STATE, data)
+        meta = {"format": FORMAT, "config": dict(config), "sha256": {_STATE: hashlib.sha256(data).hexdigest()}}
+        replace_file(fresh / _META, (json.dumps(meta, indent=1, sort_keys=True) + "\n").encode())
         if target.exists():
             target.rename(stale)
-        fresh.rename(target)
+        try:
+            fresh.rename(target)
+        except OSError:
+            if stale.exists():
+                stale.rename(target)
+            raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-        shutil.rmtree(stale, ignore_errors=True)
+    shutil.rmtree(stale, ignore_errors=True)
 
 
 def load_checkpoint(directory: str | Path) -> dict[str, Tensor]:

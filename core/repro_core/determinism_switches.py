@@ -36,16 +36,17 @@ ENVIRONMENT: dict[str, str] = {
 """What must be in the environment before the process starts: set inside it, it comes too late."""
 
 MIXED_HOSTS: dict[str, str] = {
-    # Libraries pick kernels by CPU model, and different kernels round differently. AVX2, which every hosted x86-64
-    # runner has, makes hosts agree at the price of AVX-512's speed.
+    # Libraries pick kernels by CPU model, and different kernels round differently. AVX2 is what every hosted x86-64
+    # runner has; of MKL's branches only COMPATIBLE is meant to agree between Intel and other makers' CPUs.
     "ATEN_CPU_CAPABILITY": "avx2",
-    "MKL_CBWR": "AVX2",
+    "MKL_CBWR": "COMPATIBLE",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     # The default is the number of cores: for code that runs before or beside `apply`.
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
-"""Wanted as well where hosts of different CPU models must agree. Not in `ENVIRONMENT`, since they cost speed."""
+"""Wanted as well where hosts of different CPU models should agree. Not in `ENVIRONMENT`: they cost speed, and each
+removes one cause of difference without promising equality."""
 
 
 @dataclass(frozen=True)
@@ -189,8 +190,8 @@ def _environment() -> tuple[Switch, ...]:
     ranks = f"fewer than {gpu.NCCL_RANKS} GPUs: two terms add up the same in either order"
     return (
         _variable("PYTHONHASHSEED", "order of sets of strings", proofs.string_hash),
-        _variable("CUBLAS_WORKSPACE_CONFIG", "bounds cuBLAS's choice of algorithm; off is :16:8, since torch makes the "
-                  "workspace 32 MiB on Hopper when it is unset", gpu.cublas_workspace, off=":16:8", absent=_no_cuda),
+        _variable("CUBLAS_WORKSPACE_CONFIG", "bounds cuBLAS's choice of algorithm; off is :16:8, since unset means "
+                  "32 MiB on Hopper too", gpu.cublas_workspace, off=":16:8", absent=_no_cuda),
         _variable("NCCL_ALGO", "order in which the ranks' terms are added; off is Tree", gpu.nccl_all_reduce,
                   off="Tree", inherited=True,
                   absent=lambda: _no_cuda() or ("" if torch.cuda.device_count() >= gpu.NCCL_RANKS else ranks)),

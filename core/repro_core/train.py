@@ -17,7 +17,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from repro_core import Observe, Rollout
-from repro_core.config import ModelConfig, TrainConfig
+from repro_core.config import ConfigError, ModelConfig, TrainConfig
 
 if TYPE_CHECKING:
     from repro_core.train_data import Collector
@@ -154,6 +154,8 @@ def _read_config(args: argparse.Namespace) -> TrainConfig:
     if args.config is not None:
         values = tomllib.loads(args.config.read_text(encoding="utf-8"))
     model = values.get("model", {})
+    if not isinstance(model, dict):
+        raise ConfigError(f"model must be a table of the model's keys, not {model!r}")
     for name, value in vars(args).items():
         if name.startswith(_OURS + "model."):
             values["model"] = model = {**model, name.removeprefix(_OURS + "model."): value}

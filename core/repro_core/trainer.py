@@ -29,7 +29,7 @@ from repro_core.model import Policy, init_weights
 from repro_core.optimizer import MainOptimizer, clip_grads
 from repro_core.sampler import sample, sample_seeds
 from repro_core.task import prompts, reward
-from repro_core.tokenizer import EOS_ID, PAD_ID, encode
+from repro_core.tokenizer import EOS_ID, PAD_ID, VOCAB_SIZE, encode
 
 __all__ = ["Trainer", "rollout_metrics"]
 
@@ -93,9 +93,12 @@ class Trainer:
         """Sample one rollout with the current policy: a function of the weights, the seed and `rollout_id` alone.
 
         Raises:
+            ConfigError: the vocabulary is smaller than the tokenizer's.
             ValueError: the logits are no distribution, or prompt and response do not fit the positions.
         """
         c = self.config
+        if self.policy.config.vocab_size < VOCAB_SIZE:
+            raise ConfigError(f"sampling needs vocab_size {VOCAB_SIZE} (bytes, pad, bos, eos) or more")
         problems = prompts(c.seed, rollout_id, c.rollout_batch_size, c.max_operand)
         encoded = [encode(p.prompt) for p in problems for _ in range(c.n_samples_per_prompt)]
         responses = sample(
@@ -137,8 +140,9 @@ class Trainer:
 
         Args:
             rollout: of ``global_batch_size x num_steps_per_rollout`` samples.
-            observe: see `repro_core.Observe`. Masked tokens of the columns log_probs, old_log_probs, ref_log_probs,
-                entropy, kl, returns, values and advantages are exactly 0.
+            observe: see `repro_core.Observe`. The first step after construction or `load` also shows the fp32 weights
+                that it starts from, as input ``start/NAME``. Masked tokens of the columns log_probs, old_log_probs,
+                ref_log_probs, entropy, kl, returns, values and advantages are exactly 0.
 
         Raises:
             ConfigError: the rollout does not fit the configuration, or another one is half trained.
@@ -218,7 +222,7 @@ class Trainer:
         self._step = int(found["position/step"])
         self._rollout_id = int(found["position/rollout_id"])
         self._update = int(found["position/update"])
-        self._old_log_probs = old
+        self._old_log_probs = None if old is None else old.clone()  # out of the file's mapped memory
         self._introduced = False
         restore_rng(found)
 
@@ -230,6 +234,10 @@ class Trainer:
                 f"rollout {rollout_id} has {samples} samples, but global_batch_size x num_steps_per_rollout = "
                 f"{self.config.global_batch_size} x {self.config.num_steps_per_rollout} = {wanted}"
             )
+        tokens, vocab = rollout.tensors["tokens"], self.policy.config.vocab_size
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
+            ids = f"{int(tokens.min())} to {int(tokens.max())}"
+            raise ConfigError(f"rollout {rollout_id} has token ids {ids}, but vocab_size is {vocab}")
         if self._update and rollout_id != self._rollout_id:
             raise ConfigError(f"rollout {self._rollout_id} is half trained: finish it before rollout {rollout_id}")
         return rollout_id

@@ -74,5 +74,5 @@ def _chart(rows: list[dict[str, Any]]) -> Any:
 def _svg(chart: Any) -> str:
     import vl_convert
 
-    config = {"font": "system-ui, sans-serif", "view": {"stroke": None}, "background": None}
+    config = {"font": "system-ui, sans-serif", "view": {"stroke": None}, "background": "transparent"}
     return str(vl_convert.vegalite_to_svg(chart.configure(**config).to_json()))
