@@ -81,7 +81,7 @@ def metrics_rows(comparison: Comparison) -> list[list[str]]:
         if s.first is not None:
             there = f"{number(s.first.a)} -> {number(s.first.b)}"
             rows.append([s.metric, str(s.first.step), there, str(s.worst.step), relative(s.worst), relative(s.last)])
-    for name, index in (("KL(a||b) k1", 0), ("KL(a||b) k3", 1)):
+    for name, index in (("KL k1", 0), ("KL k3", 1)):
         values = {step: kl[index] for step, kl in comparison.kl.items()}
         if any(v != 0 for v in values.values()):
             first = next(step for step, v in values.items() if v != 0)

@@ -65,13 +65,13 @@ class TrainConfig:
     """Samples in one update. rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout."""
     max_response_len: int = 4
     """Most tokens sampled for one response, the end-of-sequence token included."""
-    max_operand: int = 9
+    max_operand: int = 4
     """Largest number in the arithmetic task."""
     temperature: float = 1.0
 
     max_tokens_per_micro_batch: int = 512
     """Token budget of a micro-batch, padding included."""
-    lr: float = 3e-3
+    lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.95)
     adam_eps: float = 1e-8
     weight_decay: float = 0.0
@@ -110,7 +110,7 @@ class TrainConfig:
         """
         values = dict(values)
         model = _read(ModelConfig, values.pop("model", {}), "model.")
-        config = _read(cls, values, "", model=model)
+        config: TrainConfig = _read(cls, values, "", model=model)
         config.validate()
         return config
 

@@ -87,7 +87,7 @@ class FirstStep(_Table):
 
     check: bool = True
     """Whether the first step is on-policy, so that log-probs equal the reference's and KL is exactly 0."""
-    grad_norm_max: float = Field(default=10.0, gt=0, strict=False)
+    grad_norm_max: float = Field(default=100.0, gt=0, strict=False)
 
 
 class Resources(_Table):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +71,12 @@ def _record(case: str | None, allow_noise: bool, allow_failed_checks: bool, reas
 @golden.command()
 @click.argument("case", required=False)
 @click.option("--all", "every", is_flag=True, help="Every case of the repository.")
+@click.option("--metrics", type=click.Path(path_type=Path), help="Also write a small JSON file for `dvc metrics diff`.")
 @json_option
-def verify(case: str | None, every: bool, as_json: bool) -> int:
+def verify(case: str | None, every: bool, metrics: Path | None, as_json: bool) -> int:
     """Replay CASE on the working tree and compare it with its golden run, signal by signal."""
     from repro.text import comparison_text
+    from repro_golden.canonical import write_atomic
     from repro_golden.case import find_case, list_cases
     from repro_golden.checkout import find_checkout
     from repro_golden.errors import NotVerifiableError
@@ -82,12 +86,14 @@ def verify(case: str | None, every: bool, as_json: bool) -> int:
     names = [p.stem for p in list_cases(checkout.root)] if every else [case]
     cases = [find_case(checkout.root, name) for name in names] or [find_case(checkout.root, None)]
     results: dict[str, Any] = {}
+    small: dict[str, Any] = {}
     texts, codes = [], []
     for found in cases:
         try:
             with progress("replaying") as say:
                 result = run_verify(checkout, found, say)
             results[found.name] = result.to_mapping()
+            small[found.name] = _small(result)
             texts.append(f"{found.name}: {comparison_text(result.comparison)}")
             codes.append(0 if result.agrees else 1)
         except NotVerifiableError as error:
@@ -96,9 +102,22 @@ def verify(case: str | None, every: bool, as_json: bool) -> int:
             results[found.name] = {"agrees": None, "not_verifiable": str(error)}
             texts.append(f"{found.name}: not verifiable: {error}")
             codes.append(error.exit_code)
+    if metrics:
+        write_atomic(metrics, json.dumps(small, indent=2, sort_keys=True) + "\n")
     texts.append(f"reproduce with: repro golden verify {'--all' if every else cases[0].name}")
     emit(as_json, results, "\n".join(texts))
     return 1 if 1 in codes else max(codes)
+
+
+def _small(result: Any) -> dict[str, float]:
+    """What `dvc metrics diff` can show: plain finite numbers."""
+    d = result.comparison.divergence
+    last = {m.metric: m.b for m in result.comparison.metrics if m.b is not None and math.isfinite(m.b)}
+    return {
+        "agrees": int(result.agrees),
+        "steps": result.comparison.steps,
+        "divergent_step": d.step if d else -1,
+    } | last
 
 
 @golden.command("list")

@@ -1,0 +1,143 @@
+"""Repositories to try the tool on: real git, real DVC, the real trainer, made once and copied."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent
+
+MINI = """\
+[case]
+name = "mini"
+steps = 3
+proof_steps = 1
+rollouts = "golden/rollouts/mini"
+
+[subject]
+module = "repro_core"
+path = "core"
+timeout = "3m"
+
+[subject.config]
+rollout_batch_size = 2
+n_samples_per_prompt = 4
+global_batch_size = 8
+model = { hidden_size = 16, intermediate_size = 32, num_hidden_layers = 1, num_attention_heads = 2, num_key_value_heads = 1 }
+"""
+
+
+@dataclass(frozen=True)
+class Repo:
+    """A scratch repository and the ways to use it."""
+
+    root: Path
+
+    def git(self, *arguments: str) -> str:
+        """One git command; its output."""
+        identity = ("-c", "user.name=Test", "-c", "user.email=test@example.invalid", "-c", "commit.gpgsign=false")
+        done = subprocess.run(
+            ["git", *identity, *arguments], cwd=self.root, check=True, capture_output=True, text=True, env=environment()
+        )
+        return done.stdout.strip()
+
+    def commit(self, message: str) -> str:
+        """Commit everything; the commit's id."""
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--allow-empty", "--message", message)
+        return self.git("rev-parse", "HEAD")
+
+    def edit(self, path: str, old: str, new: str) -> None:
+        """Replace one piece of text that must occur exactly once."""
+        file = self.root / path
+        text = file.read_text()
+        assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times in {path}"
+        file.write_text(text.replace(old, new))
+
+    def repro(self, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        """One repro command, as a user runs it."""
+        return subprocess.run(
+            [sys.executable, "-m", "repro", *arguments],
+            cwd=self.root, capture_output=True, text=True, timeout=timeout, env=environment(), check=False,
+        )  # fmt: skip
+
+
+def environment() -> dict[str, str]:
+    """The user's environment without what would make tests depend on it."""
+    keep = {k: v for k, v in os.environ.items() if not k.startswith(("GIT_", "DVC_", "PYTHONPATH"))}
+    return keep | {"DVC_NO_ANALYTICS": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+
+
+def _once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder made by the first process that asks, shared by all of them."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
+    with (shared / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (shared / name / "done").exists():
+            shutil.rmtree(shared / name, ignore_errors=True)
+            (shared / name).mkdir()
+            make(shared / name)
+            (shared / name / "done").touch()
+    return shared / name
+
+
+def _bare(folder: Path) -> None:
+    """A fork that guards the built-in trainer: its code, one case, nothing recorded."""
+    root = folder / "fork"
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(SOURCE / "core", root / "core", ignore=ignore)
+    (root / "golden" / "cases").mkdir(parents=True)
+    (root / "golden" / "cases" / "mini.toml").write_text(MINI)
+    (root / ".gitignore").write_text("__pycache__/\n")
+    repo = Repo(root)
+    repo.git("init", "--quiet", "--initial-branch=main")
+    done = repo.repro("init", "--remote", str(folder / "remote"))
+    assert done.returncode == 0, done.stderr
+    repo.commit("Start")
+
+
+def _recorded(folder: Path, bare: Path) -> None:
+    """The same with its golden run recorded and committed."""
+    shutil.copytree(bare / "fork", folder / "fork", symlinks=True)
+    repo = Repo(folder / "fork")
+    repo.git("config", "--file", ".dvc/config", "remote.golden.url", str(folder / "remote"))
+    done = repo.repro("golden", "record")
+    assert done.returncode == 0, done.stdout + done.stderr
+    repo.commit("Record the golden run")
+
+
+@pytest.fixture(scope="session")
+def _bare_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _once(tmp_path_factory, "bare", _bare)
+
+
+@pytest.fixture(scope="session")
+def _recorded_template(tmp_path_factory: pytest.TempPathFactory, _bare_template: Path) -> Path:
+    return _once(tmp_path_factory, "recorded", lambda folder: _recorded(folder, _bare_template))
+
+
+@pytest.fixture
+def fork(tmp_path: Path, _bare_template: Path) -> Repo:
+    """A fork with a case and DVC, nothing recorded yet."""
+    shutil.copytree(_bare_template / "fork", tmp_path / "fork", symlinks=True)
+    return Repo(tmp_path / "fork")
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, _recorded_template: Path) -> Repo:
+    """A fork whose golden run is recorded and committed."""
+    shutil.copytree(_recorded_template / "fork", tmp_path / "fork", symlinks=True)
+    repo = Repo(tmp_path / "fork")
+    repo.git("config", "--file", ".dvc/config", "remote.golden.url", str(tmp_path / "remote"))
+    repo.git("update-index", "--refresh")
+    repo.commit("Use a remote of its own")
+    return repo
