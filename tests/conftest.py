@@ -31,7 +31,13 @@ timeout = "3m"
 rollout_batch_size = 2
 n_samples_per_prompt = 4
 global_batch_size = 8
-model = { hidden_size = 16, intermediate_size = 32, num_hidden_layers = 1, num_attention_heads = 2, num_key_value_heads = 1 }
+
+[subject.config.model]
+hidden_size = 16
+intermediate_size = 32
+num_hidden_layers = 1
+num_attention_heads = 2
+num_key_value_heads = 1
 """
 
 

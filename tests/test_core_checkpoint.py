@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from trainer_kit import TINY, bits, ignore, quiet, run, state_bits, with_rewards
+from trainer_kit import TINY, WEIGHT, Recorder, bits, ignore, quiet, run, state_bits, with_rewards
 
 from repro_core.checkpoint import FORMAT, CheckpointError, restore_rng, rng_state
 from repro_core.trainer import Trainer

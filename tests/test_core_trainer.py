@@ -9,33 +9,25 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trainer_kit import COLUMNS, ONE_STEP, PHASES, TINY, bits, ignore, quiet, run, state_bits, with_rewards
+from trainer_kit import (
+    COLUMNS,
+    ONE_STEP,
+    PHASES,
+    TINY,
+    WEIGHT,
+    Recorder,
+    bits,
+    ignore,
+    quiet,
+    run,
+    state_bits,
+    with_rewards,
+)
 
 from repro_core import Rollout, Subject, build
 from repro_core.config import ConfigError, TrainConfig
 from repro_core.rollout_file import read_rollout, write_rollout
 from repro_core.trainer import Trainer
-
-
-class Recorder:
-    """The bits of every signal in order; may change one signal in place before what follows is computed."""
-
-    def __init__(self, plant: tuple[str, str] | None = None) -> None:
-        self.seen: list[tuple[str, str, bytes]] = []
-        self.plant = plant
-        self.planted = False
-
-    def __call__(self, phase: str, name: str, value: Any) -> None:
-        """Plant, then record."""
-        if (phase, name) == self.plant and not self.planted:
-            flat = value.view(-1)
-            # Not one ULP: next to a larger term that would be rounded away, and the tensor still in use.
-            flat[0] += 1 if flat.dtype == torch.int64 else 0.25
-            self.planted = True
-        self.seen.append((phase, name, bits(value)))
-
-
-# The door
 
 
 def test_the_trainer_is_a_subject() -> None:
@@ -99,7 +91,6 @@ def test_observing_changes_nothing() -> None:
     assert state_bits(watched) == state_bits(alone)
 
 
-WEIGHT = "model.layers.0.mlp.gate_proj.weight"
 PLANTS = [
     ("input", f"start/{WEIGHT}"),
     *[("input", name) for name in ("tokens", "rewards", "rollout_log_probs")],

@@ -23,6 +23,7 @@ TINY = TrainConfig(
     max_tokens_per_micro_batch=24,
     max_response_len=3,
 )
+WEIGHT = "model.layers.0.mlp.gate_proj.weight"
 ONE_STEP = replace(TINY, global_batch_size=8, num_steps_per_rollout=1)
 PHASES = ("input", "forward", "loss", "grad", "update")
 COLUMNS = ("log_probs", "old_log_probs", "ref_log_probs", "entropy", "kl", "returns", "values", "advantages")
@@ -56,3 +57,24 @@ def run(trainer: Trainer, rollouts: range, observe: Any = ignore) -> None:
     for rollout_id in rollouts:
         for _ in trainer.train(with_rewards(trainer.sample(rollout_id)), observe):
             pass
+
+
+class Recorder:
+    """The bits of every signal in order; may change one signal in place before what follows is computed."""
+
+    def __init__(self, plant: tuple[str, str] | None = None) -> None:
+        self.seen: list[tuple[str, str, bytes]] = []
+        self.plant = plant
+        self.planted = False
+
+    def __call__(self, phase: str, name: str, value: Any) -> None:
+        """Plant, then record."""
+        if (phase, name) == self.plant and not self.planted:
+            flat = value.view(-1)
+            # Not one ULP: next to a larger term that would be rounded away, and the tensor still in use.
+            flat[0] += 1 if flat.dtype == torch.int64 else 0.25
+            self.planted = True
+        self.seen.append((phase, name, bits(value)))
+
+
+# The door
