@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -111,11 +112,17 @@ def _bare(folder: Path) -> None:
     repo.commit("Start")
 
 
+def _set_remote(repo: Repo, remote: Path) -> None:
+    """Point the copied repository's DVC at a remote of its own."""
+    config = repo.root / ".dvc" / "config"
+    config.write_text(re.sub(r"url = .*", f"url = {remote}", config.read_text()))
+
+
 def _recorded(folder: Path, bare: Path) -> None:
     """The same with its golden run recorded and committed."""
     shutil.copytree(bare / "fork", folder / "fork", symlinks=True)
     repo = Repo(folder / "fork")
-    repo.git("config", "--file", ".dvc/config", "remote.golden.url", str(folder / "remote"))
+    _set_remote(repo, folder / "remote")
     done = repo.repro("golden", "record")
     assert done.returncode == 0, done.stdout + done.stderr
     repo.commit("Record the golden run")
@@ -143,7 +150,6 @@ def recorded(tmp_path: Path, _recorded_template: Path) -> Repo:
     """A fork whose golden run is recorded and committed."""
     shutil.copytree(_recorded_template / "fork", tmp_path / "fork", symlinks=True)
     repo = Repo(tmp_path / "fork")
-    repo.git("config", "--file", ".dvc/config", "remote.golden.url", str(tmp_path / "remote"))
-    repo.git("update-index", "--refresh")
+    _set_remote(repo, tmp_path / "remote")
     repo.commit("Use a remote of its own")
     return repo

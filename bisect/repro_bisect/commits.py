@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
@@ -16,6 +15,7 @@ import git
 from repro_golden.checkout import Checkout
 from repro_golden.errors import MachineFailureError, ReproError
 from repro_golden.launch import Place
+from repro_golden.scratch import scratch_folder
 
 __all__ = ["CommitInfo", "History", "Worktrees"]
 
@@ -101,19 +101,16 @@ class Worktrees:
     """Detached worktrees under ``$GIT_COMMON_DIR/repro/worktrees``, one folder per process.
 
     The repository's hooks and filters never run: hooks are pointed at nothing, and every configured filter is emptied
-    for the one command that fills the worktree. Each process holds a lock on its folder, so what a killed one left
-    behind is recognised and removed by the next.
+    for the one command that fills the worktree. What a killed process left behind is removed by the next.
     """
 
     def __init__(self, checkout: Checkout) -> None:
         self._git = git.Git(str(checkout.root))
-        base = checkout.state / "worktrees"
-        base.mkdir(parents=True, exist_ok=True)
-        self._sweep(base)
-        self._folder = Path(tempfile.mkdtemp(prefix="p", dir=base))
-        self._lock = (self._folder / "lock").open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._exit = contextlib.ExitStack()
+        self._base = checkout.state / "worktrees"
+        self._folder = self._exit.enter_context(scratch_folder(self._base))
         self._quiet = ["-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false", *self._empty_filters()]
+        self._forget()
 
     def _empty_filters(self) -> list[str]:
         try:
@@ -140,28 +137,23 @@ class Worktrees:
 
     def _remove(self, path: Path) -> None:
         shutil.rmtree(path.parent, ignore_errors=True)
-        with contextlib.suppress(MachineFailureError):
-            self._run("worktree", "prune")
+        self._forget()
 
     def close(self) -> None:
         """Remove this process's folder."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._lock.close()
-        with contextlib.suppress(MachineFailureError):
-            self._run("worktree", "prune")
+        self._exit.close()
+        self._forget()
 
-    def _sweep(self, base: Path) -> None:
-        """Remove the folders of processes that are gone: whoever lives holds a lock on its own."""
-        for folder in base.iterdir():
-            lock = folder / "lock"
-            try:
-                with lock.open("a") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(folder, ignore_errors=True)
-            except OSError:
-                continue  # its owner lives, or is just making it
-        with contextlib.suppress(git.GitCommandError):
-            self._git.worktree("prune")
+    def _forget(self) -> None:
+        """Drop git's notes on our worktrees that are gone.
+
+        `git worktree prune` would drop the user's too, such as one on a disk that is not mounted now.
+        """
+        for note in self._base.parent.parent.glob("worktrees/*/gitdir"):
+            with contextlib.suppress(OSError):
+                target = Path(note.read_text(encoding="utf-8").strip())
+                if target.is_relative_to(self._base) and not target.exists():
+                    shutil.rmtree(note.parent, ignore_errors=True)
 
     def _run(self, *arguments: str) -> None:
         command = ["git", *self._quiet, *arguments]

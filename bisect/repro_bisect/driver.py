@@ -306,8 +306,11 @@ class _Bisection:
         first = self._end(self._submit(pool, commit, self._bound(divergence)).result(), "the culprit")
         signal = self._signal(first, divergence)
         parent = info.parents[0]
-        waiting = [pool.submit(self.prober.probe, c, steps, run=2, dump=[signal]) for c in (parent, commit)]
-        bad = self.prober.probe(self.history.bad, steps, run=2) if commit != self.history.bad else None
+        ends = [parent, commit]
+        waiting = [pool.submit(self.prober.probe, c, steps, run=2, dump=[signal], partial=True) for c in ends]
+        bad = None
+        if commit != self.history.bad:
+            bad = self.prober.probe(self.history.bad, steps, run=2, partial=True)
         before, after = (self._end(w.result(), "the culprit or its parent") for w in waiting)
         found = compare(before, after, self.case.compare)
         index = first_divergent_index(first, after)

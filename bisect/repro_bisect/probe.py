@@ -16,8 +16,8 @@ from repro_golden.compare import Divergence, compare
 from repro_golden.errors import ReproError
 from repro_golden.identity import Identity
 from repro_golden.launch import ChildFailure, Run, launch
-from repro_golden.record import scratch_folder
 from repro_golden.rollouts import RolloutSet
+from repro_golden.scratch import scratch_folder
 from repro_golden.trace import Trace, seal
 
 __all__ = ["Cost", "Prober", "Signal", "Skip", "judge"]
@@ -64,6 +64,7 @@ class Prober:
         run: int = 0,
         baseline: Trace | None = None,
         dump: Sequence[Signal] = (),
+        partial: bool = False,
         cancel: threading.Event | None = None,
     ) -> Trace | Skip:
         """The trace of a commit over its first `steps` steps, or to its first divergence from `baseline`.
@@ -74,6 +75,7 @@ class Prober:
             run: 0 shares what was found before; other numbers are replays of their own.
             baseline: Where the probe may end early.
             dump: Signals whose whole content is wanted; such a probe is never taken from the journal.
+            partial: Take what a crashing commit left, if that is at least one step, instead of skipping it.
             cancel: Ends the probe without an answer when it is set.
 
         Raises:
@@ -90,7 +92,7 @@ class Prober:
             with self._lock:
                 self.cost.reused += 1
             return known
-        return self._replay(commit, tree, (key, run), steps, baseline, dump, cancel)
+        return self._replay(commit, tree, (key, run), steps, baseline, dump, partial, cancel)
 
     def _known(self, key: str, run: int, steps: int, baseline: Trace | None) -> Trace | Skip | None:
         """A journalled probe that answers the question: long enough, or already divergent."""
@@ -116,10 +118,11 @@ class Prober:
         steps: int,
         baseline: Trace | None,
         dump: Sequence[Signal],
+        partial: bool,
         cancel: threading.Event | None,
     ) -> Trace | Skip:
         began = time.monotonic()
-        with scratch_folder(self._checkout, "probe") as scratch, self._worktrees.at(commit, tree) as place:
+        with scratch_folder(self._checkout.scratch, "probe") as scratch, self._worktrees.at(commit, tree) as place:
             folder = scratch / "trace"
             job = Run(
                 steps,
@@ -134,8 +137,8 @@ class Prober:
             except ChildFailure as failure:
                 reason = _reason(failure)
             trace = self._finished(folder)
-            if reason and trace and baseline and compare(baseline, trace).divergence:
-                reason = ""  # it crashed only after its numbers had moved
+            if trace and (partial or (baseline and compare(baseline, trace).divergence)):
+                reason = ""  # if it crashed, then only after its numbers had moved
             made = len(trace.steps) if trace else 0
             seconds = round(time.monotonic() - began, 3)
             keep = None if reason else folder

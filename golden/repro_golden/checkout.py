@@ -27,6 +27,11 @@ class Checkout:
     root: Path
     state: Path
 
+    @property
+    def scratch(self) -> Path:
+        """Where runs under way are kept."""
+        return self.state / "tmp"
+
     def place(self, case: Case) -> Place:
         """The subject as it lies in the working tree; its commit is known only when nothing under it was changed."""
         with git.Repo(self.root) as repo:

@@ -96,7 +96,7 @@ class RunResult:
     seconds: Sequence[float]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ChildFailure(Exception):  # noqa: N818 - not an error of ours: the subject's own failure, which is data
     """The subject failed. `stage` says where; only ``step`` (after its first update) and ``timeout`` trained at all.
 

@@ -144,7 +144,9 @@ def not_vacuous(trace: Trace) -> list[Proof]:
     """
     bad: str | None = None
     gradients = 0
-    weights: dict[str, set[bytes]] = {}
+    every = [row for index in range(len(trace.steps)) for row in trace.rows(index)]
+    # a parameter is what has a gradient; its values are the starting weight and those after each update
+    parameters: dict[str, set[bytes]] = {r.name: set() for r in every if r.phase == "grad" and r.dtype != "metric"}
     levels: set[float] = set()
     observed = {"grad": False, "advantages": False}
     for index, record in enumerate(trace.steps):
@@ -154,26 +156,27 @@ def not_vacuous(trace: Trace) -> list[Proof]:
             if row.phase == "grad" and row.dtype != "metric":
                 observed["grad"] = True
                 gradients += row.absmax > 0
-            if row.phase == "update" or row.name.startswith("start/"):
-                weights.setdefault(row.name.removeprefix("start/"), set()).add(row.lanes.to_bytes())
+            name = row.name.removeprefix("start/")
+            if name in parameters and (row.phase == "update" or name != row.name):
+                parameters[name].add(row.lanes.to_bytes())
             if row.name == "advantages" and row.values is not None:
                 observed["advantages"] = True
                 levels |= set(np.frombuffer(row.values, "<f4").tolist())  # a set holds 0.0 and -0.0 once
-    moved = sum(len(seen) > 1 for seen in weights.values())
+    moved = sum(len(seen) > 1 for seen in parameters.values())
     constant = "advantages are all the same: every group's samples earned one reward"
     return [
         Proof("all values finite", bad is None, bad or "in every signal of every step"),
-        Proof(
-            "gradients are not all zero",
-            gradients > 0,
-            f"{gradients} non-zero gradients" if observed["grad"] else "no gradient was observed",
-        ),
-        Proof("parameters moved", moved > 0, f"{moved} of {len(weights)} signals of the update phase changed"),
         Proof(
             "advantages are not constant",
             len(levels) > 1 or not observed["advantages"],
             (f"{len(levels)} levels" if len(levels) > 1 else constant) if observed["advantages"] else "not observed",
         ),
+        Proof(
+            "gradients are not all zero",
+            gradients > 0,
+            f"{gradients} non-zero gradients" if observed["grad"] else "no gradient was observed",
+        ),
+        Proof("parameters moved", moved > 0, f"{moved} of {len(parameters)} parameters changed"),
     ]
 
 

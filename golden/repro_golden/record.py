@@ -6,9 +6,8 @@ import getpass
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -24,10 +23,11 @@ from repro_golden.launch import ChildFailure, Place, Run, launch
 from repro_golden.noise import measure_noise
 from repro_golden.proofs import Proof
 from repro_golden.rollouts import RolloutSet
+from repro_golden.scratch import scratch_folder
 from repro_golden.store import GoldenRun, Store, write_record
 from repro_golden.trace import Trace, seal
 
-__all__ = ["Options", "Say", "record", "scratch_folder", "train"]
+__all__ = ["Options", "Say", "record", "train"]
 
 Say = Callable[[str], None]
 
@@ -50,18 +50,6 @@ class Options:
     allow_failed_checks: bool = False
     replace_reason: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
-
-
-@contextmanager
-def scratch_folder(checkout: Checkout, what: str) -> Iterator[Path]:
-    """A folder under git's own, on the checkout's disk, removed on every exit."""
-    base = checkout.state / "tmp"
-    base.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{what}-{os.getpid()}-", dir=base))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def train(case: Case, place: Place, run: Run, log: Path) -> Trace:
@@ -100,23 +88,24 @@ def record(checkout: Checkout, case: Case, options: Options, say: Say) -> tuple[
     store, place = Store(checkout.root), checkout.place(case)
     if not store.dvc.initialised:
         raise ReproError(f"{checkout.root} has no DVC yet: run `repro init`")
-    with scratch_folder(checkout, "record") as scratch:
+    with scratch_folder(checkout.scratch, "record") as scratch:
         session = _Session(case, place, store, scratch, say)
         rollouts = session.rollouts()
         golden = session.golden(rollouts)
         identity = Identity.from_mapping(golden.header.identity)
         _refuse_existing(store, identity.machine, case, options)
-        found = session.prove(golden, rollouts)
         checks = proofs.first_step_checks(golden, case.first_step.grad_norm_max) if case.first_step.check else []
-        for proof in (*checks, *found):
-            say(f"  {'ok ' if proof.passed else 'NO '} {proof.name}: {proof.detail}")
-        noise = session.settle(found, checks, options, golden)
-        facts = _facts(case, place, golden, [*checks, *found], options)
+        sound = proofs.not_vacuous(golden)
+        session.refuse(sound, checks, options)  # cheap, so before the processes that the other proofs take
+        found = session.prove(golden, rollouts)
+        noise = session.settle(found, options, golden)
+        found = [*checks, *sound, *found]
+        facts = _facts(case, place, golden, found, options)
         write_record(session.staged, facts | {"noise": noise})
         if session.captured:
             session.keep_rollouts()
         kept = store.keep(session.staged, identity.machine, case.name, replace_reason=options.replace_reason)
-        return kept, [*checks, *found]
+        return kept, found
 
 
 def _refuse_existing(store: Store, machine: str, case: Case, options: Options) -> None:
@@ -174,7 +163,7 @@ class _Session:
             found += [proofs.seen_plant(golden, t, p) for t, p in zip(plants.result(), planted, strict=True)]
         if self.captured:
             found.append(self._replays_the_capture())
-        return [*found, *proofs.not_vacuous(golden)]
+        return found
 
     def _side(self, name: str, steps: int, rollouts: RolloutSet, *, observed: bool) -> Any:
         folder = self.scratch / name
@@ -213,23 +202,25 @@ class _Session:
             f"{len(golden)} lines, {len(capture)} captured",
         )
 
-    def settle(
-        self, found: Sequence[Proof], checks: Sequence[Proof], options: Options, golden: Trace
-    ) -> dict[str, Any] | None:
-        """Refuse what was not proved; the measured noise when that is allowed instead."""
-        failed = [p for p in found if not p.passed]
-        noisy = [p for p in failed if p.name.startswith("reproduced")]
-        if noisy and options.allow_noise:
-            failed = [p for p in failed if not _depends_on_bits(p)]
-        if failed:
-            raise RefusedError(
-                f"{self.case.name} is no golden run: {failed[0].name}: {failed[0].detail}; nothing was kept"
-            )
+    def show(self, found: Sequence[Proof]) -> None:
+        for proof in found:
+            self.say(f"  {'ok' if proof.passed else 'NO'}  {proof.name}: {proof.detail}")
+
+    def refuse(self, sound: Sequence[Proof], checks: Sequence[Proof], options: Options) -> None:
+        """Refuse a vacuous run, and one whose first step fails its checks."""
+        self.show([*checks, *sound])
+        if failed := [p for p in sound if not p.passed]:
+            raise _refusal(self.case, failed[0], "nothing was kept")
         if (unmet := [c for c in checks if not c.passed]) and not options.allow_failed_checks:
-            raise RefusedError(
-                f"{self.case.name} is no golden run: {unmet[0].name}: {unmet[0].detail}; "
-                "correct the case, or keep it all the same with --allow-failed-checks"
-            )
+            raise _refusal(self.case, unmet[0], "correct the case, or keep it all the same with --allow-failed-checks")
+
+    def settle(self, found: Sequence[Proof], options: Options, golden: Trace) -> dict[str, Any] | None:
+        """Refuse what was not proved; return the measured noise when that is allowed instead."""
+        self.show(found)
+        failed = [p for p in found if not p.passed]
+        noisy = any(p.name.startswith("reproduced") for p in failed)
+        if failed and not (noisy and options.allow_noise):  # without reproduction no proof over bits can hold
+            raise _refusal(self.case, failed[0], "nothing was kept")
         if not noisy:
             return None
         self.say(f"measuring the noise of each metric over {NOISE_RUNS} more runs")
@@ -252,9 +243,8 @@ class _Session:
         return self.scratch / f"{name}.log"
 
 
-def _depends_on_bits(proof: Proof) -> bool:
-    """Whether a noisy run must fail this proof, whatever else is right with it."""
-    return proof.name.startswith(("reproduced", "the recorder changes", "one ULP", "the replay prints"))
+def _refusal(case: Case, proof: Proof, cure: str) -> RefusedError:
+    return RefusedError(f"{case.name} is no golden run: {proof.name}: {proof.detail}; {cure}")
 
 
 def _facts(case: Case, place: Place, golden: Trace, found: Sequence[Proof], options: Options) -> dict[str, Any]:

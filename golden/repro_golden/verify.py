@@ -14,7 +14,8 @@ from repro_golden.compare import Comparison, compare
 from repro_golden.errors import NotVerifiableError, ReproError
 from repro_golden.identity import Identity, collect
 from repro_golden.launch import Place, Run, child_environment
-from repro_golden.record import Say, scratch_folder, train
+from repro_golden.record import Say, train
+from repro_golden.scratch import scratch_folder
 from repro_golden.store import GoldenRun, Store
 
 __all__ = ["Verification", "child_identity", "verify"]
@@ -102,7 +103,7 @@ def verify(checkout: Checkout, case: Case, say: Say) -> Verification:
             f"`dvc checkout {case.case.rollouts}.dvc` brings them back"
         )
     say(f"replaying {case.steps} steps of {case.name} against the golden run of {golden.machine}")
-    with scratch_folder(checkout, "verify") as scratch:
+    with scratch_folder(checkout.scratch, "verify") as scratch:
         run = Run(case.steps, str(rollouts.directory), trace=str(scratch / "trace"))
         replay = train(case, place, run, scratch / "replay.log")
         differences = golden.identity.differences(Identity.from_mapping(replay.header.identity))

@@ -1,0 +1,201 @@
+"""The demo itself: hide a regression, record, verify, bisect, report, and only then open the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from repro.demo.history import make_history
+from repro.demo.repository import checkout, trainer_source, write_repository
+from repro.demo.seal import open_answer, seal_answer
+from repro.report.bisect import write_report
+from repro_bisect.driver import BisectResult, Event, bisect_range, default_jobs
+from repro_golden.case import find_case
+from repro_golden.checkout import find_checkout
+from repro_golden.errors import ReproError
+from repro_golden.record import Options, record
+from repro_golden.verify import Verification, verify
+
+__all__ = ["MARKER", "DemoResult", "prepare_folder", "run_demo"]
+
+MARKER = ".repro-demo"
+"""A file that says: this folder is a demo's and may be replaced by the next one."""
+_CASE = "demo"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What a demo did and found.
+
+    Attributes:
+        seed: Of the history.
+        commits: How many lie between the golden run and HEAD.
+        proofs: How many the golden run passed.
+        verification: HEAD's replay against the golden run.
+        bisect: The search.
+        answer: The opened answer: commit, subject, kind, place, phase and first_step.
+        sha256: Of the sealed answer.
+        reports: Markdown and HTML.
+        reproduce: The command that searches again.
+        seconds: Wall time of everything.
+    """
+
+    seed: int
+    commits: int
+    proofs: int
+    verification: Verification
+    bisect: BisectResult
+    answer: dict[str, Any]
+    sha256: str
+    reports: tuple[Path, Path]
+    reproduce: str
+    seconds: float
+
+    @property
+    def problem(self) -> str:
+        """Why the demo failed, in one line; empty when the planted commit and its first step were named."""
+        found, planted = self.bisect, self.answer
+        if self.verification.agrees:
+            return "HEAD agrees with the golden run although a regression was planted"
+        if found.outcome != "found" or found.culprit is None or found.divergence is None:
+            return f"the bisect ended with {found.outcome!r} instead of a commit"
+        if found.culprit.commit != planted["commit"]:
+            return f"the bisect named {found.culprit.commit[:10]}, but {planted['commit'][:10]} was planted"
+        if found.divergence.step != planted["first_step"]:
+            return f"the first difference is at step {found.divergence.step}, but {planted['first_step']} was planted"
+        return ""
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types."""
+        return {
+            "seed": self.seed,
+            "right": not self.problem,
+            "problem": self.problem,
+            "commits": self.commits,
+            "proofs": self.proofs,
+            "verify": self.verification.to_mapping(),
+            "bisect": self.bisect.to_mapping(),
+            "answer": self.answer,
+            "sha256": self.sha256,
+            "reports": [str(path) for path in self.reports],
+            "reproduce": self.reproduce,
+            "seconds": self.seconds,
+        }
+
+
+def prepare_folder(folder: Path) -> None:
+    """An empty folder with the demo's marker; an earlier demo's content is removed.
+
+    Raises:
+        ReproError: it holds something else, or is a file.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ReproError(f"{folder} is a file: give --out another folder")
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / MARKER).is_file():
+            raise ReproError(f"{folder} is not empty and no earlier demo's: empty it, or give --out another folder")
+        for path in folder.iterdir():
+            if path.name == MARKER:
+                continue  # last of all, so that a demo that is killed here can be replaced too
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARKER).write_text("Written by `repro demo`, which replaces this folder.\n", encoding="utf-8")
+
+
+def run_demo(seed: int, folder: Path, say: Say) -> DemoResult:
+    """Do the whole job in `folder`.
+
+    Raises:
+        ReproError: the folder or the machine does not serve, or a golden run was refused.
+    """
+    began = time.monotonic()
+    folder = folder.resolve()
+    prepare_folder(folder)
+    root = folder / "repository"
+    good, commits, digest = _hide(seed, root, folder / "answer.json")
+    say(f"a history of {commits} commits after {good[:10]}; one of them lowers a precision")
+    say(f"the answer is sealed in {_shown(folder)}/answer.json (sha256 {digest[:16]})")
+
+    checkout(root, good, detach=True)
+    _init(root, folder / "remote", say)
+    repository = find_checkout(root)
+    case = find_case(root, _CASE)
+    _, proofs = record(repository, case, Options(), say)
+
+    checkout(root, "main")
+    verification = verify(repository, case, say)
+    say(f"HEAD: {verification.comparison.divergence or 'agrees with the golden run'}")
+
+    def watch(event: Event) -> None:
+        left = f"  [{event.suspects} suspects, at most {event.rounds} rounds]" if event.suspects > 1 else ""
+        say(event.text + left)
+
+    spec = f"{good[:10]}..main"
+    result = bisect_range(repository, case, spec, watch, jobs=default_jobs(case))
+    command = f"cd {shlex.quote(_shown(root))} && repro bisect {spec} --case {_CASE}"
+    reports = write_report(result, folder, command)
+    answer = open_answer(folder / "answer.json", digest)
+    seconds = time.monotonic() - began
+    return DemoResult(
+        seed, commits, len(proofs), verification, result, answer, digest, reports, command, round(seconds, 3)
+    )
+
+
+def _hide(seed: int, root: Path, path: Path) -> tuple[str, int, str]:
+    """Write repository and sealed answer: first commit, commits after it, and the seal. The answer stays behind."""
+    history = make_history(trainer_source(), seed)
+    ids = write_repository(root, history.commits)
+    return ids[0], len(ids) - 1, seal_answer(history.answer(ids), path)
+
+
+def _init(root: Path, remote: Path, say: Say) -> None:
+    """``repro init`` itself, which works where it is called; its words are progress here."""
+    from repro.commands.init import init
+
+    with _inside(root), contextlib.redirect_stdout(_Lines(say)):
+        init.main(["--remote", str(remote)], standalone_mode=False)
+
+
+@contextlib.contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+class _Lines:
+    """A stream that hands on whole lines."""
+
+    def __init__(self, say: Say) -> None:
+        self._say, self._rest = say, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._say(line)
+        return len(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def _shown(path: Path) -> str:
+    """A path as the user would type it."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -1,0 +1,430 @@
+from __future__ import annotations
+
+import ast
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from repro.demo import refactors
+from repro.demo.culprits import CULPRITS, Culprit, kinds
+from repro.demo.edits import Edit, apply
+from repro.demo.history import CASE, FIRST_STEPS, STEPS, SUBJECT, History, choose, make_history
+from repro.demo.repository import trainer_source, write_repository
+from repro.demo.run import MARKER, DemoResult, prepare_folder
+from repro.demo.seal import open_answer, seal_answer
+from repro.demo.show import result_text
+from repro_bisect.commits import CommitInfo
+from repro_bisect.driver import BisectResult
+from repro_bisect.probe import Cost
+from repro_golden.case import Case, read_case
+from repro_golden.compare import Comparison, Divergence, compare
+from repro_golden.errors import ReproError
+from repro_golden.launch import Place, Run, launch
+from repro_golden.record import train
+from repro_golden.rollouts import RolloutSet
+from repro_golden.store import GoldenRun
+from repro_golden.trace import Trace
+from repro_golden.verify import Verification
+
+SEEDS = range(12)
+NEUTRAL_STEPS = 2
+
+
+@cache
+def history(seed: int) -> History:
+    return make_history(trainer_source(), seed)
+
+
+@cache
+def states(seed: int) -> list[dict[str, str]]:
+    """The trainer's files at every commit, by module name."""
+    out: list[dict[str, str]] = []
+    for commit in history(seed).commits:
+        base = out[commit.parents[0]] if commit.parents else {}
+        own = {p.removeprefix(SUBJECT): text for p, text in commit.changes.items() if p.startswith(SUBJECT)}
+        out.append(base | own)
+    return out
+
+
+def ancestors(seed: int, number: int) -> set[int]:
+    found, stack = set[int](), [number]
+    while stack:
+        if (at := stack.pop()) not in found:
+            found.add(at)
+            stack += history(seed).commits[at].parents
+    return found
+
+
+def missing_modules(files: dict[str, str]) -> set[str]:
+    """Modules of the trainer that some module imports although they are not there."""
+    wanted = {
+        (node.module or "").removeprefix("repro_core.").split(".")[0] + ".py"
+        for text in files.values()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("repro_core.")
+    }
+    return wanted - set(files)
+
+
+# -- histories
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_history_is_long_has_a_side_branch_and_one_culprit(seed: int) -> None:
+    """64 commits or more after the start, one merge of a branch of several, and one culprit inside the range."""
+    commits = history(seed).commits
+    roles = [c.role for c in commits]
+    assert len(commits) - 1 >= 64 and roles[0] == "start" and roles.count("start") == 1
+    assert roles.count("culprit") == roles.count("merge") == roles.count("mend") == 1
+    merge = roles.index("merge")
+    left, right = commits[merge].parents
+    side = ancestors(seed, right) - ancestors(seed, left)
+    assert len(side) >= 5 and len(ancestors(seed, left) - ancestors(seed, right)) >= 4
+    assert all(len(c.parents) == 1 for i, c in enumerate(commits) if i not in (0, merge))
+    assert ancestors(seed, len(commits) - 1) == set(range(len(commits)))
+    assert history(seed).commits[history(seed).culprit].role == "culprit"
+
+
+def test_the_culprit_lies_on_either_line() -> None:
+    """For some seeds it is on the main line, for others on the side branch."""
+
+    def on_side(seed: int) -> bool:
+        commits, number = history(seed).commits, len(history(seed).commits) - 1
+        main = {number}
+        while commits[number].parents:
+            number = commits[number].parents[0]
+            main.add(number)
+        return history(seed).culprit not in main
+
+    assert {on_side(seed) for seed in SEEDS} == {True, False}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_only_the_window_does_not_import(seed: int) -> None:
+    """Every commit compiles; one and the same module is missing in several commits in a row, and in no other."""
+    commits = history(seed).commits
+    broken = [i for i, c in enumerate(commits) if c.role == "broken"]
+    absent = [missing_modules(files) for files in states(seed)]
+    assert [i for i, names in enumerate(absent) if names] == broken
+    assert len(broken) >= 4 and len(set.union(*absent)) == 1
+    assert all(commits[b].parents == (a,) for a, b in zip(broken, broken[1:], strict=False))
+    assert commits[broken[-1] + 1].role == "mend" and commits[broken[-1] + 1].parents == (broken[-1],)
+    for files in states(seed):
+        for name, text in files.items():
+            compile(text, name, "exec", dont_inherit=True)
+
+
+def test_the_window_fails_in_one_way(tmp_path: Path) -> None:
+    """Before and after the window the door imports; inside it, every commit fails with the same last line."""
+    commits = history(0).commits
+    broken = [i for i, c in enumerate(commits) if c.role == "broken"]
+
+    def last_line(number: int) -> str:
+        folder = tmp_path / str(number)
+        write(folder, states(0)[number])
+        command = [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(folder / 'core')!r}); "
+                   "import repro_core, repro_core.config; print(repro_core.__file__, file=sys.stderr)"]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stderr.strip().splitlines()[-1].replace(str(folder), "")
+
+    said = [last_line(i) for i in broken]
+    assert len(set(said)) == 1 and said[0].startswith("ModuleNotFoundError: No module named 'repro_core.")
+    for number in (broken[0] - 1, broken[-1] + 1):
+        assert last_line(number) == f"/{SUBJECT}__init__.py"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_guilty_file_is_refactored_before_and_after(seed: int) -> None:
+    """Several refactors touch the guilty file on both sides of the culprit, and each of them changes its text."""
+    planned = history(seed)
+    path = SUBJECT + planned.cause.file
+    touching = [i for i, c in enumerate(planned.commits) if path in c.changes and c.role in ("refactor", "broken")]
+    before = [i for i in touching if i in ancestors(seed, planned.culprit)]
+    after = [i for i in touching if planned.culprit in ancestors(seed, i)]
+    assert len(before) >= 3 and len(after) >= 3
+    for i in touching:
+        commit = planned.commits[i]
+        assert commit.changes[path] != states(seed)[commit.parents[0]][planned.cause.file]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_culprit_does_not_give_itself_away(seed: int) -> None:
+    """Its subject is made of the words that refactors use; subjects are unique; no commit names a precision."""
+    commits = history(seed).commits
+    subjects = [c.subject for c in commits]
+    assert len(set(subjects)) == len(subjects)
+    verb = subjects[history(seed).culprit].split()[0]
+    assert verb in {c.subject.split()[0] for other in SEEDS for c in history(other).commits if c.role == "refactor"}
+    assert not any(word in s.lower() for s in subjects for word in ("bf16", "epsilon", "precision", "warm", "float"))
+
+
+def test_equal_seeds_give_equal_commits(tmp_path: Path) -> None:
+    """Commit ids are a function of the seed; another seed shares none; git finds no fault with the repository."""
+    source = trainer_source()
+    ids = [write_repository(tmp_path / f"{i}", make_history(source, seed).commits) for i, seed in enumerate((3, 3, 4))]
+    assert ids[0] == ids[1] and not set(ids[1]) & set(ids[2])
+    listed = subprocess.run(
+        ["git", "rev-list", "--topo-order", "main"], cwd=tmp_path / "0", check=True, capture_output=True, text=True
+    )
+    assert set(listed.stdout.split()) == set(ids[0]) and listed.stdout.split()[0] == ids[0][-1]
+    subprocess.run(["git", "fsck", "--strict"], cwd=tmp_path / "0", check=True, capture_output=True)
+    assert not (tmp_path / "0" / ".git" / "hooks").exists()
+
+
+def test_every_kind_place_and_step_is_reachable() -> None:
+    """Seeds draw all culprits, eight kinds or more, and first steps from 6 on that the case still reaches."""
+    drawn = [choose(seed)[:2] for seed in range(600)]
+    assert {cause for cause, _ in drawn} == set(CULPRITS) and len(kinds()) >= 8
+    assert {step for _, step in drawn} == set(FIRST_STEPS)
+    assert min(FIRST_STEPS) >= 6 and max(FIRST_STEPS) < STEPS
+    assert len({(c.kind, c.place) for c in CULPRITS}) == len(CULPRITS) > len(kinds())
+
+
+# -- edits and refactors
+
+
+@pytest.mark.parametrize("cause", CULPRITS, ids=lambda c: f"{c.kind} {c.place}")
+def test_every_culprit_is_anchored_in_the_trainer(cause: Culprit) -> None:
+    """Each edit finds its anchor in today's trainer, changes the guilty file, and leaves code that compiles."""
+    source = trainer_source()
+    changed = apply(cause.commit(6), source)
+    assert {name for name in changed if changed[name] != source[name]} == {cause.file, "trainer.py"}
+    assert "_WARM_UPDATES = 6" in changed["trainer.py"]
+    assert f"def {cause.function.split(' ')[0].split('.')[-1]}(" in changed[cause.file]
+    for name in (cause.file, "trainer.py"):
+        compile(changed[name], name, "exec", dont_inherit=True)
+
+
+def test_a_missing_anchor_is_named() -> None:
+    """An edit whose anchor is absent or ambiguous is refused with the anchor and the file."""
+    for text in ("b\n", "a\na\n"):
+        with pytest.raises(ReproError, match=r"anchor 'a' stands \d times in x.py"):
+            apply([Edit("x.py", "a", "c")], {"x.py": text})
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(refactors.REFACTORS), ids=lambda k: k.__name__)
+def test_every_refactor_applies_somewhere_and_compiles(kind: refactors.Refactor) -> None:
+    """No refactor is dead: each changes some module, and its results compile."""
+    found = 0
+    for name, text in trainer_source().items():
+        changed = kind(text, random.Random(name))
+        if changed is not None and changed != text:
+            compile(changed, name, "exec", dont_inherit=True)
+            found += 1
+    assert found >= 3
+
+
+def test_a_refactor_leaves_names_that_are_not_its_own() -> None:
+    """Arguments, closures' arguments, keywords, attributes, f-string names and module names are never renamed."""
+    source = (
+        '"""M."""\n\nlimit = 3\n\n\ndef f(x, *, scale=1):\n    """D."""\n    total = x + limit\n    shown = f"{total}"\n'
+        "    kept = [limit for limit in range(3)]\n    return g(total=total, kept=kept, shown=shown).total * scale\n\n\n"
+        "def g(total, kept, shown):\n    return total\n"
+    )
+    seen = {refactors.rename_local(source, random.Random(i)) for i in range(40)} - {None}
+    assert len(seen) >= 4
+    for changed in seen:
+        assert changed is not None
+        assert "def f(x, *, scale=1)" in changed and 'f"{total}"' in changed and "total=total" in changed
+        assert ".total * scale" in changed and "for limit in" in changed
+
+
+# -- what the edits do to bits
+
+
+def write(folder: Path, files: dict[str, str]) -> Place:
+    for name, text in files.items():
+        path = folder / SUBJECT / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return Place(folder)
+
+
+@pytest.fixture(scope="module")
+def demo_case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    path = tmp_path_factory.mktemp("case") / "demo.toml"
+    path.write_text(CASE)
+    return read_case(path)
+
+
+@pytest.fixture(scope="module")
+def golden(demo_case: Case, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trace]:
+    """The trace of the untouched trainer on rollouts that it sampled itself, which lie beside it."""
+    folder = tmp_path_factory.mktemp("golden")
+    place = write(folder / "place", trainer_source())
+    launch(demo_case, place, [Run(STEPS, save_rollouts=str(folder / "rollouts"))], folder / "capture.log")
+    RolloutSet.write_index(folder / "rollouts")
+    run = Run(STEPS, str(folder / "rollouts"), trace=str(folder / "trace"))
+    yield train(demo_case, place, run, folder / "golden.log")
+
+
+def replay(case: Case, golden: Trace, folder: Path, files: dict[str, str], steps: int) -> Trace:
+    run = Run(steps, str(golden.directory.parent / "rollouts"), trace=str(folder / "trace"))
+    return train(case, write(folder / "place", files), run, folder / "log")
+
+
+def test_refactors_move_no_bit(demo_case: Case, golden: Trace, tmp_path: Path) -> None:
+    """Every module refactored eight times over trains to the same bits."""
+    rng = random.Random(0)
+    files = trainer_source()
+    for name in files:
+        for _ in range(8):
+            files[name] = refactors.refactor(files[name], rng, lambda _: True)
+    assert all(files[name] != text for name, text in trainer_source().items())
+    trace = replay(demo_case, golden, tmp_path, files, NEUTRAL_STEPS)
+    assert len(trace.steps) == NEUTRAL_STEPS and compare(golden, trace).equal
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("first_step", FIRST_STEPS)
+def test_every_culprit_shows_first_at_its_step(demo_case: Case, golden: Trace, tmp_path: Path, first_step: int) -> None:
+    """Each culprit leaves every bit before its step alone and moves one in the phase it names at that step."""
+
+    def first_difference(numbered: tuple[int, Culprit]) -> tuple[str, int, str]:
+        number, cause = numbered
+        files = apply(cause.commit(first_step), trainer_source())
+        divergence = compare(golden, replay(demo_case, golden, tmp_path / str(number), files, STEPS)).divergence
+        assert divergence is not None, f"{cause.kind} in {cause.place} moved nothing"
+        return f"{cause.kind} {cause.place}", divergence.step, divergence.phase
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        found = list(pool.map(first_difference, enumerate(CULPRITS)))
+    assert found == [(f"{c.kind} {c.place}", first_step, c.phase) for c in CULPRITS]
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("seed", range(100, 106))
+def test_refactors_of_whole_histories_move_no_bit(seed: int, demo_case: Case, golden: Trace, tmp_path: Path) -> None:
+    """The commit before the culprit trains as the start does, and HEAD as the culprit does, to the last step."""
+    planned = make_history(trainer_source(), seed)
+    parent = planned.commits[planned.culprit].parents[0]
+    at = {n: replay(demo_case, golden, tmp_path / str(n), states(seed)[n], STEPS) for n in (parent, planned.culprit)}
+    head = replay(demo_case, golden, tmp_path / "head", states(seed)[-1], STEPS)
+    assert compare(golden, at[parent]).equal
+    assert compare(at[planned.culprit], head).equal and not compare(golden, head).equal
+
+
+# -- the command
+
+
+def test_the_answer_is_sealed(tmp_path: Path) -> None:
+    """Nothing of the answer can be read in the file; it opens to what was sealed; a changed file is refused."""
+    answer = history(0).answer([f"{i:040x}" for i in range(len(history(0).commits))])
+    path = tmp_path / "answer.json"
+    digest = seal_answer(answer, path)
+    text = path.read_text()
+    assert not any(str(value) in text for value in answer.to_mapping().values() if len(str(value)) > 2)
+    assert open_answer(path, digest) == answer.to_mapping()
+    seal_answer(replace(answer, first_step=answer.first_step + 1), path)
+    with pytest.raises(ReproError, match="changed since it was sealed"):
+        open_answer(path, digest)
+    path.write_text("{}")
+    with pytest.raises(ReproError, match="changed since it was sealed"):
+        open_answer(path, digest)
+
+
+def test_only_an_earlier_demo_is_replaced(tmp_path: Path) -> None:
+    """A folder of somebody else's is refused untouched; a demo's is emptied; what links lead to is left alone."""
+    mine, demo, kept = tmp_path / "mine", tmp_path / "demo", tmp_path / "kept"
+    for folder in (mine, kept):
+        folder.mkdir()
+        (folder / "thesis.txt").write_text("years")
+    with pytest.raises(ReproError, match="is not empty"):
+        prepare_folder(mine)
+    with pytest.raises(ReproError, match="is a file"):
+        prepare_folder(mine / "thesis.txt")
+    prepare_folder(demo)
+    (demo / "repository" / "core").mkdir(parents=True)
+    (demo / "link").symlink_to(kept)
+    prepare_folder(demo)
+    assert [p.name for p in demo.iterdir()] == [MARKER]
+    assert (mine / "thesis.txt").read_text() == (kept / "thesis.txt").read_text() == "years"
+
+
+def result(commit: str, step: int) -> DemoResult:
+    """A demo that found `commit` at `step` where a commit of forty a's at step 7 was planted."""
+    divergence = Divergence(step, "forward", "log_probs", "value", "float32 [3]")
+    comparison = Comparison(STEPS, divergence, [], {})
+    culprit = CommitInfo(commit, "A <a@example.org>", "2025-01-06", "Tidy", (), "")
+    found = BisectResult(
+        outcome="found", good="c" * 40, bad="d" * 40, case="demo", culprit=culprit, suspects=[], untried=[],
+        divergence=divergence, comparison=comparison, explains_bad=True, verdicts={}, skips={}, order=[],
+        cost=Cost(), seconds=1.0, machine="m", golden=None,
+    )  # fmt: skip
+    answer = {"commit": "a" * 40, "first_step": 7, "phase": "forward", "kind": "k", "place": "p", "subject": "s"}
+    verification = Verification(GoldenRun(Path("g"), {}), comparison, STEPS)
+    reports = Path("out/report.md"), Path("out/report.html")
+    return DemoResult(7, 66, 14, verification, found, answer, "0" * 64, reports, "repro bisect", 1.0)
+
+
+def test_a_wrong_verdict_is_said() -> None:
+    """Another commit, another first step, no commit, or a HEAD that agrees each fail the demo with its own line."""
+    right = result("a" * 40, 7)
+    assert right.problem == "" and "RIGHT" in result_text(right, Path("out")).plain
+    wrong = {
+        "named bbbbbbbbbb, but aaaaaaaaaa": result("b" * 40, 7),
+        "at step 6, but 7": result("a" * 40, 6),
+        "ended with 'ambiguous'": replace(right, bisect=replace(right.bisect, outcome="ambiguous", culprit=None)),
+        "HEAD agrees": replace(
+            right, verification=replace(right.verification, comparison=Comparison(STEPS, None, [], {}))
+        ),
+    }
+    for said, demo in wrong.items():
+        assert said in demo.problem
+        assert f"WRONG: {demo.problem}" in result_text(demo, Path("out")).plain
+
+
+def test_help_is_instant_and_a_foreign_folder_is_exit_2(tmp_path: Path) -> None:
+    """Help loads neither torch nor the demo; a folder that is not a demo's is one line on stderr and exit code 2."""
+    code = (
+        "import sys\nfrom repro.cli import cli\ncli.main(['demo', '--help'], standalone_mode=False)\n"
+        "assert not {'torch', 'rich', 'git', 'repro.demo'} & set(sys.modules), 'help is slow'"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+    (tmp_path / "x").touch()
+    done = repro_demo(tmp_path, "--seed", "1", "--out", str(tmp_path))
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "is not empty" in done.stderr
+
+
+def repro_demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "repro", "demo", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def check_demo(folder: Path, seed: int) -> None:
+    began = time.monotonic()
+    done = repro_demo(folder, "--seed", str(seed), "--out", "out", "--json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert data["right"] and data["bisect"]["culprit"]["commit"] == data["answer"]["commit"]
+    assert data["bisect"]["divergence"]["step"] == data["answer"]["first_step"] >= 6
+    assert data["bisect"]["divergence"]["phase"] == data["answer"]["phase"]
+    assert data["bisect"]["explains_bad"] is True, "a refactor after the culprit moved a bit"
+    assert data["verify"]["agrees"] is False
+    assert data["sha256"][:16] in done.stderr.split("bisect")[0]
+    out = folder / "out"
+    assert "<svg" in (out / "demo.svg").read_text() and "RIGHT" in (out / "demo.svg").read_text()
+    assert data["answer"]["commit"][:10] in (out / "report.md").read_text()
+    assert "</html>" in (out / "report.html").read_text()
+    assert data["seconds"] <= time.monotonic() - began
+
+
+def test_the_demo_finds_what_it_hid(tmp_path: Path) -> None:
+    """`repro demo` as a user runs it names the planted commit, step and phase, and leaves reports and picture."""
+    check_demo(tmp_path, 14)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("seed", range(20, 32))
+def test_the_demo_finds_what_it_hid_for_many_seeds(tmp_path: Path, seed: int) -> None:
+    """Other seeds hide other kinds at other places and steps, on both lines; all are found."""
+    check_demo(tmp_path, seed)

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import math
+import struct
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from repro_golden.fingerprint import dtype_name
+from repro_golden.magnitude import Magnitude, measure, policy_kl
+
+torch.set_num_threads(1)
+
+SETTINGS = settings(deadline=None, derandomize=True, max_examples=150)
+HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+WIDE = {"float32": ("<f", 32), "float64": ("<d", 64), "metric": ("<d", 64)}
+OTHERS = (torch.uint64, torch.float8_e4m3fn, *HALVES.values(), torch.float32, torch.float64, torch.complex64)
+NAN, INF = math.nan, math.inf
+
+
+def raw(values: torch.Tensor) -> bytes:
+    return values.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+@cache
+def walk(dtype: str) -> list[bytes]:
+    """Every finite value of a 16-bit format from the lowest up, found step by step with nextafter; one zero."""
+    up = torch.tensor(INF, dtype=HALVES[dtype])
+    at, found = torch.nextafter(-up, up), []
+    while at.isfinite():
+        found.append(raw(at))
+        at = torch.nextafter(at, up)
+    return found
+
+
+# -- units in the last place
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_ulp_is_the_number_of_nextafter_steps(dtype: str) -> None:
+    """Every pair within 30 steps around zero, the smallest normal, one and the largest value: the count of steps."""
+    values = walk(dtype)
+    finfo = torch.finfo(HALVES[dtype])
+    zero = len(values) // 2
+    assert values[zero][:1] == b"\0" and len(values) % 2 == 1
+    marks = [values.index(raw(torch.tensor(v, dtype=HALVES[dtype]))) for v in (finfo.smallest_normal, 1.0, -1.0)]
+    for mark in (15, zero, *marks, len(values) - 16):
+        for i in range(mark - 15, mark + 16):
+            pairs = range(mark - 15, mark + 16, 1 if i == mark else 4)
+            assert [measure(dtype, values[i], values[j], 1).max_ulp for j in pairs] == [abs(i - j) for j in pairs]
+
+
+@SETTINGS
+@given(st.sampled_from(sorted(HALVES)), st.data())
+def test_ulp_over_any_distance(dtype: str, data: st.DataObject) -> None:
+    """The distance of any two finite 16-bit floats is the number of nextafter steps between them."""
+    values = walk(dtype)
+    i, j = (data.draw(st.integers(0, len(values) - 1)) for _ in range(2))
+    assert measure(dtype, values[i], values[j], 1).max_ulp == abs(i - j)
+
+
+@SETTINGS
+@given(st.sampled_from(sorted(WIDE)), st.data())
+def test_ulp_of_wide_floats(dtype: str, data: st.DataObject) -> None:
+    """fp32 and fp64: nextafter is 1 away, distances are symmetric, add up along the line and mirror at zero."""
+    code, width = WIDE[dtype]
+    kind = np.float32 if width == 32 else np.float64
+    finite = st.floats(width=width, allow_nan=False, allow_infinity=False)
+    x, y, z = (kind(v) for v in sorted(data.draw(st.tuples(finite, finite, finite))))
+
+    def ulp(p: float, q: float) -> int:
+        found = measure(dtype, struct.pack(code, p), struct.pack(code, q), 1).max_ulp
+        assert found is not None
+        return found
+
+    assert ulp(x, z) == ulp(z, x) == ulp(x, y) + ulp(y, z)
+    assert ulp(x, x) == 0 and ulp(x, -x) == 2 * ulp(x, 0.0) == 2 * ulp(x, -0.0)
+    with np.errstate(over="ignore", under="ignore"):
+        up = np.nextafter(y, kind(INF))
+    assert np.isinf(up) or ulp(y, up) == 1
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, *WIDE])
+def test_signed_zeros_differ_by_nothing(dtype: str) -> None:
+    """0.0 and -0.0 are differing elements that lie 0 ULP, 0 absolute and 0 relative apart."""
+    size = {"float16": 2, "bfloat16": 2, "float32": 4}.get(dtype, 8)
+    zero, negative = bytes(size), bytes(size - 1) + b"\x80"
+    assert measure(dtype, zero, negative, 1) == Magnitude(1, 1, 1, 0, 0.0, 0.0, 0)
+
+
+# -- sizes over buffers
+
+PAIRS = st.lists(st.tuples(*[st.floats(width=32) | st.sampled_from([0.0, -0.0, 1.0, INF, NAN])] * 2), max_size=12)
+
+
+@SETTINGS
+@given(PAIRS, st.integers(0, 5))
+def test_sizes_equal_a_plain_computation(pairs: list[tuple[float, float]], extra: int) -> None:
+    """Counts, largest ULP, absolute and relative difference over finite pairs equal a loop in Python."""
+    a, b = (struct.pack(f"<{len(pairs)}f", *side) for side in (zip(*pairs, strict=True) if pairs else ((), ())))
+    total = len(pairs) + extra
+    found = measure("float32", a, b, total)
+    differ = [(x, y) for x, y in pairs if struct.pack("<f", x) != struct.pack("<f", y)]
+    finite = [(x, y) for x, y in differ if math.isfinite(x) and math.isfinite(y)]
+    any_finite = any(math.isfinite(x) and math.isfinite(y) for x, y in pairs)
+    ulps = [measure("float32", struct.pack("<f", x), struct.pack("<f", y), 1).max_ulp or 0 for x, y in finite]
+    assert found == Magnitude(
+        len(pairs),
+        total,
+        len(differ),
+        max(ulps, default=0) if any_finite else None,
+        max((abs(x - y) for x, y in finite), default=0.0) if any_finite else None,
+        max((abs(x - y) / max(abs(x), abs(y), 5e-324) for x, y in finite), default=0.0) if any_finite else None,
+        len(differ) - len(finite),
+    )
+    assert found.exact == (extra == 0)
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, *WIDE])
+def test_non_finite_pairs_have_no_size(dtype: str) -> None:
+    """NaN and infinities are counted, never measured; NaNs of equal bits do not differ."""
+    kind = HALVES.get(dtype, torch.float32 if dtype == "float32" else torch.float64)
+    a, b = raw(torch.tensor([NAN, INF, 1.0], dtype=kind)), raw(torch.tensor([NAN, -INF, INF], dtype=kind))
+    assert measure(dtype, a, b, 3) == Magnitude(3, 3, 2, None, None, None, 2)
+    assert str(measure(dtype, a, b, 3)) == "2 of 3 elements differ, 2 non-finite"
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64, *OTHERS],
+    ids=dtype_name,
+)
+@pytest.mark.parametrize("total", [5, 1000])
+def test_elements_are_counted_whatever_the_dtype(dtype: torch.dtype, total: int) -> None:
+    """Of five elements of any dtype that all bytes of two differ: 5 compared, 2 differ, sketch or not."""
+    size = torch.empty(0, dtype=dtype).element_size()
+    a, b = bytes(5 * size), bytes(size) + b"\1" * size * 2 + bytes(2 * size)
+    found = measure(dtype_name(dtype), a, b, total)
+    assert (found.elements, found.differing, found.total, found.exact) == (5, 2, total, total == 5)
+
+
+@SETTINGS
+@given(st.lists(st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * 2), min_size=1, max_size=8))
+def test_integers_have_an_absolute_size_alone(pairs: list[tuple[int, int]]) -> None:
+    """int64: the largest distance without overflow, no ULP and no relative size."""
+    a, b = (struct.pack(f"<{len(pairs)}q", *side) for side in zip(*pairs, strict=True))
+    gap = float(max(abs(x - y) for x, y in pairs))
+    assert measure("int64", a, b, len(pairs)) == Magnitude(
+        len(pairs), len(pairs), sum(x != y for x, y in pairs), None, gap, None, 0
+    )
+
+
+def test_empty_and_unequal_buffers() -> None:
+    """Nothing compared prints as not measured; buffers of unequal length are refused."""
+    for dtype in ("float32", "int64", "bool", "bfloat16"):
+        empty = measure(dtype, b"", b"", 0)
+        assert str(empty) == "not measured" and (empty.elements, empty.differing) == (0, 0)
+    with pytest.raises(ValueError, match="4 and 8 bytes"):
+        measure("float32", bytes(4), bytes(8), 2)
+
+
+def test_a_sketch_says_that_it_is_one() -> None:
+    """The text names the sample and the whole, so that a sampled size is never taken for the tensor's."""
+    a, b = struct.pack("<2f", 1.0, 2.0), struct.pack("<2f", 1.0, 2.5)
+    assert str(measure("float32", a, b, 2)).startswith("1 of 2 elements differ, max 2097152 ULP, abs 0.5, rel 0.2")
+    assert str(measure("float32", a, b, 9)).startswith("1 of 2 sampled elements differ (of 9), max")
+
+
+def test_neighbours_of_halves_are_one_apart_throughout() -> None:
+    """Over all fp16 and bf16 values at once, each and its successor lie at most, and somewhere exactly, 1 ULP apart."""
+    for dtype in HALVES:
+        values = walk(dtype)
+        lower, upper = b"".join(values[:-1]), b"".join(values[1:])
+        found = measure(dtype, lower, upper, len(values) - 1)
+        assert found.max_ulp == 1 and found.differing == found.elements == len(values) - 1
+        assert all(p != q for p, q in pairwise(values))
+
+
+# -- KL
+
+LOG_PROBS = st.lists(st.tuples(*[st.floats(-20, 0, width=32)] * 2, st.integers(0, 2)), max_size=12)
+
+
+@SETTINGS
+@given(LOG_PROBS, st.booleans())
+def test_kl_is_the_mean_of_the_estimators(rows: list[tuple[float, float, int]], masked: bool) -> None:
+    """k1 = mean(log a - log b) and k3 = mean(b/a - 1 - log(b/a)) over unmasked tokens; NaN when there are none."""
+    a, b = (struct.pack(f"<{len(rows)}f", *(r[k] for r in rows)) for k in (0, 1))
+    mask = struct.pack(f"<{len(rows)}q", *(r[2] for r in rows)) if masked else None
+    kept = [(x, y) for x, y, m in rows if m or not masked]
+    k1, k3 = policy_kl(a, b, mask)
+    if not kept:
+        assert math.isnan(k1) and math.isnan(k3)
+        return
+    assert math.isclose(k1, math.fsum(x - y for x, y in kept) / len(kept), rel_tol=1e-12, abs_tol=1e-12)
+    plain = math.fsum(math.expm1(y - x) - (y - x) for x, y in kept) / len(kept)
+    assert math.isclose(k3, plain, rel_tol=1e-12, abs_tol=1e-12)
+    assert k3 >= 0.0 and (a != b or (k1, k3) == (0.0, 0.0))
+
+
+@pytest.mark.parametrize(("x", "y"), [(-INF, -1.0), (-1.0, -INF), (-INF, -INF), (-1.0, INF), (NAN, -1.0), (-1.0, NAN)])
+def test_a_log_prob_that_is_not_finite_gives_nan(x: float, y: float) -> None:
+    """A NaN or infinite log-prob on either side makes both estimates NaN; masked out it plays no part."""
+    a, b = struct.pack("<2f", x, -2.0), struct.pack("<2f", y, -2.0)
+    assert all(map(math.isnan, policy_kl(a, b, None)))
+    assert policy_kl(a, b, struct.pack("<2q", 0, 1)) == (0.0, 0.0)
