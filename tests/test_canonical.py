@@ -4,6 +4,7 @@ import json
 import resource
 import struct
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,13 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 SPECIAL = [0, 1 << 63, 1, 0x7FF0 << 48, 0xFFF0 << 48, 0x7FF8 << 48, (0x7FF0 << 48) + 1, (0xFFF8 << 48) + 0xDEADBEEF]
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder in memory."""
+    with tempfile.TemporaryDirectory(dir=RAM) as folder:
+        yield Path(folder)
 
 
 @SETTINGS

@@ -4,7 +4,7 @@ import json
 import math
 import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +28,13 @@ RAM = next(iter(Path("/dev").glob("shm")), None)  # syncing to disk is what take
 HEADER = Header({"name": "t"}, "rollouts", {}, {}, steps=9)
 NANS = [struct.unpack("<d", bits.to_bytes(8, "little"))[0] for bits in (0x7FF8 << 48, (0x7FF8 << 48) + 1, 0xFFF8 << 48)]
 INF = math.inf
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder in memory."""
+    with tempfile.TemporaryDirectory(dir=RAM) as folder:
+        yield Path(folder)
 
 
 def write(directory: Path, steps: Sequence[Sequence[Row]], header: Header = HEADER) -> Trace:

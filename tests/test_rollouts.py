@@ -4,7 +4,7 @@ import json
 import re
 import struct
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,13 @@ SETTINGS = settings(deadline=None, derandomize=True, max_examples=40)
 RAM = next(iter(Path("/dev").glob("shm")), None)  # syncing to disk is what takes the time
 INT64 = st.integers(-(2**63), 2**63 - 1)
 FLOAT32_BITS = st.integers(0, 2**32 - 1)
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder in memory."""
+    with tempfile.TemporaryDirectory(dir=RAM) as folder:
+        yield Path(folder)
 
 
 def floats(bits: list[int]) -> Tensor:

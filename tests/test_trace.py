@@ -49,6 +49,13 @@ ROWS = st.one_of(
 STEPS = st.lists(st.lists(ROWS, min_size=1, max_size=5, unique_by=lambda r: r.key), max_size=3)
 
 
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder in memory."""
+    with tempfile.TemporaryDirectory(dir=RAM) as folder:
+        yield Path(folder)
+
+
 def exact(value: Any) -> Any:
     """The value with every float as its bits, so that equality is that of bits."""
     if isinstance(value, float):
@@ -169,11 +176,12 @@ def test_metrics_keep_their_bits(tmp_path: Path, value: float) -> None:
 
 def test_one_metric_name_in_two_phases_loses_neither(tmp_path: Path) -> None:
     """Two metrics that share a name in different phases are both readable, or the second is refused in one line."""
-    rows = [metric_row("loss", "norm", 1.0), metric_row("grad", "norm", 2.0)]
-    try:
-        found = sorted(Trace(write(tmp_path / "t", [rows])).steps[0].metrics.values())
-    except ReproError:
-        found = [1.0, 2.0]
+    writer, found = TraceWriter(tmp_path / "t", HEADER), [1.0, 2.0]
+    writer.add(metric_row("loss", "norm", 1.0))
+    with suppress(ReproError):
+        writer.add(metric_row("grad", "norm", 2.0))
+        found = sorted(writer.end_step(0).metrics.values())
+    kill(writer)
     assert found == [1.0, 2.0]
 
 
@@ -293,7 +301,7 @@ def test_a_flipped_byte_of_the_step_log_is_detected(small: Path, tmp_path: Path,
         log = directory / "steps.jsonl"
         raw = log.read_bytes()
         passed = []
-        for at in range(raw.index(b'{"end"')):
+        for at in range(raw.rindex(b"\n", 0, -1) + 1):
             if sealed and at % 4:
                 continue
             log.write_bytes(raw[:at] + bytes([raw[at] ^ mask]) + raw[at + 1 :])
@@ -308,7 +316,7 @@ def test_a_flipped_byte_of_the_closing_line_is_detected(small: Path, tmp_path: P
     log = directory / "steps.jsonl"
     raw = log.read_bytes()
     passed = []
-    for at in range(raw.index(b'{"end"'), len(raw)):
+    for at in range(raw.rindex(b"\n", 0, -1) + 1, len(raw)):
         log.write_bytes(raw[:at] + bytes([raw[at] ^ 0x01]) + raw[at + 1 :])
         with suppress(ReproError):
             trace = Trace(directory)

@@ -76,6 +76,7 @@ class History:
     def _read_trees(self, commits: Sequence[str], path: str) -> dict[str, str | None]:
         """One ``git cat-file --batch-check`` for all commits."""
         unique = list(dict.fromkeys(commits))
+        path = "" if path in (".", "./") else path.rstrip("/")
         with tempfile.TemporaryFile() as questions:
             questions.write("".join(f"{c}:{path}\n" for c in unique).encode())
             questions.seek(0)
@@ -95,6 +96,10 @@ class History:
         fields = self._git.log("-1", "--format=%an <%ae>%x00%aI%x00%s%x00%P", commit).split("\0")
         stat = self._git.show("--stat=100", "--format=", "-m", "--first-parent", commit, "--").strip("\n")
         return CommitInfo(commit, fields[0], fields[1], fields[2], tuple(fields[3].split()), stat)
+
+
+_LITTLE = 1 << 20
+"""Bytes of free disk under which a git failure is put down to the disk."""
 
 
 class Worktrees:
@@ -156,9 +161,12 @@ class Worktrees:
                     shutil.rmtree(note.parent, ignore_errors=True)
 
     def _run(self, *arguments: str) -> None:
-        command = ["git", *self._quiet, *arguments]
         try:
-            self._git.execute(command)
+            self._git.execute(["git", *self._quiet, *arguments])
         except git.GitCommandError as error:
             message = " ".join(str(error.stderr).split())[:300]
-            raise MachineFailureError(f"`git {' '.join(arguments[:2])}` failed: {message}") from None
+            if shutil.disk_usage(self._base).free < _LITTLE:  # git itself only says that it cannot write
+                message = f"no space left at {self._base}"
+            raise MachineFailureError(
+                f"`git {' '.join(arguments[:2])}` failed: {message}; cure that and run the same command again"
+            ) from None

@@ -47,8 +47,10 @@ class Checkout:
 
 def subject_tree(commit: git.Commit, path: str) -> str | None:
     """Git's hash of the subject's folder in a commit: equal trees are equal code. None when the folder is absent."""
+    if path in (".", "./"):
+        return str(commit.tree.hexsha)
     try:
-        return str((commit.tree / path).hexsha)
+        return str((commit.tree / path.rstrip("/")).hexsha)
     except KeyError:
         return None
 

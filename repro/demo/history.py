@@ -154,10 +154,12 @@ class _Layout:
         broken = rng.randrange(halves[1][0], halves[1][1] - width - 1)
         merge, mend = fork + beside + 1, broken + width
         free = [i for i in range(8, length - 8) if i != merge and not broken <= i <= mend]
+        # Beside the window, so that the search has to find its way around it.
+        near = [i for i in free if broken - 6 < i < mend + 6]
         on_side = rng.random() < 0.3
         return cls(
             length, fork, merge, side, broken, mend,
-            None if on_side else rng.choice(free), rng.randrange(1, side - 1) if on_side else None,
+            None if on_side else rng.choice(near), rng.randrange(1, side - 1) if on_side else None,
         )  # fmt: skip
 
     def on_both(self, slot: int) -> bool:

@@ -1,0 +1,139 @@
+"""The figures of docs/benchmarks.md: ``make bench`` measures them and writes the page.
+
+Ratios are taken side by side: both sides of one run alternate in one process order, and medians are compared.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from repro_golden.case import Case, read_case
+from repro_golden.checkout import find_checkout
+from repro_golden.compare import compare
+from repro_golden.identity import collect
+from repro_golden.launch import Place, Run, launch
+from repro_golden.rollouts import RolloutSet
+from repro_golden.trace import Trace, seal
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "benchmarks.md"
+ROUNDS = 7
+
+
+def main() -> None:
+    """Measure everything and write the page."""
+    case = read_case(ROOT / "golden" / "cases" / "tiny-grpo.toml")
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [help_time(), *recorder_overhead(case, Path(folder)), reward_curve()]
+    text = page(rows)
+    PAGE.write_text(text)
+    print(text)
+
+
+def help_time() -> list[str]:
+    """Wall time of `repro --help`, beside `python -c pass` and `import torch`."""
+
+    def once(*command: str) -> float:
+        began = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        return time.perf_counter() - began
+
+    script = str(Path(sys.executable).parent / "repro")
+    commands = [(script, "--help"), (sys.executable, "-c", "pass"), (sys.executable, "-c", "import torch")]
+    times = [[once(*c) for c in commands] for _ in range(ROUNDS)]
+    shown, empty, torch = (statistics.median(t[i] for t in times) for i in range(3))
+    return [
+        "`repro --help`",
+        f"{shown:.3f} s",
+        f"`python -c pass` {empty:.3f} s, `import torch` {torch:.2f} s",
+        "under 0.2 s",
+    ]
+
+
+def recorder_overhead(case: Case, folder: Path) -> list[list[str]]:
+    """Step time with the recorder over step time without it, and reading and comparing over training."""
+    place, steps = Place(ROOT), case.steps
+    rollouts = folder / "rollouts"
+    launch(case, place, [Run(steps, save_rollouts=str(rollouts))], folder / "log")
+    RolloutSet.write_index(rollouts)
+    ratios, with_it, without = [], [], []
+    for k in range(ROUNDS):
+        # both kinds alternate within one process, so that they share its luck with memory and clock
+        runs = []
+        for j in range(3):
+            runs.append(Run(steps, str(rollouts)))
+            runs.append(Run(steps, str(rollouts), trace=str(folder / f"t{k}-{j}")))
+        results = launch(case, place, runs, folder / "log")
+        bare = [s for r in results[2::2] for s in r.seconds[2:]]  # the first pair and the first steps warm up
+        seen = [s for r in results[3::2] for s in r.seconds[2:]]
+        ratios.append(statistics.median(seen) / statistics.median(bare))
+        with_it.append(statistics.median(seen))
+        without.append(statistics.median(bare))
+    a, b = folder / "t0-0", folder / "t1-0"
+    seal(a)
+    seal(b)
+    compared = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        left, right = Trace(a), Trace(b)
+        assert compare(left, right).equal
+        for index in range(steps):  # read every row too, which an equal comparison does not need
+            left.rows(index)
+        compared.append((time.perf_counter() - began) / steps)
+    size = sum(p.stat().st_size for p in a.rglob("*") if p.is_file()) / steps
+    train, read = statistics.median(without), statistics.median(compared)
+    spread = f"{min(ratios):.3f}-{max(ratios):.3f} over {ROUNDS} processes"
+    recorded = statistics.median(with_it)
+    return [
+        ["recorder overhead per step, `tiny-grpo`", f"{statistics.median(ratios) - 1:+.1%}",
+         f"{train * 1e3:.1f} ms bare, {recorded * 1e3:.1f} ms recorded; ratio {spread}", "under 10 %"],
+        ["reading and comparing a step, `tiny-grpo`", f"{read / train:.2f}x of training it",
+         f"{read * 1e3:.1f} ms against {train * 1e3:.1f} ms; {size / 1024:.0f} KiB a step", "under 1x"],
+    ]  # fmt: skip
+
+
+def reward_curve() -> list[str]:
+    """Mean reward of the first and the last ten of 300 rollouts of the built-in trainer at its defaults."""
+    command = [sys.executable, "-m", "repro_core.train", "--num-rollout", "300"]
+    began = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tempfile.gettempdir())
+    lines = [line for line in done.stdout.splitlines() if line.startswith("rollout ")]
+    rewards = [json.loads(line.split(": ", 1)[1].replace("'", '"'))["rollout/rewards"] for line in lines]
+    assert len(rewards) == 300
+    first, last = statistics.mean(rewards[:10]), statistics.mean(rewards[-10:])
+    how = f"first ten -> last ten rollouts, defaults, {time.perf_counter() - began:.0f} s"
+    return ["mean reward, built-in trainer, 300 rollouts", f"{first:.3f} -> {last:.3f}", how, "rises clearly"]
+
+
+def page(rows: list[list[str]]) -> str:
+    """The benchmark page."""
+    checkout = find_checkout(ROOT)
+    git = ["git", "-C", str(checkout.root)]
+    commit = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True)
+    dirty = subprocess.run([*git, "status", "--porcelain", "core", "golden/repro_golden", "bisect", "repro"],
+                           capture_output=True, text=True, check=True).stdout.strip()  # fmt: skip
+    identity = collect({}, threads=1)
+    facts = [
+        f"machine: {identity.host['cpu']}, {identity.host['instructions']}, {platform.system()} {platform.machine()}",
+        ", ".join(f"{k} {identity.environment[k]}" for k in ("python", "torch", "numpy")),
+        f"{datetime.now(UTC):%Y-%m-%d}, commit {commit.stdout.strip()}{' with changes' if dirty else ''}",
+    ]
+    head = ["what", "result", "how", "goal"]
+    table = ["| " + " | ".join(r) + " |" for r in [head, ["---"] * 4, *rows]]
+    intro = "Written by `make bench` (tests/benchmark.py). Medians; ratios side by side in one run."
+    return "\n".join(["# Benchmarks", "", intro, "", *(f"- {f}" for f in facts), "", *table, ""])
+
+
+if __name__ == "__main__":
+    if shutil.which("git") is None:
+        sys.exit("benchmark: git is not on PATH")
+    main()

@@ -1,0 +1,244 @@
+"""Bad input: each gives one clear line that names the cure, the right exit code, and loses nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Repo, environment
+
+
+def only_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line of complaint; there must be no traceback."""
+    assert "Traceback" not in done.stdout + done.stderr, done.stderr
+    complaints = [line for line in done.stderr.splitlines() if line.startswith(("repro: ", "Error: "))]
+    assert len(complaints) == 1, done.stderr
+    return complaints[0]
+
+
+def misspelt_key(repo: Repo) -> None:
+    repo.edit("golden/cases/mini.toml", "proof_steps", "prof_steps")
+
+
+def misspelt_trainer_key(repo: Repo) -> None:
+    repo.edit("golden/cases/mini.toml", "global_batch_size", "global_batchsize")
+
+
+def batch_mismatch(repo: Repo) -> None:
+    repo.edit("golden/cases/mini.toml", "global_batch_size = 8", "global_batch_size = 7")
+
+
+def no_toml(repo: Repo) -> None:
+    repo.edit("golden/cases/mini.toml", "[subject]", "[subject")
+
+
+def missing_rollout(repo: Repo) -> None:
+    (repo.root / "golden" / "rollouts" / "mini" / "1.safetensors").unlink()
+
+
+def unreadable_rollout(repo: Repo) -> None:
+    path = repo.root / "golden" / "rollouts" / "mini" / "1.safetensors"
+    raw = path.read_bytes()
+    path.unlink()
+    path.write_bytes(raw[: len(raw) // 2])
+
+
+def no_rollouts(repo: Repo) -> None:
+    shutil.rmtree(repo.root / "golden" / "rollouts")
+
+
+def newer_rollouts(repo: Repo) -> None:
+    path = repo.root / "golden" / "rollouts" / "mini" / "index.json"
+    raw = json.loads(path.read_text())
+    path.unlink()
+    path.write_text(json.dumps(raw | {"format": 99}))
+
+
+def golden_file(repo: Repo, name: str) -> Path:
+    return next((repo.root / "golden" / "runs").glob(f"*/mini/{name}"))
+
+
+def newer_trace(repo: Repo) -> None:
+    path = golden_file(repo, "trace/header.json")
+    raw = json.loads(path.read_text())
+    path.unlink()
+    path.write_text(json.dumps(raw | {"format": 99}))
+
+
+def newer_run(repo: Repo) -> None:
+    path = golden_file(repo, "run.json")
+    raw = json.loads(path.read_text())
+    path.unlink()
+    path.write_text(json.dumps(raw | {"format": 99}))
+
+
+def cut_trace(repo: Repo) -> None:
+    path = golden_file(repo, "trace/steps.jsonl")
+    raw = path.read_bytes()
+    path.unlink()
+    path.write_bytes(raw[: len(raw) // 2])
+
+
+def cut_columns(repo: Repo) -> None:
+    path = golden_file(repo, "trace/rank-00000.parquet")
+    raw = path.read_bytes()
+    path.unlink()
+    path.write_bytes(raw[: len(raw) // 2])
+    repo.edit("core/repro_core/loss.py", "rows.float() / temperature, dim", "rows.float() / temperature * 1.001, dim")
+
+
+def crash(repo: Repo) -> None:
+    repo.edit(
+        "core/repro_core/loss.py",
+        "    log_p = torch.log_softmax",
+        "    raise OSError('no')\n    log_p = torch.log_softmax",
+    )
+
+
+def hang(repo: Repo) -> None:
+    log_p = "    log_p = torch.log_softmax"
+    repo.edit("core/repro_core/loss.py", log_p, f"    __import__('time').sleep(99)\n{log_p}")
+    repo.edit("golden/cases/mini.toml", 'timeout = "3m"', 'timeout = "10s"')
+
+
+def other_contract(repo: Repo) -> None:
+    repo.edit("core/repro_core/__init__.py", "CONTRACT = 1\n", "CONTRACT = 77\n")
+
+
+def nothing(_: Repo) -> None:
+    """The repository is fine; the command is not."""
+
+
+VERIFY = ("golden", "verify")
+BAD: dict[str, tuple[Callable[[Repo], None], tuple[str, ...], int, tuple[str, ...]]] = {
+    "misspelt key": (misspelt_key, VERIFY, 2, ("case.prof_steps", "did you mean proof_steps?")),
+    "misspelt trainer key": (misspelt_trainer_key, VERIFY, 2, ("config.global_batchsize", "approve")),
+    "no TOML": (no_toml, VERIFY, 2, ("mini.toml is not TOML",)),
+    "unknown case": (nothing, ("golden", "verify", "maxi"), 2, ("no case 'maxi'", "known: mini")),
+    "missing rollout": (missing_rollout, VERIFY, 2, ("no rollout", "pull")),
+    "unreadable rollout": (unreadable_rollout, VERIFY, 2, ("not a readable rollout", "pull")),
+    "newer rollouts": (newer_rollouts, VERIFY, 2, ("format 99", "upgrade")),
+    "newer trace": (newer_trace, VERIFY, 2, ("format 99", "upgrade")),
+    "newer golden run": (newer_run, VERIFY, 2, ("format 99", "upgrade")),
+    "cut trace": (cut_trace, VERIFY, 2, ("was changed", "dvc checkout")),
+    "cut columns": (cut_columns, VERIFY, 2, ("damaged", "pull")),
+    "crash": (crash, VERIFY, 2, ("OSError: no", "output in")),
+    "hang": (hang, VERIFY, 2, ("no end within 10 s",)),
+    "other contract": (other_contract, VERIFY, 2, ("CONTRACT 77 is unknown",)),
+    "dirty DVC file": (
+        missing_rollout,
+        ("golden", "approve", "--reason", "r"),
+        2,
+        ("differs from mini.dvc", "dvc checkout"),
+    ),
+    "no reason": (nothing, ("golden", "approve"), 2, ("--reason",)),
+    "nothing recorded for it": (nothing, ("golden", "push", "maxi"), 2, ("no golden run of maxi",)),
+    "unknown flag": (nothing, ("bisect", "HEAD~1..HEAD", "--fast"), 2, ("No such option",)),
+    "no range": (nothing, ("bisect", "HEAD"), 2, ("write GOOD..BAD",)),
+    "unknown revision": (nothing, ("bisect", "v9..HEAD"), 2, ("no commit 'v9'", "fetch")),
+    "an option as revision": (nothing, ("bisect", "--", "--all..HEAD"), 2, ("no commit '--all'",)),
+    "empty range": (nothing, ("bisect", "HEAD..HEAD"), 2, ("same commit",)),
+    "wrong way round": (nothing, ("bisect", "HEAD..HEAD~1"), 2, ("not an ancestor", "merge base")),
+    "bisect without rollouts": (no_rollouts, ("bisect", "HEAD~1..HEAD"), 2, ("no rollouts",)),
+    "no trace": (nothing, ("diff", "golden", "core"), 2, ("no trace header",)),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line_with_a_cure(name: str, recorded: Repo) -> None:
+    """The line says what is wrong and what to do, the exit code is right, and the golden run stays as it was."""
+    spoil, command, code, phrases = BAD[name]
+    if name == "bisect without rollouts":
+        recorded.git("rm", "--quiet", "--cached", "golden/rollouts/mini.dvc")
+    spoil(recorded)
+    run = golden_file(recorded, "run.json").read_bytes()
+    done = recorded.repro(*command)
+    line = only_line(done) if "option" not in name and "flag" not in name and name != "no reason" else done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
+    for phrase in phrases:
+        assert phrase in line, line
+    assert golden_file(recorded, "run.json").read_bytes() == run
+    assert list((recorded.root / ".git" / "repro" / "tmp").glob("*")) == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "phrase"),
+    [
+        (misspelt_trainer_key, "global_batchsize"),
+        (batch_mismatch, "must equal global_batch_size"),
+        (crash, "OSError: no"),
+    ],
+)
+def test_a_trainer_that_cannot_start_is_one_line(spoil: Callable[[Repo], None], phrase: str, fork: Repo) -> None:
+    """What the trainer itself refuses reaches the user in one line with the file that holds its output."""
+    spoil(fork)
+    done = fork.repro("golden", "record")
+    line = only_line(done)
+    assert done.returncode == 2 and phrase in line
+    assert Path(line.split("output in ")[1].rstrip(")")).exists()
+
+
+def test_errors_have_a_json_twin(recorded: Repo) -> None:
+    """With --json an error is an object on stdout too, with the same exit code."""
+    done = recorded.repro("golden", "verify", "maxi", "--json")
+    assert done.returncode == 2 and json.loads(done.stdout)["exit_code"] == 2
+
+
+def test_outside_a_repository(tmp_path: Path) -> None:
+    """Outside git, and in a repository without DVC or a case, the line says which command helps."""
+    folder = Repo(tmp_path / "empty")
+    folder.root.mkdir()
+    assert "git init" in only_line(folder.repro("golden", "list"))
+    folder.git("init", "--quiet")
+    assert "repro init" in only_line(folder.repro("golden", "record"))
+    assert folder.repro("golden", "list").stdout.startswith("no golden runs")
+
+
+def test_init_says_what_it_wrote_and_twice_is_harmless(tmp_path: Path) -> None:
+    """Init prepares any git repository, keeps the remote outside it, and changes nothing the second time."""
+    repo = Repo(tmp_path / "fork")
+    repo.root.mkdir()
+    repo.git("init", "--quiet")
+    first = repo.repro("init", "--remote", str(tmp_path / "remote"))
+    assert first.returncode == 0 and "golden/cases/first.toml" in first.stdout and ".dvc" in first.stdout
+    before = {p: p.read_bytes() for p in repo.root.rglob("*") if p.is_file()}
+    again = repo.repro("init")
+    assert again.returncode == 0 and "nothing to do" in again.stdout
+    assert {p: p.read_bytes() for p in repo.root.rglob("*") if p.is_file()} == before
+    refused = repo.repro("bisect", "HEAD..HEAD")
+    assert refused.returncode == 2 and "set subject.path" in only_line(refused)
+
+
+def mounts() -> bool:
+    """Whether this user may mount a file system of its own."""
+    command = ["unshare", "--user", "--map-root-user", "--mount", "true"]
+    return (
+        shutil.which("unshare") is not None
+        and subprocess.run(command, capture_output=True, check=False).returncode == 0
+    )
+
+
+@pytest.mark.skipif(not mounts(), reason="a full disk needs a mount namespace of its own, which is denied here")
+def test_a_full_disk_is_one_line_and_loses_nothing(recorded: Repo) -> None:
+    """On a disk without space a bisect stops with one line, and resumes where there is space again."""
+    good = recorded.git("rev-parse", "HEAD")
+    recorded.edit(
+        "core/repro_core/loss.py", "rows.float() / temperature, dim", "rows.float() / temperature * 1.001, dim"
+    )
+    culprit = recorded.commit("Tidy the log-prob path")
+    state = recorded.root / ".git" / "repro"
+    state.mkdir(exist_ok=True)
+    command = f"mount -t tmpfs -o size=64k tmpfs {state} && exec {sys.executable} -m repro bisect {good}..HEAD"
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", command],
+        cwd=recorded.root, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "space" in only_line(done) and "again" in only_line(done)
+    resumed = recorded.repro("bisect", f"{good}..HEAD", "--json")
+    assert json.loads(resumed.stdout)["culprit"]["commit"] == culprit
