@@ -234,6 +234,17 @@ def test_equal_bytes_of_another_dtype_or_shape_differ() -> None:
     assert len(set(seen)) == len(seen)
 
 
+SHAPES = st.lists(st.integers(0, 12), max_size=4)
+
+
+@SETTINGS
+@given(SHAPES, SHAPES, *[st.sampled_from(["int8", "int16", "float16"])] * 2)
+def test_dtype_and_shape_are_bound_without_ambiguity(a: list[int], b: list[int], x: str, y: str) -> None:
+    """Over equal lanes, fingerprints are equal only for equal dtypes and shapes; digits never run together."""
+    assert (bind(Lanes(1, 2), x, a) == bind(Lanes(1, 2), y, b)) == ((x, a) == (y, b))
+    assert not same(torch.zeros(11, 1), torch.zeros(1, 11))
+
+
 @pytest.mark.parametrize("dtype", [*FLOATS, *FP8[:1], FP8[2]], ids=dtype_name)
 def test_zeros_and_nans_are_told_apart_by_their_bits(dtype: torch.dtype) -> None:
     """-0.0 is not 0.0, and NaN bit patterns of a format have a fingerprint each."""

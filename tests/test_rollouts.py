@@ -240,13 +240,16 @@ FILES: dict[str, tuple[bytes | None, str]] = {
     "empty": (b"", "pull or record it again"),
     "a zip": (b"PK\3\4" + bytes(500), "pull or record it again"),
     "text": (b"hello\nworld" * 50, "pull or record it again"),
-    "no metadata": (foreign(None), "not a rollout"),
+    "no metadata": (foreign(None), "so no rollout"),
     "metadata is no JSON": (foreign("{"), "pull or record it again"),
-    "metadata is no object": (foreign("[1]"), "not a rollout"),
+    "metadata is no object": (foreign("[1]"), "so no rollout"),
     "no format": (foreign(json.dumps(example().meta)), "no format number"),
     "format true": (foreign(meta(format=True)), "no format number"),
     "newer format": (foreign(meta(format=FORMAT + 1)), "upgrade repro-harness"),
-    "wrong dtype": (foreign(meta(), rewards=torch.zeros(2, dtype=torch.float64)), "rewards must be float32"),
+    "wrong dtype": (
+        foreign(meta(), rewards=torch.zeros(2, dtype=torch.float64)),
+        "rewards is torch.float64, not one-dimensional float32",
+    ),
     "lengths": (foreign(meta(), tokens=torch.arange(9)), "tokens has 9 entries, the lengths ask for 5"),
 }
 

@@ -545,6 +545,8 @@ def test_no_space_left_is_the_machines_failure(tmp_path: Path) -> None:
         with pytest.raises(MachineFailureError, match="No space left on device; the steps before stay readable"):
             writer.end_step(0)
         kill(writer)
+        if name != "steps.jsonl":  # no line is written before its rows are
+            assert (directory / "steps.jsonl").read_bytes() == b""
 
 
 def test_a_folder_that_cannot_be_made_is_the_machines_failure(tmp_path: Path) -> None:

@@ -65,8 +65,8 @@ def check_format(found: object, newest: int, what: str) -> None:
     Raises:
         ReproError: newer than `newest`, or no format number.
     """
-    if not isinstance(found, int) or found < 1:
-        raise ReproError(f"{what} has no format number: it was not written by repro, or it is damaged")
+    if type(found) is not int or found < 1:  # bool is an int to isinstance
+        raise ReproError(f"{what} has no format number, so repro did not write it or it is damaged: record it again")
     if found > newest:
         raise ReproError(f"{what} has format {found}, this repro reads up to {newest}: upgrade repro-harness")
 

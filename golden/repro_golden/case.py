@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from repro_golden.canonical import canonical_json, digest
 from repro_golden.errors import ReproError
@@ -58,14 +58,23 @@ class SubjectTable(_Table):
     env: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the trainer, set before it starts."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """What the trainer itself reads; its keys are the trainer's own."""
+    """What the trainer itself reads; its keys are the trainer's own, its values are JSON types."""
+
+    @field_validator("config")
+    @classmethod
+    def _json_types(cls, config: dict[str, Any]) -> dict[str, Any]:
+        try:
+            canonical_json(config)
+        except (TypeError, ValueError, RecursionError):
+            raise ValueError("holds a date, nan or inf, which JSON lacks: write it as text") from None
+        return config
 
 
 class Bound(_Table):
     """How far a metric may be from the baseline's: |b - a| <= atol + rtol * |a|. NaN is outside every bound."""
 
-    rtol: float = Field(default=0.0, ge=0, strict=False)
-    atol: float = Field(default=0.0, ge=0, strict=False)
+    rtol: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    atol: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
 
 class Compare(_Table):
@@ -164,7 +173,8 @@ def _first_problem(error: ValidationError) -> str:
         return f"{where or 'case'}: {problem['msg'].removeprefix('Value error, ')}"
     table: Any = Case
     for part in problem["loc"][:-1]:
-        table = table.model_fields[str(part)].annotation
+        table = Bound if table is Compare and part == "bounds" else table
+        table = table if table is Bound else table.model_fields[str(part)].annotation
     key, known = str(problem["loc"][-1]), list(table.model_fields)
     near = difflib.get_close_matches(key, known, 1)
     return f"unknown key {where}" + (f": did you mean {near[0]}?" if near else f"; known: {', '.join(known)}")

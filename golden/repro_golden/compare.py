@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
 from repro_golden.canonical import encode_float
 from repro_golden.case import Bound, Compare
 from repro_golden.errors import ReproError
@@ -225,9 +227,15 @@ def _metric_changes(a: Trace, b: Trace, index: int) -> list[MetricChange]:
 def _kl(a: Trace, b: Trace, index: int) -> tuple[float, float] | None:
     x, y = a.row(index, "forward", "log_probs"), b.row(index, "forward", "log_probs")
     mask = a.row(index, "input", "loss_mask")
-    if not x or not y or x.values is None or y.values is None or x.shape != y.shape or x.dtype != "float32":
+    if not x or not y or x.values is None or y.values is None or x.shape != y.shape:
         return None
-    return policy_kl(x.values, y.values, mask.values if mask and mask.shape == x.shape else None)
+    if (x.dtype, y.dtype) != ("float32", "float32"):
+        return None
+    keep = None
+    if mask and mask.shape == x.shape and mask.values is not None:
+        elements = np.frombuffer(mask.values, np.uint8).reshape(math.prod(mask.shape), -1)
+        keep = (elements != 0).any(axis=1)  # a mask of any dtype: zero has zero bytes
+    return policy_kl(x.values, y.values, keep)
 
 
 def violations(a: Trace, b: Trace, index: int, bounds: Mapping[str, Bound]) -> list[Divergence]:
@@ -239,7 +247,8 @@ def violations(a: Trace, b: Trace, index: int, bounds: Mapping[str, Bound]) -> l
         if x is None:
             raise ReproError(f"the baseline has no metric {name!r} at step {step}: correct [compare.bounds]")
         limit = bound.atol + bound.rtol * abs(x)
-        if y is None or not abs(y - x) <= limit:  # `not <=` so that NaN is outside
+        inside = y is not None and math.isfinite(x) and math.isfinite(y) and abs(y - x) <= limit
+        if not inside:
             phase = next((r.phase for r in a.rows(index) if r.name == name and r.dtype == "metric"), "loss")
             found.append(Divergence(step, phase, name, "bound", f"{x!r} became {y!r}, allowed +-{limit:.3g}"))
     return found

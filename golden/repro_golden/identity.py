@@ -85,7 +85,7 @@ class Identity:
             found += [
                 Difference(part, key, a.get(key, ""), b.get(key, ""))
                 for key in sorted({*a, *b})
-                if a.get(key, "") != b.get(key, "")
+                if a.get(key) != b.get(key)
             ]
         return found
 

@@ -117,22 +117,31 @@ def _ulp(x: int, y: int, bits: int) -> int:
     return abs(ordered[0] - ordered[1])
 
 
+# integers by their value; a complex number is one element whose size has no order
+_WORDS = {
+    "int64": "<i8", "int32": "<i4", "int16": "<i2", "int8": "|i1", "uint16": "<u2", "uint32": "<u4", "uint64": "<u8",
+    "complex32": "V4", "complex64": "V8", "complex128": "V16",
+}  # fmt: skip
+
+
 def _integers(dtype: str, a: bytes, b: bytes, total: int) -> Magnitude:
-    word = {"int64": "<i8", "int32": "<i4", "int16": "<i2", "int8": "|i1"}.get(dtype, "|u1")
+    word = _WORDS.get(dtype, "|u1")
     x, y = np.frombuffer(a, word), np.frombuffer(b, word)
     differ = x != y
+    if word.startswith("V"):
+        return Magnitude(len(x), total, int(differ.sum()), None, None, None, 0)
     gap = max((abs(int(p) - int(q)) for p, q in zip(x[differ], y[differ], strict=True)), default=0)
     elements = len(x) if word != "|u1" or total == 0 or len(x) <= total else total
     return Magnitude(elements, total, int(differ.sum()), None, float(gap) if word != "|u1" else None, None, 0)
 
 
-def policy_kl(log_probs_a: bytes, log_probs_b: bytes, mask: bytes | None) -> tuple[float, float]:
+def policy_kl(log_probs_a: bytes, log_probs_b: bytes, mask: npt.NDArray[np.bool_] | None) -> tuple[float, float]:
     """KL(a || b) over recorded tokens by the k1 and k3 estimators (Schulman, "Approximating KL divergence", 2020).
 
     Args:
         log_probs_a: float32 [response tokens] of the baseline's policy.
         log_probs_b: The other policy's, on the same tokens.
-        mask: int64 [response tokens], or None for all tokens.
+        mask: Which tokens count, bool [response tokens], or None for all.
 
     Returns:
         Means over unmasked tokens in fp64; NaN when there are none, or where a log-prob is not finite.
@@ -140,9 +149,8 @@ def policy_kl(log_probs_a: bytes, log_probs_b: bytes, mask: bytes | None) -> tup
     a = np.frombuffer(log_probs_a, "<f4").astype(np.float64)
     b = np.frombuffer(log_probs_b, "<f4").astype(np.float64)
     if mask is not None:
-        keep = np.frombuffer(mask, "<i8") != 0
-        a, b = a[keep], b[keep]
-    if len(a) == 0:
+        a, b = a[mask], b[mask]
+    if len(a) == 0 or not (np.isfinite(a).all() and np.isfinite(b).all()):
         return float("nan"), float("nan")
     with np.errstate(invalid="ignore", over="ignore"):
         log_ratio = b - a  # log(b/a) on samples of the policy that rolled out

@@ -59,7 +59,7 @@ def write_rollout(path: Path, rollout: RolloutData) -> None:
     check(rollout, path.name)
     # safetensors writes metadata keys in random order, hence one key that holds canonical JSON
     meta = {"rollout": canonical_json({"format": FORMAT, **rollout.meta})}
-    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in rollout.tensors.items()}
+    tensors = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in rollout.tensors.items()}
     write_atomic(path, save(tensors, metadata=meta))
 
 
@@ -74,13 +74,14 @@ def read_rollout(path: Path) -> RolloutData:
     try:
         with safe_open(path, framework="pt") as file:
             raw = json.loads((file.metadata() or {}).get("rollout", "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            # clones: BLAS may order its sums by alignment, and mapped memory lies where the file's header ends
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
     except FileNotFoundError:
         raise ReproError(f"no rollout {path}: pull it (`repro golden pull`) or record the case again") from None
     except (OSError, SafetensorError, ValueError) as error:
         raise ReproError(f"{path} is not a readable rollout ({error}): pull or record it again") from None
     if not isinstance(raw, dict):
-        raise ReproError(f"{path} is a safetensors file but not a rollout: it has no 'rollout' metadata")
+        raise ReproError(f"{path} is a safetensors file without 'rollout' metadata, so no rollout: record it again")
     check_format(raw.pop("format", None), FORMAT, f"the rollout {path}")
     rollout = RolloutData(raw, tensors)
     check(rollout, path.name)
@@ -94,13 +95,19 @@ def check(rollout: RolloutData, name: str) -> None:
         ReproError: a missing tensor, a wrong dtype, or lengths that do not add up.
     """
     t = rollout.tensors
+    try:
+        plain = json.loads(canonical_json(dict(rollout.meta))) == rollout.meta
+    except (TypeError, ValueError, RecursionError):
+        plain = False
+    if not plain or "format" in rollout.meta:
+        raise ReproError(f"rollout {name}: its metadata must be plain JSON without a key 'format': correct the trainer")
     if "rollout_id" not in rollout.meta:
         raise ReproError(f"rollout {name} has no rollout_id: it was not written by a recorder")
     for key, dtype in _TENSORS.items():
         if key not in t:
             raise ReproError(f"rollout {name} has no {key}: record it again")
         if str(t[key].dtype) != f"torch.{dtype}" or t[key].ndim != 1:
-            raise ReproError(f"rollout {name}: {key} must be {dtype} in one dimension, not {t[key].dtype}")
+            raise ReproError(f"rollout {name}: {key} is {t[key].dtype}, not one-dimensional {dtype}: record it again")
     samples, response = len(t["total_lengths"]), int(t["response_lengths"].sum())
     sizes = {
         "tokens": int(t["total_lengths"].sum()),
@@ -112,9 +119,12 @@ def check(rollout: RolloutData, name: str) -> None:
     }
     for key, size in sizes.items():
         if len(t[key]) != size:
-            raise ReproError(f"rollout {name}: {key} has {len(t[key])} entries, the lengths ask for {size}")
-    if samples == 0 or bool((t["response_lengths"] > t["total_lengths"]).any()):
-        raise ReproError(f"rollout {name}: no samples, or a response longer than its sample")
+            raise ReproError(
+                f"rollout {name}: {key} has {len(t[key])} entries, the lengths ask for {size}: record it again"
+            )
+    inside = (t["response_lengths"] >= 0) & (t["response_lengths"] <= t["total_lengths"])
+    if samples == 0 or not bool(inside.all()):
+        raise ReproError(f"rollout {name}: no samples, or a response longer than its sample: record it again")
 
 
 class RolloutSet:
@@ -139,7 +149,10 @@ class RolloutSet:
             )
         raw = read_json(index, "rollout index")
         check_format(raw.get("format"), FORMAT, f"the rollouts {directory}")
-        self.digests: list[str] = list(raw.get("rollouts", []))
+        found = raw.get("rollouts")
+        if not isinstance(found, list) or not all(isinstance(d, str) for d in found):
+            raise ReproError(f"{index} is damaged: pull or record it again")
+        self.digests: list[str] = found
 
     @classmethod
     def write_index(cls, directory: Path) -> RolloutSet:

@@ -173,7 +173,7 @@ def show(run: str, as_json: bool) -> int:
         lines.append(
             f"does not reproduce itself; spread over {record['noise']['runs']} runs: {record['noise']['spread']}"
         )
-    lines += [f"{'ok ' if p['passed'] else 'NO '} {p['name']}: {p['detail']}" for p in record["proofs"]]
+    lines += [f"{'ok' if p['passed'] else 'NO'} {p['name']}: {p['detail']}" for p in record["proofs"]]
     emit(as_json, record | {"steps": steps}, "\n".join([*lines, "", table(["step", *names, "root"], rows)]))
     return 0
 

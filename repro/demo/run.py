@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,18 +164,8 @@ def _init(root: Path, remote: Path, say: Say) -> None:
     """``repro init`` itself, which works where it is called; its words are progress here."""
     from repro.commands.init import init
 
-    with _inside(root), contextlib.redirect_stdout(_Lines(say)):
+    with contextlib.chdir(root), contextlib.redirect_stdout(_Lines(say)):
         init.main(["--remote", str(remote)], standalone_mode=False)
-
-
-@contextlib.contextmanager
-def _inside(folder: Path) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 class _Lines:

@@ -48,6 +48,8 @@ def content(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     tensor = tensor.to("cpu").contiguous().reshape(-1)
+    if tensor.numel() == 1:  # torch calls any stride of one element contiguous, and view() does not
+        tensor = tensor.as_strided((1,), (1,))
     if tensor.dtype in _NUMPY_DTYPES:
         return tensor.numpy().view(np.uint8)
     if tensor.dtype == torch.bool:

@@ -78,10 +78,11 @@ def unpack(payload: bytes) -> tuple[int, list[Row]]:
 
 def read_frames(path: Path) -> Iterator[tuple[int, list[Row]]]:
     """The whole frames of a log, up to the first that is cut short or damaged (that one and all after it are lost)."""
+    size = path.stat().st_size  # a damaged length must not become a request for that much memory
     with path.open("rb") as file:
         while len(head := file.read(_HEAD.size)) == _HEAD.size:
             magic, length, crc = _HEAD.unpack(head)
-            if magic != _MAGIC:
+            if magic != _MAGIC or length > size:
                 return
             payload = file.read(length)
             if len(payload) != length or zlib.crc32(payload) != crc:

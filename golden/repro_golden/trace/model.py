@@ -73,6 +73,20 @@ def chain(previous: str, step: int, step_root: str) -> str:
     return digest("chain", previous, str(step), step_root)
 
 
+def to_checked_line(value: dict[str, Any]) -> str:
+    """One canonical JSON line that carries a digest of itself."""
+    return canonical_json({**value, "check": digest(canonical_json(value))[:16]})
+
+
+def from_checked_line(line: str) -> dict[str, Any]:
+    """The inverse of `to_checked_line`; ValueError, KeyError or TypeError when any byte was changed."""
+    raw: dict[str, Any] = json.loads(line)
+    found = raw.pop("check")
+    if digest(canonical_json(raw))[:16] != found or canonical_json({**raw, "check": found}) != line:
+        raise ValueError("damaged line")
+    return raw
+
+
 @dataclass(frozen=True)
 class StepRecord:
     """One line of the step log.
@@ -82,6 +96,7 @@ class StepRecord:
         root: `root` of its rows.
         chain: `chain` up to here.
         signals: How many rows the step has.
+        content: Digest of the whole rows, with statistics, sketches and values.
         metrics: The program's own numbers, exact.
     """
 
@@ -89,21 +104,29 @@ class StepRecord:
     root: str
     chain: str
     signals: int
+    content: str
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def to_line(self) -> str:
         """One canonical JSON line."""
         metrics = {name: encode_float(value) for name, value in self.metrics.items()}
-        return canonical_json(
-            {"step": self.step, "root": self.root, "chain": self.chain, "signals": self.signals, "metrics": metrics}
+        return to_checked_line(
+            {
+                "step": self.step,
+                "root": self.root,
+                "chain": self.chain,
+                "signals": self.signals,
+                "content": self.content,
+                "metrics": metrics,
+            }
         )
 
     @classmethod
     def from_line(cls, line: str) -> StepRecord:
         """The inverse of `to_line`; ValueError or KeyError on anything else."""
-        raw = json.loads(line)
+        raw = from_checked_line(line)
         metrics = {name: decode_float(value) for name, value in raw["metrics"].items()}
-        return cls(int(raw["step"]), str(raw["root"]), str(raw["chain"]), int(raw["signals"]), metrics)
+        return cls(raw["step"], raw["root"], raw["chain"], raw["signals"], raw["content"], metrics)
 
 
 @dataclass(frozen=True)

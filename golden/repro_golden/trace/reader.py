@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import struct
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from repro_golden.canonical import check_format, digest, read_json
 from repro_golden.errors import ReproError
 from repro_golden.fingerprint.definition import SCHEME
 from repro_golden.trace import columns, frames
-from repro_golden.trace.model import Header, Row, StepRecord, chain, root
+from repro_golden.trace.model import Header, Row, StepRecord, chain, from_checked_line, root
 from repro_golden.trace.writer import HEADER, STEPS
 
 __all__ = ["Trace"]
@@ -57,18 +57,24 @@ class Trace:
         previous = digest("chain", SCHEME)
         for number, line in enumerate(lines[:-1], 1):  # what follows the last newline is a line cut short
             try:
-                raw = json.loads(line)
+                raw = from_checked_line(line)
                 if "end" in raw:
-                    return steps, raw["end"]
+                    return self._whole(steps, raw["end"])
                 record = StepRecord.from_line(line)
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ValueError, KeyError, TypeError, AttributeError, struct.error):
                 raise ReproError(f"{path} line {number} is damaged: record the trace again") from None
             previous = chain(previous, record.step, record.root)
             if previous != record.chain:
                 raise ReproError(f"{path} line {number} does not continue the chain: the log was edited or damaged")
             steps.append(record)
-        available = self._available
-        return (steps if available is None else steps[:available]), None
+        return self._whole(steps, None)
+
+    def _whole(
+        self, steps: list[StepRecord], end: Mapping[str, Any] | None
+    ) -> tuple[list[StepRecord], Mapping[str, Any] | None]:
+        """The steps whose rows are there; what lost rows did not end well, whatever its closing line says."""
+        available = len(steps) if self._log is None else len(self._log)
+        return (steps, end) if available >= len(steps) else (steps[:available], None)
 
     @property
     def complete(self) -> bool:
@@ -87,11 +93,6 @@ class Trace:
         if not path.exists():
             return None
         return dict(frames.read_frames(path))
-
-    @property
-    def _available(self) -> int | None:
-        """How many leading steps have their rows, for a trace that was cut off; None when sealing settled it."""
-        return None if self._log is None else len(self._log)
 
     def rows(self, index: int) -> list[Row]:
         """The signals of the `index`-th step of `steps`, in the order they were observed.
@@ -119,6 +120,10 @@ def _rows(trace: Trace, index: int) -> tuple[Row, ...]:
             raise ReproError(f"{trace.directory} has no rows: run `repro golden pull`, or record it again") from None
         except Exception as error:  # noqa: BLE001 - pyarrow raises many kinds for a damaged file
             raise ReproError(f"{path} is damaged: {type(error).__name__}; pull or record it again") from None
-    if root(rows) != record.root:
+    try:
+        same = root(rows) == record.root and digest(frames.pack(record.step, rows)) == record.content
+    except ValueError:  # such as a phase that does not exist
+        same = False
+    if not same:
         raise ReproError(f"step {record.step} of {trace.directory} does not match its root: its rows were changed")
     return tuple(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import os
@@ -14,7 +15,7 @@ from repro_golden.canonical import canonical_json, digest, write_atomic
 from repro_golden.errors import MachineFailureError, ReproError
 from repro_golden.fingerprint.definition import SCHEME, reference
 from repro_golden.trace import columns, frames
-from repro_golden.trace.model import METRIC, PHASES, Header, Row, StepRecord, chain, root
+from repro_golden.trace.model import METRIC, PHASES, Header, Row, StepRecord, chain, root, to_checked_line
 
 __all__ = ["TraceWriter", "metric_row", "seal"]
 
@@ -52,8 +53,11 @@ class TraceWriter:
         self.steps = 0
         try:
             # unbuffered: what write() returned from survives a kill of this process
-            self._log: io.FileIO = (directory / (RANK.format(rank) + ".log")).open("ab", buffering=0)
             self._step_log: io.FileIO = (directory / STEPS).open("ab", buffering=0)
+            with contextlib.ExitStack() as undo:
+                undo.callback(self._step_log.close)
+                self._log: io.FileIO = (directory / (RANK.format(rank) + ".log")).open("ab", buffering=0)
+                undo.pop_all()
         except OSError as error:
             raise MachineFailureError(f"cannot write a trace in {directory}: {error.strerror}") from error
 
@@ -67,6 +71,8 @@ class TraceWriter:
             raise ReproError(f"unknown phase {row.phase!r} for signal {row.name!r}: use one of {', '.join(PHASES)}")
         if (row.phase, row.name) in self._rows:
             raise ReproError(f"signal {row.name!r} was observed twice in phase {row.phase!r} of one step: rename one")
+        if row.dtype == METRIC and row.name in self._metrics:
+            raise ReproError(f"metric {row.name!r} was observed in two phases of one step: rename one")
         self._rows[row.phase, row.name] = row
         if row.dtype == METRIC and row.values is not None:
             self._metrics[row.name] = struct.unpack("<d", row.values)[0]
@@ -83,8 +89,9 @@ class TraceWriter:
         rows = list(self._rows.values())
         step_root = root(rows)
         self._chain = chain(self._chain, step, step_root)
-        record = StepRecord(step, step_root, self._chain, len(rows), dict(self._metrics))
-        self._append(self._log, frames.pack(step, rows))
+        packed = frames.pack(step, rows)
+        record = StepRecord(step, step_root, self._chain, len(rows), digest(packed), dict(self._metrics))
+        self._append(self._log, packed)
         self._append(self._step_log, record.to_line().encode() + b"\n")
         self._rows.clear()
         self._metrics.clear()
@@ -93,7 +100,7 @@ class TraceWriter:
 
     def close(self, end: Mapping[str, Any]) -> None:
         """Write the closing line, ``{"end": {...}}``, and sync to disk."""
-        self._append(self._step_log, canonical_json({"end": dict(end)}).encode() + b"\n")
+        self._append(self._step_log, to_checked_line({"end": dict(end)}).encode() + b"\n")
         for file in (self._log, self._step_log):
             os.fsync(file.fileno())
             file.close()
@@ -110,9 +117,21 @@ class TraceWriter:
 
 
 def seal(directory: Path) -> None:
-    """Turn each rank's log into columns (whole steps only) and remove the log. Sealing twice is harmless."""
+    """Turn each rank's log into columns (whole steps only) and remove the log. Sealing twice is harmless.
+
+    Lines of the step log whose rows were lost, and the closing line with them, go too.
+    """
     for log in sorted(directory.glob("rank-*.log")):
+        steps = list(frames.read_frames(log))
         sealed = log.with_suffix(".parquet")
         if not sealed.exists():
-            columns.write(sealed, frames.read_frames(log))
+            columns.write(sealed, steps)
+        _shorten(directory / STEPS, len(steps))
         log.unlink()
+
+
+def _shorten(step_log: Path, steps: int) -> None:
+    lines = step_log.read_bytes().splitlines(keepends=True) if step_log.exists() else []
+    recorded = [line for line in lines if not line.startswith(b'{"check"') or b'"end":' not in line]
+    if len(recorded) > steps:
+        write_atomic(step_log, b"".join(lines[:steps]))

@@ -1,0 +1,65 @@
+"""Command-line transcripts: what a user types and sees, kept as files in tests/cmd.
+
+A file's first line names the fixture it runs in. ``$ command`` is typed; the lines after it are what must be printed,
+both streams together. ``...`` inside a line stands for any text, alone on a line for any lines; ``? N`` is a non-zero
+exit code.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Repo, environment
+
+TRANSCRIPTS = sorted((Path(__file__).parent / "cmd").glob("*.txt"))
+
+
+def pattern(expected: list[str]) -> re.Pattern[str]:
+    """The expected lines as one regular expression."""
+    parts = [
+        r"(?:.*\n)*?" if line == "..." else ".*?".join(map(re.escape, line.rstrip().split("..."))) + r"[ ]*\n"
+        for line in expected
+    ]
+    return re.compile("".join(parts) + r"\Z")
+
+
+def typed(text: str) -> list[tuple[str, list[str], int]]:
+    """Commands with their expected lines and exit codes."""
+    found: list[tuple[str, list[str], int]] = []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            found.append((line[2:], [], 0))
+        elif line.startswith("? "):
+            command, lines, _ = found.pop()
+            found.append((command, lines, int(line[2:])))
+        elif line or found[-1][1]:
+            found[-1][1].append(line)
+    return found
+
+
+@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda p: p.stem)
+def test_transcript(path: Path, request: pytest.FixtureRequest) -> None:
+    """The commands print what the transcript shows and exit as it says."""
+    fixture, _, text = path.read_text().partition("\n")
+    repo: Repo = request.getfixturevalue(fixture.removeprefix("fixture: "))
+    for command, expected, code in typed(text):
+        words = shlex.split(command)
+        program = [sys.executable, "-m", "repro"] if words[0] == "repro" else [words[0]]
+        done = subprocess.run(
+            [*program, *words[1:]], cwd=repo.root, env=environment() | {"COLUMNS": "100"}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+        while expected and not expected[-1]:
+            expected.pop()
+        assert pattern(expected).match(done.stdout), f"$ {command}\n{done.stdout}\nexpected:\n" + "\n".join(expected)
+        assert done.returncode == code, done.stdout
+
+
+def test_there_are_transcripts() -> None:
+    """The folder is read at all."""
+    assert len(TRANSCRIPTS) >= 2
