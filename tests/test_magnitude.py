@@ -191,7 +191,7 @@ LOG_PROBS = st.lists(st.tuples(*[st.floats(-20, 0, width=32)] * 2, st.integers(0
 def test_kl_is_the_mean_of_the_estimators(rows: list[tuple[float, float, int]], masked: bool) -> None:
     """k1 = mean(log a - log b) and k3 = mean(b/a - 1 - log(b/a)) over unmasked tokens; NaN when there are none."""
     a, b = (struct.pack(f"<{len(rows)}f", *(r[k] for r in rows)) for k in (0, 1))
-    mask = np.array([bool(r[2]) for r in rows]) if masked else None
+    mask = np.array([bool(r[2]) for r in rows], dtype=bool) if masked else None
     kept = [(x, y) for x, y, m in rows if m or not masked]
     k1, k3 = policy_kl(a, b, mask)
     if not kept:

@@ -14,7 +14,12 @@ from repro.output import emit, json_option, progress
 __all__ = ["golden"]
 
 
-@click.group()
+class _InOrder(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)  # the order of a user's work, not of the alphabet
+
+
+@click.group(cls=_InOrder)
 def golden() -> None:
     """Record, verify and manage golden runs."""
 
@@ -28,7 +33,7 @@ def _recording_options(function: Any) -> Any:
     )(function)
 
 
-@golden.command()
+@golden.command(short_help="Record a case and let the run prove itself.")
 @click.argument("case", required=False)
 @_recording_options
 @json_option
@@ -37,7 +42,7 @@ def record(case: str | None, allow_noise: bool, allow_failed_checks: bool, as_js
     return _record(case, allow_noise, allow_failed_checks, None, as_json)
 
 
-@golden.command()
+@golden.command(short_help="Record anew; the old run stays beside it.")
 @click.argument("case", required=False)
 @click.option("--reason", required=True, help="Why the numbers may change; kept with the run.")
 @_recording_options
@@ -68,7 +73,7 @@ def _record(case: str | None, allow_noise: bool, allow_failed_checks: bool, reas
     return 0
 
 
-@golden.command()
+@golden.command(short_help="Replay a case and compare, signal by signal.")
 @click.argument("case", required=False)
 @click.option("--all", "every", is_flag=True, help="Every case of the repository.")
 @click.option("--metrics", type=click.Path(path_type=Path), help="Also write a small JSON file for `dvc metrics diff`.")
@@ -120,7 +125,7 @@ def _small(result: Any) -> dict[str, float]:
     } | last
 
 
-@golden.command("list")
+@golden.command("list", short_help="Golden runs, and which verify here.")
 @json_option
 def list_runs(as_json: bool) -> int:
     """List golden runs, and which of them this machine can verify."""
@@ -145,7 +150,7 @@ def list_runs(as_json: bool) -> int:
     return 0
 
 
-@golden.command()
+@golden.command(short_help="One golden run: proofs, metrics, roots.")
 @click.argument("run")
 @json_option
 def show(run: str, as_json: bool) -> int:
@@ -178,7 +183,7 @@ def show(run: str, as_json: bool) -> int:
     return 0
 
 
-@golden.command("diff")
+@golden.command("diff", short_help="Compare two golden runs.")
 @click.argument("a")
 @click.argument("b")
 @json_option
@@ -208,7 +213,7 @@ def _load(name: str) -> Any:
     return Store(checkout.root).load(machine, case)
 
 
-@golden.command()
+@golden.command(short_help="Fetch from the DVC remote.")
 @click.argument("case", required=False)
 @json_option
 def pull(case: str | None, as_json: bool) -> int:
@@ -216,7 +221,7 @@ def pull(case: str | None, as_json: bool) -> int:
     return _transfer("pull", case, as_json)
 
 
-@golden.command()
+@golden.command(short_help="Copy to the DVC remote.")
 @click.argument("case", required=False)
 @json_option
 def push(case: str | None, as_json: bool) -> int:
