@@ -8,7 +8,16 @@ from dataclasses import dataclass
 
 from repro_golden.compare import Comparison, MetricChange
 
-__all__ = ["METRICS_HEAD", "MetricSummary", "comparison_text", "metrics_rows", "metrics_table", "number", "table"]
+__all__ = [
+    "METRICS_HEAD",
+    "MetricSummary",
+    "comparison_text",
+    "count",
+    "metrics_rows",
+    "metrics_table",
+    "number",
+    "table",
+]
 
 
 @dataclass(frozen=True)
@@ -55,12 +64,19 @@ def number(value: float | None) -> str:
 
 
 def relative(change: MetricChange) -> str:
-    """Difference and relative difference of one change."""
+    """The difference b - a, and that relative to |a|; as a factor from tenfold on, and left out where a is 0."""
     if change.a is None or change.b is None:
         return "-"
     gap = change.b - change.a
-    scale = max(abs(change.a), abs(change.b))
-    return f"{gap:+.3g} ({gap / scale:+.2%})" if scale and math.isfinite(gap) else f"{gap:+.3g}"
+    if not change.a or not math.isfinite(gap):
+        return f"{gap:+.3g}"
+    share = gap / abs(change.a)
+    return f"{gap:+.3g} ({100 * share:+.2g}%)" if abs(share) < 10 else f"{gap:+.3g} (x{change.b / change.a:.3g})"
+
+
+def count(number: int, word: str) -> str:
+    """``1 probe``, ``2 probes``."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -100,7 +116,7 @@ def metrics_table(comparison: Comparison) -> str:
 def comparison_text(comparison: Comparison) -> str:
     """What a comparison found, for people."""
     if comparison.divergence is None:
-        return f"agrees: {comparison.steps} steps compared"
+        return f"agrees: {count(comparison.steps, 'step')} compared"
     d = comparison.divergence
     counts = ", ".join(f"{n} in {phase}" for phase, n in d.differing.items())
     lines = [f"differs at step {d.step}, phase {d.phase}, signal {d.signal}: {d.detail}"]

@@ -177,8 +177,8 @@ class _Bisection:
         self.baseline: Trace
 
     def run(self) -> BisectResult:
-        if self.prober.known:
-            self.say(f"resuming: {self.prober.known} finished probes are in the journal")
+        if self.prober.journalled:
+            self.say(f"resuming: {self.prober.journalled} finished probes are in the journal")
         with ThreadPoolExecutor(max_workers=self.jobs) as pool:
             try:
                 return self._run(pool)
@@ -252,6 +252,13 @@ class _Bisection:
     # -- the search
 
     def _search(self, pool: ThreadPoolExecutor, bound: int) -> None:
+        baseline = self.baseline if self.bitwise else None
+        for commit in self.history.parents:  # what the journal knows is free, so it comes first
+            if self.search.answer is None and commit not in self.search.verdicts:
+                known = self.prober.known(commit, bound, baseline)
+                if known is not None:
+                    self.prober.cost.reused += 1
+                    self._take(commit, known, bound)
         while self.search.answer is None:
             flying = [f.commit for f in self.flights.values()]
             for commit in self.search.next(self.jobs - len(flying), in_flight=flying):

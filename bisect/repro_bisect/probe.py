@@ -25,6 +25,8 @@ __all__ = ["Cost", "Prober", "Signal", "Skip", "judge"]
 Signal = tuple[int, str, str]
 """Step, phase and name."""
 
+_OUT_OF_TIME = "runs out of time"
+
 
 @dataclass(frozen=True)
 class Skip:
@@ -94,10 +96,17 @@ class Prober:
             return known
         return self._replay(commit, tree, (key, run), steps, baseline, dump, partial, cancel)
 
+    def known(self, commit: str, steps: int, baseline: Trace | None) -> Trace | Skip | None:
+        """What earlier bisects found of a commit, if that answers the question; costs nothing."""
+        tree = self._history.tree(commit)
+        if tree is None:
+            return None
+        return self._known(probe_key(tree, self.case, self._rollouts.digest, self._identity), 0, steps, baseline)
+
     def _known(self, key: str, run: int, steps: int, baseline: Trace | None) -> Trace | Skip | None:
         """A journalled probe that answers the question: long enough, or already divergent."""
         entry = self._journal.find(key, run)
-        if entry is None:
+        if entry is None or entry.skip.startswith(_OUT_OF_TIME):  # a longer limit, or a quieter machine, may do
             return None
         if entry.skip:
             return Skip(entry.skip)
@@ -158,7 +167,7 @@ class Prober:
         return trace if trace.steps else None
 
     @property
-    def known(self) -> int:
+    def journalled(self) -> int:
         """Finished probes that earlier bisects left."""
         return len(self._journal)
 
@@ -175,7 +184,7 @@ def _reason(failure: ChildFailure) -> str:
         "build": "does not build the trainer",
         "start": "crashes before its first update",
         "step": f"crashes at step {failure.step}",
-        "timeout": "runs out of time",
+        "timeout": _OUT_OF_TIME,
     }[failure.stage]
     return f"{what}: {failure.message}"
 

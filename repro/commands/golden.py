@@ -16,7 +16,8 @@ __all__ = ["golden"]
 
 class _InOrder(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)  # the order of a user's work, not of the alphabet
+        names = super().list_commands(ctx)
+        return sorted(names, key=list(self.commands).index)  # the order of a user's work, not of the alphabet
 
 
 @click.group(cls=_InOrder)

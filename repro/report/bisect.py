@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repro import __version__
-from repro.text import METRICS_HEAD, metrics_rows, metrics_table
+from repro.text import METRICS_HEAD, count, metrics_rows, metrics_table
 from repro_bisect.driver import BisectResult
 from repro_golden.canonical import write_atomic
 
@@ -70,11 +70,17 @@ def bisect_text(result: BisectResult) -> str:
 def cost_line(result: BisectResult) -> str:
     """What it took."""
     c = result.cost
-    return (
-        f"{result.commits} commits, {c.probes} probes, {c.steps} trained steps, {result.seconds:.0f} s"
-        + (f", {c.reused} probes reused" if c.reused else "")
-        + (f", {len(result.skips)} commits skipped" if result.skips else "")
-    )
+    parts = [
+        count(result.commits, "commit"),
+        count(c.probes, "probe"),
+        count(c.steps, "trained step"),
+        f"{result.seconds:.0f} s",
+    ]
+    if c.reused:
+        parts.append(f"{count(c.reused, 'probe')} reused")
+    if result.skips:
+        parts.append(f"{count(len(result.skips), 'commit')} skipped")
+    return ", ".join(parts)
 
 
 @cache
@@ -104,12 +110,13 @@ def markdown(result: BisectResult, command: str) -> str:
 
 def write_report(result: BisectResult, folder: Path, command: str) -> tuple[Path, Path]:
     """Write ``report.md`` and ``report.html`` (self-contained, plots as SVG) and return both paths."""
-    from repro.report.plots import commit_strip, drift_plot
+    from repro.report.plots import commit_strip, distance_plot, drift_plot
 
     context = _context(result, command)
     context["head"] = METRICS_HEAD
     context["rows"] = metrics_rows(result.comparison) if result.comparison else []
     context["drift"] = drift_plot(result.comparison) if result.comparison else ""
+    context["distance"] = distance_plot(result.comparison) if result.comparison else ""
     context["strip"] = commit_strip(result)
     paths = folder / "report.md", folder / "report.html"
     write_atomic(paths[0], markdown(result, command))

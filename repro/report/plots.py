@@ -9,7 +9,7 @@ from typing import Any
 from repro_bisect.driver import BisectResult
 from repro_golden.compare import Comparison
 
-__all__ = ["commit_strip", "drift_plot"]
+__all__ = ["commit_strip", "distance_plot", "drift_plot"]
 
 SHOWN = ("grad_norm", "kl_loss", "loss", "train_rollout_logprob_abs_diff")
 BEFORE, AFTER = "#4878a8", "#c8503c"
@@ -42,6 +42,29 @@ def drift_plot(comparison: Comparison, metrics: Sequence[str] = SHOWN) -> str:
     return _svg(faceted.resolve_scale(y="independent"))
 
 
+def distance_plot(comparison: Comparison, metrics: Sequence[str] = SHOWN) -> str:
+    """|after - before| of the shown metrics and KL (k3) at each step, on a log scale; equal steps leave no point."""
+    import altair as alt
+
+    found = [
+        (c.step, c.metric, abs(c.b - c.a))
+        for c in comparison.metrics
+        if c.metric in metrics and c.a is not None and c.b is not None
+    ]
+    found += [(step, "KL k3", abs(k3)) for step, (_, k3) in comparison.kl.items()]
+    rows = [{"step": s, "metric": m, "distance": d} for s, m, d in found if math.isfinite(d) and d > 0]
+    if not rows:
+        return ""
+    steps = [min(c.step for c in comparison.metrics), max(c.step for c in comparison.metrics)]
+    chart = _chart(rows).encode(
+        x=alt.X("step:Q", title="step", axis=alt.Axis(tickMinStep=1), scale=alt.Scale(domain=steps)),
+        y=alt.Y("distance:Q", title=None, scale=alt.Scale(type="log"), axis=alt.Axis(format=".0e", tickCount=6)),
+        color=alt.Color("metric:N", title=None, sort=[*metrics, "KL k3"], scale=alt.Scale(scheme="tableau10"),
+                        legend=alt.Legend(labelLimit=0)),
+    )  # fmt: skip
+    return _svg(chart.mark_line(point=True, strokeWidth=2).properties(width=560, height=200))
+
+
 def commit_strip(result: BisectResult) -> str:
     """Every commit of the range, oldest first, coloured by its verdict."""
     import altair as alt
@@ -55,7 +78,9 @@ def commit_strip(result: BisectResult) -> str:
         }
         for i, c in enumerate(order)
     ]
-    base = _chart(rows).encode(x=alt.X("n:O", title="commits, oldest first", axis=alt.Axis(labels=False)))
+    base = _chart(rows).encode(
+        x=alt.X("n:O", title="commits, oldest first", axis=alt.Axis(labels=False, ticks=False, domain=False))
+    )
     bars = base.mark_bar(height=26).encode(
         color=alt.Color("verdict:N", title=None, scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values()))),
     )
