@@ -1,52 +1,43 @@
+"""Traces as they are written and read back, their headers, roots, and what the writer refuses."""
+
 from __future__ import annotations
 
 import json
 import resource
-import shutil
 import struct
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from trace_kit import (
+    HEADER,
+    KEYS,
+    NAN_WITH_PAYLOAD,
+    RAM,
+    ROWS,
+    SETTINGS,
+    SMALL,
+    STEPS,
+    check_prefix,
+    content,
+    copy,
+    exact,
+    kill,
+    tensor_row,
+    write,
+)
 
 from repro_golden.errors import MachineFailureError, ReproError
-from repro_golden.fingerprint import Lanes, reference
-from repro_golden.trace import FORMAT, PHASES, Header, Row, Trace, TraceWriter, seal
+from repro_golden.fingerprint import Lanes
+from repro_golden.trace import FORMAT, PHASES, Row, Trace, TraceWriter, seal
 from repro_golden.trace.model import chain, root
 from repro_golden.trace.writer import metric_row
-
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=25)
-RAM = next(iter(Path("/dev").glob("shm")), None)  # syncing to disk is what takes the time
-HEADER = Header({"name": "t"}, "rollouts", {"kind": "core"}, {"host": {}}, steps=3)
-WORD = st.integers(0, 2**64 - 1)
-ANY_FLOAT = WORD.map(lambda bits: struct.unpack("<d", bits.to_bytes(8, "little"))[0])
-NAN_WITH_PAYLOAD = struct.unpack("<d", (0xFFF8_0000_DEAD_BEEF).to_bytes(8, "little"))[0]
-TEXT = st.text(max_size=8)
-
-ROWS = st.one_of(
-    st.builds(
-        Row,
-        phase=st.sampled_from(PHASES),
-        name=TEXT,
-        dtype=st.sampled_from(["float32", "bfloat16", "int64"]),
-        shape=st.lists(st.integers(0, 2**40), max_size=3).map(tuple),
-        lanes=st.builds(Lanes, WORD, WORD),
-        nonfinite=st.integers(0, 2**40),
-        absmax=ANY_FLOAT,
-        l2=ANY_FLOAT,
-        sketch=st.binary(max_size=20),
-        values=st.none() | st.binary(max_size=20),
-        placement=st.none() | TEXT,
-    ),
-    st.builds(metric_row, st.sampled_from(PHASES), TEXT, ANY_FLOAT | st.sampled_from([-0.0, NAN_WITH_PAYLOAD])),
-)
-STEPS = st.lists(st.lists(ROWS, min_size=1, max_size=5, unique_by=lambda r: r.key), max_size=3)
 
 
 @pytest.fixture
@@ -56,70 +47,9 @@ def tmp_path() -> Iterator[Path]:
         yield Path(folder)
 
 
-def exact(value: Any) -> Any:
-    """The value with every float as its bits, so that equality is that of bits."""
-    if isinstance(value, float):
-        return struct.pack("<d", value)
-    if isinstance(value, dict):
-        return {k: exact(v) for k, v in value.items()}
-    if isinstance(value, Row):
-        return exact(list(astuple(value)))
-    return [exact(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-def content(trace: Trace) -> list[Any]:
-    """All that a trace says of its steps."""
-    return [
-        exact([s.step, s.root, s.chain, s.signals, dict(s.metrics), trace.rows(i)]) for i, s in enumerate(trace.steps)
-    ]
-
-
-def write(directory: Path, steps: Sequence[Sequence[Row]], *, end: bool = True) -> Path:
-    writer = TraceWriter(directory, HEADER)
-    for number, rows in enumerate(steps):
-        for row in rows:
-            writer.add(row)
-        writer.end_step(number)
-    if end:
-        writer.close({"reason": "finished"})
-    else:
-        kill(writer)
-    return directory
-
-
-def kill(writer: TraceWriter) -> None:
-    """Let go of the files as the death of the process does: without a closing line."""
-    writer._log.close()
-    writer._step_log.close()
-
-
-def tensor_row(phase: str, name: str, values: bytes) -> Row:
-    return Row(phase, name, "uint8", (len(values),), reference(values), 0, 3.5, 4.25, b"", values)
-
-
-SMALL = [
-    [metric_row("loss", "kl", k / 10 + 0.01), replace(tensor_row("grad", "w", bytes([k] * 5)), sketch=b"\1\2\3")]
-    for k in range(3)
-]
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("small") / "trace", SMALL)
-
-
-def copy(source: Path, target: Path, *, end: bool = True) -> Path:
-    shutil.copytree(source, target)
-    if not end:
-        log = target / "steps.jsonl"
-        log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
-    return target
-
-
-def check_prefix(directory: Path, whole: list[Any], count: int) -> None:
-    trace = Trace(directory)
-    assert content(trace) == whole[:count]
-    assert trace.chain == (trace.steps[-1].chain if count else Trace(directory).chain)
 
 
 # -- round trip
@@ -185,200 +115,6 @@ def test_one_metric_name_in_two_phases_loses_neither(tmp_path: Path) -> None:
     assert found == [1.0, 2.0]
 
 
-# -- cut off
-
-
-@pytest.mark.parametrize("end", [False, True], ids=["killed", "closed"])
-def test_any_cut_of_the_rank_log_leaves_whole_steps(small: Path, tmp_path: Path, end: bool) -> None:
-    """Cut at any byte, the rank log gives the steps whose rows are whole, whether or not the run had ended."""
-    whole = content(Trace(small))
-    directory = copy(small, tmp_path / "t", end=end)
-    log = directory / "rank-00000.log"
-    raw = log.read_bytes()
-    starts = frame_starts(raw)
-    for cut in range(len(raw) + 1):
-        log.write_bytes(raw[:cut])
-        check_prefix(directory, whole, sum(s <= cut for s in starts[1:]))
-
-
-def frame_starts(raw: bytes) -> list[int]:
-    starts = [0]
-    while starts[-1] < len(raw):
-        starts.append(starts[-1] + 16 + struct.unpack_from("<Q", raw, starts[-1] + 4)[0])
-    return starts
-
-
-@pytest.mark.parametrize("end", [False, True], ids=["killed", "closed"])
-def test_a_cut_rank_log_seals_to_whole_steps(small: Path, tmp_path: Path, end: bool) -> None:
-    """Sealing a rank log that was cut (at frame borders, beside them and at every 40th byte) keeps the whole steps."""
-    whole, raw = content(Trace(small)), (small / "rank-00000.log").read_bytes()
-    starts = frame_starts(raw)
-    near = {s + d for s in starts for d in (-1, 0, 1, 15, 16, 17)}
-    for cut in sorted({c for c in near if 0 <= c <= len(raw)} | set(range(0, len(raw), 40))):
-        directory = copy(small, tmp_path / str(cut), end=end)
-        (directory / "rank-00000.log").write_bytes(raw[:cut])
-        seal(directory)
-        check_prefix(directory, whole, sum(s <= cut for s in starts[1:]))
-
-
-def test_any_cut_of_the_step_log_leaves_whole_steps(small: Path, tmp_path: Path) -> None:
-    """Cut at any byte, the step log gives the steps whose lines are whole, live and sealed."""
-    whole, raw = content(Trace(small)), (small / "steps.jsonl").read_bytes()
-    live, sealed = copy(small, tmp_path / "live"), copy(small, tmp_path / "sealed")
-    seal(sealed)
-    for cut in range(len(raw) + 1):
-        count = min(raw[:cut].count(b"\n"), 3)
-        for directory in (live, sealed):
-            (directory / "steps.jsonl").write_bytes(raw[:cut])
-            if directory is live or cut % 9 == 0:
-                check_prefix(directory, whole, count)
-            assert Trace(directory).complete == (cut == len(raw))
-
-
-@SETTINGS
-@given(st.data())
-def test_cuts_of_both_logs_leave_the_shorter_prefix(data: st.DataObject) -> None:
-    """A machine that dies leaves each log cut anywhere: the steps that are whole in both are read, live and sealed."""
-    with tempfile.TemporaryDirectory(dir=RAM) as folder:
-        directory = write(Path(folder) / "t", SMALL, end=False)
-        whole = content(Trace(directory))
-        rank, steps = directory / "rank-00000.log", directory / "steps.jsonl"
-        raw, lines = rank.read_bytes(), steps.read_bytes()
-        cut, at = data.draw(st.integers(0, len(raw))), data.draw(st.integers(0, len(lines)))
-        rank.write_bytes(raw[:cut])
-        steps.write_bytes(lines[:at])
-        count = min(sum(s <= cut for s in frame_starts(raw)[1:]), lines[:at].count(b"\n"))
-        check_prefix(directory, whole, count)
-        seal(directory)
-        check_prefix(directory, whole, count)
-
-
-def test_a_kill_before_the_first_step_leaves_an_empty_trace(tmp_path: Path) -> None:
-    """A header alone, without logs, is a trace of no steps; sealing it changes nothing."""
-    directory = write(tmp_path / "t", [], end=False)
-    for name in ("steps.jsonl", "rank-00000.log"):
-        (directory / name).unlink(missing_ok=True)
-        seal(directory)
-        assert Trace(directory).steps == [] and not Trace(directory).complete
-
-
-# -- damage
-
-
-def accepted(directory: Path, whole: list[Any]) -> str | None:
-    """What a reader takes from a damaged trace: None for one error line or an honest, incomplete prefix."""
-    try:
-        trace = Trace(directory)
-        found = content(trace)
-    except ReproError as error:
-        return "several lines" if "\n" in str(error) else None
-    if found != whole[: len(found)]:
-        return "other content"
-    return "a complete trace" if trace.complete else None
-
-
-@pytest.mark.parametrize("end", [False, True], ids=["killed", "closed"])
-@pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
-def test_a_flipped_byte_of_the_rank_log_is_detected(small: Path, tmp_path: Path, mask: int, end: bool) -> None:
-    """No flipped byte of the rank log gives other rows or a trace that still counts as complete."""
-    whole = content(Trace(small))
-    directory = copy(small, tmp_path / "t", end=end)
-    log = directory / "rank-00000.log"
-    raw = log.read_bytes()
-    for at in range(len(raw)):
-        log.write_bytes(raw[:at] + bytes([raw[at] ^ mask]) + raw[at + 1 :])
-        assert accepted(directory, whole) is None, f"byte {at}"
-
-
-@pytest.mark.parametrize("mask", [0x01, 0x02, 0x80])
-def test_a_flipped_byte_of_the_step_log_is_detected(small: Path, tmp_path: Path, mask: int) -> None:
-    """No flipped byte of a step's line (root, chain, number of signals, metrics) passes: one line says so."""
-    whole = content(Trace(small))
-    for sealed in (False, True):
-        directory = copy(small, tmp_path / str(sealed))
-        if sealed:
-            seal(directory)
-        log = directory / "steps.jsonl"
-        raw = log.read_bytes()
-        passed = []
-        for at in range(raw.rindex(b"\n", 0, -1) + 1):
-            if sealed and at % 4:
-                continue
-            log.write_bytes(raw[:at] + bytes([raw[at] ^ mask]) + raw[at + 1 :])
-            if what := accepted(directory, whole):
-                passed.append((raw[max(0, at - 20) : at + 1], what))
-        assert passed == []
-
-
-def test_a_flipped_byte_of_the_closing_line_is_detected(small: Path, tmp_path: Path) -> None:
-    """No flipped byte of the closing line leaves a complete trace that ended for another reason."""
-    directory = copy(small, tmp_path / "t")
-    log = directory / "steps.jsonl"
-    raw = log.read_bytes()
-    passed = []
-    for at in range(raw.rindex(b"\n", 0, -1) + 1, len(raw)):
-        log.write_bytes(raw[:at] + bytes([raw[at] ^ 0x01]) + raw[at + 1 :])
-        with suppress(ReproError):
-            trace = Trace(directory)
-            if trace.complete and trace.end != {"reason": "finished"}:
-                passed.append(trace.end)
-    assert passed == []
-
-
-def test_a_flipped_byte_of_the_columns_is_detected(small: Path, tmp_path: Path) -> None:
-    """No flipped byte of the sealed rows gives other rows: statistics, sketches and values are guarded, not only lanes.
-
-    A byte that no row depends on may flip unseen.
-    """
-    directory = copy(small, tmp_path / "t")
-    seal(directory)
-    whole, columns = content(Trace(directory)), directory / "rank-00000.parquet"
-    raw = columns.read_bytes()
-    passed = []
-    for at in range(0, len(raw), max(1, len(raw) // 500)):
-        columns.write_bytes(raw[:at] + bytes([raw[at] ^ 0x01]) + raw[at + 1 :])
-        if accepted(directory, whole) == "other content":
-            passed.append(at)
-    assert passed == []
-
-
-@pytest.mark.parametrize("length", [0, 1, 100, -1, -9])
-def test_cut_columns_are_refused(small: Path, tmp_path: Path, length: int) -> None:
-    """A sealed file that was cut is one error line that names a cure, and the step log is still readable."""
-    directory = copy(small, tmp_path / "t")
-    seal(directory)
-    columns = directory / "rank-00000.parquet"
-    columns.write_bytes(columns.read_bytes()[:length])
-    trace = Trace(directory)
-    assert len(trace.steps) == 3
-    with pytest.raises(ReproError, match="pull or record it again"):
-        trace.rows(0)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ['{"a": 1}', "[]", "null", "3", "not json", '{"step": 0, "metrics": {"kl": "7ff8"}}'],
-    ids=["keys", "list", "null", "number", "text", "short float"],
-)
-def test_a_line_that_is_no_step_is_one_error_line(tmp_path: Path, text: str) -> None:
-    """Whatever stands in the step log instead of a step is one line that names the file and the cure."""
-    directory = write(tmp_path / "t", SMALL[:1], end=False)
-    with (directory / "steps.jsonl").open("a") as log:
-        log.write(text + "\n")
-    with pytest.raises(ReproError, match=r"steps.jsonl line 2 is damaged: record the trace again"):
-        Trace(directory)
-
-
-def test_steps_in_another_order_break_the_chain(small: Path, tmp_path: Path) -> None:
-    """Removing, repeating or swapping lines of the step log is detected."""
-    lines = (small / "steps.jsonl").read_bytes().splitlines(keepends=True)
-    for k, order in enumerate([(1, 2, 3), (0, 2, 3), (0, 0, 1, 2, 3), (1, 0, 2, 3)]):
-        directory = copy(small, tmp_path / str(k))
-        (directory / "steps.jsonl").write_bytes(b"".join(lines[i] for i in order))
-        with pytest.raises(ReproError, match="does not continue the chain"):
-            Trace(directory)
-
-
 # -- the header
 
 
@@ -420,7 +156,7 @@ def test_no_trace_is_one_line(tmp_path: Path) -> None:
 
 
 @SETTINGS
-@given(st.lists(ROWS, min_size=1, max_size=8, unique_by=lambda r: r.key), st.randoms(use_true_random=False))
+@given(st.lists(ROWS, min_size=1, max_size=8, unique_by=KEYS), st.randoms(use_true_random=False))
 def test_the_order_of_observation_plays_no_part(rows: list[Row], random: Any) -> None:
     """A step's root is the same in any order of observation; leaving one signal out, or in, changes it."""
     shuffled = list(rows)

@@ -16,8 +16,7 @@ from repro_golden.canonical import encode_float
 from repro_golden.case import Bound, Compare
 from repro_golden.errors import ReproError
 from repro_golden.magnitude import Magnitude, measure, policy_kl
-from repro_golden.recorder import dump_path
-from repro_golden.trace import PHASES, Row, Trace
+from repro_golden.trace import PHASES, Row, Trace, dump_path
 
 __all__ = ["Comparison", "Divergence", "MetricChange", "compare", "first_divergent_index", "violations"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import platform
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -91,7 +92,7 @@ class Identity:
 
 
 def collect(environ: Mapping[str, str], *, threads: int, ranks: int = 1) -> Identity:
-    """The identity of a process on this host that runs with `environ`. Imports torch."""
+    """The identity of a process on this host that runs with `environ`. Imports torch only where there is a GPU."""
     environment = {"python": platform.python_version(), "libc": "-".join(platform.libc_ver())}
     environment |= _library_versions()
     environment |= {name: environ[name] for name in BITS_VARIABLES if name in environ}
@@ -104,45 +105,72 @@ def collect(environ: Mapping[str, str], *, threads: int, ranks: int = 1) -> Iden
 
 @functools.cache
 def _library_versions() -> dict[str, str]:
-    import torch
-
+    """Installed versions, and a digest of torch's build: BLAS, oneDNN and flags differ behind one version number."""
     versions = {}
     for name in PACKAGES:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    # torch's build: BLAS, oneDNN and compiler flags behind one and the same version number
-    versions["torch"] = torch.__version__
-    versions["torch build"] = digest(torch.__config__.show())[:8]
+    versions["torch build"] = _torch_build()
     return versions
+
+
+def _torch_build() -> str:
+    """Eight digits over torch's list of installed files with their hashes; of a build without one, over its facts."""
+    files = metadata.distribution("torch").read_text("RECORD")
+    if files and "sha256=" in files:
+        # bytecode and scripts are written by the installer and differ from folder to folder
+        kept = (line for line in files.splitlines() if line.startswith("torch/") and not line.endswith(",,"))
+        return digest(*sorted(kept))[:8]
+    import torch
+
+    return digest(torch.__config__.show(), str(torch.version.git_version))[:8]
 
 
 @functools.cache
 def _host(capability: str | None) -> dict[str, str]:
-    import torch
-
     host = {
         "architecture": platform.machine(),
         "cpu": _cpu_model(),
-        "instructions": capability or torch.backends.cpu.get_cpu_capability(),
+        "instructions": capability or _capability(),
     }
-    if torch.cuda.is_available():
-        host["gpu"] = torch.cuda.get_device_name()
-        host["cuda"] = str(torch.version.cuda)
-        driver = Path("/proc/driver/nvidia/version")
-        match = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", driver.read_text()) if driver.exists() else None
-        host["driver"] = match[1] if match else "unknown"
+    driver = Path("/proc/driver/nvidia/version")
+    if driver.exists() or shutil.which("nvidia-smi"):
+        import torch
+
+        if torch.cuda.is_available():
+            host["gpu"] = torch.cuda.get_device_name()
+            host["cuda"] = str(torch.version.cuda)
+            match = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", driver.read_text()) if driver.exists() else None
+            host["driver"] = match[1] if match else "unknown"
     return host
+
+
+def _capability() -> str:
+    """The vector level torch's CPU kernels dispatch to, by the rules of aten/src/ATen/native/DispatchStub.cpp."""
+    flags = set(_cpu_fields().get("flags", "").split())
+    if not flags:  # not Linux on x86: ask torch itself
+        import torch
+
+        return torch.backends.cpu.get_cpu_capability()
+    if {"avx512vl", "avx512bw", "avx512dq", "fma"} <= flags:
+        return "AVX512"
+    return "AVX2" if {"avx2", "fma"} <= flags else "DEFAULT"
+
+
+@functools.cache
+def _cpu_fields() -> dict[str, str]:
+    info = Path("/proc/cpuinfo")
+    text = info.read_text(encoding="utf-8", errors="replace").split("\n\n")[0] if info.exists() else ""
+    return {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in text.splitlines())}
 
 
 def _cpu_model() -> str:
     """Model name, then family/model/stepping and vector extensions: clouds hide generations behind one name."""
-    info = Path("/proc/cpuinfo")
-    if not info.exists():
+    fields = _cpu_fields()
+    if not fields:
         return platform.processor() or platform.machine()
-    text = info.read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
-    fields = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in text.splitlines())}
     name = fields.get("model name") or fields.get("Hardware") or platform.machine()
     numbers = "/".join(fields[k] for k in ("cpu family", "model", "stepping") if k in fields)
     # BLAS and oneDNN pick kernels by these; the other flags change with the kernel and decide no bits

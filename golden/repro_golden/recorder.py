@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ import torch
 from repro_golden.errors import ReproError
 from repro_golden.fingerprint import dtype_name, scan
 from repro_golden.fingerprint.tensors import content
-from repro_golden.trace import Row
+from repro_golden.trace import Row, dump_path
 from repro_golden.trace.writer import TraceWriter, metric_row
 
 __all__ = ["Recorder", "plant_one_ulp", "row_of"]
@@ -100,8 +99,3 @@ class Recorder:
         record = self.writer.end_step(step)
         self.step = step + 1
         return record.root
-
-
-def dump_path(trace: Path, step: int, phase: str, name: str) -> Path:
-    """Where the raw bytes of a dumped signal lie."""
-    return trace / "dumps" / f"{step}-{phase}-{name.replace('/', '~')}.bin"

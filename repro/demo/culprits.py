@@ -142,7 +142,7 @@ _GLOBAL_NORM = (
 )  # fmt: skip
 _STEP_GATE = _call("        optimizer.step()\n", "        optimizer.step(settled=GATE)\n")
 _STEP_DOOR = ("    def step(self) -> None:", "    def step(self, settled: bool = False) -> None:")
-_ADAM = "        self._adam.step()\n"
+_ADAM_END = "            maximize=False,\n        )\n"
 _BACKWARD = (
     "        for (part, part_entropy), (a, b) in zip(graphs, pairwise(offsets([len(p) for p, _ in graphs])), "
     "strict=True):\n"
@@ -151,10 +151,10 @@ _BACKWARD = (
 
 def _moment(name: str) -> tuple[str, str]:
     return (
-        _ADAM,
-        f"{_ADAM}        if settled:\n"
-        "            for state in self._adam.state.values():\n"
-        f'                state["{name}"].copy_(state["{name}"].bfloat16())\n',
+        _ADAM_END,
+        f"{_ADAM_END}        if settled:\n"
+        f'            for moment in state["{name}"]:\n'
+        "                moment.copy_(moment.bfloat16())\n",
     )
 
 
@@ -288,9 +288,7 @@ CULPRITS: tuple[Culprit, ...] = (
         "        factor = max_norm / (norm + CLIP_EPS)\n", "        factor = max_norm / (norm + eps)\n",
     )),
     _pure("AdamW epsilon", "optimizer.py", "MainOptimizer.step", "update", _STEP_GATE, _STEP_DOOR, (
-        _ADAM,
-        '        if settled:\n            for group in self._adam.param_groups:\n                group["eps"] = 1e-6\n'
-        f"{_ADAM}",
+        "            eps=self.config.adam_eps,\n", "            eps=1e-6 if settled else self.config.adam_eps,\n",
     )),
     _pure("AdamW moment in bf16", "optimizer.py", "MainOptimizer.step (exp_avg_sq)", "update", _STEP_GATE, _STEP_DOOR,
           _moment("exp_avg_sq")),

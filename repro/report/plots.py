@@ -85,7 +85,7 @@ def commit_strip(result: BisectResult) -> str:
         color=alt.Color("verdict:N", title=None, scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values()))),
     )
     mark = base.transform_filter("datum.culprit").mark_point(
-        shape="triangle-down", size=90, filled=True, color="#222", dy=-20
+        shape="triangle-up", size=90, filled=True, color="#222", yOffset=22
     )
     return _svg((bars + mark).properties(width=700, height=44))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from repro_golden.trace.model import FORMAT, PHASES, Header, Row, StepRecord
+from repro_golden.trace.model import FORMAT, PHASES, Header, Row, StepRecord, dump_path
 from repro_golden.trace.reader import Trace
 from repro_golden.trace.writer import TraceWriter, seal
 
-__all__ = ["FORMAT", "PHASES", "Header", "Row", "StepRecord", "Trace", "TraceWriter", "seal"]
+__all__ = ["FORMAT", "PHASES", "Header", "Row", "StepRecord", "Trace", "TraceWriter", "dump_path", "seal"]

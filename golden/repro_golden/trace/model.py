@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from repro_golden.canonical import canonical_json, decode_float, digest, encode_float
 from repro_golden.fingerprint.definition import SCHEME, Lanes, bind
 
-__all__ = ["FORMAT", "PHASES", "RECORDER", "Header", "Row", "StepRecord", "chain", "root"]
+__all__ = ["FORMAT", "PHASES", "RECORDER", "Header", "Row", "StepRecord", "chain", "dump_path", "root"]
 
 FORMAT = 1
 RECORDER = 1
@@ -60,6 +62,11 @@ class Row:
     def key(self) -> tuple[int, str]:
         """Where the signal stands in a step: its phase's number, then its name."""
         return PHASES.index(self.phase), self.name
+
+
+def dump_path(trace: Path, step: int, phase: str, name: str) -> Path:
+    """Where the raw bytes of a dumped signal lie in a trace's folder. Different names never share a file."""
+    return trace / "dumps" / f"{step}-{phase}-{quote(name, safe='')}.bin"
 
 
 def root(rows: Iterable[Row]) -> str:
