@@ -14,7 +14,16 @@ import xxhash
 
 from repro_golden.errors import MachineFailureError, ReproError
 
-__all__ = ["canonical_json", "check_format", "decode_float", "digest", "encode_float", "read_json", "write_atomic"]
+__all__ = [
+    "canonical_json",
+    "check_format",
+    "decode_float",
+    "digest",
+    "encode_float",
+    "frame",
+    "read_json",
+    "write_atomic",
+]
 
 
 def canonical_json(value: Any) -> str:
@@ -24,12 +33,16 @@ def canonical_json(value: Any) -> str:
 
 def digest(*parts: bytes | str) -> str:
     """xxh3_128 over length-prefixed parts, as 32 hex digits. The prefix keeps ("ab","c") apart from ("a","bc")."""
-    h = xxhash.xxh3_128()
-    for part in parts:
-        raw = part.encode() if isinstance(part, str) else part
-        h.update(struct.pack("<Q", len(raw)))
-        h.update(raw)
-    return h.hexdigest()
+    return xxhash.xxh3_128_hexdigest(b"".join([frame(part) for part in parts]))
+
+
+_LENGTH = struct.Struct("<Q").pack
+
+
+def frame(part: bytes | str) -> bytes:
+    """A part of a `digest`, behind its length."""
+    raw = part.encode() if isinstance(part, str) else part
+    return _LENGTH(len(raw)) + raw
 
 
 def encode_float(value: float) -> float | str:

@@ -29,19 +29,20 @@ def row_of(phase: str, name: str, value: torch.Tensor | float, placement: object
     if not isinstance(value, torch.Tensor):
         raise ReproError(f"signal {name!r} is a {type(value).__name__}: observe takes tensors and floats")
     found = scan(value)
-    keep = phase in _KEEPS_VALUES and value.ndim <= 1
+    keep = value.ndim <= 1 and phase in _KEEPS_VALUES
+    # by position: this runs for every tensor of every step
     return Row(
-        phase=phase,
-        name=name,
-        dtype=dtype_name(value.dtype),
-        shape=tuple(value.shape),
-        lanes=found.lanes,
-        nonfinite=found.nonfinite,
-        absmax=found.absmax,
-        l2=found.l2,
-        sketch=b"" if keep else found.sketch,
-        values=content(value).tobytes() if keep else None,
-        placement=None if placement is None else str(placement),
+        phase,
+        name,
+        dtype_name(value.dtype),
+        tuple(value.shape),
+        found.lanes,
+        found.nonfinite,
+        found.absmax,
+        found.l2,
+        b"" if keep else found.sketch,
+        content(value).tobytes() if keep else None,
+        None if placement is None else str(placement),
     )
 
 
@@ -85,11 +86,14 @@ class Recorder:
 
     def __call__(self, phase: str, name: str, value: torch.Tensor | float, placement: object = None) -> None:
         """Take one signal."""
-        at = (self.step, phase, name)
-        if at == self.plant and isinstance(value, torch.Tensor):
-            plant_one_ulp(value)
+        if (self.plant or self.dump) and isinstance(value, torch.Tensor):
+            self._at((self.step, phase, name), value)
         self.writer.add(row_of(phase, name, value, placement))
-        if at in self.dump and isinstance(value, torch.Tensor):
+
+    def _at(self, at: tuple[int, str, str], value: torch.Tensor) -> None:
+        if at == self.plant:
+            plant_one_ulp(value)
+        if at in self.dump:
             path = dump_path(self.writer.directory, *at)
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(content(value).tobytes())

@@ -9,6 +9,7 @@ the end.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -63,5 +64,9 @@ def add(shares: Iterable[Lanes]) -> Lanes:
 
 def bind(lanes: Lanes, dtype: str, shape: Sequence[int]) -> str:
     """The fingerprint: 32 hex digits over lanes, dtype (torch's name, such as ``bfloat16``) and shape."""
-    frame = f"{SCHEME}\0{dtype}\0{','.join(map(str, shape))}\0".encode()
-    return xxhash.xxh3_128_hexdigest(frame + lanes.to_bytes())
+    return xxhash.xxh3_128_hexdigest(_frame(dtype, tuple(shape)) + lanes.to_bytes())
+
+
+@functools.lru_cache(maxsize=4096)
+def _frame(dtype: str, shape: tuple[int, ...]) -> bytes:
+    return f"{SCHEME}\0{dtype}\0{','.join(map(str, shape))}\0".encode()

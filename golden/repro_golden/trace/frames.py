@@ -1,8 +1,8 @@
 """The append-only log that a recorder writes: one frame per step, readable up to a kill at any byte.
 
 It needs the standard library alone, so that it can run inside a foreign trainer. A frame is ``STEP`` | length u64 |
-crc32 u32 | payload; the payload is the length of a JSON table (u32), the table (one list per column) and the raw bytes
-of sketches and values that the table gives lengths for.
+crc32 u32 | payload; the payload is the length of a JSON table (u32), the table (the rows' words, one list per column),
+their numbers (`_NUMBERS`, row by row) and the raw bytes of sketches and values that the numbers give lengths for.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from repro_golden.canonical import decode_float, encode_float
 from repro_golden.fingerprint.definition import Lanes
 from repro_golden.trace.model import Row
 
 __all__ = ["pack", "read_frames", "unpack"]
 
 _HEAD = struct.Struct("<4sQI")
+_NUMBERS = struct.Struct("<QQqddqq")
+"""Both lanes, non-finite count, absmax, l2, length of the sketch, length of the values."""
 _MAGIC = b"STEP"
 _ABSENT = -1  # the length written for a row that keeps no values
 
@@ -32,18 +33,16 @@ def pack(step: int, rows: Sequence[Row]) -> bytes:
         "name": [r.name for r in rows],
         "dtype": [r.dtype for r in rows],
         "shape": [r.shape for r in rows],
-        "a": [r.lanes.a for r in rows],
-        "b": [r.lanes.b for r in rows],
-        "nonfinite": [r.nonfinite for r in rows],
-        "absmax": [encode_float(r.absmax) for r in rows],
-        "l2": [encode_float(r.l2) for r in rows],
         "placement": [r.placement for r in rows],
-        "sketch": [len(r.sketch) for r in rows],
-        "values": [_ABSENT if r.values is None else len(r.values) for r in rows],
     }
     head = json.dumps(table, separators=(",", ":")).encode()
-    blobs = b"".join(part for r in rows for part in (r.sketch, r.values or b""))
-    payload = struct.pack("<I", len(head)) + head + blobs
+    pieces = [struct.pack("<I", len(head)), head]
+    for r in rows:
+        kept = _ABSENT if r.values is None else len(r.values)
+        pieces.append(_NUMBERS.pack(*r.lanes, r.nonfinite, r.absmax, r.l2, len(r.sketch), kept))
+    for r in rows:
+        pieces += (r.sketch, r.values or b"")
+    payload = b"".join(pieces)
     return _HEAD.pack(_MAGIC, len(payload), zlib.crc32(payload)) + payload
 
 
@@ -51,23 +50,25 @@ def unpack(payload: bytes) -> tuple[int, list[Row]]:
     """Step number and rows of a frame's payload."""
     (size,) = struct.unpack_from("<I", payload)
     table = json.loads(payload[4 : 4 + size])
-    at = 4 + size
+    numbers = 4 + size
+    at = numbers + _NUMBERS.size * len(table["phase"])
     rows = []
     for i, phase in enumerate(table["phase"]):
-        sketch, at = payload[at : at + table["sketch"][i]], at + table["sketch"][i]
+        a, b, nonfinite, absmax, l2, sketched, kept = _NUMBERS.unpack_from(payload, numbers + i * _NUMBERS.size)
+        sketch, at = payload[at : at + sketched], at + sketched
         values = None
-        if (length := table["values"][i]) != _ABSENT:
-            values, at = payload[at : at + length], at + length
+        if kept != _ABSENT:
+            values, at = payload[at : at + kept], at + kept
         rows.append(
             Row(
                 phase=phase,
                 name=table["name"][i],
                 dtype=table["dtype"][i],
                 shape=tuple(table["shape"][i]),
-                lanes=Lanes(table["a"][i], table["b"][i]),
-                nonfinite=table["nonfinite"][i],
-                absmax=decode_float(table["absmax"][i]),
-                l2=decode_float(table["l2"][i]),
+                lanes=Lanes(a, b),
+                nonfinite=nonfinite,
+                absmax=absmax,
+                l2=l2,
                 sketch=sketch,
                 values=values,
                 placement=table["placement"][i],
