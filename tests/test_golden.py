@@ -149,7 +149,7 @@ def test_dvc_repro_never_records(recorded: Repo) -> None:
 REFUSALS = {
     "noise": ("trainer.py", AFTER_POLICY, NOISE, "reproduced by a second process"),
     "recorder": ("trainer.py", ACCEPT, TELLTALE, "the recorder changes nothing"),
-    "frozen": ("optimizer.py", "lr=config.lr", "lr=0.0", "parameters moved"),
+    "frozen": ("optimizer.py", "lr=self.config.lr", "lr=0.0", "parameters moved"),
     "constant": ("task.py", "    if not body:\n", "    return 1.0\n    if not body:\n", "constant"),
     "nan": ("loss.py", "rows.float() / temperature, dim", "rows.float() / temperature * float('nan'), dim", ""),
     "crash": ("trainer.py", AFTER_POLICY, "        raise RuntimeError('no policy today')\n", "no policy today"),

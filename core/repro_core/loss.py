@@ -156,7 +156,7 @@ def policy_loss(columns: Columns, weights: Tensor, config: TrainConfig) -> LossT
         truncated = importance.clamp(config.tis_clip_low, config.tis_clip)
         pg = pg * truncated
         tis_sums = {
-            "ois": (torch.exp(-log_ratio.detach()) * w).sum(),
+            "ois": (torch.exp(log_ratio.detach()) * w).sum(),
             "tis": (importance * w).sum(),
             "tis_clipfrac": ((truncated != importance).float() * w).sum(),
             "tis_abs": ((importance - 1.0).abs() * w).sum(),

@@ -5,10 +5,19 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from repro_golden.canonical import canonical_json, digest
 from repro_golden.errors import ReproError
@@ -24,6 +33,12 @@ def _seconds(value: object) -> object:
     return float(match[1]) * _UNITS[match[2]] if match else value
 
 
+def _inside(path: str) -> str:
+    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        raise ValueError("must be a path inside the repository, relative to its root")
+    return path
+
+
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -37,7 +52,7 @@ class Experiment(_Table):
     """Optimizer updates to record."""
     proof_steps: int | None = Field(default=None, ge=1)
     """How many steps the reproduction proof repeats; all by default."""
-    rollouts: str
+    rollouts: Annotated[str, AfterValidator(_inside)] = Field(min_length=1)
     """Folder of the recorded rollouts, relative to the repository's root."""
     states: tuple[int, ...] = Field(default=(), strict=False)
     """Steps before which the training state is kept with the golden run."""
@@ -50,7 +65,7 @@ class SubjectTable(_Table):
     """`core`: a Python module that offers `CONTRACT` and `build(case)` (see `repro_core/__init__.py`)."""
     module: str = "repro_core"
     """The module that is the door to the trainer."""
-    path: str = "core"
+    path: Annotated[str, AfterValidator(_inside)] = "core"
     """Folder of the repository that is put on PYTHONPATH for it; commits that leave it alone share one probe. An empty
     path means the installed module, which no commit can change."""
     timeout: Annotated[float, BeforeValidator(_seconds)] = Field(default=1800.0, gt=0)

@@ -10,15 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-
 from repro_golden.canonical import encode_float
 from repro_golden.case import Bound, Compare
 from repro_golden.errors import ReproError
-from repro_golden.magnitude import Magnitude, measure, policy_kl
+from repro_golden.magnitude import Magnitude, measure, nonzero, policy_kl
 from repro_golden.trace import PHASES, Row, Trace, dump_path
 
-__all__ = ["Comparison", "Divergence", "MetricChange", "compare", "first_divergent_index", "violations"]
+__all__ = ["Comparison", "Divergence", "MetricChange", "compare", "first_divergent_index", "jsonable", "violations"]
 
 Kind = Literal["value", "dtype", "shape", "missing", "added", "bound"]
 
@@ -94,15 +92,16 @@ class Comparison:
         return {
             "steps": self.steps,
             "equal": self.equal,
-            "divergence": _jsonable(asdict(self.divergence)) if self.divergence else None,
-            "metrics": [_jsonable(asdict(m)) for m in self.metrics],
+            "divergence": jsonable(asdict(self.divergence)) if self.divergence else None,
+            "metrics": [jsonable(asdict(m)) for m in self.metrics],
             "kl": {str(step): {"k1": encode_float(k1), "k3": encode_float(k3)} for step, (k1, k3) in self.kl.items()},
         }
 
 
-def _jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
+    """JSON types; floats that are not finite as the hex of their bits."""
     if isinstance(value, dict):
-        return {k: _jsonable(v) for k, v in value.items()}
+        return {k: jsonable(v) for k, v in value.items()}
     return encode_float(value) if isinstance(value, float) else value
 
 
@@ -232,8 +231,7 @@ def _kl(a: Trace, b: Trace, index: int) -> tuple[float, float] | None:
         return None
     keep = None
     if mask and mask.shape == x.shape and mask.values is not None:
-        elements = np.frombuffer(mask.values, np.uint8).reshape(math.prod(mask.shape), -1)
-        keep = (elements != 0).any(axis=1)  # a mask of any dtype: zero has zero bytes
+        keep = nonzero(mask.values, math.prod(mask.shape))
     return policy_kl(x.values, y.values, keep)
 
 

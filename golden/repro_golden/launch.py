@@ -174,8 +174,9 @@ def launch(
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
             with _killed_on_exit(process):
-                if not _wait(process, case.subject.timeout, cancel):
-                    raise ChildFailure("timeout", -1, f"no end within {case.subject.timeout:g} s", str(log))
+                limit = case.subject.timeout * len(runs)
+                if not _wait(process, limit, cancel):
+                    raise ChildFailure("timeout", -1, f"no end within {limit:g} s: raise subject.timeout", str(log))
         return _result(result, process.returncode, log)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Magnitude", "measure", "policy_kl"]
+__all__ = ["Magnitude", "decode", "measure", "nonzero", "policy_kl"]
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,29 @@ def _values(bits: npt.NDArray[Any], kind: str) -> npt.NDArray[np.float64]:
     if kind == "bf16":  # bf16 is the upper half of an fp32
         return (bits.astype("<u4") << np.uint32(16)).view("<f4").astype(np.float64)
     return bits.view(kind).astype(np.float64)
+
+
+def decode(dtype: str, raw: bytes) -> npt.NDArray[np.float64]:
+    """Raw values of a floating-point dtype, bool or integers as fp64.
+
+    Raises:
+        ValueError: a dtype that has no order, such as complex.
+    """
+    if dtype in _FLOATS:
+        word, kind = _FLOATS[dtype]
+        return _values(np.frombuffer(raw, word), kind)
+    word = _WORDS.get(dtype, "|u1" if dtype in ("uint8", "bool") else "V")
+    if word.startswith("V"):
+        raise ValueError(f"values of {dtype} have no order")
+    return np.frombuffer(raw, word).astype(np.float64)
+
+
+def nonzero(raw: bytes, count: int) -> npt.NDArray[np.bool_]:
+    """Which of `count` elements have a bit set, whatever their dtype: a mask as the field writes it."""
+    if count == 0:
+        return np.zeros(0, bool)
+    found: npt.NDArray[np.bool_] = (np.frombuffer(raw, np.uint8).reshape(count, -1) != 0).any(axis=1)
+    return found
 
 
 def _ulp(x: int, y: int, bits: int) -> int:

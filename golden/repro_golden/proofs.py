@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from repro_golden.compare import compare
 from repro_golden.errors import ReproError
-from repro_golden.trace import Trace
+from repro_golden.magnitude import decode, nonzero
+from repro_golden.trace import Row, Trace
 
 __all__ = ["Proof", "first_step_checks", "not_vacuous", "plants", "reproduced", "seen_plant", "undisturbed"]
 
@@ -161,7 +164,8 @@ def not_vacuous(trace: Trace) -> list[Proof]:
                 parameters[name].add(row.lanes.to_bytes())
             if row.name == "advantages" and row.values is not None:
                 observed["advantages"] = True
-                levels |= set(np.frombuffer(row.values, "<f4").tolist())  # a set holds 0.0 and -0.0 once
+                kept = _kept(trace.row(index, "input", "loss_mask"), row)
+                levels |= set(decode(row.dtype, row.values)[kept].tolist())  # a set holds 0.0 and -0.0 once
     moved = sum(len(seen) > 1 for seen in parameters.values())
     constant = "advantages are all the same: every group's samples earned one reward"
     return [
@@ -180,6 +184,14 @@ def not_vacuous(trace: Trace) -> list[Proof]:
     ]
 
 
+def _kept(mask: Row | None, column: Row) -> npt.NDArray[np.bool_]:
+    """Which tokens of a column count: those of a mask of its shape, else all."""
+    count = math.prod(column.shape)
+    if mask is None or mask.values is None or mask.shape != column.shape:
+        return np.ones(count, bool)
+    return nonzero(mask.values, count)
+
+
 # -- the first step
 
 
@@ -194,14 +206,12 @@ def first_step_checks(trace: Trace, grad_norm_max: float) -> list[Proof]:
     mask_row, a, b = rows.get("loss_mask"), rows.get("log_probs"), rows.get("ref_log_probs")
     checks = []
     name = "step 0: log_probs equal ref_log_probs"
-    if a is None or b is None or a.values is None or b.values is None or a.shape != b.shape:
+    if a is None or b is None or a.values is None or b.values is None or (a.shape, a.dtype) != (b.shape, b.dtype):
         checks.append(Proof(name, False, "the columns were not observed"))
     else:
-        x, y = np.frombuffer(a.values, "<u4"), np.frombuffer(b.values, "<u4")
-        keep = np.ones(len(x), bool)
-        if mask_row is not None and mask_row.values is not None and mask_row.shape == a.shape:
-            keep = np.frombuffer(mask_row.values, "<i8") != 0
-        differing = int((x[keep] != y[keep]).sum())
+        keep = _kept(mask_row, a)
+        x, y = (np.frombuffer(r.values or b"", np.uint8).reshape(len(keep), -1) for r in (a, b))
+        differing = int((x[keep] != y[keep]).any(axis=1).sum())
         passed = differing == 0 and bool(keep.any())
         checks.append(Proof(name, passed, f"{differing} of {int(keep.sum())} tokens differ"))
     kl = metrics.get("kl_loss", metrics.get("ppo_kl"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,7 +21,7 @@ from repro_golden.case import Case
 from repro_golden.checkout import Checkout
 from repro_golden.errors import RefusedError, ReproError
 from repro_golden.identity import Identity
-from repro_golden.launch import ChildFailure, Place, Run, launch
+from repro_golden.launch import ChildFailure, Place, Run, RunResult, launch
 from repro_golden.noise import measure_noise
 from repro_golden.proofs import Proof
 from repro_golden.rollouts import RolloutSet
@@ -52,17 +54,28 @@ class Options:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def train(case: Case, place: Place, run: Run, log: Path) -> Trace:
+def run_children(
+    case: Case, place: Place, runs: Sequence[Run], log: Path, cancel: threading.Event | None = None
+) -> list[RunResult]:
+    """`launch`, with a failing trainer as one line that names a file which holds its output.
+
+    Raises:
+        ReproError: the trainer failed.
+    """
+    try:
+        return launch(case, place, runs, log, cancel=cancel)
+    except ChildFailure as failure:
+        raise ReproError(f"the trainer of {case.name} failed: {_kept_log(failure)}") from None
+
+
+def train(case: Case, place: Place, run: Run, log: Path, cancel: threading.Event | None = None) -> Trace:
     """Make one observed run in a fresh process and return its sealed trace.
 
     Raises:
         ReproError: the trainer failed, in one line with the file that holds its output.
     """
     assert run.trace is not None
-    try:
-        launch(case, place, [run], log)
-    except ChildFailure as failure:
-        raise ReproError(f"the trainer of {case.name} failed: {_kept_log(failure)}") from None
+    run_children(case, place, [run], log, cancel)
     seal(Path(run.trace))
     return Trace(Path(run.trace))
 
@@ -102,8 +115,7 @@ def record(checkout: Checkout, case: Case, options: Options, say: Say) -> tuple[
         found = [*checks, *sound, *found]
         facts = _facts(case, place, golden, found, options)
         write_record(session.staged, facts | {"noise": noise})
-        if session.captured:
-            session.keep_rollouts()
+        session.keep_rollouts()
         kept = store.keep(session.staged, identity.machine, case.name, replace_reason=options.replace_reason)
         return kept, found
 
@@ -124,6 +136,7 @@ class _Session:
         self.case, self.place, self.store, self.scratch, self.say = case, place, store, scratch, say
         self.staged = scratch / "golden"
         self.captured: Path | None = None
+        self._cancel = threading.Event()
 
     def rollouts(self) -> RolloutSet:
         """The case's rollouts; sampled now with the subject's own policy when there are none yet."""
@@ -132,12 +145,7 @@ class _Session:
             return self.store.rollouts(self.case)
         self.say(f"capturing rollouts: {self.case.steps} steps of {self.case.name}, sampled as it trains")
         self.captured = self.scratch / "rollouts"
-        try:
-            launch(
-                self.case, self.place, [Run(self.case.steps, save_rollouts=str(self.captured))], self._log("capture")
-            )
-        except ChildFailure as failure:
-            raise ReproError(f"the trainer of {self.case.name} failed: {_kept_log(failure)}") from None
+        self._launch("capture", [Run(self.case.steps, save_rollouts=str(self.captured))])
         return RolloutSet.write_index(self.captured)
 
     def golden(self, rollouts: RolloutSet) -> Trace:
@@ -155,14 +163,15 @@ class _Session:
         steps = self.case.proof_steps
         self.say(f"proving it: a second process, a run without the recorder, planted changes ({steps} steps each)")
         planted = proofs.plants(golden)
-        with ThreadPoolExecutor(max_workers=max(1, (os.cpu_count() or 1) // self.case.resources.cpus)) as pool:
+        workers = max(1, (os.cpu_count() or 1) // self.case.resources.cpus)
+        with ThreadPoolExecutor(max_workers=workers) as pool, self._ended_together():
             again = pool.submit(self._side, "again", steps, rollouts, observed=True)
             bare = pool.submit(self._side, "bare", steps, rollouts, observed=False)
             plants = pool.submit(self._planted, golden, rollouts, planted)
             found = [proofs.reproduced(golden, again.result(), steps, _CURE), self._undisturbed(bare.result())]
             found += [proofs.seen_plant(golden, t, p) for t, p in zip(plants.result(), planted, strict=True)]
-        if self.captured:
-            found.append(self._replays_the_capture())
+        if self.captured and (replays := self._replays_the_capture()):
+            found.append(replays)
         return found
 
     def _side(self, name: str, steps: int, rollouts: RolloutSet, *, observed: bool) -> Any:
@@ -170,8 +179,8 @@ class _Session:
         trace = str(folder / "trace") if observed else None
         run = Run(steps, str(rollouts.directory), trace=trace, checkpoint=str(folder / "checkpoint"), terminal=True)
         if observed:
-            return train(self.case, self.place, run, self._log(name))
-        return launch(self.case, self.place, [run], self._log(name))[0].terminal
+            return train(self.case, self.place, run, self._log(name), self._cancel)
+        return self._launch(name, [run])[0].terminal
 
     def _undisturbed(self, bare: dict[str, str]) -> Proof:
         again = Trace(self.scratch / "again" / "trace")
@@ -188,19 +197,18 @@ class _Session:
             Run(1, str(rollouts.directory), trace=str(folder), baseline=base, plant=plant)
             for folder, plant in zip(folders, planted, strict=True)
         ]
-        launch(self.case, self.place, runs, self._log("plants"))
+        self._launch("plants", runs)
         for folder in folders:
             seal(folder)
         return [Trace(folder) for folder in folders]
 
-    def _replays_the_capture(self) -> Proof:
-        """Training on the recorded rollouts prints what training while sampling them printed."""
+    def _replays_the_capture(self) -> Proof | None:
+        """Training on the recorded rollouts prints what training while sampling them printed, if it prints at all."""
         capture, golden = (self._log(n).read_text(errors="replace").splitlines() for n in ("capture", "golden"))
-        return Proof(
-            "the replay prints what the capture printed",
-            capture == golden,
-            f"{len(golden)} lines, {len(capture)} captured",
-        )
+        if not capture and not golden:
+            return None
+        seen = f"{len(golden)} lines, {len(capture)} captured"
+        return Proof("the replay prints what the capture printed", capture == golden, seen)
 
     def show(self, found: Sequence[Proof]) -> None:
         for proof in found:
@@ -232,12 +240,25 @@ class _Session:
         return measure_noise(runs)
 
     def keep_rollouts(self) -> None:
-        """Move captured rollouts to their place and hand them to DVC."""
-        assert self.captured is not None
+        """Bring captured rollouts to their place, and hand rollouts that DVC does not know to it."""
         target = self.store.rollouts_path(self.case)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(self.captured, target)
-        self.store.dvc.add(target)
+        if self.captured:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(self.captured, target)
+        if not target.with_name(target.name + ".dvc").exists():
+            self.store.dvc.add(target)
+
+    @contextlib.contextmanager
+    def _ended_together(self) -> Iterator[None]:
+        """When one of the processes side by side fails, or the user interrupts, the others end too."""
+        try:
+            yield
+        except BaseException:
+            self._cancel.set()
+            raise
+
+    def _launch(self, name: str, runs: Sequence[Run]) -> list[RunResult]:
+        return run_children(self.case, self.place, runs, self._log(name), self._cancel)
 
     def _log(self, name: str) -> Path:
         return self.scratch / f"{name}.log"
@@ -245,6 +266,13 @@ class _Session:
 
 def _refusal(case: Case, proof: Proof, cure: str) -> RefusedError:
     return RefusedError(f"{case.name} is no golden run: {proof.name}: {proof.detail}; {cure}")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"uid {os.getuid()}"
 
 
 def _facts(case: Case, place: Place, golden: Trace, found: Sequence[Proof], options: Options) -> dict[str, Any]:
@@ -258,7 +286,7 @@ def _facts(case: Case, place: Place, golden: Trace, found: Sequence[Proof], opti
         "commit": place.commit,
         "tree": place.tree,
         "identity": golden.header.identity,
-        "recorded": {"by": getpass.getuser(), "at": datetime.now(UTC).isoformat(timespec="seconds")},
+        "recorded": {"by": _user(), "at": datetime.now(UTC).isoformat(timespec="seconds")},
         "lock": lock,
         "proofs": [p.to_mapping() for p in found],
         "states": list(case.case.states),

@@ -7,6 +7,7 @@ subject does wrong becomes one entry of the result file; the traceback goes to t
 from __future__ import annotations
 
 import ctypes
+import errno
 import importlib
 import json
 import os
@@ -27,11 +28,26 @@ CONTRACTS = (1,)
 """The doors this instrument can open (`repro_core.CONTRACT`)."""
 
 
+_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO)
+
+
 class _SubjectError(Exception):
+    """The subject's own fault. What the machine lacks is never that: see `_blame`."""
+
     def __init__(self, stage: str, step: int, error: BaseException | str) -> None:
         self.stage, self.step = stage, step
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         self.message = " ".join(text.split())[:500]
+
+
+def _blame(stage: str, step: int, error: BaseException) -> Exception:
+    """The subject's error, or the machine's where the disk, the memory or a limit of the system gave out."""
+    if isinstance(error, (MachineFailureError, _SubjectError)):
+        return error
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _MACHINE):
+        name = type(error).__name__
+        return MachineFailureError(f"the machine failed the trainer ({name}: {error}): free what it lacks")
+    return _SubjectError(stage, step, error)
 
 
 def main(argv: list[str]) -> int:
@@ -62,7 +78,7 @@ def open_door(subject: dict[str, Any], root: Path) -> ModuleType:
     try:
         door = importlib.import_module(subject["module"])
     except BaseException as error:
-        raise _SubjectError("import", -1, error) from error
+        raise _blame("import", -1, error) from error
     where = Path(door.__file__ or "").resolve()
     if subject["path"] and not where.is_relative_to((root / subject["path"]).resolve()):
         message = f"{subject['module']} is not under {subject['path']}/ of this commit"
@@ -83,7 +99,7 @@ def _run(door: ModuleType, job: dict[str, Any], run: dict[str, Any]) -> dict[str
         if run["load"]:
             subject.load(run["load"])
     except BaseException as error:
-        raise _SubjectError("build", -1, error) from error
+        raise _blame("build", -1, error) from error
     recorder = _recorder(job, run, recorded.digest if recorded else "", subject.position[0])
     return _train(door, subject, recorder, run, recorded)
 
@@ -115,14 +131,15 @@ def _train(door: ModuleType, subject: Any, recorder: Any, run: dict[str, Any], r
                     break
                 _save_state(subject, states, step + 1)
                 last_begun = time.perf_counter()
-        except ReproError:
-            raise
         except BaseException as error:
-            raise _SubjectError("step" if made else "start", step + 1, error) from error
+            raise _blame("step" if made else "start", step + 1, error) from error
         rollout_id += 1
-    terminal = _terminal(subject) if run["terminal"] else {}
-    if run["checkpoint"]:
-        subject.save(run["checkpoint"])
+    try:
+        terminal = _terminal(subject) if run["terminal"] else {}
+        if run["checkpoint"]:
+            subject.save(run["checkpoint"])
+    except BaseException as error:
+        raise _blame("step", step, error) from error
     if recorder:
         recorder.writer.close({"reason": "diverged" if diverged else "finished", "terminal": terminal})
     return {"steps": made, "diverged": diverged, "terminal": terminal, "seconds": seconds}
@@ -133,7 +150,7 @@ def _save_state(subject: Any, states: dict[int, str], step: int) -> None:
         try:
             subject.save(states[step])
         except Exception as error:
-            raise _SubjectError("step", step, error) from error
+            raise _blame("step", step, error) from error
 
 
 def _recorder(job: dict[str, Any], run: dict[str, Any], rollouts: str, first_step: int) -> Any:

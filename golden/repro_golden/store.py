@@ -111,6 +111,8 @@ class Store:
         self._fetch(path)
         record = read_json(path / "run.json", "golden run")
         check_format(record.get("format"), RUN_FORMAT, f"the golden run {path}")
+        if lost := {"chain", "case", "identity", "recorded", "proofs", "rollouts"} - record.keys():
+            raise ReproError(f"{path}/run.json is damaged (no {min(lost)}): `dvc checkout {path}.dvc` brings it back")
         return GoldenRun(path, record)
 
     def find(self, case: Case, identity: Identity) -> GoldenRun:
