@@ -31,7 +31,9 @@ def bisect(repo: Repo, spec: str, *arguments: str) -> tuple[int, dict[str, Any],
     """Exit code, JSON and progress of one bisect."""
     done = repo.repro("bisect", spec, "--json", *arguments)
     assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout), done.stderr
+    result = json.loads(done.stdout)
+    assert "error" not in result, done.stderr
+    return done.returncode, result, done.stderr
 
 
 def fingerprint_of_checkout(repo: Repo) -> dict[str, bytes]:
@@ -235,3 +237,38 @@ def test_a_crash_after_the_numbers_moved_is_bad(recorded: Repo) -> None:
     repo.commit("Go on")
     code, result, progress = bisect(repo, f"{good}..HEAD")
     assert (code, result["culprit"]["commit"], result["verdicts"][culprit]) == (0, culprit, "BAD"), progress
+
+
+def test_numbers_that_moved_and_came_back(recorded: Repo) -> None:
+    """Change, revert, re-land: a commit that moved the numbers is named, and twins of one tree do no harm."""
+    repo, good = recorded, recorded.git("rev-parse", "HEAD")
+    note(repo, "one")
+    repo.edit(LOSS, SHARP, DULL)
+    first = repo.commit("Tidy the log-prob path")
+    repo.edit(LOSS, DULL, SHARP)
+    repo.commit("Revert")
+    repo.edit(LOSS, SHARP, DULL)
+    again = repo.commit("Tidy the log-prob path again")
+    (repo.root / "README").write_text("words")
+    repo.commit("words")
+    for jobs in ("1", "2"):
+        code, result, progress = bisect(repo, f"{good}..HEAD", "-j", jobs)
+        assert (code, result["outcome"]) == (0, "found"), progress
+        assert result["culprit"]["commit"] in (first, again)
+        assert result["explains_bad"] is True
+
+
+def test_a_misused_door_is_a_skip(recorded: Repo) -> None:
+    """A commit that observes one signal twice cannot be tested: it is skipped, and the search goes on around it."""
+    repo, good = recorded, recorded.git("rev-parse", "HEAD")
+    line = '                observe("input", name, t[name][update.of(name)])\n'
+    repo.edit("core/repro_core/trainer.py", line, line + line)
+    broken = repo.commit("Observe more")
+    repo.edit("core/repro_core/trainer.py", line + line, line)
+    repo.commit("Observe less")
+    repo.edit(LOSS, SHARP, DULL)
+    culprit = repo.commit("Tidy the log-prob path")
+    note(repo, "after")
+    code, result, _ = bisect(repo, f"{good}..HEAD", "-j", "2")
+    assert (code, result["culprit"]["commit"]) == (0, culprit)
+    assert "observed twice" in result["skips"].get(broken, "observed twice")

@@ -157,7 +157,11 @@ class Worktrees:
         for note in self._base.parent.parent.glob("worktrees/*/gitdir"):
             with contextlib.suppress(OSError):
                 target = Path(note.read_text(encoding="utf-8").strip())
-                if target.is_relative_to(self._base) and not target.exists():
+                if not target.is_relative_to(self._base) or target.exists():
+                    continue
+                # git holds `locked` while it makes a worktree: then only a process that is gone leaves it for good
+                owner = self._base / target.relative_to(self._base).parts[0]
+                if not (note.parent / "locked").exists() or not owner.exists():
                     shutil.rmtree(note.parent, ignore_errors=True)
 
     def _run(self, *arguments: str) -> None:

@@ -13,10 +13,10 @@ from typing import Any, Literal
 from repro_bisect.commits import CommitInfo, History
 from repro_bisect.dag import Dag
 from repro_bisect.probe import Cost, Prober, Signal, Skip, judge
-from repro_bisect.search import Ambiguous, Found, Search, Verdict
+from repro_bisect.search import Ambiguous, ContradictionError, Found, Search, Verdict
 from repro_golden.case import Case
 from repro_golden.checkout import Checkout
-from repro_golden.compare import Comparison, Divergence, compare, first_divergent_index
+from repro_golden.compare import Comparison, Divergence, compare, first_divergent_index, jsonable
 from repro_golden.errors import NotVerifiableError, ReproError
 from repro_golden.launch import CancelledError
 from repro_golden.store import GoldenRun, Store
@@ -71,6 +71,7 @@ class BisectResult:
         seconds: Wall time.
         machine: Where.
         golden: The golden run that served as GOOD's first run, if one did.
+        bitwise: Whether equal meant equal bits; else metrics within the case's bounds.
     """
 
     outcome: Outcome
@@ -90,6 +91,7 @@ class BisectResult:
     seconds: float
     machine: str
     golden: str | None
+    bitwise: bool
 
     @property
     def commits(self) -> int:
@@ -98,9 +100,8 @@ class BisectResult:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        raw = asdict(self) | {"commits": self.commits}
+        raw: dict[str, Any] = jsonable(asdict(self)) | {"commits": self.commits}
         raw["comparison"] = self.comparison.to_mapping() if self.comparison else None
-        raw["divergence"] = asdict(self.divergence) if self.divergence else None
         return raw
 
 
@@ -152,6 +153,7 @@ def _golden_of(store: Store, case: Case, history: History, machine: str, rollout
 @dataclass(frozen=True)
 class _Flight:
     commit: str
+    tree: str | None
     cancel: threading.Event
 
 
@@ -211,7 +213,8 @@ class _Bisection:
             self.baseline = self.golden.trace
         else:
             self.say(f"GOOD {good[:10]}: replaying it twice")
-            self.baseline = self._end(pool.submit(self.prober.probe, good, steps).result(), "GOOD")
+            self.baseline = self._end(self._submit(pool, good, steps).result(), "GOOD")
+        self.prober.baseline = self.baseline
         again = self._submit(pool, good, steps, run=1)
         other = self._submit(pool, bad, steps)
         found = compare(self.baseline, self._end(again.result(), "GOOD"), self.case.compare)
@@ -227,11 +230,10 @@ class _Bisection:
         self.flights.clear()
         return divergence
 
-    def _submit(self, pool: ThreadPoolExecutor, commit: str, steps: int, *, run: int = 0) -> Future[Trace | Skip]:
-        """Start a probe. Under `bitwise` it ends at its first divergence; a rule on metrics needs every step."""
-        flight = _Flight(commit, threading.Event())
-        baseline = self.baseline if self.bitwise else None
-        future = pool.submit(self.prober.probe, commit, steps, run=run, baseline=baseline, cancel=flight.cancel)
+    def _submit(self, pool: ThreadPoolExecutor, commit: str, steps: int, **how: Any) -> Future[Trace | Skip]:
+        """Start a probe that can be cancelled; `how` is `Prober.probe`'s."""
+        flight = _Flight(commit, self.history.tree(commit), threading.Event())
+        future = pool.submit(self.prober.probe, commit, steps, cancel=flight.cancel, **how)
         self.flights[future] = flight
         return future
 
@@ -252,17 +254,17 @@ class _Bisection:
     # -- the search
 
     def _search(self, pool: ThreadPoolExecutor, bound: int) -> None:
-        baseline = self.baseline if self.bitwise else None
         for commit in self.history.parents:  # what the journal knows is free, so it comes first
             if self.search.answer is None and commit not in self.search.verdicts:
-                known = self.prober.known(commit, bound, baseline)
+                known = self.prober.known(commit, bound)
                 if known is not None:
                     self.prober.cost.reused += 1
                     self._take(commit, known, bound)
         while self.search.answer is None:
             flying = [f.commit for f in self.flights.values()]
             for commit in self.search.next(self.jobs - len(flying), in_flight=flying):
-                self._submit(pool, commit, bound)
+                if self.history.tree(commit) not in {f.tree for f in self.flights.values()}:  # twins share a probe
+                    self._submit(pool, commit, bound)
             done, _ = wait(self.flights, return_when=FIRST_COMPLETED)
             for future in done:
                 commit = self.flights.pop(future).commit
@@ -283,7 +285,10 @@ class _Bisection:
             found = judge(self.baseline, outcome, self.case.compare, bound)
             verdict, detail = (Verdict.BAD, str(found)) if found else (Verdict.GOOD, f"{bound} steps agree")
         for twin in self._twins(commit):
-            self.search = self.search.with_verdict(twin, verdict, detail if verdict is Verdict.SKIP else "")
+            try:
+                self.search = self.search.with_verdict(twin, verdict, detail if verdict is Verdict.SKIP else "")
+            except ContradictionError:  # the numbers moved and came back: there is a culprit below all the same
+                self.say(f"{verdict.value} {twin[:10]} contradicts what is known: the numbers moved more than once")
             self.record(twin, verdict, detail)
         self.watch(
             Event(
@@ -295,13 +300,11 @@ class _Bisection:
         )
 
     def _twins(self, commit: str) -> list[str]:
-        """The commits of the range with the same subject tree: they share one probe."""
+        """The commit and the suspects with the same subject tree: they share one probe."""
         tree = self.history.tree(commit)
-        known = self.search.verdicts
-        return [
-            commit,
-            *(c for c in self.history.parents if c != commit and c not in known and self.history.tree(c) == tree),
-        ]
+        known, suspects = self.search.verdicts, self.search.suspects
+        rest = (c for c in self.history.parents if c != commit and c not in known and c in suspects)
+        return [commit, *(c for c in rest if self.history.tree(c) == tree)]
 
     # -- the confirmation
 
@@ -312,21 +315,25 @@ class _Bisection:
         self.say(f"confirming {commit[:10]} {info.subject}: full replays of it, its parent and BAD")
         first = self._end(self._submit(pool, commit, self._bound(divergence)).result(), "the culprit")
         signal = self._signal(first, divergence)
-        parent = info.parents[0]
-        ends = [parent, commit]
-        waiting = [pool.submit(self.prober.probe, c, steps, run=2, dump=[signal], partial=True) for c in ends]
-        bad = None
-        if commit != self.history.bad:
-            bad = self.prober.probe(self.history.bad, steps, run=2, partial=True)
-        before, after = (self._end(w.result(), "the culprit or its parent") for w in waiting)
+        parent = info.parents[0] if info.parents else self.history.good
+        waiting = [self._submit(pool, c, steps, run=2, dump=[signal], partial=True) for c in (parent, commit)]
+        bad = self.history.bad
+        if self.history.tree(bad) != self.history.tree(commit):
+            waiting.append(self._submit(pool, bad, steps, run=2, full=True, partial=True))
+        before, after, *last = (self._end(w.result(), "the culprit, its parent or BAD") for w in waiting)
         found = compare(before, after, self.case.compare)
         index = first_divergent_index(first, after)
         if found.divergence is None or (self.bitwise and index is not None):
             self.verdicts[commit] = "FLAKY"
             self.say(f"FLAKY {commit[:10]}: two replays of it differ")
             return self._result("flaky", found.divergence or divergence, culprit=info, comparison=found)
-        explains = True if bad is None else self._end(bad, "BAD").chain == after.chain
+        explains = all(self._same(after, trace) for trace in last)
         return self._result("found", found.divergence, culprit=info, comparison=found, explains=explains)
+
+    def _same(self, culprit: Trace, bad: Trace) -> bool:
+        """Whether BAD's trace is the culprit's, to the last step, by the case's rule."""
+        found = compare(culprit, bad, self.case.compare)
+        return found.divergence is None and len(culprit.steps) == len(bad.steps)
 
     def _signal(self, trace: Trace, divergence: Divergence) -> Signal:
         found = judge(self.baseline, trace, self.case.compare, 0) or divergence
@@ -374,6 +381,7 @@ class _Bisection:
             seconds=time.monotonic() - self.began,
             machine=self.machine,
             golden=str(self.golden.directory) if self.golden else None,
+            bitwise=self.bitwise,
         )
 
 

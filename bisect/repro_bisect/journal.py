@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -40,6 +39,8 @@ class Entry:
         skip: Why it could not be tested, or "" when it left a trace.
         steps: Whole steps in its trace.
         seconds: What it cost.
+        lock: Digest of every installed package: a commit skipped under other packages may do under these.
+        folder: Name of its trace's folder, "" for a skip. Each probe has its own, so that nobody's is replaced.
     """
 
     key: str
@@ -48,6 +49,8 @@ class Entry:
     skip: str
     steps: int
     seconds: float
+    lock: str
+    folder: str
 
 
 class Journal:
@@ -72,13 +75,13 @@ class Journal:
     def find(self, key: str, run: int) -> Entry | None:
         """The newest finished probe of a key, if its trace is still there."""
         entry = self._entries.get((key, run))
-        if entry and not entry.skip and not (self.trace_path(key, run) / "steps.jsonl").exists():
+        if entry and not entry.skip and not (self.trace_path(entry) / "steps.jsonl").exists():
             return None
         return entry
 
-    def trace_path(self, key: str, run: int) -> Path:
+    def trace_path(self, entry: Entry) -> Path:
         """Where the trace of a probe lies."""
-        return self.folder / "probes" / f"{key}-{run}"
+        return self.folder / "probes" / entry.folder
 
     def add(self, entry: Entry, trace: Path | None) -> None:
         """Keep a finished probe: its trace first, then its line.
@@ -88,9 +91,8 @@ class Journal:
         """
         try:
             if trace is not None:
-                target = self.trace_path(entry.key, entry.run)
+                target = self.trace_path(entry)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.rmtree(target, ignore_errors=True)
                 trace.rename(target)
             line = canonical_json({"format": FORMAT, **asdict(entry)}).encode() + b"\n"
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -62,7 +62,7 @@ class DemoResult:
 
     @property
     def problem(self) -> str:
-        """Why the demo failed, in one line; empty when the planted commit and its first step were named."""
+        """Why the demo failed, in one line; empty when the planted commit, step and phase were named."""
         found, planted = self.bisect, self.answer
         if self.verification.agrees:
             return "HEAD agrees with the golden run although a regression was planted"
@@ -72,6 +72,8 @@ class DemoResult:
             return f"the bisect named {found.culprit.commit[:10]}, but {planted['commit'][:10]} was planted"
         if found.divergence.step != planted["first_step"]:
             return f"the first difference is at step {found.divergence.step}, but {planted['first_step']} was planted"
+        if found.divergence.phase != planted["phase"]:
+            return f"the first difference is in {found.divergence.phase}, but {planted['phase']} was planted"
         return ""
 
     def to_mapping(self) -> dict[str, Any]:

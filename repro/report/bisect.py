@@ -19,6 +19,7 @@ __all__ = ["bisect_text", "markdown", "write_report"]
 
 def headline(result: BisectResult) -> str:
     """The verdict in one line."""
+    how = "bit for bit" if result.bitwise else "within bounds"
     d = result.divergence
     where = f"step {d.step}, phase {d.phase}, signal {d.signal}" if d else ""
     if result.outcome == "found" and result.culprit:
@@ -27,7 +28,7 @@ def headline(result: BisectResult) -> str:
         return f"{result.culprit.commit[:10]} made {result.case} FLAKY: two replays of it differ"
     if result.outcome == "ambiguous":
         return f"one of {len(result.suspects)} commits moved the numbers of {result.case}; the rest cannot be tested"
-    return f"{result.good[:10]} and {result.bad[:10]} agree bit for bit on {result.case}"
+    return f"{result.good[:10]} and {result.bad[:10]} agree {how} on {result.case}"
 
 
 def explanation(result: BisectResult) -> str:
