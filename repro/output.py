@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-__all__ = ["emit", "json_option", "progress"]
+__all__ = ["emit", "json_option", "progress", "vary_option"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -18,6 +18,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 def json_option(function: F) -> F:
     """``--json``: print one JSON object on stdout instead of text."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")(function)
+
+
+def vary_option(function: F) -> F:
+    """``--vary PART``: parts of the identity that a comparison means to vary."""
+    parts = click.Choice(["host", "environment", "layout"])
+    return click.option("--vary", type=parts, multiple=True, help="A part of the identity that is meant to differ.")(
+        function
+    )
 
 
 def emit(as_json: bool, data: Any, text: str) -> None:

@@ -22,6 +22,7 @@ name = "mini"
 steps = 3
 proof_steps = 1
 rollouts = "golden/rollouts/mini"
+states = [1]
 
 [subject]
 module = "repro_core"

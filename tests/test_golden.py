@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from conftest import Repo, environment
 
+from repro_golden.case import read_case
 from repro_golden.errors import ReproError
 from repro_golden.identity import Identity
+from repro_golden.launch import BITS_DEFAULTS, Place, Run, child_environment, launch
 from repro_golden.proofs import Proof, first_step_checks, reproduced, seen_plant, undisturbed
 from repro_golden.store import Store
 from repro_golden.trace import Header, Trace, TraceWriter, seal
@@ -69,6 +71,33 @@ def test_a_golden_run_is_kept_with_its_proofs(recorded: Repo) -> None:
         ("update", f"exp_avg/{weight}"),
         ("update", f"exp_avg_sq/{weight}"),
     } <= signals
+
+
+def test_a_recorded_state_resumes_the_run(recorded: Repo, tmp_path: Path) -> None:
+    """A run loaded from the state kept before step 1 makes the golden run's own step 2, bit for bit."""
+    (run,) = runs(recorded)
+    case = read_case(recorded.root / "golden" / "cases" / "mini.toml")
+    resumed = Run(
+        2,
+        str(recorded.root / "golden" / "rollouts" / "mini"),
+        trace=str(tmp_path / "trace"),
+        load=str(run.parent / "states" / "1"),
+    )
+    launch(case, Place(recorded.root), [resumed], tmp_path / "log")
+    golden, again = Trace(run.parent / "trace"), Trace(tmp_path / "trace")
+    assert [s.step for s in again.steps] == [1, 2] and again.header.first_step == 1
+    assert again.steps[1].root == golden.steps[2].root
+
+
+def test_the_variables_a_child_gets_are_those_the_trainer_names(recorded: Repo) -> None:
+    """What the instrument sets for a child is what the trainer says must be set before it starts."""
+    from repro_core.determinism import ENVIRONMENT
+
+    assert BITS_DEFAULTS.items() <= ENVIRONMENT.items()
+    assert (
+        ENVIRONMENT.items()
+        <= child_environment(read_case(recorded.root / "golden" / "cases" / "mini.toml"), recorded.root).items()
+    )
 
 
 def test_verify_agrees_then_names_the_first_difference(recorded: Repo) -> None:

@@ -12,11 +12,21 @@ from typing import Any, Literal
 
 from repro_golden.canonical import encode_float
 from repro_golden.case import Bound, Compare
-from repro_golden.errors import ReproError
+from repro_golden.errors import NotVerifiableError, ReproError
+from repro_golden.identity import Identity
 from repro_golden.magnitude import Magnitude, measure, nonzero, policy_kl
 from repro_golden.trace import PHASES, Row, Trace, dump_path
 
-__all__ = ["Comparison", "Divergence", "MetricChange", "compare", "first_divergent_index", "jsonable", "violations"]
+__all__ = [
+    "Comparison",
+    "Divergence",
+    "MetricChange",
+    "check_identities",
+    "compare",
+    "first_divergent_index",
+    "jsonable",
+    "violations",
+]
 
 Kind = Literal["value", "dtype", "shape", "missing", "added", "bound"]
 
@@ -147,6 +157,18 @@ def check_comparable(a: Trace, b: Trace) -> None:
             f"{a.directory} and {b.directory} were trained on different rollouts: not comparable; "
             "replay both on the same"
         )
+
+
+def check_identities(a: Trace, b: Trace, vary: Sequence[str]) -> list[str]:
+    """The differences of two traces' identities, all of them in parts that are meant to vary.
+
+    Raises:
+        NotVerifiableError: another part differs, so the comparison would not say what made the difference.
+    """
+    found = Identity.from_mapping(a.header.identity).differences(Identity.from_mapping(b.header.identity))
+    if other := [d for d in found if d.part not in vary]:
+        raise NotVerifiableError(f"not comparable: {other[0]}; compare all the same with --vary {other[0].part}")
+    return [str(d) for d in found]
 
 
 def first_divergent_index(a: Trace, b: Trace) -> int | None:

@@ -57,9 +57,15 @@ class Dvc:
             return False
         return self.run("status", "--json", *self._relative([pointer])).strip() not in ("", "{}")
 
-    def set_default_remote(self, name: str, url: str) -> None:
-        """``dvc remote add --default``; a remote of that name keeps its address."""
-        self.run("remote", "add", "--quiet", "--default", "--force", name, url)
+    def set_default_remote(self, name: str, url: str, *, local: bool) -> None:
+        """``dvc remote add --default``; a remote of that name gets the new address.
+
+        Args:
+            name: The remote's name.
+            url: Its address; a relative folder starts from the repository's root.
+            local: Write to ``.dvc/config.local``, which git ignores, instead of the shared configuration.
+        """
+        self.run("remote", "add", "--quiet", "--default", "--force", *(["--local"] if local else []), name, url)
 
     @property
     def has_remote(self) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from repro.output import emit, json_option
+from repro.output import emit, json_option, vary_option
 
 __all__ = ["diff"]
 
@@ -14,22 +14,20 @@ __all__ = ["diff"]
 @click.command()
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
+@vary_option
 @json_option
-def diff(a: Path, b: Path, as_json: bool) -> int:
+def diff(a: Path, b: Path, vary: tuple[str, ...], as_json: bool) -> int:
     """Compare trace A (the baseline) with trace B, bit for bit.
 
     A trace is a folder with a header.json; a golden run's folder serves too.
     """
     from repro.text import comparison_text
-    from repro_golden.compare import compare
-    from repro_golden.identity import Identity
+    from repro_golden.compare import check_identities, compare
 
     traces = [open_trace(path) for path in (a, b)]
+    differences = check_identities(traces[0], traces[1], vary)
     found = compare(*traces)
-    differences = Identity.from_mapping(traces[0].header.identity).differences(
-        Identity.from_mapping(traces[1].header.identity)
-    )
-    data = found.to_mapping() | {"identity": [str(d) for d in differences]}
+    data = found.to_mapping() | {"identity": differences}
     notes = "".join(f"\nidentity differs: {d}" for d in differences)
     if len(traces[0].steps) != len(traces[1].steps):
         notes += f"\nA has {len(traces[0].steps)} steps, B has {len(traces[1].steps)}: only common ones were compared"

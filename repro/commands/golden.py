@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from repro.output import emit, json_option, progress
+from repro.output import emit, json_option, progress, vary_option
 
 __all__ = ["golden"]
 
@@ -187,15 +187,16 @@ def show(run: str, as_json: bool) -> int:
 @golden.command("diff", short_help="Compare two golden runs.")
 @click.argument("a")
 @click.argument("b")
+@vary_option
 @json_option
-def diff_runs(a: str, b: str, as_json: bool) -> int:
+def diff_runs(a: str, b: str, vary: tuple[str, ...], as_json: bool) -> int:
     """Compare two golden runs: each is CASE, CASE~CHAIN or MACHINE/CASE."""
     from repro.text import comparison_text
-    from repro_golden.compare import compare
+    from repro_golden.compare import check_identities, compare
 
     left, right = _load(a), _load(b)
+    differences = check_identities(left.trace, right.trace, vary)
     found = compare(left.trace, right.trace)
-    differences = [str(d) for d in left.identity.differences(right.identity)]
     text = "\n".join([comparison_text(found), *(f"identity differs: {d}" for d in differences)])
     emit(as_json, found.to_mapping() | {"identity": differences}, f"{text}\nreproduce with: repro golden diff {a} {b}")
     return 0 if found.equal else 1

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from repro.output import emit, json_option
+from repro_golden.canonical import digest
 
 __all__ = ["init"]
 
@@ -35,7 +36,9 @@ global_batch_size = 32
 
 @click.command()
 @click.option("--case", "name", default="first", show_default=True, help="Name of the first case.")
-@click.option("--remote", help="Any DVC remote (s3://..., ssh://..., a folder); a local folder outside git by default.")
+@click.option(
+    "--remote", help="A DVC remote to share (s3://, ssh://, a folder); by default a folder of your own outside git."
+)
 @json_option
 def init(name: str, remote: str | None, as_json: bool) -> int:
     """Write golden/, a first case and, where missing, DVC with a remote. Twice is harmless."""
@@ -51,8 +54,9 @@ def init(name: str, remote: str | None, as_json: bool) -> int:
         done.append(".dvc/ (dvc init)")
     if remote or not dvc.has_remote:
         url = remote or str(default_remote(root))
-        dvc.set_default_remote("golden", url)
-        done.append(f".dvc/config (remote golden: {url})")
+        # a folder of this machine means nothing to others: it stays out of the configuration that git carries
+        dvc.set_default_remote("golden", url, local=not remote)
+        done.append(f".dvc/config{'' if remote else '.local'} (remote golden: {url})")
     if not list((root / CASES).glob("*.toml")):
         case = root / CASES / f"{name}.toml"
         case.parent.mkdir(parents=True, exist_ok=True)
@@ -67,4 +71,4 @@ def init(name: str, remote: str | None, as_json: bool) -> int:
 def default_remote(root: Path) -> Path:
     """A folder outside the repository: training states must never enter git."""
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return data / "repro" / "remotes" / root.name
+    return data / "repro" / "remotes" / f"{root.name}-{digest(str(root))[:8]}"
