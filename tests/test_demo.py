@@ -386,7 +386,7 @@ def result(commit: str, step: int) -> DemoResult:
     found = BisectResult(
         outcome="found", good="c" * 40, bad="d" * 40, case="demo", culprit=culprit, suspects=[], untried=[],
         divergence=divergence, comparison=comparison, explains_bad=True, verdicts={}, skips={}, order=[],
-        cost=Cost(), seconds=1.0, machine="m", golden=None,
+        cost=Cost(), seconds=1.0, machine="m", golden=None, bitwise=True,
     )  # fmt: skip
     answer = {"commit": "a" * 40, "first_step": 7, "phase": "forward", "kind": "k", "place": "p", "subject": "s"}
     verification = Verification(GoldenRun(Path("g"), {}), comparison, STEPS)
@@ -395,12 +395,15 @@ def result(commit: str, step: int) -> DemoResult:
 
 
 def test_a_wrong_verdict_is_said() -> None:
-    """Another commit, another first step, no commit, or a HEAD that agrees each fail the demo with its own line."""
+    """Another commit, step or phase, no commit, or a HEAD that agrees each fail the demo with its own line."""
     right = result("a" * 40, 7)
     assert right.problem == "" and "RIGHT" in result_text(right, Path("out")).plain
     wrong = {
         "named bbbbbbbbbb, but aaaaaaaaaa": result("b" * 40, 7),
         "at step 6, but 7": result("a" * 40, 6),
+        "is in loss, but forward was planted": replace(
+            right, bisect=replace(right.bisect, divergence=replace(right.bisect.divergence, phase="loss"))
+        ),
         "ended with 'ambiguous'": replace(right, bisect=replace(right.bisect, outcome="ambiguous", culprit=None)),
         "HEAD agrees": replace(
             right, verification=replace(right.verification, comparison=Comparison(STEPS, None, [], {}))
