@@ -102,21 +102,21 @@ def record(checkout: Checkout, case: Case, options: Options, say: Say) -> tuple[
     if not store.dvc.initialised:
         raise ReproError(f"{checkout.root} has no DVC yet: run `repro init`")
     with scratch_folder(checkout.scratch, "record") as scratch:
-        session = _Session(case, place, store, scratch, say)
-        rollouts = session.rollouts()
-        golden = session.golden(rollouts)
+        recording = _Recording(case, place, store, scratch, say)
+        rollouts = recording.rollouts()
+        golden = recording.golden(rollouts)
         identity = Identity.from_mapping(golden.header.identity)
         _refuse_existing(store, identity.machine, case, options)
         checks = proofs.first_step_checks(golden, case.first_step.grad_norm_max) if case.first_step.check else []
         sound = proofs.not_vacuous(golden)
-        session.refuse(sound, checks, options)  # cheap, so before the processes that the other proofs take
-        found = session.prove(golden, rollouts)
-        noise = session.settle(found, options, golden)
+        recording.refuse(sound, checks, options)  # cheap, so before the processes that the other proofs take
+        found = recording.prove(golden, rollouts)
+        noise = recording.settle(found, options, golden)
         found = [*checks, *sound, *found]
         facts = _facts(case, place, golden, found, options)
-        write_record(session.staged, facts | {"noise": noise})
-        session.keep_rollouts()
-        kept = store.keep(session.staged, identity.machine, case.name, replace_reason=options.replace_reason)
+        write_record(recording.staged, facts | {"noise": noise})
+        recording.keep_rollouts()
+        kept = store.keep(recording.staged, identity.machine, case.name, replace_reason=options.replace_reason)
         return kept, found
 
 
@@ -129,7 +129,7 @@ def _refuse_existing(store: Store, machine: str, case: Case, options: Options) -
         )
 
 
-class _Session:
+class _Recording:
     """The runs that one recording makes, all below one scratch folder."""
 
     def __init__(self, case: Case, place: Place, store: Store, scratch: Path, say: Say) -> None:
