@@ -109,8 +109,8 @@ def _cpu(threads: int) -> tuple[Switch, ...]:
         return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
     def set_algorithms(value: tuple[bool, bool]) -> None:
-        # What use_deterministic_algorithms sets too, which also imports the compiler to tell it so: half the start-up
-        # time of a trainer that compiles nothing.
+        # What use_deterministic_algorithms sets too, which also imports the compiler to tell it so: a trainer that
+        # compiles nothing need not wait for that.
         torch.set_deterministic_debug_mode("default" if not value[0] else "warn" if value[1] else "error")
 
     return (

@@ -55,7 +55,7 @@ class MainOptimizer:
     """AdamW by torch's functional form (foreach and fused off: one parameter after the other) over fp32 main weights.
 
     Weight decay is decoupled and applies to every parameter. The class `torch.optim.AdamW` does the same arithmetic,
-    but making one imports the compiler: half the start-up time of a trainer that compiles nothing.
+    but making one imports the compiler, which a trainer that compiles nothing need not wait for.
 
     Args:
         parameters: ``(name, parameter)`` as from ``named_parameters()``; all of one dtype, fp32 or bf16.

@@ -28,7 +28,7 @@ METRIC = "metric"
 
 @dataclass(slots=True)
 class Row:
-    """One signal of one step. Nothing changes a row; it is not frozen because that triples the cost of making one.
+    """One signal of one step. Nothing changes a row; it is not frozen because freezing makes each one dearer.
 
     Attributes:
         phase: One of `PHASES`.
