@@ -22,7 +22,9 @@ Observe = Callable[..., None]
 """``observe(phase, name, value, placement=None)``.
 
 Called for every signal of a step, in the order of the phases input, forward, loss, grad, update. `value` is a tensor,
-or a Python float for a metric. `placement` says which part of a canonical tensor a local one is; None means the whole.
+a Python float for a metric, or a mapping of names to tensors: they are the signals ``name + key``, read in one pass.
+`placement` says which parts of canonical tensors a local one holds, as plain data (docs/formats.md), for a mapping one
+by key; None means the whole.
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,10 @@ class Collector:
     def __call__(self, phase: str, name: str, value: Any, *placement: Any) -> None:
         """See `repro_core.Observe`."""
         self._observe(phase, name, value, *placement)
+        for key, one in value.items() if isinstance(value, Mapping) else [("", value)]:
+            self._take(phase, name + key, one)
+
+    def _take(self, phase: str, name: str, value: Any) -> None:
         if phase == "input" and name == "tokens":  # a new update begins
             self.columns, self.metrics = {}, {}
             if self._keep_all:

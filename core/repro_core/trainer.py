@@ -155,11 +155,9 @@ class Trainer:
         ref_log_probs: Tensor | None = None
         for update in plan[self._update :]:
             if not self._introduced:
-                for name, weight in side.optimizer.main.items():
-                    observe("input", f"start/{name}", weight.detach())
+                observe("input", "start/", {name: w.detach() for name, w in side.optimizer.main.items()})
                 self._introduced = True
-            for name in _INPUTS:
-                observe("input", name, t[name][update.of(name)])
+            observe("input", "", {name: t[name][update.of(name)] for name in _INPUTS})
             if self._old_log_probs is None:
                 self._old_log_probs = self._score_all(self.policy, t, plan)
             if ref_log_probs is None:
@@ -285,21 +283,17 @@ class Trainer:
             torch.autograd.backward([end for end, _ in reached], [grad for _, grad in reached])
             optimizer.accumulate()
         gradients = optimizer.gradients()
-        for name, grad in gradients.items():
-            observe("grad", name, grad)
+        observe("grad", "", gradients)
         metrics["grad_norm"] = float(clip_grads(gradients, self.config.clip_grad))
         observe("grad", "grad_norm", metrics["grad_norm"])
 
         optimizer.step()
-        for name, weight in optimizer.main.items():
-            observe("update", name, weight.detach())
+        observe("update", "", {name: weight.detach() for name, weight in optimizer.main.items()})
         for kind in ("exp_avg", "exp_avg_sq"):
-            for name, value in optimizer.moments(kind).items():
-                observe("update", f"{kind}/{name}", value)
+            observe("update", f"{kind}/", optimizer.moments(kind))
         optimizer.publish()
         if self.config.dtype == "bf16":
-            for name, parameter in self.policy.named_parameters():
-                observe("update", f"model/{name}", parameter.detach())
+            observe("update", "model/", {name: p.detach() for name, p in self.policy.named_parameters()})
         return metrics
 
     def _observed_loss(
@@ -315,10 +309,8 @@ class Trainer:
         c, own, old_log_probs = self.config, update.responses, self._old_log_probs
         assert old_log_probs is not None
         mask = t["loss_mask"]
-        observe("forward", "log_probs", log_probs.detach())
-        observe("forward", "old_log_probs", old_log_probs[own])
-        observe("forward", "ref_log_probs", ref_log_probs[own])
-        observe("forward", "entropy", entropy.detach())
+        policies = {"log_probs": log_probs.detach(), "old_log_probs": old_log_probs[own]}
+        observe("forward", "", policies | {"ref_log_probs": ref_log_probs[own], "entropy": entropy.detach()})
         kl = kl_per_token(log_probs, ref_log_probs[own], mask[own], c.kl_estimator)
         observe("forward", "kl", kl.detach())
         base = baseline(
@@ -330,8 +322,7 @@ class Trainer:
             kl_coef=c.kl_coef,
             std_normalization=c.grpo_std_normalization,
         )
-        observe("forward", "returns", base.returns[own])
-        observe("forward", "values", base.values[own])
+        observe("forward", "", {"returns": base.returns[own], "values": base.values[own]})
         column = advantages(base, mask)
         column = whiten(column, mask) if c.whiten_advantages else column
         observe("forward", "advantages", column[own])

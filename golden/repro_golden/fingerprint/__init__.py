@@ -5,19 +5,51 @@ What needs torch and numba is imported when it is first asked for: reading and c
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from repro_golden.fingerprint.definition import SCHEME, Lanes, add, bind, reference
 
 if TYPE_CHECKING:
-    from repro_golden.fingerprint.tensors import Scan, dtype_name, fingerprint, scan
+    from repro_golden.fingerprint.collector import Collector, Pending
+    from repro_golden.fingerprint.kinds import dtype_name
+    from repro_golden.fingerprint.placement import Placement
+    from repro_golden.fingerprint.scans import Scan
+    from repro_golden.fingerprint.share import Share, merge
+    from repro_golden.fingerprint.tensors import content, fingerprint, fingerprints, scan, shares
 
-__all__ = ["SCHEME", "Lanes", "Scan", "add", "bind", "dtype_name", "fingerprint", "reference", "scan"]
+_HOMES = {
+    "collector": ("Collector", "Pending"),
+    "kinds": ("dtype_name",),
+    "placement": ("Placement",),
+    "scans": ("Scan",),
+    "share": ("Share", "merge"),
+    "tensors": ("content", "fingerprint", "fingerprints", "scan", "shares"),
+}
+
+__all__ = [
+    "SCHEME",
+    "Collector",
+    "Lanes",
+    "Pending",
+    "Placement",
+    "Scan",
+    "Share",
+    "add",
+    "bind",
+    "content",
+    "dtype_name",
+    "fingerprint",
+    "fingerprints",
+    "merge",
+    "reference",
+    "scan",
+    "shares",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from repro_golden.fingerprint import tensors
-
-    return getattr(tensors, name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"repro_golden.fingerprint.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,10 +1,13 @@
 """psum128, version 1: the definition, its NumPy reference and its algebra.
 
 The content of a tensor is its row-major little-endian bytes, cut into 8-byte words (the last zero-padded). Each word
-is mixed with its position by a bijection (in the manner of splitmix64: Steele, Lea and Flood, "Fast splittable
-pseudorandom number generators", OOPSLA 2014) and the mixed words are summed modulo 2^64 in two lanes. Sums do not
-depend on order, so the fingerprints of shards add up to the fingerprint of the whole. dtype and shape are bound in at
-the end.
+is mixed with its position by bijections (in the manner of splitmix64: Steele, Lea and Flood, "Fast splittable
+pseudorandom number generators", OOPSLA 2014; the last constant is that of MurmurHash3's finaliser) and the mixed words
+are summed modulo 2^64 in two lanes. Sums do not depend on order, so the fingerprints of shards add up to the
+fingerprint of the whole. dtype and shape are bound in at the end.
+
+The first fold is by 33 and not by half a word: two numbers of 4 bytes that both change their sign would otherwise
+cancel most of each other. The position enters the second lane twice, so no two words can trade places unseen by both.
 """
 
 from __future__ import annotations
@@ -14,14 +17,12 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-import xxhash
+from repro_golden.xxh import xxh3_128_hexdigest
 
-__all__ = ["C1", "C2", "C3", "SCHEME", "Lanes", "add", "bind", "reference"]
+__all__ = ["C1", "C2", "C3", "C4", "SCHEME", "Lanes", "add", "bind", "frame", "reference", "reference_word"]
 
 SCHEME = "psum128/1"
-C1, C2, C3 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+C1, C2, C3, C4 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xFF51AFD7ED558CCD
 MASK = (1 << 64) - 1
 
 
@@ -43,15 +44,29 @@ class Lanes(NamedTuple):
 
 def reference(content: bytes, first_word: int = 0) -> Lanes:
     """The definition, in NumPy. `first_word` is the global index of the first word of `content`."""
-    c1, c2, c3 = (np.uint64(c) for c in (C1, C2, C3))
-    w: npt.NDArray[np.uint64] = np.frombuffer(content + bytes(-len(content) % 8), dtype="<u8")
-    i = np.arange(first_word + 1, first_word + 1 + len(w), dtype=np.uint64)
-    z = w ^ (i * c1)
-    z = (z ^ (z >> np.uint64(32))) * c2
+    import numpy as np
+
+    c1, c2, c3, c4 = (np.uint64(c) for c in (C1, C2, C3, C4))
+    w = np.frombuffer(content + bytes(-len(content) % 8), dtype="<u8")
+    key = np.arange(first_word + 1, first_word + 1 + len(w), dtype=np.uint64) * c1
+    z = w ^ key
+    z = (z ^ (z >> np.uint64(33))) * c2
     z = (z ^ (z >> np.uint64(29))) * c3
-    y = (z ^ (z >> np.uint64(31))) * c1
-    a, b = z ^ (z >> np.uint64(32)), y ^ (y >> np.uint64(32))
+    z = z ^ (z >> np.uint64(32))
+    a, b = z * c1, (z ^ key) * c4
+    a, b = a ^ (a >> np.uint64(32)), b ^ (b >> np.uint64(32))
     return Lanes(int(a.sum(dtype=np.uint64)), int(b.sum(dtype=np.uint64)))
+
+
+def reference_word(word: int, index: int = 0) -> Lanes:
+    """`reference` of one word, in Python's integers: NumPy is not worth its start for so little."""
+    key = (index + 1) * C1 & MASK
+    z = word ^ key
+    z = (z ^ z >> 33) * C2 & MASK
+    z = (z ^ z >> 29) * C3 & MASK
+    z ^= z >> 32
+    a, b = z * C1 & MASK, (z ^ key) * C4 & MASK
+    return Lanes(a ^ a >> 32, b ^ b >> 32)
 
 
 def add(shares: Iterable[Lanes]) -> Lanes:
@@ -64,9 +79,10 @@ def add(shares: Iterable[Lanes]) -> Lanes:
 
 def bind(lanes: Lanes, dtype: str, shape: Sequence[int]) -> str:
     """The fingerprint: 32 hex digits over lanes, dtype (torch's name, such as ``bfloat16``) and shape."""
-    return xxhash.xxh3_128_hexdigest(_frame(dtype, tuple(shape)) + lanes.to_bytes())
+    return xxh3_128_hexdigest(frame(dtype, tuple(shape)) + lanes.to_bytes())
 
 
 @functools.lru_cache(maxsize=4096)
-def _frame(dtype: str, shape: tuple[int, ...]) -> bytes:
+def frame(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """What the lanes are bound to: the fingerprint is xxh3_128 over these bytes and the lanes'."""
     return f"{SCHEME}\0{dtype}\0{','.join(map(str, shape))}\0".encode()

@@ -1,0 +1,234 @@
+"""psum128 and the statistics of a trace on a GPU, in Triton: one launch over a table of pieces of many tensors.
+
+Each program takes one piece (a row of the table, `plan.JOB`) and writes one row of results; nothing is accumulated
+between programs, so there are no atomics, nothing to clear, and even the floating-point sums have one order. Words that
+begin off an 8-byte address, and last words, are cut out of the aligned 8-byte words around them: memory is allocated in
+larger units than that, so nothing outside an allocation is touched.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from repro_golden.fingerprint import definition, kinds
+
+__all__ = ["gather", "pieces"]
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+C1, C2 = tl.constexpr(_signed(definition.C1)), tl.constexpr(_signed(definition.C2))
+C3, C4 = tl.constexpr(_signed(definition.C3)), tl.constexpr(_signed(definition.C4))
+F32, BF16, F16, F64, BYTES = (tl.constexpr(k) for k in (kinds.F32, kinds.BF16, kinds.F16, kinds.F64, kinds.BYTES))
+I16, I32, I64 = (tl.constexpr(k) for k in (kinds.I16, kinds.I32, kinds.I64))
+U16, U32, U64 = (tl.constexpr(k) for k in (kinds.U16, kinds.U32, kinds.U64))
+
+
+@triton.jit
+def _shift(x, n):
+    return (x.to(tl.uint64, bitcast=True) >> n).to(tl.int64, bitcast=True)
+
+
+@triton.jit
+def _mix(word, key):
+    z = word ^ key
+    z = (z ^ _shift(z, 33)) * C2
+    z = (z ^ _shift(z, 29)) * C3
+    z = z ^ _shift(z, 32)
+    a, b = z * C1, (z ^ key) * C4
+    return a ^ _shift(a, 32), b ^ _shift(b, 32)
+
+
+@triton.jit
+def _cut(address, size, mask):
+    """The 1 to 8 bytes at any address as a word."""
+    inside = address & 7
+    low = (address - inside).to(tl.pointer_type(tl.int64))
+    shift = (inside * 8).to(tl.uint64)
+    word = _shift(tl.load(low, mask=mask, other=0), shift)
+    beyond = mask & (inside + size > 8)
+    rest = tl.load(low + 1, mask=beyond, other=0)
+    word = tl.where(beyond, word | (rest << ((64 - inside * 8) & 63)), word)
+    return tl.where(size < 8, word & ((tl.full((), 1, tl.int64) << ((size & 7) * 8)) - 1), word)
+
+
+@triton.jit
+def _number(bits, KIND: tl.constexpr):
+    """The fp64 number whose pattern without its sign is `bits`, int32."""
+    if KIND == F32:
+        value = bits.to(tl.float32, bitcast=True).to(tl.float64)
+    elif KIND == BF16:
+        value = (bits << 16).to(tl.float32, bitcast=True).to(tl.float64)
+    else:  # F16, whose exponent is fp32's less 112
+        value = (bits << 13).to(tl.float32, bitcast=True).to(tl.float64) * 5192296858534827628530496329220096.0
+    return value
+
+
+@triton.jit
+def _take_bits(bits, bad, top, squares, KIND: tl.constexpr):
+    """`_take` of patterns without signs, which order as their numbers do: 32-bit work for all but the square."""
+    if KIND == F32:
+        finite = bits < 0x7F800000
+    elif KIND == BF16:
+        finite = bits < 0x7F80
+    else:
+        finite = bits < 0x7C00
+    bits = tl.where(finite, bits, 0)
+    value = _number(bits, KIND)
+    return bad + tl.where(finite, 0, 1), tl.maximum(top, bits), squares + value * value
+
+
+@triton.jit
+def _take(value, bad, top, squares):
+    """Add magnitudes to the statistics; NaN and infinities count as not finite."""
+    finite = value < float("inf")
+    value = tl.where(finite, value, 0.0)
+    return bad + tl.where(finite, 0, 1), tl.maximum(top, value), squares + value * value
+
+
+@triton.jit
+def _integer(part, sign, SIGNED: tl.constexpr):
+    """The magnitude of an integer whose pattern fills the low bits of `part`; `sign` is its highest one."""
+    value = part.to(tl.float64)
+    if SIGNED:
+        value = tl.abs(((part ^ sign) - sign).to(tl.float64))
+    return value
+
+
+@triton.jit
+def _measure(word, size, lut, bad, top, squares, KIND: tl.constexpr):
+    """Add the numbers in the first `size` bytes of words; the other bytes are 0."""
+    if KIND == F64:
+        value = (word & 0x7FFFFFFFFFFFFFFF).to(tl.float64, bitcast=True)
+        bad, top, squares = _take(value, bad, top, squares)
+    elif KIND == I64:
+        bad, top, squares = _take(tl.abs(word.to(tl.float64)), bad, top, squares)
+    elif KIND == U64:
+        bad, top, squares = _take(word.to(tl.uint64, bitcast=True).to(tl.float64), bad, top, squares)
+    elif KIND == F32:
+        for k in tl.static_range(2):
+            bits = _shift(word, 32 * k).to(tl.int32) & 0x7FFFFFFF
+            bad, top, squares = _take_bits(bits, bad, top, squares, KIND)
+    elif KIND == BF16 or KIND == F16:
+        for k in tl.static_range(4):
+            bits = _shift(word, 16 * k).to(tl.int32) & 0x7FFF
+            bad, top, squares = _take_bits(bits, bad, top, squares, KIND)
+    elif KIND == I32 or KIND == U32:
+        for k in tl.static_range(2):
+            value = _integer(_shift(word, 32 * k) & 0xFFFFFFFF, 0x80000000, KIND == I32)
+            bad, top, squares = _take(value, bad, top, squares)
+    elif KIND == BYTES:
+        for k in tl.static_range(8):  # byte 0 need not be the number 0
+            pattern = _shift(word, 8 * k) & 0xFF
+            value = tl.load(lut + pattern * 2)
+            inside = k < size
+            finite = inside & (value < float("inf"))
+            bad += tl.where(inside & (value == float("inf")), 1, 0)
+            top = tl.maximum(top, tl.where(finite, value, 0.0))
+            squares += tl.where(finite, tl.load(lut + pattern * 2 + 1), 0.0)
+    else:
+        for k in tl.static_range(4):
+            value = _integer(_shift(word, 16 * k) & 0xFFFF, 0x8000, KIND == I16)
+            bad, top, squares = _take(value, bad, top, squares)
+    return bad, top, squares
+
+
+@triton.jit(do_not_specialize=["begin"])
+def pieces(
+    table,
+    out,
+    luts,
+    begin,
+    KIND: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Rows ``begin ...`` of `table` [n, 10] into those of `out` [n, WIDTH]: lanes, and the statistics of `KIND` if 5.
+
+    With `FAST` each piece is one stretch that begins at a multiple of 16 bytes. `STEP` is ``BLOCK * C1`` modulo 2^64.
+    """
+    row = tl.program_id(0).to(tl.int64) + begin
+    job = table + row * 10
+    address, rows, words = tl.load(job), tl.load(job + 1), tl.load(job + 2)
+    first, tail = tl.load(job + 4), tl.load(job + 6)
+    lut = luts + tl.load(job + 9) * 512
+    i = tl.arange(0, BLOCK).to(tl.int64)
+    a = tl.zeros((BLOCK,), tl.int64)
+    b = tl.zeros((BLOCK,), tl.int64)
+    bad = tl.zeros((BLOCK,), tl.int32)
+    top = tl.zeros((BLOCK,), tl.int32 if KIND == F32 or KIND == BF16 or KIND == F16 else tl.float64)
+    squares = tl.zeros((BLOCK,), tl.float64)
+    if FAST:
+        base = tl.multiple_of(address.to(tl.pointer_type(tl.int64)), 16)
+        key = (first + 1 + i) * C1
+        whole = words // (BLOCK * UNROLL) * (BLOCK * UNROLL)
+        at = whole * 0
+        while at < whole:
+            for u in tl.static_range(UNROLL):
+                word = tl.load(base + at + u * BLOCK + i)
+                x, y = _mix(word, key)
+                a += x
+                b += y
+                key += STEP
+                if KIND:
+                    bad, top, squares = _measure(word, 8, lut, bad, top, squares, KIND)
+            at += BLOCK * UNROLL
+        while at < words + (tail > 0):
+            inside = at + i < words + (tail > 0)
+            word = tl.load(base + at + i, mask=inside, other=0)
+            cut = (at + i == words) & (tail > 0)
+            word = tl.where(cut, word & ((tl.full((), 1, tl.int64) << (tail * 8)) - 1), word)
+            x, y = _mix(word, key)
+            a += tl.where(inside, x, 0)
+            b += tl.where(inside, y, 0)
+            key += STEP
+            if KIND:
+                bad, top, squares = _measure(
+                    word, tl.where(inside, tl.where(cut, tail, 8), 0), lut, bad, top, squares, KIND
+                )
+            at += BLOCK
+    else:
+        stride, step = tl.load(job + 3), tl.load(job + 5)
+        width = tl.maximum((words + (tail > 0)).to(tl.int32), 1)  # a piece is small: its words are counted in 32 bits
+        count = rows * (words + (tail > 0))
+        at = count * 0
+        while at < count:
+            inside = at + i < count
+            index = (at + i).to(tl.int32)
+            at += BLOCK
+            line = (index // width).to(tl.int64)
+            column = (index - index // width * width).to(tl.int64)
+            size = tl.where(column < words, 8, tail)
+            word = _cut(address + line * stride + column * 8, size, inside)
+            x, y = _mix(word, (first + line * step + column + 1) * C1)
+            a += tl.where(inside, x, 0)
+            b += tl.where(inside, y, 0)
+            if KIND:
+                bad, top, squares = _measure(word, tl.where(inside, size, 0), lut, bad, top, squares, KIND)
+    out += row * WIDTH
+    tl.store(out, tl.sum(a, 0))
+    tl.store(out + 1, tl.sum(b, 0))
+    if WIDTH == 5:
+        tl.store(out + 2, tl.sum(bad.to(tl.int64), 0))
+        largest = tl.max(top, 0)
+        if KIND == F32 or KIND == BF16 or KIND == F16:
+            largest = _number(largest, KIND)
+        tl.store(out + 3, largest.to(tl.int64, bitcast=True))
+        tl.store(out + 4, tl.sum(squares, 0).to(tl.int64, bitcast=True))
+
+
+@triton.jit(do_not_specialize=["count"])
+def gather(table, out, count, BLOCK: tl.constexpr):
+    """The 1 to 8 bytes at each address of `table` [count, 2] (address, bytes) as a word of `out` [count]."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < count
+    word = _cut(tl.load(table + i * 2, mask=inside, other=0), tl.load(table + i * 2 + 1, mask=inside, other=8), inside)
+    tl.store(out + i, word, mask=inside)

@@ -1,0 +1,277 @@
+"""The GPU's backend: kernels on the tensor's own stream, results that stay on the device, one pinned copy home.
+
+Its memory comes from a pool of its own and is used again for every step, so the trainer's allocator never sees it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from repro_golden.errors import ReproError
+from repro_golden.fingerprint.backends import BUFFER, Order, Results, Run, Table, split
+from repro_golden.fingerprint.definition import C1, MASK, reference
+from repro_golden.fingerprint.kinds import luts
+from repro_golden.fingerprint.views import carried
+
+__all__ = ["Gpu", "check", "stream_id"]
+
+_PIECE = 1 << 15  # words (256 KiB) that one program takes
+_BLOCK, _WARPS = 256, 4
+_UNROLL = {False: 16, True: 4}  # blocks in flight, without and with statistics
+_KEPT = 256  # tables of jobs that stay on the device
+_ROOM = 1 << 16  # results that a step's chunk holds at first
+
+
+class _Chunk:
+    """Room for results: int64 [size] on the device and, pinned, on the host."""
+
+    def __init__(self, device: torch.device, size: int) -> None:
+        with _own_memory(device):
+            self.device = torch.empty(size, dtype=torch.int64, device=device)
+            self.host = torch.empty(size, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.used = 0
+
+
+class _Prepared(NamedTuple):
+    table: torch.Tensor
+    pieces: int
+    order: Order
+    launches: list[tuple[int, int, int, bool]]  # begin, end, kind, fast
+    width: int  # results of a piece
+
+
+class _Memory:
+    """What the backends of one stream and one thread share: all they do with it happens in one order."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.free: list[_Chunk] = []
+        self._size = _ROOM
+        self.prepared: OrderedDict[bytes, _Prepared] = OrderedDict()
+        self.compiled: dict[object, Any] = {}
+        self.bounce: torch.Tensor | None = None
+        self._luts: torch.Tensor | None = None
+
+    def chunk(self, words: int) -> _Chunk:
+        """A chunk with room for at least `words`."""
+        self._size = max(self._size, 1 << (words - 1).bit_length())
+        while self.free:
+            if len((chunk := self.free.pop()).host) >= self._size:
+                return chunk
+        return _Chunk(self.device, self._size)
+
+    def take_back(self, chunks: list[_Chunk]) -> None:
+        """Chunks of a step that is read. One that needed several gets a chunk for all the next time: one copy home."""
+        self._size = max(self._size, 1 << (sum(c.used for c in chunks) - 1).bit_length() if chunks else 0)
+        self.free += chunks
+
+    def prepare(self, jobs: Table) -> _Prepared:
+        """Jobs as pieces on the device; a step asks for the same ones again."""
+        key = jobs.tobytes()
+        if key in self.prepared:
+            self.prepared.move_to_end(key)
+            return self.prepared[key]
+        pieces = split(jobs, _PIECE)
+        slow = (pieces[:, 1] != 1) | (pieces[:, 0] % 16 != 0)
+        group = pieces[:, 8] * 2 + slow
+        order = np.argsort(group, kind="stable")
+        pieces, group = pieces[order], group[order]
+        ends = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(pieces)]
+        launches = [(a, b, int(group[a]) // 2, not group[a] % 2) for a, b in itertools.pairwise(ends)]
+        width = 5 if np.any(pieces[:, 8]) else 2
+        self.prepared[key] = _Prepared(self.upload(pieces), len(pieces), Order.of(pieces[:, 7]), launches, width)
+        if len(self.prepared) > _KEPT:  # kernels in flight read it in stream order, so its memory may go now
+            self.prepared.popitem(last=False)
+        return self.prepared[key]
+
+    def upload(self, table: npt.NDArray[np.generic]) -> torch.Tensor:
+        """The table on the device."""
+        with _own_memory(self.device):
+            host = torch.from_numpy(np.ascontiguousarray(table))
+            return host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host.clone()
+
+    def tables(self) -> torch.Tensor:
+        """`kinds.luts` on the device."""
+        found = luts()
+        if self._luts is None or len(self._luts) != len(found):
+            self._luts = self.upload(found)
+        return self._luts
+
+
+@functools.cache
+def _memory(device: torch.device, stream: int, thread: int) -> _Memory:
+    del stream, thread
+    return _Memory(device)
+
+
+@functools.cache
+def _pool(device: torch.device) -> torch.cuda.MemPool:
+    del device
+    return torch.cuda.MemPool()
+
+
+@contextlib.contextmanager
+def _own_memory(device: torch.device) -> Iterator[None]:
+    if device.type == "cuda":
+        with torch.cuda.device(device), torch.cuda.use_mem_pool(_pool(device)):
+            yield
+    else:
+        yield
+
+
+class Gpu:
+    """See `backends.Backend`; for the stream that is current when it is made.
+
+    Under Triton's interpreter it takes CPU tensors: so its kernels are tested anywhere.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise ReproError("tensors cannot be observed while a CUDA graph is captured: observe before or after it")
+        self.device = device
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._memory = _memory(device, self._stream.cuda_stream if self._stream else 0, threading.get_ident())
+        self._chunks: list[_Chunk] = []
+        self._runs: list[tuple[_Chunk, int, _Prepared, int]] = []
+        self._words: list[tuple[_Chunk, int, int]] = []
+        self._kept: list[tuple[_Chunk, int, int]] = []
+
+    def buffer(self) -> torch.Tensor:
+        """uint8 [BUFFER]; see `backends.Backend`."""
+        if self._memory.bounce is None:
+            with _own_memory(self.device):
+                self._memory.bounce = torch.empty(BUFFER, dtype=torch.uint8, device=self.device)
+        return self._memory.bounce
+
+    def run(self, jobs: Table, base: int) -> None:
+        """Launch: one kernel for each kind of job, and one more where some do not begin at 16 bytes."""
+        from repro_golden.fingerprint import _triton
+
+        ready = self._memory.prepare(jobs)
+        tables = self._memory.tables()
+        chunk, at = self._room(ready.pieces * ready.width)
+        for begin, end, kind, fast in ready.launches:
+            self._launch(_triton.pieces, end - begin, ready.table, chunk.device[at:], tables, begin,
+                         KIND=kind, WIDTH=ready.width, FAST=fast, BLOCK=_BLOCK, UNROLL=_UNROLL[kind > 0],
+                         STEP=_step(_BLOCK))  # fmt: skip
+        self._runs.append((chunk, at, ready, base))
+
+    def gather(self, table: Table) -> None:
+        """Launch the fetching of words; see `backends.Backend`."""
+        from repro_golden.fingerprint import _triton
+
+        chunk, at = self._room(len(table))
+        block = 256
+        self._launch(_triton.gather, -(-len(table) // block), self._memory.upload(table), chunk.device[at:], len(table),
+                     BLOCK=block)  # fmt: skip
+        self._words.append((chunk, at, len(table)))
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Copy a tensor's bytes beside the results."""
+        size = tensor.numel() * tensor.element_size()
+        chunk, at = self._room(-(-size // 8) or 1)
+        target = chunk.device[at:].view(torch.uint8)[:size]
+        if size:
+            tensor = carried(tensor)
+            target.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        self._kept.append((chunk, at, size))
+
+    def finish(self, slots: int) -> tuple[Callable[[], bool], Callable[[], Results]]:
+        """Start the copy home: one for all results, unless a step outgrew its chunk."""
+        away = self._stream is not None and stream_id(self.device) != self._stream.cuda_stream
+        event = None
+        with torch.cuda.stream(self._stream) if away else contextlib.nullcontext():
+            for chunk in self._chunks:
+                chunk.host[: chunk.used].copy_(chunk.device[: chunk.used], non_blocking=True)
+            if self._stream is not None:
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(self._stream)
+        found: list[Results] = []
+
+        def ready() -> bool:
+            return bool(found) or event is None or event.query()  # type: ignore[no-untyped-call]
+
+        def wait() -> Results:
+            if not found:
+                if event is not None:
+                    event.synchronize()
+                found.append(self._read(slots))
+            return found[0]
+
+        return ready, wait
+
+    def _read(self, slots: int) -> Results:
+        runs: list[Run] = []
+        for chunk, at, ready, base in self._runs:
+            rows = chunk.host[at : at + ready.pieces * ready.width].numpy().reshape(-1, ready.width)
+            figures = None
+            if ready.width == 5:
+                figures = np.concatenate([rows[:, 2:3].astype(np.float64), rows[:, 3:].view(np.float64)], axis=1)
+            runs.append((ready.order, base, rows[:, :2].view(np.uint64), figures))
+        words = [c.host[at : at + n].numpy().view(np.uint64) for c, at, n in self._words]
+        kept = [c.host[at:].numpy().view(np.uint8)[:n].tobytes() for c, at, n in self._kept]
+        results = Results.of(slots, runs, np.concatenate([np.empty(0, np.uint64), *words]), kept)
+        self._memory.take_back(self._chunks)
+        self._chunks, self._runs, self._words, self._kept = [], [], [], []
+        return results
+
+    def _room(self, words: int) -> tuple[_Chunk, int]:
+        """Where `words` results go, at a multiple of 16 bytes."""
+        words += words % 2
+        if not self._chunks or self._chunks[-1].used + words > len(self._chunks[-1].host):
+            self._chunks.append(self._memory.chunk(words))
+            self._chunks[-1].used = 0
+        chunk = self._chunks[-1]
+        at, chunk.used = chunk.used, chunk.used + words
+        return chunk, at
+
+    def _launch(self, kernel: Any, programs: int, *arguments: object, **constants: object) -> None:
+        key = (kernel, *constants.values())
+        compiled = self._memory.compiled.get(key)
+        with _current(self.device):
+            if compiled is not None:  # arguments need no inspection: they are always alike
+                compiled[(programs, 1, 1)](*arguments, *constants.values())
+            else:
+                self._memory.compiled[key] = kernel[(programs,)](*arguments, **constants, num_warps=_WARPS)
+
+
+def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """The device as the current one."""
+    if device.type != "cuda" or torch.cuda.current_device() == device.index:
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)
+
+
+def stream_id(device: torch.device) -> int:
+    """Which stream of the device work is put on now."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+def _step(block: int) -> int:
+    """What the key of a word and that of the word a block further differ by, as a signed number."""
+    value = block * C1 & MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+def check(device: torch.device) -> None:
+    """Try the kernels on a small tensor; an exception says why they do not serve here."""
+    if torch.version.hip is not None:
+        raise RuntimeError("ROCm is not tried")
+    gpu = Gpu(device)
+    tensor = torch.arange(77, dtype=torch.uint8, device=device)
+    at = tensor.data_ptr()
+    gpu.run(np.array([[at, 1, 9, 0, 0, 0, 5, 0, 0, 0], [at + 3, 1, 9, 0, 0, 0, 2, 1, 0, 0]]), 0)
+    lanes = gpu.finish(2)[1]().lanes.tolist()
+    raw = bytes(range(77))
+    if lanes != [list(reference(raw)), list(reference(raw[3:]))]:
+        raise RuntimeError("the kernels disagree with the reference")

@@ -1,0 +1,278 @@
+"""What is to be done with a list of tensors, before any of it is done: kept for the next step, which asks again.
+
+Slots, words and kept tensors are numbered from zero for each list; the collector knows where its own begin.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from repro_golden.fingerprint.backends import BUFFER, Backend, Table
+from repro_golden.fingerprint.definition import frame
+from repro_golden.fingerprint.kinds import NONE, dtype_name, kind_of
+from repro_golden.fingerprint.placement import Placement
+from repro_golden.fingerprint.plan import Cover, Plan, fitting, plan_parts, plan_view, plan_window
+from repro_golden.fingerprint.sketch import in_words, sketch_offsets, sketch_positions
+from repro_golden.fingerprint.views import carried, views
+
+__all__ = ["Entry", "Recipe", "Recipes", "Work", "start"]
+
+
+@dataclass(slots=True)
+class Entry:
+    """One tensor: where its results will be found.
+
+    Attributes:
+        dtype: Its dtype.
+        nbytes: Bytes of its local content.
+        slots: The slots its lanes are summed in: one, or one for each of `covers`.
+        covers: What each canonical tensor gets of it; None for a whole tensor.
+        measured: Whether statistics are taken.
+        frame: What its lanes are bound to (`definition.frame`), for a whole tensor.
+        sketch: Stretches of the gathered words.
+        cuts: Bytes of words that are not whole: place in `slots`, gathered word, byte of the content, how many.
+        kept: Number of its kept bytes, or None.
+    """
+
+    dtype: torch.dtype
+    nbytes: int
+    slots: range
+    covers: tuple[Cover, ...] | None
+    measured: bool
+    frame: bytes
+    sketch: list[tuple[int, int]] = field(default_factory=list)
+    cuts: list[tuple[int, int, int, int]] = field(default_factory=list)
+    kept: int | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything but the reading: the jobs [n, 10] and words to gather [m, 2] of a list, and how much they fill.
+
+    `frames` holds what each tensor's lanes are bound to; None unless every tensor is whole in one slot of its own.
+    """
+
+    entries: list[Entry]
+    frames: list[bytes] | None
+    jobs: Table
+    table: Table
+    slots: int
+    words: int
+    kept: int
+
+    @cached_property
+    def sketched(self) -> list[int] | None:
+        """Bytes of each tensor's sketch, where all tensors are whole, of items of one size, and not kept."""
+        sizes = {entry.dtype.itemsize for entry in self.entries}
+        if self.frames is None or len(sizes) != 1 or any(entry.kept is not None for entry in self.entries):
+            return None
+        return [sum(b - a for a, b in entry.sketch) * min(*sizes, 8) for entry in self.entries]
+
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+_layout, _looks = operator.attrgetter("layout"), operator.attrgetter("dtype", "shape", "device")
+
+
+class _Known(NamedTuple):
+    addresses: list[int]
+    looks: list[object]
+    guard: Callable[..., bool]
+    recipe: Recipe
+
+
+class Recipes:
+    """The recipes of the last lists, each found again by all that it rests on: addresses, dtypes, shapes, strides."""
+
+    _KEPT = 64
+    _WORTH = 8  # shorter lists are read as fast as they are found
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[object, ...], _Known] = OrderedDict()
+        self._seen: OrderedDict[tuple[object, ...], list[int]] = OrderedDict()
+
+    def find(self, tensors: Sequence[torch.Tensor], how: tuple[bool, ...]) -> Recipe | None:
+        """The recipe of a list that is just like one before."""
+        if len(tensors) < self._WORTH:
+            return None
+        try:
+            addresses = list(map(torch.Tensor.data_ptr, tensors))
+        except RuntimeError:  # a tensor without memory of its own: `distributed` says what to do
+            return None
+        key = (*how, len(addresses), *addresses[:1])
+        known = self._known.get(key)
+        if known is None or known.addresses != addresses:
+            return None
+        if not known.guard(*tensors) and known.looks != _appearance(tensors):
+            return None
+        self._known.move_to_end(key)
+        return known.recipe
+
+    def put(self, tensors: Sequence[torch.Tensor], how: tuple[bool, ...], recipe: Recipe) -> None:
+        """Remember a recipe; not of lists with tensors that are more than memory with a shape."""
+        if len(tensors) < self._WORTH:
+            return
+        addresses = list(map(torch.Tensor.data_ptr, tensors))
+        key = (*how, len(addresses), addresses[0])
+        if self._seen.get(key) != addresses:  # gradients may lie elsewhere each time: worth it from the second time on
+            self._seen[key] = addresses
+            if len(self._seen) > self._KEPT:
+                self._seen.popitem(last=False)
+            return
+        looks = _appearance(tensors)
+        if looks is None:
+            return
+        self._known[key] = _Known(addresses, looks, _guard(tensors), recipe)
+        if len(self._known) > self._KEPT:
+            self._known.popitem(last=False)
+
+
+def _appearance(tensors: Sequence[torch.Tensor]) -> list[object] | None:
+    """All that a recipe rests on beside addresses; None for a list with tensors that are not plain."""
+    if not set(map(type, tensors)) <= _PLAIN or set(map(_layout, tensors)) != {torch.strided}:
+        return None
+    if any(map(torch.Tensor.is_conj, tensors)) or any(map(torch.Tensor.is_neg, tensors)):
+        return None
+    return [*map(torch.Tensor.stride, tensors), *map(_looks, tensors)]
+
+
+def _guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """The compiler's own check that tensors look as they did, in one call for all of them.
+
+    It is not a public interface of torch: where it is another one, asking each serves.
+    """
+    try:
+        from torch._C._dynamo.guards import TensorGuards
+
+        guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        check: Callable[..., bool] = guards.check
+        check(*tensors)
+    except (ImportError, AttributeError, TypeError, RuntimeError):
+        return lambda *_: False
+    return check
+
+
+class Work:
+    """The jobs of a list of tensors for one backend, while the list is read."""
+
+    def __init__(self, backend: Backend, base: int) -> None:
+        """Work for `backend`, whose slot `base` is this list's slot 0."""
+        self.slots = self.words = self.kept = 0
+        self.copied = False
+        self._backend, self._base = backend, base
+        self._jobs: list[tuple[int, ...]] = []
+        self._fetches: list[tuple[npt.NDArray[np.int64], int, int]] = []  # offsets, address, bytes
+
+    def add(self, tensor: torch.Tensor, placement: Placement | None, *, statistics: bool, sketch: bool) -> Entry:
+        """Put one plain tensor in line; one that must be copied together first is done at once.
+
+        Raises:
+            ReproError: a placement that does not fit.
+        """
+        dtype, item, shape = tensor.dtype, tensor.element_size(), tuple(tensor.shape)
+        covers = None if placement is None else fitting(placement, shape, item)
+        slots = range(self.slots, self.slots + (1 if covers is None else len(covers)))
+        bound = frame(dtype_name(dtype), shape) if covers is None else b""
+        entry = Entry(dtype, tensor.numel() * item, slots, covers, statistics, bound)
+        self.slots = slots.stop
+        plans = _plans(tensor, placement, item) if tensor.device == self._backend.device else None
+        if plans is None:
+            self._copy(tensor, placement, entry, sketch=sketch)
+        else:
+            address = tensor.data_ptr()
+            self._order(entry, plans, address)
+            if sketch and covers is None and entry.nbytes:
+                entry.sketch.append(self._fetch(sketch_offsets(shape, tensor.stride(), item), address, min(item, 8)))
+        return entry
+
+    def recipe(self, entries: list[Entry]) -> Recipe:
+        """What is in line; the line is empty afterwards."""
+        jobs, table = self._take()
+        whole = all(e.covers is None and not e.cuts for e in entries)
+        return Recipe(
+            entries, [e.frame for e in entries] if whole else None, jobs, table, self.slots, self.words, self.kept
+        )
+
+    def _order(self, entry: Entry, plans: dict[str, Plan], address: int) -> None:
+        """Put the work of one tensor, or of a copied stretch of it, in line."""
+        kind, lut = kind_of(entry.dtype) if entry.measured else (NONE, 0)
+        for place, slot in enumerate(entry.slots):
+            plan = plans.get("" if entry.covers is None else entry.covers[place].name)
+            if plan is None:
+                continue
+            for offset, rows, words, stride, first, step, tail in plan.spans:
+                self._jobs.append((address + offset, rows, words, stride, first, step, tail, slot, kind, lut))
+            for cut in plan.cuts:
+                word, _ = self._fetch(np.array([cut.offset]), address, cut.size)
+                entry.cuts.append((place, word, cut.at, cut.size))
+
+    def _fetch(self, offsets: npt.NDArray[np.int64], address: int, size: int) -> tuple[int, int]:
+        """Ask for the words at these offsets; says which words they will be."""
+        self._fetches.append((offsets, address, size))
+        first, self.words = self.words, self.words + len(offsets)
+        return first, self.words
+
+    def _copy(self, tensor: torch.Tensor, placement: Placement | None, entry: Entry, *, sketch: bool) -> None:
+        item, buffer = tensor.element_size(), self._backend.buffer()
+        self.copied = True
+        self._start()  # the words are numbered in the order in which they are fetched
+        positions = sketch_positions(tensor.numel()) * item
+        tensor = carried(tensor)
+        for view, start in views(tensor, BUFFER // item):
+            count = view.numel()
+            copy = buffer[: count * item].view(tensor.dtype)
+            copy.view(view.shape).copy_(view)
+            if placement is None:
+                plans = {"": plan_window(start * item, count * item, entry.nbytes)}
+                inside = positions[(positions >= start * item) & (positions < (start + count) * item)] - start * item
+                if sketch and len(inside):
+                    entry.sketch.append(self._fetch(in_words(inside, item), copy.data_ptr(), min(item, 8)))
+            else:
+                part = Placement((tensor.numel(),), placement.parts).flat(start, start + count)
+                plans = plan_parts(part.parts, item)
+            self._order(entry, plans, copy.data_ptr())
+            self._start()  # before the buffer is used again
+
+    def _start(self) -> None:
+        start(self._backend, *self._take(), self._base)
+
+    def _take(self) -> tuple[Table, Table]:
+        jobs = np.array(self._jobs, np.int64).reshape(-1, 10)
+        lengths = [len(f[0]) for f in self._fetches]
+        table = np.empty((sum(lengths), 2), np.int64)
+        if lengths:
+            np.concatenate([f[0] for f in self._fetches], out=table[:, 0])
+            table[:, 0] += np.repeat([f[1] for f in self._fetches], lengths)
+            table[:, 1] = np.repeat([f[2] for f in self._fetches], lengths)
+        self._jobs.clear()
+        self._fetches.clear()
+        return jobs, table
+
+
+def start(backend: Backend, jobs: Table, table: Table, base: int) -> None:
+    """Start jobs [n, 10], whose slot 0 is slot `base`, and the gathering of words [m, 2]."""
+    if len(jobs):
+        backend.run(jobs, base)
+    if len(table):
+        backend.gather(table)
+
+
+def _plans(tensor: torch.Tensor, placement: Placement | None, item: int) -> dict[str, Plan] | None:
+    """How to read it where it lies; None where it must be copied together first."""
+    if tensor.is_conj() or tensor.is_neg():
+        return None
+    if placement is not None:
+        return plan_parts(placement.parts, item) if tensor.is_contiguous() else None
+    if tensor.is_contiguous():
+        nbytes = tensor.numel() * item
+        return {"": plan_window(0, nbytes, nbytes)}
+    plan = plan_view(tuple(tensor.shape), tensor.stride(), item)
+    return None if plan is None else {"": plan}
