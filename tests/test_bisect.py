@@ -9,11 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Repo, environment
+
+from repro_bisect.commits import Worktrees
+from repro_golden.checkout import find_checkout
 
 LOSS = "core/repro_core/loss.py"
 SHARP = "rows.float() / temperature, dim"
@@ -261,7 +265,7 @@ def test_numbers_that_moved_and_came_back(recorded: Repo) -> None:
 def test_a_misused_door_is_a_skip(recorded: Repo) -> None:
     """A commit that observes one signal twice cannot be tested: it is skipped with that reason, and nothing stops."""
     repo, good = recorded, recorded.git("rev-parse", "HEAD")
-    line = '                observe("input", name, t[name][update.of(name)])\n'
+    line = '            observe("input", "", {name: t[name][update.of(name)] for name in _INPUTS})\n'
     repo.edit("core/repro_core/trainer.py", line, line + line)
     broken = repo.commit("Observe more")
     repo.edit("core/repro_core/trainer.py", line + line, line)
@@ -270,3 +274,23 @@ def test_a_misused_door_is_a_skip(recorded: Repo) -> None:
     code, result, _ = bisect(repo, f"{good}..HEAD")
     assert (code, result["outcome"], set(result["suspects"])) == (3, "ambiguous", {broken, last})
     assert "observed twice" in result["skips"][broken]
+
+
+def test_worktrees_are_made_side_by_side(fork: Repo) -> None:
+    """Many worktrees made and removed at once, by several owners, do not stumble over each other's halves."""
+    commit, checkout = fork.git("rev-parse", "HEAD"), find_checkout(fork.root)
+    owners = [Worktrees(checkout) for _ in range(2)]
+
+    def make(owner: Worktrees) -> bool:
+        for _ in range(6):
+            with owner.at(commit, None) as place:
+                if not (place.root / LOSS).exists():
+                    return False
+        return True
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        made = list(pool.map(make, owners * 4))
+    for owner in owners:
+        owner.close()
+    assert all(made)
+    assert not left_behind(fork)

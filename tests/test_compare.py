@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from repro_golden.case import Bound, Compare
 from repro_golden.compare import compare, first_divergent_index, violations
 from repro_golden.errors import ReproError
-from repro_golden.recorder import Recorder, dump_path, row_of
+from repro_golden.recorder import Recorder, dump_path
+from repro_golden.signals import Signals
 from repro_golden.trace import PHASES, Header, Row, Trace, TraceWriter, seal
 from repro_golden.trace.writer import metric_row
 
@@ -45,6 +46,13 @@ def write(directory: Path, steps: Sequence[Sequence[Row]], header: Header = HEAD
         writer.end_step(number)
     writer.close({"reason": "finished"})
     return Trace(directory)
+
+
+def row_of(phase: str, name: str, value: torch.Tensor) -> Row:
+    """The row of one signal."""
+    signals = Signals()
+    signals.take(phase, name, value)
+    return signals.rows()[0]
 
 
 def column(phase: str, name: str, *values: float, dtype: torch.dtype = torch.float32) -> Row:
@@ -138,11 +146,23 @@ def test_each_kind_is_named(tmp_path: Path, other: list[Row], kind: str, detail:
     assert compare(Trace(a.directory), Trace(b.directory)).divergence == found
 
 
-def test_statistics_and_placement_are_not_compared(tmp_path: Path) -> None:
-    """Equality rests on the fingerprint alone: placement and figures beside it may differ."""
+def test_statistics_are_not_compared(tmp_path: Path) -> None:
+    """Equality rests on the fingerprint alone: the figures beside it may differ."""
     row = column("grad", "w", 1.0)
-    a, b = pair(tmp_path, [[row]], [[replace(row, l2=2.0, absmax=3.0, nonfinite=4, placement="tp=1", sketch=b"")]])
+    a, b = pair(tmp_path, [[row]], [[replace(row, l2=2.0, absmax=3.0, nonfinite=4, sketch=b"")]])
     assert compare(a, b).equal
+
+
+def test_bytes_of_cut_words_are_compared(tmp_path: Path) -> None:
+    """Two shares whose whole words agree differ where a word that is not whole does."""
+    rows = []
+    for last in (3.0, 4.0):
+        signals = Signals()
+        part = {"name": "w", "shape": [4], "at": [0]}
+        signals.take("grad", "w", torch.tensor([1.0, 2.0, last]), {"shape": [3], "parts": [part]})
+        rows += signals.rows()
+    found = compare(*pair(tmp_path, [[rows[0]]], [[rows[1]]])).divergence
+    assert rows[0].lanes == rows[1].lanes and found is not None and (found.signal, found.kind) == ("w", "value")
 
 
 # -- bits of floats

@@ -60,8 +60,8 @@ def test_a_failed_first_step_check_is_exit_1(run: Any) -> None:
     """A log-prob changed at step 0 fails the check by name; training goes on to the end."""
 
     def observe(phase: str, name: str, value: Any) -> None:
-        if (phase, name) == ("forward", "log_probs"):
-            value[0] += 1.0
+        if (phase, name) == ("forward", "") and "log_probs" in value:
+            value["log_probs"][0] += 1.0
 
     code, out, _ = run("--num-rollout", "2", observe=observe)
     assert code == 1

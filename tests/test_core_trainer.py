@@ -61,7 +61,7 @@ def test_bf16_observes_its_rounded_weights() -> None:
 
     def observe(phase: str, name: str, value: Any) -> None:
         if phase == "update":
-            seen[name] = value
+            seen.update({name + key: tensor for key, tensor in value.items()})
 
     trainer = quiet(replace(TINY, dtype="bf16"))
     run(trainer, range(1), observe)
@@ -120,8 +120,8 @@ def test_masked_input_columns_are_views_of_the_rollout() -> None:
     seen: dict[str, int] = {}
 
     def observe(phase: str, name: str, value: Any) -> None:
-        if phase == "input" and name in where:
-            seen[name] = value.untyped_storage().data_ptr()
+        if phase == "input" and not name:
+            seen.update({key: tensor.untyped_storage().data_ptr() for key, tensor in value.items()})
 
     list(quiet().train(rollout, observe))
     assert seen == where
@@ -151,7 +151,7 @@ def gradients(config: TrainConfig, rollout: Rollout) -> tuple[dict[str, Tensor],
         if isinstance(value, float):
             metrics[name] = value
         elif phase == "grad":
-            out[name] = value.clone()
+            out.update({key: tensor.clone() for key, tensor in value.items()})
 
     next(quiet(config).train(rollout, observe))
     return out, metrics["loss"]

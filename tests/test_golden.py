@@ -12,11 +12,12 @@ import pytest
 from conftest import Repo, environment
 
 from repro_golden.case import read_case
+from repro_golden.children import BITS_DEFAULTS, Place, Run, base_environment
 from repro_golden.errors import ReproError
 from repro_golden.identity import Identity
-from repro_golden.launch import BITS_DEFAULTS, Place, Run, child_environment, launch
 from repro_golden.proofs import Proof, first_step_checks, reproduced, seen_plant, undisturbed
 from repro_golden.store import Store
+from repro_golden.subjects import launch
 from repro_golden.trace import Header, Trace, TraceWriter, seal
 from repro_golden.trace.writer import metric_row
 
@@ -94,10 +95,7 @@ def test_the_variables_a_child_gets_are_those_the_trainer_names(recorded: Repo) 
     from repro_core.determinism import ENVIRONMENT
 
     assert BITS_DEFAULTS.items() <= ENVIRONMENT.items()
-    assert (
-        ENVIRONMENT.items()
-        <= child_environment(read_case(recorded.root / "golden" / "cases" / "mini.toml"), recorded.root).items()
-    )
+    assert ENVIRONMENT.items() <= base_environment(read_case(recorded.root / "golden" / "cases" / "mini.toml")).items()
 
 
 def test_verify_agrees_then_names_the_first_difference(recorded: Repo) -> None:

@@ -68,7 +68,11 @@ class Recorder:
         self.planted = False
 
     def __call__(self, phase: str, name: str, value: Any) -> None:
-        """Plant, then record."""
+        """Plant, then record; each tensor of a mapping by itself."""
+        if isinstance(value, dict):
+            for key, tensor in value.items():
+                self(phase, name + key, tensor)
+            return
         if (phase, name) == self.plant and not self.planted:
             flat = value.view(-1)
             # Not one ULP: next to a larger term that would be rounded away, and the tensor still in use.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
@@ -12,9 +13,9 @@ from pathlib import Path
 
 import git
 
-from repro_golden.checkout import Checkout
+from repro_golden.checkout import Checkout, whole_tree
+from repro_golden.children import Place
 from repro_golden.errors import MachineFailureError, ReproError
-from repro_golden.launch import Place
 from repro_golden.scratch import scratch_folder
 
 __all__ = ["CommitInfo", "History", "Worktrees"]
@@ -81,10 +82,21 @@ class History:
             questions.write("".join(f"{c}:{path}\n" for c in unique).encode())
             questions.seek(0)
             answer = self._git.cat_file("--batch-check=%(objectname) %(objecttype)", istream=questions)
-        found = {}
+        found: dict[str, str | None] = {}
         for commit, line in zip(unique, answer.splitlines(), strict=True):
             name, _, kind = line.rpartition(" ")
             found[commit] = name if kind == "tree" else None
+        if path:
+            return found
+        whole = {tree: whole_tree(self._entries(tree)) for tree in {t for t in found.values() if t}}
+        return {commit: whole[tree] if tree else None for commit, tree in found.items()}
+
+    def _entries(self, tree: str) -> list[str]:
+        """``name hash`` of each entry of a tree."""
+        found = []
+        for line in self._git.ls_tree("-z", tree).split("\0"):
+            facts, tab, name = line.partition("\t")
+            found += [f"{name} {facts.split()[2]}"] if tab else []
         return found
 
     def tree(self, commit: str) -> str | None:
@@ -110,7 +122,7 @@ class Worktrees:
     """
 
     def __init__(self, checkout: Checkout) -> None:
-        self._git = git.Git(str(checkout.root))
+        self._home, self._git = checkout.root, git.Git(str(checkout.root))
         self._exit = contextlib.ExitStack()
         self._base = checkout.state / "worktrees"
         self._folder = self._exit.enter_context(scratch_folder(self._base))
@@ -135,8 +147,10 @@ class Worktrees:
         """
         path = Path(tempfile.mkdtemp(prefix=f"{commit[:10]}-", dir=self._folder)) / "tree"
         try:
-            self._run("worktree", "add", "--quiet", "--detach", "--force", str(path), commit)
-            yield Place(path, commit, tree)
+            with self._alone():
+                self._run("worktree", "add", "--quiet", "--detach", "--force", "--no-checkout", str(path), commit)
+            self._run("reset", "--quiet", "--hard", at=path)  # the long part, side by side
+            yield Place(path, commit, tree, home=self._home)
         finally:
             self._remove(path)
 
@@ -154,19 +168,23 @@ class Worktrees:
 
         `git worktree prune` would drop the user's too, such as one on a disk that is not mounted now.
         """
-        for note in self._base.parent.parent.glob("worktrees/*/gitdir"):
-            with contextlib.suppress(OSError):
-                target = Path(note.read_text(encoding="utf-8").strip())
-                if not target.is_relative_to(self._base) or target.exists():
-                    continue
-                # git holds `locked` while it makes a worktree: then only a process that is gone leaves it for good
-                owner = self._base / target.relative_to(self._base).parts[0]
-                if not (note.parent / "locked").exists() or not owner.exists():
-                    shutil.rmtree(note.parent, ignore_errors=True)
+        with self._alone():
+            for note in self._base.parent.parent.glob("worktrees/*/gitdir"):
+                with contextlib.suppress(OSError):
+                    target = Path(note.read_text(encoding="utf-8").strip())
+                    if target.is_relative_to(self._base) and not target.exists():
+                        shutil.rmtree(note.parent, ignore_errors=True)
 
-    def _run(self, *arguments: str) -> None:
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the lock on git's notes on worktrees: git reads those of every other, and stumbles over half a one."""
+        with self._base.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _run(self, *arguments: str, at: Path | None = None) -> None:
         try:
-            self._git.execute(["git", *self._quiet, *arguments])
+            (git.Git(str(at)) if at else self._git).execute(["git", *self._quiet, *arguments])
         except git.GitCommandError as error:
             message = " ".join(str(error.stderr).split())[:300]
             if shutil.disk_usage(self._base).free < _LITTLE:  # git itself only says that it cannot write

@@ -14,14 +14,14 @@ from repro_bisect.commits import CommitInfo, History
 from repro_bisect.dag import Dag
 from repro_bisect.probe import Cost, Prober, Signal, Skip, judge
 from repro_bisect.search import Ambiguous, ContradictionError, Found, Search, Verdict
-from repro_golden.case import Case
+from repro_golden.case import Case, CoreSubject
 from repro_golden.checkout import Checkout
+from repro_golden.children import CancelledError
 from repro_golden.compare import Comparison, Divergence, compare, first_divergent_index, jsonable
 from repro_golden.errors import NotVerifiableError, ReproError
-from repro_golden.launch import CancelledError
 from repro_golden.store import GoldenRun, Store
+from repro_golden.subjects import identity_of
 from repro_golden.trace import Trace
-from repro_golden.verify import child_identity
 
 __all__ = ["BisectResult", "Event", "bisect_range", "default_jobs"]
 
@@ -120,7 +120,7 @@ def bisect_range(checkout: Checkout, case: Case, spec: str, watch: Watch, *, job
         ReproError: the range, the rollouts or an end cannot be used.
         MachineFailureError: the machine failed; the same command resumes.
     """
-    if not case.subject.path:
+    if isinstance(case.subject, CoreSubject) and not case.subject.path:
         raise ReproError(
             f"the subject of {case.name} is the installed {case.subject.module}, which no commit changes: "
             "set subject.path to its folder in this repository"
@@ -128,9 +128,14 @@ def bisect_range(checkout: Checkout, case: Case, spec: str, watch: Watch, *, job
     history = History(checkout, spec, case.subject.path)
     store = Store(checkout.root)
     rollouts = store.rollouts(case)
-    if len(rollouts) == 0:
+    if case.case.rollouts is not None and len(rollouts) == 0:
         raise ReproError(f"{rollouts.directory} holds no rollouts: `repro golden record {case.name}` records them")
-    identity = child_identity(case, checkout.root)
+    if len({history.tree(c) for c in (history.good, *history.parents)}) == 1:
+        raise NotVerifiableError(
+            f"no commit of {spec} changes {case.subject.path}/, the code of {case.name}, so nothing is to be replayed: "
+            "widen subject.path if what it reads lies elsewhere"
+        )
+    identity = identity_of(case, checkout.root)
     prober = Prober(checkout, case, history, rollouts, identity)
     try:
         golden = _golden_of(store, case, history, identity.machine, rollouts.digest)
@@ -387,4 +392,4 @@ class _Bisection:
 
 def default_jobs(case: Case) -> int:
     """As many probes at once as the processors serve."""
-    return max(1, (os.cpu_count() or 1) // case.resources.cpus)
+    return max(1, (os.cpu_count() or 1) // (case.resources.cpus * case.resources.ranks))

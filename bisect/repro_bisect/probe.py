@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from repro_bisect.commits import History, Worktrees
@@ -16,12 +15,13 @@ from repro_bisect.journal import Entry, Journal, probe_key
 from repro_golden.canonical import digest
 from repro_golden.case import Case, Compare
 from repro_golden.checkout import Checkout
+from repro_golden.children import ChildFailure, Run
 from repro_golden.compare import Divergence, compare
 from repro_golden.errors import ReproError
 from repro_golden.identity import Identity
-from repro_golden.launch import ChildFailure, Run, launch
-from repro_golden.rollouts import RolloutSet
+from repro_golden.rollouts import Rollouts, place_of
 from repro_golden.scratch import scratch_folder
+from repro_golden.subjects import launch, packages_of
 from repro_golden.trace import Trace, seal
 
 __all__ = ["Cost", "Prober", "Signal", "Skip", "judge"]
@@ -69,7 +69,7 @@ class Prober:
     """
 
     def __init__(
-        self, checkout: Checkout, case: Case, history: History, rollouts: RolloutSet, identity: Identity
+        self, checkout: Checkout, case: Case, history: History, rollouts: Rollouts, identity: Identity
     ) -> None:
         self._checkout, self.case, self._history, self._rollouts = checkout, case, history, rollouts
         self._identity = identity
@@ -79,7 +79,7 @@ class Prober:
         self._exit.callback(self._worktrees.close)
         self._journal = Journal(checkout.state)
         self._lock = threading.Lock()
-        self._packages = digest(*sorted(f"{d.metadata['Name']}=={d.version}" for d in metadata.distributions()))
+        self._packages = digest(*packages_of(case, checkout.root))
         self.baseline: Trace | None = None
         self.cost = Cost()
 
@@ -153,7 +153,7 @@ class Prober:
         with scratch_folder(self._scratch, "probe") as scratch, self._worktrees.at(commit, tree) as place:
             folder = scratch / "trace"
             baseline = str(self.baseline.directory) if self.baseline and early else None
-            job = Run(ask.steps, str(self._rollouts.directory), trace=str(folder), baseline=baseline, dump=ask.dump)
+            job = Run(ask.steps, place_of(self._rollouts), trace=str(folder), baseline=baseline, dump=ask.dump)
             reason = ""
             try:
                 launch(self.case, place, [job], scratch / "log", cancel=cancel)

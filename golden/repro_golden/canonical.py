@@ -10,9 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, cast
 
-import xxhash
-
 from repro_golden.errors import MachineFailureError, ReproError
+from repro_golden.xxh import xxh3_128_hexdigest
 
 __all__ = [
     "canonical_json",
@@ -33,7 +32,7 @@ def canonical_json(value: Any) -> str:
 
 def digest(*parts: bytes | str) -> str:
     """xxh3_128 over length-prefixed parts, as 32 hex digits. The prefix keeps ("ab","c") apart from ("a","bc")."""
-    return xxhash.xxh3_128_hexdigest(b"".join([frame(part) for part in parts]))
+    return xxh3_128_hexdigest(b"".join([frame(part) for part in parts]))
 
 
 _LENGTH = struct.Struct("<Q").pack

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import json
+import os
 import re
+import shlex
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -13,7 +17,9 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     ValidationError,
     field_validator,
     model_validator,
@@ -22,7 +28,18 @@ from pydantic import (
 from repro_golden.canonical import canonical_json, digest
 from repro_golden.errors import ReproError
 
-__all__ = ["Bound", "Case", "find_case", "list_cases", "read_case"]
+__all__ = [
+    "Bound",
+    "Case",
+    "CommandSubject",
+    "CoreSubject",
+    "Observe",
+    "find_case",
+    "list_cases",
+    "new_command_case",
+    "pattern_problem",
+    "read_case",
+]
 
 CASES = Path("golden/cases")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -52,26 +69,39 @@ class Experiment(_Table):
     """Optimizer updates to record."""
     proof_steps: int | None = Field(default=None, ge=1)
     """How many steps the reproduction proof repeats; all by default."""
-    rollouts: Annotated[str, AfterValidator(_inside)] = Field(min_length=1)
-    """Folder of the recorded rollouts, relative to the repository's root."""
+    rollouts: Annotated[str, AfterValidator(_inside)] | None = Field(default=None, min_length=1)
+    """Folder of the recorded rollouts, relative to the repository's root. A command may have none."""
     states: tuple[int, ...] = Field(default=(), strict=False)
     """Steps before which the training state is kept with the golden run."""
 
 
-class SubjectTable(_Table):
-    """`[subject]`."""
+class _Subject(_Table):
+    """What every kind of `[subject]` has."""
+
+    timeout: Annotated[float, BeforeValidator(_seconds)] = Field(default=1800.0, gt=0)
+    """Longest one run may take: seconds, or a string such as "30m"."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the trainer, set before it starts."""
+
+    @field_validator("env")
+    @classmethod
+    def _variables(cls, env: dict[str, str]) -> dict[str, str]:
+        for name, value in env.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ValueError(f"{name!r} cannot be a variable: no '=' in names, no NUL in either")
+        return env
+
+
+class CoreSubject(_Subject):
+    """`[subject]` of `kind = "core"`: a Python module that offers `CONTRACT` and `build(case)`."""
 
     kind: Literal["core"] = "core"
-    """`core`: a Python module that offers `CONTRACT` and `build(case)` (see `repro_core/__init__.py`)."""
+    """See `repro_core/__init__.py`."""
     module: str = "repro_core"
     """The module that is the door to the trainer."""
     path: Annotated[str, AfterValidator(_inside)] = "core"
     """Folder of the repository that is put on PYTHONPATH for it; commits that leave it alone share one probe. An empty
     path means the installed module, which no commit can change."""
-    timeout: Annotated[float, BeforeValidator(_seconds)] = Field(default=1800.0, gt=0)
-    """Longest one run may take: seconds, or a string such as "30m"."""
-    env: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of the trainer, set before it starts."""
     config: dict[str, Any] = Field(default_factory=dict)
     """What the trainer itself reads; its keys are the trainer's own, its values are JSON types."""
 
@@ -83,6 +113,78 @@ class SubjectTable(_Table):
         except (TypeError, ValueError, RecursionError):
             raise ValueError("holds a date, nan or inf, which JSON lacks: write it as text") from None
         return config
+
+
+class CommandSubject(_Subject):
+    """`[subject]` of `kind = "command"`: a program that knows nothing of us.
+
+    In `command`, `setup`, `check` and the values of `env`, six tokens are replaced and no other braces: ``{root}``,
+    ``{rollouts}``, ``{out}``, ``{checkpoint}``, ``{step}`` and ``{python}`` (see docs/trace.md).
+    """
+
+    kind: Literal["command"]
+    command: str = Field(min_length=1)
+    """What trains; started in the checkout's or worktree's root."""
+    shell: bool = False
+    """Whether `command`, `setup` and `check` are shell lines; otherwise they are split into words."""
+    python: str | None = None
+    """The interpreter that the program runs in, or its environment's folder; by default repro's own. Its folder comes
+    first on PATH."""
+    setup: str = ""
+    """Run once in each worktree, before anything else: builds what a commit needs."""
+    check: str = ""
+    """A cheap command that fails where a commit cannot be tested."""
+    path: Annotated[str, AfterValidator(_inside)] = Field(default=".", min_length=1)
+    """Folder of the repository that holds the program's code; commits that leave it alone share one probe."""
+
+    @field_validator("command", "setup", "check")
+    @classmethod
+    def _words(cls, text: str) -> str:
+        try:
+            empty = text and not shlex.split(text)
+        except ValueError as error:
+            raise ValueError(f"cannot be split into words ({error}): check its quotes") from None
+        if empty or "\0" in text:
+            raise ValueError("holds no word, or a NUL")
+        return text
+
+
+def _kind(raw: object) -> str:
+    return str(raw.get("kind", "core")) if isinstance(raw, dict) else str(getattr(raw, "kind", "core"))
+
+
+Subject = Annotated[
+    Annotated[CoreSubject, Tag("core")] | Annotated[CommandSubject, Tag("command")],
+    Discriminator(_kind, custom_error_type="kind", custom_error_message="must be core or command"),
+]
+
+
+class Observe(_Table):
+    """`[observe]`: what is recorded of a program beside gradients, parameters and optimizer state."""
+
+    activations: tuple[str, ...] = Field(default=(), strict=False)
+    """Globs of module names whose outputs, and their gradients, are recorded."""
+    metrics: tuple[str, ...] = Field(default=(), strict=False)
+    """Regular expressions over lines of the program's output; named groups are metrics."""
+    ignore: tuple[str, ...] = Field(default=(), strict=False)
+    """Globs of metrics to leave out; those that measure time, speed or memory are left out anyway."""
+
+    @field_validator("metrics")
+    @classmethod
+    def _patterns(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
+        for text in metrics:
+            if problem := pattern_problem(text):
+                raise ValueError(problem)
+        return metrics
+
+
+def pattern_problem(text: str) -> str | None:
+    """Why a text does not serve as a pattern for metrics; None where it does."""
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        return f"{text!r} is no regular expression: {error}"
+    return None if pattern.groupindex else f"{text!r} has no named group: write loss=(?P<loss>\\S+)"
 
 
 class Bound(_Table):
@@ -120,17 +222,35 @@ class Resources(_Table):
     cpus: int = Field(default=1, ge=1)
     """Threads of the trainer: their number decides bits."""
     gpus: int = Field(default=0, ge=0)
-    ranks: Literal[1] = 1
+    ranks: int = Field(default=1, ge=1)
+    """Processes that train. One that leaves no trace is an error."""
 
 
 class Case(_Table):
     """A whole case file."""
 
     case: Experiment
-    subject: SubjectTable = SubjectTable()
+    subject: Subject = CoreSubject()
+    observe: Observe = Observe()
     compare: Compare = Compare()
     first_step: FirstStep = FirstStep()
     resources: Resources = Resources()
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> Case:
+        if isinstance(self.subject, CommandSubject):
+            if self.case.states:
+                raise ValueError("case.states needs a trainer that can save itself: not of kind command")
+            told = [self.subject.command, self.subject.setup, self.subject.check, *self.subject.env.values()]
+            if self.case.rollouts is None and any("{rollouts}" in text for text in told):
+                raise ValueError("case.rollouts is not set, but {rollouts} is asked for")
+        elif self.case.rollouts is None:
+            raise ValueError("case.rollouts: Field required")
+        elif self.resources.ranks != 1:
+            raise ValueError("resources.ranks must be 1 for kind core")
+        elif self.observe != Observe():
+            raise ValueError("observe is for kind command: a trainer of kind core says itself what it observes")
+        return self
 
     @property
     def name(self) -> str:
@@ -149,8 +269,11 @@ class Case(_Table):
 
     def canonical(self) -> dict[str, Any]:
         """What decides the numbers of a run, as JSON types: the subject, its resources and the number of steps."""
-        subject = self.subject.model_dump(mode="json", exclude={"timeout"})
-        return {"name": self.name, "steps": self.steps, "subject": subject, "resources": self.resources.model_dump()}
+        subject = self.subject.model_dump(mode="json", exclude={"timeout", "check"})
+        found = {"name": self.name, "steps": self.steps, "subject": subject, "resources": self.resources.model_dump()}
+        if self.subject.kind == "command":
+            found["observe"] = self.observe.model_dump(mode="json")
+        return found
 
     @property
     def digest(self) -> str:
@@ -183,13 +306,19 @@ def read_case(path: Path) -> Case:
 
 def _first_problem(error: ValidationError) -> str:
     problem = error.errors()[0]
-    where = ".".join(str(part) for part in problem["loc"])
+    # the tag of a subject's kind stands behind "subject"
+    parts = [p for i, p in enumerate(problem["loc"]) if i != 1 or problem["loc"][0] != "subject"]
+    parts += ["kind"] if problem["type"] == "kind" else []
+    where = ".".join(str(part) for part in parts)
     if problem["type"] != "extra_forbidden":
         return f"{where or 'case'}: {problem['msg'].removeprefix('Value error, ')}"
+    tables: dict[str, type[_Table]] = {"core": CoreSubject, "command": CommandSubject}
     table: Any = Case
     for part in problem["loc"][:-1]:
-        table = Bound if table is Compare and part == "bounds" else table
-        table = table if table is Bound else table.model_fields[str(part)].annotation
+        if table is Compare and part == "bounds":
+            table = Bound
+        elif table is not Bound and part != "subject":
+            table = tables.get(str(part)) or table.model_fields[str(part)].annotation
     key, known = str(problem["loc"][-1]), list(table.model_fields)
     near = difflib.get_close_matches(key, known, 1)
     return f"unknown key {where}" + (f": did you mean {near[0]}?" if near else f"; known: {', '.join(known)}")
@@ -217,3 +346,37 @@ def find_case(root: Path, name: str | None) -> Case:
     if path not in paths:
         raise ReproError(f"no case {name!r} in {root / CASES}; " + (f"known: {names}" if names else "run `repro init`"))
     return read_case(path)
+
+
+def _search_path(root: Path) -> list[str]:
+    """The user's PYTHONPATH, which a case must name; what lies in the repository, relative to its root."""
+    found = []
+    for entry in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        path = Path(entry).absolute()
+        found.append(str(path.relative_to(root)) if path.is_relative_to(root) else str(path))
+    return [f"env = {{ PYTHONPATH = {json.dumps(os.pathsep.join(found))} }}"] if found else []
+
+
+def new_command_case(root: Path, name: str, command: Sequence[str], steps: int, ranks: int) -> Case:
+    """Write the case file of a command, and read it back.
+
+    Raises:
+        ReproError: there is a case of that name, or the name or a word cannot stand in a case file.
+    """
+    path = root / CASES / f"{name}.toml"
+    if Path(name).name != name:
+        raise ReproError(f"{name!r} is no name for a case: use letters, digits, '.', '_' and '-'")
+    if path.exists():
+        raise ReproError(f"{path} exists: record it with `repro golden record {name}`, or choose another name")
+    text = "\n".join([
+        "[case]", f"name = {json.dumps(name)}", f"steps = {steps}", "",
+        "[subject]", 'kind = "command"', f"command = {json.dumps(shlex.join(command))}", *_search_path(root), "",
+        "[resources]", f"ranks = {ranks}", "",
+    ])  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    try:
+        return read_case(path)
+    except ReproError:
+        path.unlink()
+        raise

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import git
 
+from repro_golden.canonical import digest
 from repro_golden.case import Case
+from repro_golden.children import Place
 from repro_golden.errors import ReproError
-from repro_golden.launch import Place
 
-__all__ = ["Checkout", "find_checkout"]
+__all__ = ["Checkout", "find_checkout", "subject_tree", "whole_tree"]
 
 
 @dataclass(frozen=True)
@@ -40,19 +42,29 @@ class Checkout:
             commit = repo.head.commit
             if not case.subject.path:
                 return Place(self.root, commit.hexsha, None)
-            if repo.git.status("--porcelain", "--", case.subject.path):
+            paths = [case.subject.path, *(f":(exclude){name}" for name in NOT_CODE)]
+            if repo.git.status("--porcelain", "--", *paths):
                 return Place(self.root)
             return Place(self.root, commit.hexsha, subject_tree(commit, case.subject.path))
+
+
+NOT_CODE = ("golden", ".dvc", ".dvcignore")
+"""What recording itself writes at a repository's root: it is no part of the code of a subject that is all of it."""
 
 
 def subject_tree(commit: git.Commit, path: str) -> str | None:
     """Git's hash of the subject's folder in a commit: equal trees are equal code. None when the folder is absent."""
     if path in (".", "./"):
-        return str(commit.tree.hexsha)
+        return whole_tree(f"{item.name} {item.hexsha}" for item in commit.tree)
     try:
         return str((commit.tree / path.rstrip("/")).hexsha)
     except KeyError:
         return None
+
+
+def whole_tree(entries: Iterable[str]) -> str:
+    """What stands for a whole repository's code: a digest over its top entries, ``name hash`` each."""
+    return digest("tree", *sorted(entry for entry in entries if entry.split(" ")[0] not in NOT_CODE))
 
 
 def find_checkout(start: Path) -> Checkout:

@@ -152,6 +152,11 @@ def check_comparable(a: Trace, b: Trace) -> None:
             f"the traces start at steps {a.header.first_step} and {b.header.first_step}: nothing lines up; "
             "record both from the same step"
         )
+    if a.header.subject.get("observe") != b.header.subject.get("observe"):
+        raise NotVerifiableError(
+            f"{a.directory} and {b.directory} were recorded with other --activations, --metric or --ignore: "
+            "record both with the same"
+        )
     if a.header.rollouts != b.header.rollouts:
         raise ReproError(
             f"{a.directory} and {b.directory} were trained on different rollouts: not comparable; "
@@ -194,7 +199,7 @@ def _first_signal(a: Trace, b: Trace, index: int) -> Divergence:
             found.append(("dtype", row, other))
         elif row.shape != other.shape:
             found.append(("shape", row, other))
-        elif row.lanes != other.lanes:
+        elif (row.lanes, row.placement) != (other.lanes, other.placement):
             found.append(("value", row, other))
     found += [("added", row, None) for row in by_key.values()]
     if not found:

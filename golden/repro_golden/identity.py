@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import platform
 import re
 import shutil
@@ -122,10 +123,15 @@ def _torch_build() -> str:
     if files and "sha256=" in files:
         # bytecode and scripts are written by the installer and differ from folder to folder
         kept = (line for line in files.splitlines() if line.startswith("torch/") and not line.endswith(",,"))
-        return digest(*sorted(kept))[:8]
+        return _short("\n".join(sorted(kept)))
     import torch
 
-    return digest(torch.__config__.show(), str(torch.version.git_version))[:8]
+    return _short(torch.__config__.show() + str(torch.version.git_version))
+
+
+def _short(text: str) -> str:
+    """Eight digits; by the standard library, because foreign programs say who they are too."""
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 @functools.cache
@@ -175,4 +181,4 @@ def _cpu_model() -> str:
     numbers = "/".join(fields[k] for k in ("cpu family", "model", "stepping") if k in fields)
     # BLAS and oneDNN pick kernels by these; the other flags change with the kernel and decide no bits
     vector = [f for f in fields.get("flags", "").split() if re.match(r"sse|ssse|avx|amx|fma|f16c|bmi", f)]
-    return f"{name} {numbers} {digest(' '.join(sorted(vector)))[:8]}"
+    return f"{name} {numbers} {_short(' '.join(sorted(vector)))}"

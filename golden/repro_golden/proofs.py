@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -50,33 +50,45 @@ def reproduced(first: Trace, second: Trace, steps: int, cure: str) -> Proof:
 
 
 def undisturbed(
-    recorded: Mapping[str, str], bare: Mapping[str, str], lines: tuple[str, str], checkpoints: tuple[Path, Path]
+    recorded: Mapping[str, str],
+    bare: Mapping[str, str],
+    lines: Sequence[str],
+    checkpoints: Sequence[Path],
+    again: Mapping[str, str] | None = None,
 ) -> Proof:
     """The recorder changed nothing: final state, the program's own output and its checkpoint agree with a bare run.
 
     Args:
-        recorded: Final-state fingerprints of a recorded run.
+        recorded: Final-state fingerprints of a recorded run. What it calls ``first generator …`` is as it was before
+            the first step.
+        again: Those of another recorded run: a generator that differed between both before the first step was never
+            seeded, and says nothing.
         bare: Those of a run that observed nothing and hashed once at the end.
-        lines: The output of both.
-        checkpoints: Their checkpoint folders.
+        lines: The output of both; none where that says nothing.
+        checkpoints: Their checkpoint folders; none where the subject does not save itself.
     """
     name = "the recorder changes nothing"
     if not bare:
         return Proof(name, False, "the subject's state() is empty: nothing can be compared")
-    differing = sorted(k for k in {*recorded, *bare} if recorded.get(k) != bare.get(k))
+    unseeded = {k for k in recorded if "/first " in k and again is not None and recorded[k] != again.get(k)}
+    unseeded |= {k.replace("/first ", "/") for k in unseeded}
+    differing = sorted(k for k in {*recorded, *bare} - unseeded if recorded.get(k) != bare.get(k))
     if differing:
-        return Proof(name, False, f"the final state differs in {differing[0]} ({len(differing)} tensors in all)")
-    if lines[0] != lines[1]:
-        return Proof(name, False, "the program printed other lines with the recorder than without")
-    a, b = (_checkpoint_content(folder) for folder in checkpoints)
-    if not a:
-        return Proof(name, False, "the subject's save() wrote no files: nothing can be compared")
-    if a != b:
-        files = sorted(k for k in {*a, *b} if a.get(k) != b.get(k))
-        return Proof(name, False, f"the checkpoint differs in {files[0]}")
-    return Proof(
-        name, True, f"{len(bare)} tensors of state, {len(lines[0].splitlines())} lines, {len(a)} checkpoint files"
-    )
+        return Proof(name, False, f"the final state differs in {differing[0]} ({len(differing)} in all)")
+    seen = [f"{len(bare)} parts of its final state"]
+    if lines:
+        if lines[0] != lines[1]:
+            return Proof(name, False, "the program printed other lines with the recorder than without")
+        seen.append(f"{len(lines[0].splitlines())} lines")
+    if checkpoints:
+        a, b = (_checkpoint_content(folder) for folder in checkpoints)
+        if not a:
+            return Proof(name, False, "the subject saved no checkpoint files: nothing can be compared")
+        if a != b:
+            files = sorted(k for k in {*a, *b} if a.get(k) != b.get(k))
+            return Proof(name, False, f"the checkpoint differs in {files[0]}")
+        seen.append(f"{len(a)} checkpoint files")
+    return Proof(name, True, ", ".join(seen))
 
 
 def _checkpoint_content(folder: Path) -> dict[str, str]:
@@ -103,23 +115,29 @@ _WANTED = {"input": "rollout_log_probs", "forward": "log_probs"}
 _FLOATING = ("float64", "float32", "bfloat16", "float16")
 
 
-def plants(trace: Trace) -> list[tuple[int, str, str]]:
+def plants(trace: Trace, *, everywhere: bool = True) -> list[tuple[int, str, str]]:
     """One signal per phase in the first step to change by one ULP: a column, an activation, a gradient, a weight.
+
+    Args:
+        trace: The golden run's.
+        everywhere: Whether every phase must have one; without it, gradients and the update must.
 
     Raises:
         ReproError: a phase has no floating-point tensor, so that nothing could be shown of it.
     """
     rows = trace.rows(0)
-    gradients = {r.name for r in rows if r.phase == "grad"}
+    gradients = {r.name for r in rows if r.phase == "grad"} & {r.name for r in rows if r.phase == "update"}
     chosen = []
     for phase in ("input", "forward", "grad", "update"):
-        fit = [r for r in rows if r.phase == phase and r.dtype in _FLOATING and 0 not in r.shape]
+        fit = [r for r in rows if r.phase == phase and r.dtype in _FLOATING and 0 not in r.shape and "@" not in r.name]
+        if not fit and not everywhere and phase in ("input", "forward"):
+            continue
         if not fit:
             raise ReproError(
                 f"the trainer observes no floating-point tensor in phase {phase!r}: nothing can be proved of it"
             )
         # after the update, a parameter rather than optimizer state: parameters are what has a gradient
-        wanted = gradients if phase == "update" else {_WANTED.get(phase)}
+        wanted = gradients if phase in ("grad", "update") else {_WANTED.get(phase)}
         named = [r for r in fit if r.name in wanted]
         chosen.append((trace.steps[0].step, phase, (named or fit)[-1].name))
     return chosen
@@ -149,7 +167,8 @@ def not_vacuous(trace: Trace) -> list[Proof]:
     gradients = 0
     every = [row for index in range(len(trace.steps)) for row in trace.rows(index)]
     # a parameter is what has a gradient; its values are the starting weight and those after each update
-    parameters: dict[str, set[bytes]] = {r.name: set() for r in every if r.phase == "grad" and r.dtype != "metric"}
+    updated = {r.name for r in every if r.phase == "update"}
+    parameters: dict[str, set[bytes]] = {r.name: set() for r in every if r.phase == "grad" and r.name in updated}
     levels: set[float] = set()
     observed = {"grad": False, "advantages": False}
     for index, record in enumerate(trace.steps):

@@ -12,21 +12,22 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from repro_golden import proofs
+from repro_golden.attach.unmatched import unmatched
 from repro_golden.case import Case
 from repro_golden.checkout import Checkout
+from repro_golden.children import ChildFailure, Place, Run, RunResult
 from repro_golden.errors import RefusedError, ReproError
 from repro_golden.identity import Identity
-from repro_golden.launch import ChildFailure, Place, Run, RunResult, launch
 from repro_golden.noise import measure_noise
 from repro_golden.proofs import Proof
-from repro_golden.rollouts import RolloutSet
+from repro_golden.rollouts import Rollouts, RolloutSet, place_of
 from repro_golden.scratch import scratch_folder
-from repro_golden.store import GoldenRun, Store, write_record
+from repro_golden.store import GoldenRun, Store, describe, write_record
+from repro_golden.subjects import identity_of, launch, packages_of, try_out
 from repro_golden.trace import Trace, seal
 
 __all__ = ["Options", "Say", "record", "train"]
@@ -34,7 +35,11 @@ __all__ = ["Options", "Say", "record", "train"]
 Say = Callable[[str], None]
 
 NOISE_RUNS = 3
-_CURE = "find the source with `python -m repro_core.determinism`, or keep it for its metrics with --allow-noise"
+_CURES = {
+    "core": "find the source with `python -m repro_core.determinism`, or keep it for its metrics with --allow-noise",
+    "command": "seed every generator and ask torch for deterministic algorithms, leave out a metric that is no number "
+    "of the training ([observe] ignore), or keep it for its metrics with --allow-noise",
+}
 
 
 @dataclass(frozen=True)
@@ -101,13 +106,17 @@ def record(checkout: Checkout, case: Case, options: Options, say: Say) -> tuple[
     store, place = Store(checkout.root), checkout.place(case)
     if not store.dvc.initialised:
         raise ReproError(f"{checkout.root} has no DVC yet: run `repro init`")
+    _refuse_existing(store, identity_of(case, place.root).machine, case, options)
     with scratch_folder(checkout.scratch, "record") as scratch:
+        try_out(case, place, scratch / "check.log")
         recording = _Recording(case, place, store, scratch, say)
         rollouts = recording.rollouts()
         golden = recording.golden(rollouts)
         identity = Identity.from_mapping(golden.header.identity)
-        _refuse_existing(store, identity.machine, case, options)
-        checks = proofs.first_step_checks(golden, case.first_step.grad_norm_max) if case.first_step.check else []
+        _refuse_another(identity_of(case, place.root), identity)
+        if unseen := unmatched(golden, case.observe.activations, case.observe.metrics):
+            raise ReproError(f"{case.name} would not guard what it says: {unseen}; correct [observe]")
+        checks = proofs.first_step_checks(golden, case.first_step.grad_norm_max) if _checked(case, golden) else []
         sound = proofs.not_vacuous(golden)
         recording.refuse(sound, checks, options)  # cheap, so before the processes that the other proofs take
         found = recording.prove(golden, rollouts)
@@ -118,6 +127,21 @@ def record(checkout: Checkout, case: Case, options: Options, say: Say) -> tuple[
         recording.keep_rollouts()
         kept = store.keep(recording.staged, identity.machine, case.name, replace_reason=options.replace_reason)
         return kept, found
+
+
+def _checked(case: Case, golden: Trace) -> bool:
+    """A command is checked where it shows the columns that the checks are about."""
+    shown = all(golden.row(0, "forward", name) for name in ("log_probs", "ref_log_probs"))
+    return case.first_step.check and (case.subject.kind == "core" or shown)
+
+
+def _refuse_another(expected: Identity, found: Identity) -> None:
+    """The golden run must be found again by the identity that is known before a run."""
+    if differences := expected.differences(found):
+        raise ReproError(
+            f"the program ran under another identity than its case says: {describe(differences)}; "
+            "correct subject.python, subject.env or [resources]"
+        )
 
 
 def _refuse_existing(store: Store, machine: str, case: Case, options: Options) -> None:
@@ -138,63 +162,74 @@ class _Recording:
         self.captured: Path | None = None
         self._cancel = threading.Event()
 
-    def rollouts(self) -> RolloutSet:
+    def rollouts(self) -> Rollouts:
         """The case's rollouts; sampled now with the subject's own policy when there are none yet."""
+        path = self.store.rollouts_path(self.case)
+        if path is None or self.case.subject.kind == "command":
+            return self.store.rollouts(self.case)
         if self.store.has_rollouts(self.case):
-            self.store.refuse_dirty(self.store.rollouts_path(self.case))
+            self.store.refuse_dirty(path)
             return self.store.rollouts(self.case)
         self.say(f"capturing rollouts: {self.case.steps} steps of {self.case.name}, sampled as it trains")
         self.captured = self.scratch / "rollouts"
         self._launch("capture", [Run(self.case.steps, save_rollouts=str(self.captured))])
         return RolloutSet.write_index(self.captured)
 
-    def golden(self, rollouts: RolloutSet) -> Trace:
+    def golden(self, rollouts: Rollouts) -> Trace:
         """Train on the rollouts under the recorder."""
-        self.say(f"recording {self.case.steps} steps on {len(rollouts)} rollouts")
+        what = f" on {len(rollouts)} rollouts" if isinstance(rollouts, RolloutSet) else ""
+        self.say(f"recording {self.case.steps} steps{what}")
         states = {step: str(self.staged / "states" / str(step)) for step in self.case.case.states}
-        run = Run(self.case.steps, str(rollouts.directory), trace=str(self.staged / "trace"), states=states)
+        trace, foreign = str(self.staged / "trace"), self.case.subject.kind == "command"
+        run = Run(self.case.steps, place_of(rollouts), trace=trace, states=states, terminal=foreign)
         golden = train(self.case, self.place, run, self._log("golden"))
         if not golden.complete:
             raise ReproError(f"{self.case.name} ended after {len(golden.steps)} of {self.case.steps} steps")
         return golden
 
-    def prove(self, golden: Trace, rollouts: RolloutSet) -> list[Proof]:
+    def prove(self, golden: Trace, rollouts: Rollouts) -> list[Proof]:
         """The proofs, their processes side by side."""
         steps = self.case.proof_steps
         self.say(f"proving it: a second process, a run without the recorder, planted changes ({steps} steps each)")
-        planted = proofs.plants(golden)
-        workers = max(1, (os.cpu_count() or 1) // self.case.resources.cpus)
+        planted = proofs.plants(golden, everywhere=self.case.subject.kind == "core")
+        workers = max(1, (os.cpu_count() or 1) // (self.case.resources.cpus * self.case.resources.ranks))
         with ThreadPoolExecutor(max_workers=workers) as pool, self._ended_together():
             again = pool.submit(self._side, "again", steps, rollouts, observed=True)
             bare = pool.submit(self._side, "bare", steps, rollouts, observed=False)
             plants = pool.submit(self._planted, golden, rollouts, planted)
-            found = [proofs.reproduced(golden, again.result(), steps, _CURE), self._undisturbed(bare.result())]
+            found = [
+                proofs.reproduced(golden, again.result(), steps, _CURES[self.case.subject.kind]),
+                self._undisturbed(golden, bare.result()),
+            ]
             found += [proofs.seen_plant(golden, t, p) for t, p in zip(plants.result(), planted, strict=True)]
         if self.captured and (replays := self._replays_the_capture()):
             found.append(replays)
         return found
 
-    def _side(self, name: str, steps: int, rollouts: RolloutSet, *, observed: bool) -> Any:
+    def _side(self, name: str, steps: int, rollouts: Rollouts, *, observed: bool) -> Any:
         folder = self.scratch / name
         trace = str(folder / "trace") if observed else None
-        run = Run(steps, str(rollouts.directory), trace=trace, checkpoint=str(folder / "checkpoint"), terminal=True)
+        run = Run(steps, place_of(rollouts), trace=trace, checkpoint=str(folder / "checkpoint"), terminal=True)
         if observed:
             return train(self.case, self.place, run, self._log(name), self._cancel)
         return self._launch(name, [run])[0].terminal
 
-    def _undisturbed(self, bare: dict[str, str]) -> Proof:
+    def _undisturbed(self, golden: Trace, bare: dict[str, str]) -> Proof:
         again = Trace(self.scratch / "again" / "trace")
         recorded = (again.end or {}).get("terminal", {})
-        lines = (self._log("again").read_text(errors="replace"), self._log("bare").read_text(errors="replace"))
-        folders = (self.scratch / "again" / "checkpoint", self.scratch / "bare" / "checkpoint")
-        return proofs.undisturbed(recorded, bare, lines, folders)
+        subject = self.case.subject
+        # a program's output holds times; the metrics in it are part of its terminal state
+        lines = [self._log(n).read_text(errors="replace") for n in ("again", "bare")] if subject.kind == "core" else []
+        saves = subject.kind == "core" or "{checkpoint}" in subject.command
+        folders = [self.scratch / n / "checkpoint" for n in ("again", "bare")] if saves else []
+        return proofs.undisturbed(recorded, bare, lines, folders, (golden.end or {}).get("terminal"))
 
-    def _planted(self, golden: Trace, rollouts: RolloutSet, planted: Sequence[tuple[int, str, str]]) -> list[Trace]:
+    def _planted(self, golden: Trace, rollouts: Rollouts, planted: Sequence[tuple[int, str, str]]) -> list[Trace]:
         """One process, one run for each plant; each ends where it first differs from the golden run."""
         folders = [self.scratch / f"plant-{phase}" for _, phase, _ in planted]
         base = str(golden.directory)
         runs = [
-            Run(1, str(rollouts.directory), trace=str(folder), baseline=base, plant=plant)
+            Run(1, place_of(rollouts), trace=str(folder), baseline=base, plant=plant)
             for folder, plant in zip(folders, planted, strict=True)
         ]
         self._launch("plants", runs)
@@ -232,16 +267,18 @@ class _Recording:
         if not noisy:
             return None
         self.say(f"measuring the noise of each metric over {NOISE_RUNS} more runs")
-        rollouts = Path(self.captured or self.store.rollouts_path(self.case))
+        rollouts = place_of(RolloutSet(self.captured) if self.captured else self.store.rollouts(self.case))
         runs = [golden]
         for k in range(NOISE_RUNS):
-            run = Run(self.case.steps, str(rollouts), trace=str(self.scratch / f"noise-{k}"))
+            run = Run(self.case.steps, rollouts, trace=str(self.scratch / f"noise-{k}"))
             runs.append(train(self.case, self.place, run, self._log(f"noise-{k}")))
         return measure_noise(runs)
 
     def keep_rollouts(self) -> None:
         """Bring captured rollouts to their place, and hand rollouts that DVC does not know to it."""
         target = self.store.rollouts_path(self.case)
+        if target is None or (not self.captured and self.store.in_git(target)):
+            return
         if self.captured:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(self.captured, target)
@@ -276,7 +313,6 @@ def _user() -> str:
 
 
 def _facts(case: Case, place: Place, golden: Trace, found: Sequence[Proof], options: Options) -> dict[str, Any]:
-    lock = sorted({f"{d.metadata['Name']}=={d.version}" for d in metadata.distributions()}, key=str.lower)
     approved = {"reason": options.replace_reason} if options.replace_reason else None
     return {
         "case": case.canonical(),
@@ -287,7 +323,7 @@ def _facts(case: Case, place: Place, golden: Trace, found: Sequence[Proof], opti
         "tree": place.tree,
         "identity": golden.header.identity,
         "recorded": {"by": _user(), "at": datetime.now(UTC).isoformat(timespec="seconds")},
-        "lock": lock,
+        "lock": packages_of(case, place.root),
         "proofs": [p.to_mapping() for p in found],
         "states": list(case.case.states),
         "approved": approved,

@@ -2,68 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from repro_golden.errors import ReproError
-from repro_golden.fingerprint import dtype_name, scan
-from repro_golden.fingerprint.tensors import content
-from repro_golden.trace import Row, dump_path
-from repro_golden.trace.writer import TraceWriter, metric_row
+from repro_golden.fingerprint import content
+from repro_golden.plant import plant_one_ulp
+from repro_golden.signals import Signals
+from repro_golden.trace import StepRecord, TraceWriter, dump_path
 
-__all__ = ["Recorder", "plant_one_ulp", "row_of"]
+__all__ = ["Recorder"]
 
-_KEEPS_VALUES = ("input", "forward", "loss")
-
-
-def row_of(phase: str, name: str, value: torch.Tensor | float, placement: object = None) -> Row:
-    """The trace row of one signal. One-dimensional signals before the backward pass keep all their values.
-
-    Raises:
-        ReproError: `value` is neither a tensor nor a float.
-    """
-    if isinstance(value, (int, float)):
-        return metric_row(phase, name, float(value))
-    if not isinstance(value, torch.Tensor):
-        raise ReproError(f"signal {name!r} is a {type(value).__name__}: observe takes tensors and floats")
-    found = scan(value)
-    keep = value.ndim <= 1 and phase in _KEEPS_VALUES
-    # by position: this runs for every tensor of every step
-    return Row(
-        phase,
-        name,
-        dtype_name(value.dtype),
-        tuple(value.shape),
-        found.lanes,
-        found.nonfinite,
-        found.absmax,
-        found.l2,
-        b"" if keep else found.sketch,
-        content(value).tobytes() if keep else None,
-        None if placement is None else str(placement),
-    )
-
-
-def plant_one_ulp(value: torch.Tensor) -> None:
-    """Move the first element by one unit in the last place, in place: the negative control of a golden run.
-
-    Raises:
-        ReproError: a value that cannot be changed in place.
-    """
-    flat = value.detach().view(-1) if value.is_contiguous() else None
-    if flat is None or flat.numel() == 0:
-        raise ReproError("the negative control needs a non-empty contiguous tensor")
-    with torch.no_grad():
-        if flat.is_floating_point():
-            flat[0] = torch.nextafter(flat[0], torch.full_like(flat[0], float("inf")))
-        else:
-            flat[0] = flat[0] + 1
+_IN_FLIGHT = 1
+"""Steps whose results may still be on their way from a GPU while the next one is trained."""
 
 
 class Recorder:
-    """Called as ``observe(phase, name, value, placement=None)``; `end_step` closes a step.
+    """Called as ``observe(phase, name, value, placement=None)``; `end_step` closes a step, `close` the trace.
 
     Attributes:
         writer: Where rows go.
@@ -83,12 +40,17 @@ class Recorder:
         self.step = first_step
         self.plant = None if plant is None else tuple(plant)
         self.dump = {tuple(d) for d in dump}
+        self._signals = Signals()
+        self._closed: deque[tuple[int, Signals]] = deque()
 
-    def __call__(self, phase: str, name: str, value: torch.Tensor | float, placement: object = None) -> None:
-        """Take one signal."""
-        if (self.plant or self.dump) and isinstance(value, torch.Tensor):
-            self._at((self.step, phase, name), value)
-        self.writer.add(row_of(phase, name, value, placement))
+    def __call__(self, phase: str, name: str, value: object, placement: object = None) -> None:
+        """Take one signal, or a mapping of them; see `Signals.take`."""
+        if self.plant or self.dump:
+            group = value if isinstance(value, Mapping) else {"": value}
+            for key, tensor in group.items():
+                if isinstance(tensor, torch.Tensor):
+                    self._at((self.step, phase, name + key), tensor)
+        self._signals.take(phase, name, value, placement)
 
     def _at(self, at: tuple[int, str, str], value: torch.Tensor) -> None:
         if at == self.plant:
@@ -98,8 +60,30 @@ class Recorder:
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(content(value).tobytes())
 
-    def end_step(self, step: int) -> str:
-        """Close the step under way and return its root."""
-        record = self.writer.end_step(step)
+    def end_step(self, step: int) -> list[StepRecord]:
+        """Close the step under way; the records of the steps that were written meanwhile.
+
+        On the CPU that is this step's. From a GPU results come home while the next step is trained.
+        """
+        self._signals.finish()
+        self._closed.append((step, self._signals))
+        self._signals = Signals()
         self.step = step + 1
-        return record.root
+        return self._write(_IN_FLIGHT)
+
+    def drain(self) -> list[StepRecord]:
+        """Wait for what is on its way, and write it."""
+        return self._write(0)
+
+    def close(self, end: Mapping[str, Any]) -> None:
+        """Write the trace's last line. `drain` comes first."""
+        self.writer.close(end)
+
+    def _write(self, in_flight: int) -> list[StepRecord]:
+        records = []
+        while self._closed and (len(self._closed) > in_flight or self._closed[0][1].ready()):
+            step, signals = self._closed.popleft()
+            for row in signals.rows():
+                self.writer.add(row)
+            records.append(self.writer.end_step(step))
+        return records

@@ -126,7 +126,7 @@ def _train(door: ModuleType, subject: Any, recorder: Any, run: dict[str, Any], r
                 seconds.append(time.perf_counter() - last_begun)
                 made += 1
                 if recorder:
-                    diverged = recorder.end_step(step) != roots.get(step, None) and step in roots
+                    diverged = _parted(recorder.end_step(step), roots)
                 if made == run["steps"] or diverged:
                     break
                 _save_state(subject, states, step + 1)
@@ -141,8 +141,14 @@ def _train(door: ModuleType, subject: Any, recorder: Any, run: dict[str, Any], r
     except BaseException as error:
         raise _blame("step", step, error) from error
     if recorder:
-        recorder.writer.close({"reason": "diverged" if diverged else "finished", "terminal": terminal})
+        diverged = _parted(recorder.drain(), roots) or diverged
+        recorder.close({"reason": "diverged" if diverged else "finished", "terminal": terminal})
     return {"steps": made, "diverged": diverged, "terminal": terminal, "seconds": seconds}
+
+
+def _parted(records: list[Any], roots: dict[int, str]) -> bool:
+    """Whether a step that was just written has another root than the baseline's."""
+    return any(roots.get(record.step, record.root) != record.root for record in records)
 
 
 def _save_state(subject: Any, states: dict[int, str], step: int) -> None:

@@ -5,9 +5,11 @@ Equality is always over content (tensors by fingerprint, metadata as canonical J
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,17 @@ from repro_golden.errors import ReproError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["FORMAT", "RolloutData", "RolloutSet", "read_rollout", "write_rollout"]
+__all__ = [
+    "FORMAT",
+    "RolloutData",
+    "RolloutFiles",
+    "RolloutSet",
+    "Rollouts",
+    "open_rollouts",
+    "place_of",
+    "read_rollout",
+    "write_rollout",
+]
 
 FORMAT = 1
 INDEX = "index.json"
@@ -188,3 +200,50 @@ class RolloutSet:
                 f"{path} was changed since it was recorded: `dvc checkout {self.directory}.dvc` brings it back"
             )
         return rollout
+
+
+@dataclass(frozen=True)
+class RolloutFiles:
+    """What a command trains on: a folder of files of its own form, or nothing that we know of.
+
+    Attributes:
+        directory: The folder; None where the command reads what it likes.
+    """
+
+    directory: Path | None
+
+    @cached_property
+    def digest(self) -> str:
+        """32 hex digits over the files' names and bytes; '' without a folder."""
+        if self.directory is None:
+            return ""
+        parts = []
+        for path in sorted(p for p in self.directory.rglob("*") if p.is_file()):
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+            parts.append(f"{path.relative_to(self.directory).as_posix()}={content}")
+        return digest("rollout files", *parts)
+
+    def __len__(self) -> int:
+        return 0 if self.directory is None else sum(p.is_file() for p in self.directory.rglob("*"))
+
+
+Rollouts = RolloutSet | RolloutFiles
+
+
+def place_of(rollouts: Rollouts) -> str | None:
+    """Their folder, absolute, as a run takes it."""
+    return str(rollouts.directory.absolute()) if rollouts.directory else None
+
+
+def open_rollouts(path: Path) -> Rollouts:
+    """The rollouts in a folder: ours where it has our index, else files.
+
+    Raises:
+        ReproError: no such folder, or our index in a newer format.
+    """
+    if (path / INDEX).exists():
+        return RolloutSet(path)
+    if not path.is_dir():
+        raise ReproError(f"no folder {path}: correct case.rollouts, or `repro golden pull` where DVC keeps it")
+    return RolloutFiles(path)

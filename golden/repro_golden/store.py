@@ -9,12 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import git
+
 from repro_golden.canonical import canonical_json, check_format, read_json, write_atomic
 from repro_golden.case import Case
 from repro_golden.dvc import Dvc
 from repro_golden.errors import NotVerifiableError, ReproError
 from repro_golden.identity import Difference, Identity
-from repro_golden.rollouts import RolloutSet
+from repro_golden.rollouts import RolloutFiles, Rollouts, RolloutSet, open_rollouts
 from repro_golden.trace import Trace
 
 __all__ = ["RUN_FORMAT", "GoldenRun", "Store"]
@@ -75,20 +77,22 @@ class Store:
 
     # -- rollouts
 
-    def rollouts_path(self, case: Case) -> Path:
-        """Where a case's rollouts lie."""
-        return self.root / case.case.rollouts
+    def rollouts_path(self, case: Case) -> Path | None:
+        """Where a case's rollouts lie; None for a command that has none."""
+        return None if case.case.rollouts is None else self.root / case.case.rollouts
 
     def has_rollouts(self, case: Case) -> bool:
         """Whether the case has rollouts, in the working tree or behind a pointer."""
         path = self.rollouts_path(case)
-        return path.exists() or _pointer(path).exists()
+        return path is not None and (path.exists() or _pointer(path).exists())
 
-    def rollouts(self, case: Case) -> RolloutSet:
+    def rollouts(self, case: Case) -> Rollouts:
         """A case's rollouts, pulled when only their pointer is here."""
         path = self.rollouts_path(case)
+        if path is None:
+            return RolloutFiles(None)
         self._fetch(path)
-        return RolloutSet(path)
+        return RolloutSet(path) if case.subject.kind == "core" else open_rollouts(path)
 
     # -- golden runs
 
@@ -183,6 +187,11 @@ class Store:
                 f"{path} differs from {pointer.name}: `dvc checkout {pointer}` drops the changes, "
                 f"`dvc add {path}` keeps them"
             )
+
+    def in_git(self, path: Path) -> bool:
+        """Whether git tracks anything at `path`."""
+        with git.Repo(self.root) as repo:
+            return bool(repo.git.ls_files("--", str(path)))
 
     def pointers(self, case: str | None = None) -> list[Path]:
         """Pointers of all golden runs and rollouts, or of one case's."""

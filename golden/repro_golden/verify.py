@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from repro_golden.canonical import canonical_json
 from repro_golden.case import Case
 from repro_golden.checkout import Checkout
+from repro_golden.children import Place, Run
 from repro_golden.compare import Comparison, compare
 from repro_golden.errors import NotVerifiableError, ReproError
-from repro_golden.identity import Identity, collect
-from repro_golden.launch import Place, Run, child_environment
+from repro_golden.identity import Identity
 from repro_golden.record import Say, train
+from repro_golden.rollouts import place_of
 from repro_golden.scratch import scratch_folder
 from repro_golden.store import GoldenRun, Store
+from repro_golden.subjects import identity_of
 
-__all__ = ["Verification", "child_identity", "verify"]
+__all__ = ["Verification", "verify"]
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,6 @@ class Verification:
         }
 
 
-def child_identity(case: Case, root: Path) -> Identity:
-    """The identity a child of this case would have, without starting one."""
-    return collect(child_environment(case, root), threads=case.resources.cpus, ranks=case.resources.ranks)
-
-
 def find_golden(store: Store, case: Case, place: Place) -> GoldenRun:
     """The golden run that a replay here may be compared with.
 
@@ -62,7 +58,7 @@ def find_golden(store: Store, case: Case, place: Place) -> GoldenRun:
         NotVerifiableError: another machine's, a noisy one, or none.
         ReproError: the case was changed since.
     """
-    golden = store.find(case, child_identity(case, place.root))
+    golden = store.find(case, identity_of(case, place.root))
     if changed := _changed_keys(golden.record["case"], case.canonical()):
         raise ReproError(
             f"the case {case.name} was changed since its golden run ({', '.join(changed)}): "
@@ -104,7 +100,7 @@ def verify(checkout: Checkout, case: Case, say: Say) -> Verification:
         )
     say(f"replaying {case.steps} steps of {case.name} against the golden run of {golden.machine}")
     with scratch_folder(checkout.scratch, "verify") as scratch:
-        run = Run(case.steps, str(rollouts.directory), trace=str(scratch / "trace"))
+        run = Run(case.steps, place_of(rollouts), trace=str(scratch / "trace"))
         replay = train(case, place, run, scratch / "replay.log")
         differences = golden.identity.differences(Identity.from_mapping(replay.header.identity))
         if differences:

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Callable
 
 from repro_golden.canonical import digest
+from repro_golden.children import BITS_DEFAULTS
 from repro_golden.fingerprint import SCHEME
-from repro_golden.launch import BITS_DEFAULTS
-from repro_golden.recorder import row_of
-from repro_golden.trace.model import PHASES, Row, chain, root
+from repro_golden.signals import Signals
+from repro_golden.trace.model import PHASES, chain, root
 
 __all__ = ["StepHashes", "main"]
 
@@ -25,25 +25,28 @@ class StepHashes:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._rows: list[Row] = []
+        self._signals, self._phase = Signals(), 0
         self._step = 0
         self._chain = digest("chain", SCHEME)
 
     def __call__(self, phase: str, name: str, value: object, placement: object = None) -> None:
         """Take one signal."""
-        if self._rows and PHASES.index(phase) < PHASES.index(self._rows[-1].phase):
+        at = PHASES.index(phase)
+        if at < self._phase:
             self.finish()
-        self._rows.append(row_of(phase, name, value, placement))  # type: ignore[arg-type]  # row_of refuses others
+        self._phase = at
+        self._signals.take(phase, name, value, placement)
 
     def finish(self) -> None:
         """Print the step under way."""
-        if not self._rows:
+        if not len(self._signals):
             return
-        self._chain = chain(self._chain, self._step, root(self._rows))
-        phases = {p: [r for r in self._rows if r.phase == p] for p in PHASES}
+        every = self._signals.rows()
+        self._chain = chain(self._chain, self._step, root(every))
+        phases = {p: [r for r in every if r.phase == p] for p in PHASES}
         parts = " ".join(f"{phase} {root(rows)[:12]}" for phase, rows in phases.items() if rows)
         self._say(f"hash {self._step}: {parts} chain {self._chain}")
-        self._rows.clear()
+        self._signals, self._phase = Signals(), 0
         self._step += 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -31,8 +32,19 @@ def diff(a: Path, b: Path, vary: tuple[str, ...], as_json: bool) -> int:
     notes = "".join(f"\nidentity differs: {d}" for d in differences)
     if len(traces[0].steps) != len(traces[1].steps):
         notes += f"\nA has {len(traces[0].steps)} steps, B has {len(traces[1].steps)}: only common ones were compared"
-    emit(as_json, data, comparison_text(found) + notes + f"\nreproduce with: repro diff {a} {b}")
-    return 0 if found.equal else 1
+    broken = [f"{name} is incomplete: {why}" for name, t in zip("AB", traces, strict=True) if (why := _broken(t))]
+    notes += "".join(f"\n{line}" for line in broken)
+    options = "".join(f" --vary {part}" for part in vary)
+    emit(as_json, data, comparison_text(found) + notes + f"\nreproduce with: repro diff{options} {a} {b}")
+    return 1 if not found.equal else 3 if broken else 0
+
+
+def _broken(trace: Any) -> str:
+    """Why a trace that agrees as far as it goes proves no more."""
+    if trace.end is None:
+        return f"its recording broke off after {len(trace.steps)} steps"
+    code = trace.end.get("exit", 0)
+    return f"its program failed (exit code {code}) after {len(trace.steps)} steps" if code else ""
 
 
 def open_trace(path: Path):  # type: ignore[no-untyped-def]  # the Trace class is imported late

@@ -36,10 +36,36 @@ def _recording_options(function: Any) -> Any:
 
 @golden.command(short_help="Record a case and let the run prove itself.")
 @click.argument("case", required=False)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]")
+@click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="With CMD: steps to record.")
+@click.option(
+    "--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="With CMD: processes that train."
+)
 @_recording_options
 @json_option
-def record(case: str | None, allow_noise: bool, allow_failed_checks: bool, as_json: bool) -> int:
-    """Record the golden run of CASE on this machine, and let it prove itself before it is kept."""
+def record(
+    case: str | None,
+    command: tuple[str, ...],
+    steps: int,
+    ranks: int,
+    allow_noise: bool,
+    allow_failed_checks: bool,
+    as_json: bool,
+) -> int:
+    """Record the golden run of CASE on this machine, and let it prove itself before it is kept.
+
+    With CMD, a training program that knows nothing of repro, the case file golden/cases/CASE.toml is written first.
+    """
+    if command:
+        from repro_golden.case import new_command_case
+        from repro_golden.checkout import find_checkout
+        from repro_golden.errors import ReproError
+        from repro_golden.store import Store
+
+        root = find_checkout(Path.cwd()).root
+        if not Store(root).dvc.initialised:
+            raise ReproError(f"{root} has no DVC yet: run `repro init`")
+        new_command_case(root, str(case), command, steps, ranks)
     return _record(case, allow_noise, allow_failed_checks, None, as_json)
 
 
@@ -134,10 +160,10 @@ def list_runs(as_json: bool) -> int:
     from repro_golden.case import list_cases, read_case
     from repro_golden.checkout import find_checkout
     from repro_golden.store import Store
-    from repro_golden.verify import child_identity
+    from repro_golden.subjects import identity_of
 
     checkout = find_checkout(Path.cwd())
-    here = {c.name: child_identity(c, checkout.root).machine for c in map(read_case, list_cases(checkout.root))}
+    here = {c.name: identity_of(c, checkout.root).machine for c in map(read_case, list_cases(checkout.root))}
     rows = [
         {"case": case, "machine": machine, "present": present, "here": here.get(case) == machine}
         for machine, case, present in Store(checkout.root).entries()
@@ -206,12 +232,12 @@ def _load(name: str) -> Any:
     from repro_golden.case import find_case
     from repro_golden.checkout import find_checkout
     from repro_golden.store import Store
-    from repro_golden.verify import child_identity
+    from repro_golden.subjects import identity_of
 
     checkout = find_checkout(Path.cwd())
     machine, slash, case = name.rpartition("/")
     if not slash:
-        machine = child_identity(find_case(checkout.root, case.split("~")[0]), checkout.root).machine
+        machine = identity_of(find_case(checkout.root, case.split("~")[0]), checkout.root).machine
     return Store(checkout.root).load(machine, case)
 
 

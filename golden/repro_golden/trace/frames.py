@@ -12,42 +12,68 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from repro_golden.fingerprint.definition import Lanes
 from repro_golden.trace.model import Row
 
-__all__ = ["pack", "read_frames", "unpack"]
+__all__ = ["ABSENT", "FrameReader", "Packed", "join", "json_column", "pack", "pack_rows", "read_frames", "unpack"]
 
 _HEAD = struct.Struct("<4sQI")
 _NUMBERS = struct.Struct("<QQqddqq")
 """Both lanes, non-finite count, absmax, l2, length of the sketch, length of the values."""
 _MAGIC = b"STEP"
-_ABSENT = -1  # the length written for a row that keeps no values
+ABSENT = -1  # the length written for a row that keeps no values
 
 
-def pack(step: int, rows: Sequence[Row]) -> bytes:
-    """One frame."""
-    table = {
-        "step": step,
-        "phase": [r.phase for r in rows],
-        "name": [r.name for r in rows],
-        "dtype": [r.dtype for r in rows],
-        "shape": [r.shape for r in rows],
-        "placement": [r.placement for r in rows],
-    }
-    head = json.dumps(table, separators=(",", ":")).encode()
-    pieces = [struct.pack("<I", len(head)), head]
+class Packed(NamedTuple):
+    """Rows on their way into a frame: each column of the table as JSON without its brackets, the numbers, the bytes."""
+
+    table: tuple[str, ...]
+    numbers: bytes
+    raw: bytes
+
+
+COLUMNS = ("phase", "name", "dtype", "shape", "placement")
+"""The table's columns, in order."""
+
+
+def pack_rows(rows: Sequence[Row]) -> Packed:
+    """Rows, ready for a frame."""
+    table = tuple(json_column([getattr(r, column) for r in rows]) for column in COLUMNS)
+    numbers, raw = list[bytes](), list[bytes]()
     for r in rows:
-        kept = _ABSENT if r.values is None else len(r.values)
-        pieces.append(_NUMBERS.pack(*r.lanes, r.nonfinite, r.absmax, r.l2, len(r.sketch), kept))
-    for r in rows:
-        pieces += (r.sketch, r.values or b"")
-    payload = b"".join(pieces)
+        kept = ABSENT if r.values is None else len(r.values)
+        numbers.append(_NUMBERS.pack(*r.lanes, r.nonfinite, r.absmax, r.l2, len(r.sketch), kept))
+        raw += (r.sketch, r.values or b"")
+    return Packed(table, b"".join(numbers), b"".join(raw))
+
+
+def json_column(values: Sequence[object]) -> str:
+    """A column of a table."""
+    return json.dumps(values, separators=(",", ":"))[1:-1]
+
+
+def pack(step: int, rows: Sequence[Row], label: str = "") -> bytes:
+    """One frame. A label tells the step from others of its rank: the optimizers that made it."""
+    return join(step, [pack_rows(rows)], label)
+
+
+def join(step: int, parts: Sequence[Packed], label: str = "") -> bytes:
+    """One frame of several lots of rows."""
+    parts = [part for part in parts if part.numbers]
+    columns = zip(*(part.table for part in parts), strict=True) if parts else [()] * len(COLUMNS)
+    texts = [f'"{name}":[{",".join(texts)}]' for name, texts in zip(COLUMNS, columns, strict=True)]
+    named = [f'"label":{json.dumps(label)}'] if label else []
+    head = ("{" + ",".join([f'"step":{step}', *named, *texts]) + "}").encode()
+    payload = b"".join(
+        [struct.pack("<I", len(head)), head, *(part.numbers for part in parts), *(part.raw for part in parts)]
+    )
     return _HEAD.pack(_MAGIC, len(payload), zlib.crc32(payload)) + payload
 
 
-def unpack(payload: bytes) -> tuple[int, list[Row]]:
-    """Step number and rows of a frame's payload."""
+def unpack(payload: bytes) -> tuple[int, list[Row], str]:
+    """Step number, rows and label of a frame's payload."""
     (size,) = struct.unpack_from("<I", payload)
     table = json.loads(payload[4 : 4 + size])
     numbers = 4 + size
@@ -57,7 +83,7 @@ def unpack(payload: bytes) -> tuple[int, list[Row]]:
         a, b, nonfinite, absmax, l2, sketched, kept = _NUMBERS.unpack_from(payload, numbers + i * _NUMBERS.size)
         sketch, at = payload[at : at + sketched], at + sketched
         values = None
-        if kept != _ABSENT:
+        if kept != ABSENT:
             values, at = payload[at : at + kept], at + kept
         rows.append(
             Row(
@@ -74,18 +100,31 @@ def unpack(payload: bytes) -> tuple[int, list[Row]]:
                 placement=table["placement"][i],
             )
         )
-    return int(table["step"]), rows
+    return int(table["step"]), rows, table.get("label", "")
+
+
+class FrameReader:
+    """Reads a log, also while it grows: each call of `more` goes on where the last one ended."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at = path, 0
+
+    def more(self) -> Iterator[tuple[int, list[Row], str]]:
+        """The whole frames up to the first that is cut short or damaged: `unpack` of each."""
+        size = self._path.stat().st_size  # a damaged length must not become a request for that much memory
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            while len(head := file.read(_HEAD.size)) == _HEAD.size:
+                magic, length, crc = _HEAD.unpack(head)
+                if magic != _MAGIC or length > size:
+                    return
+                payload = file.read(length)
+                if len(payload) != length or zlib.crc32(payload) != crc:
+                    return
+                self._at = file.tell()
+                yield unpack(payload)
 
 
 def read_frames(path: Path) -> Iterator[tuple[int, list[Row]]]:
-    """The whole frames of a log, up to the first that is cut short or damaged (that one and all after it are lost)."""
-    size = path.stat().st_size  # a damaged length must not become a request for that much memory
-    with path.open("rb") as file:
-        while len(head := file.read(_HEAD.size)) == _HEAD.size:
-            magic, length, crc = _HEAD.unpack(head)
-            if magic != _MAGIC or length > size:
-                return
-            payload = file.read(length)
-            if len(payload) != length or zlib.crc32(payload) != crc:
-                return
-            yield unpack(payload)
+    """Step numbers and rows of a log's whole frames; what follows a damaged one is lost."""
+    return ((step, rows) for step, rows, _ in FrameReader(path).more())

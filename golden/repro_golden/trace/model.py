@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import xxhash
-
 from repro_golden.canonical import canonical_json, decode_float, digest, encode_float, frame
 from repro_golden.fingerprint.definition import SCHEME, Lanes, bind
+from repro_golden.fingerprint.share import Share
+from repro_golden.xxh import xxh3_128_hexdigest
 
 __all__ = ["FORMAT", "PHASES", "RECORDER", "Header", "Row", "StepRecord", "chain", "dump_path", "root"]
 
 FORMAT = 1
-RECORDER = 1
+RECORDER = 2
 """Version of what the recorder observes and how; part of the key under which probes are reused."""
 
 PHASES = ("input", "forward", "loss", "grad", "update")
@@ -41,7 +41,7 @@ class Row:
         l2: Root of the sum of squares of the finite values.
         sketch: Raw values at fixed pseudo-random positions.
         values: All raw values, for per-token columns and metrics; None for weights and gradients.
-        placement: Which part of the canonical tensor this row covers; None for the whole.
+        placement: Which bytes of the canonical tensor this row covers (`Share.cover_text`); None for the whole.
     """
 
     phase: str
@@ -58,8 +58,16 @@ class Row:
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits over content, dtype and shape."""
-        return bind(self.lanes, self.dtype, self.shape)
+        """32 hex digits over content, dtype and shape; of a part, also over what it covers and its cut words."""
+        bound = bind(self.lanes, self.dtype, self.shape)
+        return bound if self.placement is None else digest("share", bound, self.placement)
+
+    @property
+    def share(self) -> Share | None:
+        """What this row gives to the whole tensor's fingerprint (`share.merge`); None where it is the whole."""
+        if self.placement is None:
+            return None
+        return Share.from_cover(self.dtype, self.shape, self.lanes, self.placement)
 
     @property
     def key(self) -> tuple[int, str]:
@@ -75,7 +83,7 @@ def dump_path(trace: Path, step: int, phase: str, name: str) -> Path:
 def root(rows: Iterable[Row]) -> str:
     """A step's root: over its signals by phase and name, so the order of observation plays no part."""
     leaves = sorted([(*_leaf(row.phase, row.name), row.fingerprint) for row in rows])
-    return digest("root", *[xxhash.xxh3_128_hexdigest(start + frame(print_)) for _, start, print_ in leaves])
+    return digest("root", *[xxh3_128_hexdigest(start + frame(print_)) for _, start, print_ in leaves])
 
 
 @functools.lru_cache(maxsize=1 << 16)

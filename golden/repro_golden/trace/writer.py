@@ -13,7 +13,7 @@ from typing import Any
 
 from repro_golden.canonical import canonical_json, digest, write_atomic
 from repro_golden.errors import MachineFailureError, ReproError
-from repro_golden.fingerprint.definition import SCHEME, reference
+from repro_golden.fingerprint.definition import SCHEME, reference_word
 from repro_golden.trace import columns, frames
 from repro_golden.trace.model import METRIC, PHASES, Header, Row, StepRecord, chain, root, to_checked_line
 
@@ -27,7 +27,18 @@ def metric_row(phase: str, name: str, value: float) -> Row:
     raw = struct.pack("<d", value)
     finite = math.isfinite(value)
     magnitude = abs(value) if finite else 0.0
-    return Row(phase, name, METRIC, (), reference(raw), int(not finite), magnitude, magnitude, raw, raw)
+    return Row(
+        phase,
+        name,
+        METRIC,
+        (),
+        reference_word(int.from_bytes(raw, "little")),
+        int(not finite),
+        magnitude,
+        magnitude,
+        raw,
+        raw,
+    )
 
 
 class TraceWriter:

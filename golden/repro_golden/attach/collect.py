@@ -1,0 +1,304 @@
+"""From the raw records of all ranks to one trace: replicas once, shares added up, what differs by rank kept apart."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from repro_golden.attach.metrics import NORM, number_of
+from repro_golden.errors import ReproError
+from repro_golden.fingerprint.share import merge
+from repro_golden.trace import Header, Row, StepRecord, TraceWriter, seal
+from repro_golden.trace.frames import FrameReader
+from repro_golden.trace.model import METRIC, RECORDER
+from repro_golden.trace.writer import metric_row
+
+__all__ = ["Collected", "Gathering", "merge_rows"]
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What was made of the raw records.
+
+    Attributes:
+        steps: Whole steps that every rank recorded.
+        ranks: How many ranks did.
+        complete: Whether every rank said that it had ended, with as many steps.
+        stopped: Whether every rank was ended because it had made the steps that were asked for.
+        terminal: What the ranks' runs ended with (`process.terminal`), by rank and name.
+        ignored: Metrics that were left out, because they measure time or the user said so.
+    """
+
+    steps: int
+    ranks: int
+    complete: bool
+    stopped: bool
+    terminal: Mapping[str, str]
+    ignored: Sequence[str] = ()
+
+
+class _Rank:
+    """The records of one rank, in an order that does not depend on which of several optimizers stepped first.
+
+    Steps of different optimizers that follow each other are put in the order of their labels, up to where one of them
+    steps again. The first optimizer's signals keep their names, the k-th other's begin with ``optimizer.k/``.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self.about = _read(log.with_suffix(".json"))
+        self.ready: deque[tuple[str, list[Row]]] = deque()
+        self.labels: set[str] = set()
+        self.steps = 0
+        self._frames = FrameReader(log)
+        self._window: dict[str, list[Row]] = {}
+        self._numbers: dict[str, int] = {}
+
+    @property
+    def end(self) -> dict[str, Any] | None:
+        """What it said when it ended: ``steps`` and ``stopped``."""
+        found: dict[str, Any] | None = _read(self.log.with_suffix(".end"))
+        return found
+
+    def read(self) -> None:
+        """Take what was written since."""
+        for _, rows, label in self._frames.more():
+            self.steps += 1
+            self.labels.add(label)
+            if label in self._window:
+                self.close()
+            self._window[label] = rows
+            if list(self._numbers) == [label]:  # one optimizer so far, and again: nothing to wait for
+                self.close()
+
+    def close(self) -> None:
+        """No other optimizer's step belongs to those before."""
+        for label, rows in sorted(self._window.items()):
+            number = self._numbers.setdefault(label, len(self._numbers))
+            self.ready.append((label, [_told_apart(row, number) for row in rows] if number else rows))
+        self._window.clear()
+
+
+def _told_apart(row: Row, number: int) -> Row:
+    prefix = f"optimizer.{number}/"
+    if row.name.startswith("start/"):
+        return replace(row, name=f"start/{prefix}{row.name.removeprefix('start/')}")
+    return replace(row, name=prefix + row.name) if row.phase in ("grad", "update") else row
+
+
+HeaderOf = Callable[[Mapping[str, Any], int], Header]
+
+
+class Gathering:
+    """Makes a trace of the raw records of a program's ranks, also while they are written.
+
+    Args:
+        raw: Folder of the raw records.
+        out: The trace's folder.
+        header: The trace's header, from what rank 0 says of itself and the number of steps seen so far.
+        ranks: How many ranks must record; by default as many as each says its world has.
+    """
+
+    def __init__(self, raw: Path, out: Path, header: HeaderOf, ranks: int | None) -> None:
+        self._raw, self._out, self._header, self._want = raw, out, header, ranks
+        self._ranks: list[_Rank] = []
+        self._writer: TraceWriter | None = None
+
+    @property
+    def steps(self) -> int:
+        """How many were written."""
+        return self._writer.steps if self._writer else 0
+
+    def poll(self) -> list[StepRecord]:
+        """Write the steps that all ranks have recorded since.
+
+        Raises:
+            ReproError: a rank twice, another recorder's records, or shares that do not add up.
+        """
+        if not self._ranks:
+            found = self._find()
+            if not found or len(found) < self._wanted(found):
+                return []
+            self._open(found)
+        records = []
+        for rank in self._ranks:
+            rank.read()
+        while all(rank.ready for rank in self._ranks) and not self._parted():
+            records.append(self._write([rank.ready.popleft()[1] for rank in self._ranks]))
+        return records
+
+    def finish(self, command: Sequence[str], code: int, reason: str = "finished") -> Collected:
+        """Write what is left, close the trace where it is whole, and seal it.
+
+        Args:
+            command: What ran, for the message.
+            code: Its exit code.
+            reason: Why it ended, for the trace's closing line.
+
+        Raises:
+            ReproError: no step, or a rank is missing, or see `poll`.
+        """
+        if not self._ranks:
+            self._open(self._find(whole=False), command, code)
+        self.poll()
+        for rank in self._ranks:
+            rank.close()
+        self.poll()
+        if self._writer is None:
+            raise ReproError(
+                f"no step was recorded whole (exit code {code}): it ended in its first, or a line on stderr says why"
+            )
+        steps, ends = self._writer.steps, [rank.end for rank in self._ranks]
+        complete = all(end and end["steps"] == rank.steps == steps for end, rank in zip(ends, self._ranks, strict=True))
+        terminal = read_terminal(self._raw)
+        if complete or reason == "diverged":
+            closing = {"reason": reason, "ranks": len(self._ranks), "exit": code}
+            self._writer.close(closing | ({"terminal": terminal} if terminal else {}))
+        dumps = self._raw / "dumps"
+        if dumps.exists():
+            dumps.rename(self._out / "dumps")
+        seal(self._out)
+        stopped = all(end and end["stopped"] for end in ends)
+        ignored = sorted({name for end in ends if end for name in end.get("ignored", ())})
+        return Collected(steps, len(self._ranks), complete, stopped, terminal, ignored)
+
+    def _parted(self) -> bool:
+        """Whether ranks with the same optimizers have stepped different ones: the rest of a recording that was cut."""
+        labels = {rank.ready[0][0] for rank in self._ranks}
+        return len(labels) > 1 and all(rank.labels == self._ranks[0].labels for rank in self._ranks)
+
+    def _find(self, *, whole: bool = True) -> list[_Rank]:
+        found = [_Rank(log) for log in sorted(self._raw.glob("rank-*.log"))]
+        return [rank for rank in found if rank.about or not whole]
+
+    def _wanted(self, ranks: Sequence[_Rank]) -> int:
+        return self._want or max(int(rank.about["world"]) for rank in ranks)
+
+    def _open(self, ranks: list[_Rank], command: Sequence[str] = ("the program",), code: int = 0) -> None:
+        if not ranks:
+            raise ReproError(
+                f"no optimizer step was seen in {command[0]} (exit code {code}): does it train with torch.optim, "
+                "in a Python that reads PYTHONPATH?"
+            )
+        if not all(rank.about for rank in ranks):
+            raise ReproError(
+                f"no step was recorded whole (exit code {code}): it ended in its first, or a line on stderr says why"
+            )
+        found = sorted(rank.about["rank"] for rank in ranks)
+        if any(rank.about["recorder"] != RECORDER for rank in ranks):
+            raise ReproError("the program imports another version of repro_golden: use one in both environments")
+        if len(set(found)) < len(found):
+            twice = next(r for r in found if found.count(r) > 1)
+            raise ReproError(f"{found.count(twice)} processes trained as rank {twice}: trace one program at a time")
+        want = self._wanted(ranks)
+        if found != list(range(want)):
+            missing = sorted(set(range(want)) - set(found))
+            raise ReproError(
+                f"{len(found)} of {want} ranks recorded steps (missing: {missing or 'none'}, found: {found}): "
+                "resources.ranks (--ranks) says how many there must be"
+            )
+        if outside := next((rank.about["outside"] for rank in ranks if rank.about["outside"]), None):
+            module = next((m for m in outside if m != "__main__"), outside[0])
+            raise ReproError(
+                f"{module} was imported from your checkout, not from the commit under test (an editable "
+                "installation?): name the folder of the code, relative to the root, in subject.env.PYTHONPATH"
+            )
+        self._ranks = ranks
+
+    def _write(self, ranks: Sequence[Sequence[Row]]) -> StepRecord:
+        if self._writer is None:
+            seen = min(rank.steps for rank in self._ranks)
+            self._writer = TraceWriter(self._out, self._header(self._ranks[0].about, seen))
+        metrics, others = set[str](), set[tuple[str, str]]()
+        for row in merge_rows(ranks):
+            if row.dtype == METRIC and row.name in metrics:
+                continue  # a number that the program logs under the name of one that was read
+            if row.dtype == METRIC:
+                metrics.add(row.name)
+            while (row.phase, row.name) in others:  # what the program shows under the name of what was read
+                row = replace(row, name=f"{row.name}.again")
+            others.add((row.phase, row.name))
+            self._writer.add(row)
+        return self._writer.end_step(self._writer.steps)
+
+
+def read_terminal(raw: Path) -> dict[str, str]:
+    """What the runs of all ranks ended with, by rank and name."""
+    return {
+        f"{path.stem}/{name}": value
+        for path in sorted(raw.glob("rank-*.terminal"))
+        for name, value in (_read(path) or {}).items()
+    }
+
+
+def _read(path: Path) -> Any:
+    """The JSON of a file; None where the disk was full or the process killed before it was whole."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def merge_rows(ranks: Sequence[Sequence[Row]]) -> Iterator[Row]:
+    """The rows of one step: one for each signal that all ranks agree on or hold shares of, else one for each rank.
+
+    Raises:
+        ReproError: shares that do not add up to a tensor.
+    """
+    by_signal: dict[tuple[str, str], list[tuple[int, Row]]] = {}
+    for rank, rows in enumerate(ranks):
+        for row in rows:
+            by_signal.setdefault((row.phase, row.name), []).append((rank, row))
+    for (phase, name), held in by_signal.items():
+        rows = [row for _, row in held]
+        if NORM in name and rows[0].dtype == METRIC:
+            yield _norm(rows[0].phase, name, [number_of(row) for row in rows])
+        elif any(row.placement is not None for row in rows):
+            yield _added(name, rows)
+        elif len({row.fingerprint for row in rows}) == 1 and len(rows) == _expected(phase, name, by_signal, len(ranks)):
+            yield rows[0]
+        else:
+            yield from (replace(row, name=f"{name}@{rank}") for rank, row in held)
+
+
+def _expected(phase: str, name: str, held: Mapping[tuple[str, str], Sequence[Any]], ranks: int) -> int:
+    """How many ranks must have a signal for it to be everybody's: those that have its parameter."""
+    if phase == "update" and name.rpartition("/")[2] == "skipped":
+        return ranks
+    owners = held.get(("update", name), ()) if phase == "grad" else ()
+    return len(owners) or len(held[phase, name])
+
+
+def _norm(phase: str, name: str, parts: Sequence[float]) -> Row:
+    """The norm of which ranks have the norms of their shards."""
+    name, _, order = name.partition(NORM)
+    p = float(order)
+    if math.isinf(p):
+        return metric_row(phase, name, max(parts))
+    return metric_row(phase, name, math.fsum(abs(part) ** p for part in parts) ** (1 / p))
+
+
+def _added(name: str, rows: Sequence[Row]) -> Row:
+    shares = [row.share for row in rows]
+    if any(share is None for share in shares):  # one rank may hold all of a small tensor, and others nothing of it
+        full = [row for row, share in zip(rows, shares, strict=True) if share is None]
+        if any(share is not None and share.runs for share in shares) or len({row.fingerprint for row in full}) > 1:
+            raise ReproError(f"{name} is whole on one rank and sharded on another: trace one layout at a time")
+        return full[0]
+    whole = merge([share for share in shares if share is not None])
+    if not whole.whole:
+        raise ReproError(f"the ranks hold only a part of {name}: a rank is missing")
+    distinct = list({row.placement: row for row in rows}.values())
+    return replace(
+        rows[0],
+        lanes=whole.lanes,
+        nonfinite=sum(r.nonfinite for r in distinct),
+        absmax=max(r.absmax for r in distinct),
+        l2=math.sqrt(math.fsum(r.l2**2 for r in distinct)),
+        placement=None,
+    )

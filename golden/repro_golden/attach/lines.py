@@ -1,0 +1,284 @@
+"""From what a training program prints to metrics: lines that the field's trainers print, JSON, the user's patterns.
+
+This runs inside foreign programs, with the standard library alone. Dicts are read by a scanner of their own and not by
+`ast.parse`: Python's parser can overflow the stack of a thread, warns of unknown escapes on the program's stderr (an
+error under `-W error`), and refuses a whole line for one `tensor(0.5, grad_fn=<DivBackward0>)`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["Lines", "listen", "measures_time", "metrics_of"]
+
+_LIMIT = 64 * 1024
+"""Characters of the longest line that is read or held: a program may print for ever without a line end."""
+
+_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_RAY = re.compile(r"\(.*? pid=\d+(?:, ip=[^\s)]+)?\) ")
+_REPEATED = re.compile(r" \[repeated \d+x across cluster\](?: \(Ray deduplicates .*)?$", re.DOTALL)
+# slime, Miles: `[2026-11-20 15:47:01.707 rank0] file.py:107 - `; Relax: `2026-11-20 15:47:01 | INFO | module:107 `
+_LOGGING = re.compile(
+    r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]*\] \S+:\d+ - "
+    r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \| [A-Z]+ \| \S+:\d+(?:\[[^\[\]]*\])? "
+)
+_LABEL = re.compile(r"(?:(?:critic-)?step|rollout|multi_turn|passrate|perf|eval) \d+: (?=\{)")
+
+_STRING = re.compile(r"""'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*\"""", re.DOTALL)
+_TOKEN = re.compile(rf"""{_STRING.pattern}|[()\[\]{{}},:'"]|[^()\[\]{{}},:'"]+""", re.DOTALL)
+_ESCAPE = re.compile(
+    r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U((?:000[0-9a-fA-F]|0010)[0-9a-fA-F]{4})|(.))", re.DOTALL
+)
+_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "\\": "\\", "'": "'", '"': '"', "/": "/"}
+_NUMBER = re.compile(r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|nan|inf|NaN|Infinity)")
+# NumPy's, torch's and JAX's scalars; `range(0, 5)` or `Fraction(1, 2)` are no numbers
+_CALL = re.compile(
+    rf"(?:\w+\.)*(?:u?int[0-9]*|b?float[0-9]*|tensor|array|Array)\(\s*({_NUMBER.pattern})\s*(?:,.*)?\)", re.DOTALL
+)
+
+
+def metrics_of(line: str, patterns: Sequence[re.Pattern[str]] = ()) -> dict[str, float]:
+    """The metrics that one printed line shows; no line at all is an error.
+
+    Colour codes, Ray's prefix and the logging prefix of slime, Miles or Relax are taken off; then the line may be
+
+    - `step 3: {…}`, or the same with critic-step, rollout, multi_turn, passrate, perf or eval: the numbers of the dict;
+    - a JSON object or a Python dict: its numbers. Here numbers in Python's quotes count too: transformers' trainer
+      prints `{'loss': '0.5'}`.
+
+    Numbers are int, float, nan, inf and calls such as `np.float64(1.5)` and `tensor(0.5, device='cuda:0')` under the
+    dict's own keys; other values are left out, also bool, and integers too large for a float.
+
+    Args:
+        line: without its line end. Lines longer than 64 KiB are not read.
+        patterns: searched besides, each match in turn, in what is left of the line. A pattern with just the groups
+            `name` and `value` gives that name; in any other the groups' names are the metrics' names. A group that
+            holds no float is passed over.
+    """
+    if ("{" not in line and not patterns) or len(line) > _LIMIT:
+        return {}
+    text = _bare(line)
+    found: dict[str, float] = {}
+    label = _LABEL.match(text)
+    if label:
+        found = _numbers(text[label.end() :], quoted=False)
+    elif text.startswith("{"):
+        found = _numbers(text, quoted=True)
+    for pattern in patterns:
+        named = pattern.groups == 2 and set(pattern.groupindex) == {"name", "value"}
+        for match in pattern.finditer(text):
+            shown = {match["name"]: match["value"]} if named else match.groupdict()
+            for name, value in shown.items():
+                if name is not None and value is not None:  # a group that took no part in the match
+                    with contextlib.suppress(ValueError):
+                        found[name] = float(value)
+    return found
+
+
+def _bare(line: str) -> str:
+    text = _ANSI.sub("", line).strip()
+    ray = _RAY.match(text)
+    if ray:
+        text = _REPEATED.sub("", text[ray.end() :].lstrip())
+    logging = _LOGGING.match(text)
+    return text[logging.end() :].lstrip() if logging else text
+
+
+def _numbers(text: str, *, quoted: bool) -> dict[str, float]:
+    """The top-level items of a dict in JSON's or Python's notation that are `"name": number`.
+
+    Nothing where quotes or brackets do not close at the text's end.
+
+    Args:
+        text: begins with "{".
+        quoted: whether `'0.5'` is a number. JSON's strings never are.
+    """
+    found: dict[str, float] = {}
+    depth, start, colon = 0, 1, 0
+    for match in _TOKEN.finditer(text):
+        part, at = match[0], match.start()
+        if part in ("'", '"'):
+            return {}
+        if part in ("(", "[", "{"):
+            depth += 1
+        elif part in (")", "]", "}"):
+            depth -= 1
+        elif part == ":" and depth == 1:
+            colon = at
+        if depth == 0 or (part == "," and depth == 1):
+            name, value = _name(text[start:colon].strip()), _number(text[colon + 1 : at].strip(), quoted=quoted)
+            if colon and name is not None and value is not None:
+                found[name] = value
+            start, colon = match.end(), 0
+        if depth == 0:
+            return found if start == len(text) else {}
+    return {}
+
+
+def _name(token: str) -> str | None:
+    if not _STRING.fullmatch(token):
+        return None
+    if "\\" not in token:
+        return token[1:-1]
+    text = _ESCAPE.sub(_unescaped, token[1:-1])
+    # JSON writes a character beyond 16 bits as two escapes; Python's repr, in its usual quotes, never does
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass") if token[0] == '"' else text
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    code = match[1] or match[2] or match[3]
+    return chr(int(code, 16)) if code else _ESCAPED.get(match[4], match[0])
+
+
+def _number(text: str, *, quoted: bool) -> float | None:
+    call = _CALL.fullmatch(text)
+    if call:
+        text = call[1]
+    elif quoted and text[:1] == text[-1:] == "'":
+        text = text[1:-1]
+    if not _NUMBER.fullmatch(text):
+        return None
+    value = float(text)
+    return None if math.isinf(value) and "n" not in text else value
+
+
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})")
+"""Where a camelCase word begins; two letters after the capital, so that GPUs and TFLOPs stay whole."""
+
+_WORDS = re.compile(r"[^\W\d_]+|[0-9]+|/")
+
+_TIME = re.compile(
+    # Words that mean nothing else. Not `second`, an ordinal in second_order and second_turn (as a unit it follows
+    # `per`), nor `timeout`, `timesteps`, `flos`: counts, the same in every run.
+    r"\b(?:timer|timers|timing|timeperf|timestamp|timestamps|walltime|seconds|secs|minutes|hours|duration|runtime|"
+    r"elapsed|throughput|tps|tgs|flops|tflops|mfu|hfu|speed|memory|mem|vram|iops|bandwidth|latency)\b"
+    # time_step and time_steps are positions in an episode, or counts of them
+    r"|\btime\b(?! steps?\b)"
+    # tokens_per_s, tok/s
+    r"|\bper (?:s|sec|second|min|minute|hour)\b|/ s$"
+    # Short words that mean something else elsewhere count only as the unit at the end of a part of the name, before
+    # a statistic or `per`: eval/ms_marco, mmlu/us_history, en_US, times_clipped and the hyperparameter eta_min do not.
+    r"|\beta(?= /|$)|\b(?:ms|sec|times|(?<=[a-z0-9] )(?<!\ben )us)"
+    r"(?= per\b|(?: (?:avg|mean|median|min|max|std|sum|total|p|[0-9]+))*(?: /|$))"
+)
+
+
+def measures_time(name: str) -> bool:
+    """Whether a metric measures wall time, speed or memory by its name, so that it differs from run to run."""
+    return name.startswith("perf/") or bool(_TIME.search(" ".join(_WORDS.findall(_CAMEL.sub(" ", name))).lower()))
+
+
+class Lines(threading.local):
+    r"""Makes lines of a text stream that is written in pieces.
+
+    A line ends at "\n" or "\r\n". A "\r" elsewhere starts it over, as progress bars do; one longer than 64 KiB is
+    dropped. Each thread's lines are put together on their own, since print writes a line and its end in two calls
+    between which another thread may write. There is no lock: a forked child would find it held for ever.
+
+    Args:
+        take: called with each line when it ends.
+    """
+
+    def __init__(self, take: Callable[[str], None]) -> None:
+        self._take = take
+        self._pieces: list[str] = []
+        self._length = 0
+        self._returned = False
+
+    def write(self, text: str) -> None:
+        """Take the next piece; what `take` raises is raised after the piece is read."""
+        *ended, rest = text.split("\n")
+        lines = []
+        for piece in ended:
+            self._add(piece)
+            if self._length <= _LIMIT:
+                lines.append("".join(self._pieces))
+            self._start_over()
+        self._add(rest)
+        for line in lines:
+            self._take(line)
+
+    def _add(self, piece: str) -> None:
+        text = piece.rstrip("\r")
+        if text:
+            _, over, last = text.rpartition("\r")
+            if over or self._returned:
+                self._start_over()
+            self._length += len(last)
+            if self._length <= _LIMIT:
+                self._pieces.append(last)
+            else:
+                self._pieces.clear()
+        if len(text) < len(piece):  # whether it starts the line over is known when something follows
+            self._returned = True
+
+    def _start_over(self) -> None:
+        self._pieces.clear()
+        self._length = 0
+        self._returned = False
+
+
+class _Ear(threading.local):
+    """One stream's lines, and for each thread whether it is being heard at the moment."""
+
+    def __init__(self, take: Callable[[str], None]) -> None:
+        self._lines = Lines(take)
+        self._busy = False
+        self.heard = 0
+
+    def hear(self, text: str) -> None:
+        if self._busy:  # `take` itself prints
+            return
+        try:
+            self._busy = True
+            self.heard += 1
+            self._lines.write(text)
+        finally:
+            self._busy = False
+
+
+def listen(stream: Any, take: Callable[[str], None]) -> None:
+    """Have `take` called with each line that is written to `stream` from now on, through `write` and `writelines`.
+
+    For the program they do, return and raise what they did. What `take` raises is lost, what it prints to the stream
+    is not heard. Nothing is done to a stream that is None, is listened to already or lets no attribute be set. A forked
+    child goes on calling its copy of `take`.
+    """
+    try:
+        if stream is None or getattr(stream, "_repro_listened", False):
+            return
+        write, writelines = stream.write, stream.writelines
+        stream._repro_listened = True
+    except Exception:  # noqa: BLE001 - a foreign class may raise anything here
+        return
+    ear = _Ear(take)
+
+    def heard_write(*args: Any, **kwargs: Any) -> Any:
+        result = write(*args, **kwargs)
+        try:  # noqa: SIM105 - contextlib.suppress is Python code: it raises itself where the stack is nearly used up
+            ear.hear(args[0])
+        except Exception:  # noqa: BLE001, S110 - whatever it is, the program goes on
+            pass
+        return result
+
+    def heard_writelines(*args: Any, **kwargs: Any) -> Any:
+        before = ear.heard
+        result = writelines(*args, **kwargs)
+        try:
+            # most streams' writelines calls their write, which was heard; an iterator is used up by now
+            if ear.heard == before and isinstance(args[0], (list, tuple)):
+                ear.hear("".join(args[0]))
+        except Exception:  # noqa: BLE001, S110 - as above
+            pass
+        return result
+
+    try:
+        stream.write = heard_write
+        stream.writelines = heard_writelines
+    except Exception:  # noqa: BLE001 - half of it set, it is still marked as listened to: no line is heard twice
+        return

@@ -1,0 +1,108 @@
+"""The names of parameters and modules: their module paths, the same whatever wraps the model."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import torch
+
+__all__ = ["Names"]
+
+_WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
+"""What torch.compile, FSDP, checkpoint wrappers and Lightning's Fabric call the module inside them."""
+
+T = TypeVar("T", torch.Tensor, torch.nn.Module)
+Known = dict[int, tuple["weakref.ref[T]", str]]
+
+
+class Names:
+    """Looked up among the modules that are alive, when a parameter or module without a name is met."""
+
+    def __init__(self) -> None:
+        self._parameters: Known[torch.Tensor] = {}
+        self._modules: Known[torch.nn.Module] = {}
+        self._of: weakref.WeakKeyDictionary[Any, tuple[list[int], dict[str, torch.Tensor]]]
+        self._of = weakref.WeakKeyDictionary()
+
+    def of(self, optimizer: Any) -> dict[str, torch.Tensor]:
+        """An optimizer's parameters by name, sorted: the order of registration plays no part.
+
+        Parameters of the same name, of models that nothing holds together, are ``NAME``, ``NAME#1`` and so on.
+        """
+        held = [id(p) for group in optimizer.param_groups for p in group["params"]]
+        known = self._of.get(optimizer)
+        if known is not None and known[0] == held:
+            return known[1]
+        found: dict[str, torch.Tensor] = {}
+        for g, group in enumerate(optimizer.param_groups):
+            for k, parameter in enumerate(group["params"]):
+                name = unique = self._name(parameter, f"param_groups.{g}.{k}")
+                count = 0
+                while unique in found:
+                    count += 1
+                    unique = f"{name}#{count}"
+                found[unique] = parameter
+        found = dict(sorted(found.items()))
+        self._of[optimizer] = (held, found)
+        return found
+
+    def of_module(self, module: torch.nn.Module) -> str:
+        """A module's path; '' for a root."""
+        known = self._modules.get(id(module))
+        if known is None or known[0]() is not module:
+            self._look()
+            known = self._modules.setdefault(id(module), (weakref.ref(module), ""))
+        return known[1]
+
+    def _name(self, parameter: torch.Tensor, fallback: str) -> str:
+        """`fallback` for a parameter that no module owns."""
+        known = self._parameters.get(id(parameter))
+        if known is None or known[0]() is not parameter:
+            self._look()
+            known = self._parameters.setdefault(id(parameter), (weakref.ref(parameter), fallback))
+            if known[0]() is not parameter:  # the place of one that is gone
+                known = self._parameters[id(parameter)] = (weakref.ref(parameter), fallback)
+        return known[1]
+
+    def _look(self) -> None:
+        """Name the parameters and modules of every root: a module that no other module holds."""
+        # by type(): isinstance asks objects for __class__, and some answer with a warning
+        found_types = (o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module))
+        modules = [m for m in found_types if "_modules" in m.__dict__]
+        inner = {id(child) for m in modules for child in m._modules.values() if child is not None}
+        parameters: Known[torch.Tensor] = {}
+        named: Known[torch.nn.Module] = {}
+        for root in (m for m in modules if id(m) not in inner):
+            own: set[int] = set()  # within one root the first name stands, as in `named_parameters`
+            for path, module in _walk(root, "", set()):
+                _take(named, module, path)
+                for key, parameter in module._parameters.items():
+                    if parameter is not None and id(parameter) not in own:
+                        own.add(id(parameter))
+                        _take(parameters, parameter, f"{path}.{key}" if path else key)
+        self._parameters = {k: v for k, v in self._parameters.items() if v[0]() is not None} | parameters
+        self._modules = {k: v for k, v in self._modules.items() if v[0]() is not None} | named
+
+
+def _walk(module: torch.nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Every module of a root with its path, which leaves out what wrappers add."""
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    yield path, module
+    children = [(key, child) for key, child in module._modules.items() if child is not None]
+    # DDP, FSDP and others: nothing of their own but the one that they wrap
+    wraps = [key for key, _ in children] == ["module"] and not any(p is not None for p in module._parameters.values())
+    for key, child in children:
+        through = wraps or key in _WRAPPED
+        yield from _walk(child, path if through else f"{path}.{key}" if path else key, seen)
+
+
+def _take(known: Known[T], item: T, name: str) -> None:
+    """Among several owners (a trainer and its model): the shortest path, then the first by name."""
+    other = known.get(id(item))
+    if other is None or (name.count("."), name) < (other[1].count("."), other[1]):
+        known[id(item)] = (weakref.ref(item), name)

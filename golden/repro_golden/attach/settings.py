@@ -1,0 +1,52 @@
+"""What the instrument asks of a recording process, carried by one environment variable."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["VARIABLE", "Settings"]
+
+VARIABLE = "REPRO_TRACE"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to record.
+
+    Attributes:
+        out: Folder that receives the raw records of every rank.
+        steps: End the process when it is about to make a step beyond so many; None lets it run.
+        record: Whether to record steps at all; without it only the terminal state is hashed.
+        terminal: Whether to hash the state after the last step: parameters, optimizer state, generators, metrics.
+        activations: Globs of module names whose outputs, and their gradients, are recorded.
+        metrics: Regular expressions over lines of output whose named groups are metrics.
+        ignore: Globs of metrics to leave out.
+        plant: ``[step, phase, name]`` of a signal that gets a one-ULP change before it is read.
+        dump: ``[step, phase, name]`` of signals whose whole content is written.
+        home: The user's checkout, from which nothing may be imported when `place` is another.
+        place: The code under test.
+    """
+
+    out: str
+    steps: int | None = None
+    record: bool = True
+    terminal: bool = False
+    activations: Sequence[str] = ()
+    metrics: Sequence[str] = ()
+    ignore: Sequence[str] = ()
+    plant: Sequence[Any] | None = None
+    dump: Sequence[Sequence[Any]] = ()
+    home: str | None = None
+    place: str | None = None
+
+    def to_text(self) -> str:
+        """The variable's value."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Settings:
+        """The inverse of `to_text`."""
+        return cls(**json.loads(text))

@@ -1,0 +1,126 @@
+"""Found on PYTHONPATH by every Python process under `repro trace`: waits for torch, then arms the recorder.
+
+It runs in the user's environment and speaks to nobody else: standard library only, any Python from 3.10 on. A process
+that never imports torch pays for one more entry of `sys.meta_path`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from typing import Any
+
+
+def _chain() -> None:
+    """Run the sitecustomize that ours hides, if there is one."""
+    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - no pathlib at start-up
+    _sites.append(os.path.dirname(here) if "__path__" in globals() else here)  # noqa: PTH120
+    rest = [p for p in sys.path if os.path.abspath(p or ".") not in _sites]  # noqa: PTH100
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", rest)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+class When:
+    """A finder that lets the others find a module, and does one thing once it has been imported."""
+
+    def __init__(self, name: str, then: Any) -> None:
+        self._name, self._then, self._asking = name, then, False
+        if name in sys.modules:
+            then(sys.modules[name])
+        else:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Nothing for any other module."""
+        del path, target
+        if name != self._name or self._asking:
+            return None
+        self._asking = True  # a module may be looked for without being imported, and more than once
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asking = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._done)  # type: ignore[assignment]
+        return spec
+
+    def _done(self, module: Any) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._then(module)
+
+
+class _Loader:
+    """A module's own loader, with one thing to do afterwards."""
+
+    def __init__(self, loader: Any, then: Any) -> None:
+        self._loader, self._then = loader, then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: Any) -> Any:
+        """See `importlib.abc.Loader`."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        """Import the module, then do it."""
+        self._loader.exec_module(module)
+        module.__loader__ = module.__spec__.loader = self._loader
+        try:
+            self._then(module)
+        except Exception as error:  # noqa: BLE001 - the program must not notice
+            _say(f"repro: {module.__name__} is not recorded ({type(error).__name__}: {error})")
+
+
+def instrument() -> None:
+    """Make `repro_golden` importable: from its own folder and nothing else of the instrument's environment."""
+    package = os.environ["REPRO_INSTRUMENT"]
+    if not os.path.isdir(package):  # noqa: PTH112 - another node, to which Ray has brought this file as a package
+        package = os.path.join(os.path.dirname(os.path.abspath(__file__)), "repro_golden")  # noqa: PTH100, PTH118, PTH120
+    if "repro_golden" not in sys.modules:
+        path = os.path.join(package, "__init__.py")  # noqa: PTH118
+        spec = importlib.util.spec_from_file_location("repro_golden", path, submodule_search_locations=[package])
+        assert spec is not None and spec.loader is not None  # noqa: PT018
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["repro_golden"] = module
+        spec.loader.exec_module(module)
+
+
+def _arm(torch: Any) -> None:
+    del torch
+    instrument()
+    from repro_golden.attach.arm import arm
+
+    arm(When)
+
+
+def _arm_ray(utils: Any) -> None:
+    instrument()
+    from repro_golden.attach.ray_workers import arm_ray
+
+    arm_ray(utils, When)
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(Exception):  # the program's stderr may be closed, or full
+        print(line, file=sys.stderr)
+
+
+_first = not hasattr(sys, "_repro_sites")
+_sites: list[str] = sys.__dict__.setdefault("_repro_sites", [])  # Ray may put a copy of this file beside it
+try:
+    _chain()
+finally:
+    if _first and os.environ.get("REPRO_TRACE") and os.environ.get("REPRO_INSTRUMENT"):
+        When("ray._private.utils", _arm_ray)
+        if "torch" in sys.modules:
+            _arm(sys.modules["torch"])
+        else:
+            When("torch", _arm)

@@ -1,0 +1,107 @@
+"""When a step ends: after the outermost step call in flight has returned or is about to.
+
+Optimizers call others (a subclass its base class, a wrapper the wrapped, a gradient scaler its optimizer), and torch's
+hooks fire for each; a call that raised never fires its second hook. So calls are told by their frames.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+
+__all__ = ["Steps"]
+
+_HOOKED = sys.modules[torch.optim.Optimizer.__module__].__file__
+"""Where the frames of step calls live: torch wraps each optimizer's `step` in one."""
+
+
+class Steps(threading.local):
+    """The step calls in flight, of each thread.
+
+    Args:
+        begun: called with the optimizer of each step call before it, and whether that call is the outermost.
+        ended: called with the optimizers that stepped, in order, and whether the step was skipped.
+    """
+
+    def __init__(self, begun: Callable[[Any, bool], None], ended: Callable[[list[Any], bool], None]) -> None:
+        self._begun, self._ended = begun, ended
+        self._calls: list[FrameType] = []
+        self._stepped: list[Any] = []
+
+    def enter(self, optimizer: Any) -> None:
+        """Torch's hook before a step: the nearest frame of torch's wrapper is the step call."""
+        self._push(_step_call())
+        self._begun(optimizer, len(self._calls) == 1)
+
+    def leave(self, optimizer: Any) -> None:
+        """Torch's hook after a step: nothing but the hooks is left of it."""
+        self._pop(_step_call())
+        if all(o is not optimizer for o in self._stepped):
+            self._stepped.append(optimizer)
+        if not self._calls:
+            self._end(skipped=False)
+
+    def outer(
+        self, step: Callable[..., Any], inner: Callable[..., Any], skipped: Callable[[Any, bool], bool]
+    ) -> Callable[..., Any]:
+        """A method that makes optimizers step, as a step call of its own: it may do more, or leave them out.
+
+        Args:
+            step: The method.
+            inner: From its arguments, the optimizer that it makes step; None where that is not known before.
+            skipped: From what it returned, and whether an optimizer stepped, whether the step was left out.
+        """
+
+        @functools.wraps(step)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            frame = sys._getframe(0)
+            self._push(frame)
+            optimizer = inner(*args, **kwargs)
+            if optimizer is not None:
+                self._begun(optimizer, len(self._calls) == 1)
+            try:
+                out = step(*args, **kwargs)
+            except BaseException:
+                self._pop(frame)
+                raise
+            self._pop(frame)
+            if not self._calls:
+                left_out = skipped(out, bool(self._stepped))
+                self._stepped = self._stepped or ([optimizer] if optimizer is not None else [])
+                if self._stepped:
+                    self._end(skipped=left_out)
+            return out
+
+        return call
+
+    def _end(self, *, skipped: bool) -> None:
+        stepped, self._stepped = self._stepped, []
+        self._ended(stepped, skipped)
+
+    def _push(self, frame: FrameType) -> None:
+        alive = set()
+        outer: FrameType | None = frame
+        while outer is not None:
+            alive.add(id(outer))
+            outer = outer.f_back
+        if any(id(call) not in alive for call in self._calls):  # a call that raised
+            self._calls = [call for call in self._calls if id(call) in alive]
+            self._stepped = self._stepped if self._calls else []
+        self._calls.append(frame)
+
+    def _pop(self, frame: FrameType) -> None:
+        while self._calls and self._calls.pop() is not frame:
+            pass
+
+
+def _step_call() -> FrameType:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != _HOOKED:
+        frame = frame.f_back
+    return frame or sys._getframe(1)

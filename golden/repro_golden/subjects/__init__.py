@@ -1,0 +1,65 @@
+"""The kinds of subject, one module each: how one is started, told what to do, and asked who it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from repro_golden.case import Case, CommandSubject
+from repro_golden.children import Place, Run, RunResult
+from repro_golden.identity import Identity
+from repro_golden.subjects import command, core
+
+__all__ = ["identity_of", "launch", "packages_of", "try_out"]
+
+
+def launch(
+    case: Case, place: Place, runs: Sequence[Run], log: Path, *, cancel: threading.Event | None = None
+) -> list[RunResult]:
+    """Make runs one after the other and return what they say.
+
+    Args:
+        case: The case.
+        place: The subject's code.
+        runs: Each with a subject of its own.
+        log: File for the children's output.
+        cancel: Ends the child early when it is set.
+
+    Raises:
+        CancelledError: `cancel` was set.
+        ChildFailure: the subject failed or ran out of time.
+        MachineFailureError: the child was killed from outside, or the disk is full.
+        ReproError: the instrument refused (bad rollouts, say).
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_bytes(b"")
+    if isinstance(case.subject, CommandSubject):
+        return [command.run(case, case.subject, place, run, log, cancel) for run in runs]
+    return core.run_all(case, case.subject, place, runs, log, cancel)
+
+
+def try_out(case: Case, place: Place, log: Path) -> None:
+    """Show that what the case says of its subject beside its command is true where it lies.
+
+    Raises:
+        ReproError: there is no such folder, or its check fails.
+    """
+    if isinstance(case.subject, CommandSubject):
+        command.try_out(case, case.subject, place, log)
+
+
+def identity_of(case: Case, root: Path) -> Identity:
+    """The identity a child of this case would have, without training."""
+    return _asked(case, root)[0]
+
+
+def packages_of(case: Case, root: Path) -> list[str]:
+    """``name==version`` of every package that a child of this case could import."""
+    return _asked(case, root)[1]
+
+
+def _asked(case: Case, root: Path) -> tuple[Identity, list[str]]:
+    if isinstance(case.subject, CommandSubject):
+        return command.identity(case, case.subject, root)
+    return core.identity(case, case.subject, root)

@@ -1,0 +1,284 @@
+"""Subjects that are commands: programs that know nothing of us, recorded from outside (`repro_golden.attach`)."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from repro_golden.attach.collect import Gathering, read_terminal
+from repro_golden.attach.run import PACKAGE, environment_for, said_of
+from repro_golden.attach.settings import Settings
+from repro_golden.case import Case, CommandSubject
+from repro_golden.children import (
+    Child,
+    ChildFailure,
+    Place,
+    Run,
+    RunResult,
+    base_environment,
+    blame_the_machine,
+    last_line,
+)
+from repro_golden.errors import ReproError
+from repro_golden.identity import Identity
+from repro_golden.rollouts import open_rollouts
+from repro_golden.trace import Header, StepRecord, Trace
+
+__all__ = ["environment", "identity", "run", "words"]
+
+_SET_UP = "set-up"
+"""A file beside a worktree whose setup has been run."""
+
+
+def words(text: str, tokens: Mapping[str, str], shell: bool) -> list[str]:
+    """The words of a command line with our tokens replaced, literally; other braces stay."""
+    if shell:
+        return ["/bin/sh", "-c", _replaced(text, {name: shlex.quote(value) for name, value in tokens.items()})]
+    return [_replaced(word, tokens) for word in shlex.split(text)]
+
+
+def _replaced(text: str, tokens: Mapping[str, str]) -> str:
+    for name, value in tokens.items():
+        text = text.replace("{" + name + "}", value)
+    return text
+
+
+def interpreter(subject: CommandSubject, root: Path) -> str:
+    """The Python that the program runs in: named, found on PATH, in an environment's folder, or ours.
+
+    Raises:
+        ReproError: there is none.
+    """
+    if subject.python is None:
+        return sys.executable
+    for path in (root / subject.python, root / subject.python / "bin" / "python"):
+        if path.is_file() and os.access(path, os.X_OK):
+            return str(path)  # not resolved: an environment's python is a link
+    found = [Path(folder) / subject.python for folder in os.get_exec_path()] if os.sep not in subject.python else []
+    for path in found:
+        if path.is_file() and os.access(path, os.X_OK):
+            return str(path)
+    raise ReproError(f"no Python at {subject.python!r}: correct subject.python")
+
+
+def environment(case: Case, subject: CommandSubject, python: str, tokens: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the program. Its Python's folder comes first on PATH; PYTHONPATH is the case's alone."""
+    found = base_environment(case)
+    found["PATH"] = os.pathsep.join([str(Path(python).parent), found.get("PATH", os.defpath)])
+    return found | {name: _replaced(value, tokens) for name, value in subject.env.items()}
+
+
+# -- who it is
+
+_ASK = """\
+import importlib.util, sys
+package, threads, ranks = sys.argv[1:]
+spec = importlib.util.spec_from_file_location(
+    "repro_golden", package + "/__init__.py", submodule_search_locations=[package])
+module = sys.modules["repro_golden"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+from repro_golden.attach.identify import say
+say(int(threads), int(ranks))
+"""
+"""`repro_golden` from its own folder and nothing else of our environment, in another Python."""
+
+
+def identity(case: Case, subject: CommandSubject, root: Path) -> tuple[Identity, list[str]]:
+    """The identity that the program's processes would have, and the packages of its environment.
+
+    Raises:
+        ReproError: its Python does not start, or has no torch.
+    """
+    python = interpreter(subject, root)
+    variables = environment(case, subject, python, {"root": str(root), "python": python})
+    return _asked(python, tuple(sorted(variables.items())), case.resources.cpus, case.resources.ranks, str(root))
+
+
+@functools.lru_cache(maxsize=32)
+def _asked(
+    python: str, variables: tuple[tuple[str, str], ...], threads: int, ranks: int, root: str
+) -> tuple[Identity, list[str]]:
+    done = subprocess.run(
+        [python, "-c", _ASK, str(PACKAGE), str(threads), str(ranks)],
+        env=dict(variables), cwd=root, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    try:
+        raw = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        lines = done.stderr.strip().splitlines() or ["no output"]
+        raise ReproError(f"{python} does not serve to train ({lines[-1][:200]}): correct subject.python") from None
+    return Identity.from_mapping(raw["identity"]), raw["packages"]
+
+
+# -- a run
+
+
+@dataclass(frozen=True)
+class _Job:
+    case: Case
+    subject: CommandSubject
+    place: Place
+    run: Run
+    log: Path
+    raw: Path
+    out: Path
+
+    @functools.cached_property
+    def python(self) -> str:
+        """Its own environment may lie in the worktree."""
+        return interpreter(self.subject, self.place.root)
+
+    @functools.cached_property
+    def tokens(self) -> dict[str, str]:
+        """What our six tokens stand for."""
+        return {
+            "root": str(self.place.home or self.place.root),
+            "rollouts": self.run.rollouts or "",
+            "out": str(self.out),
+            "checkpoint": self.run.checkpoint or str(self.out / "checkpoint"),
+            "step": str(self.case.steps),  # not the run's: schedules depend on it, and a run is ended from outside
+            "python": self.python,
+        }
+
+    @functools.cached_property
+    def variables(self) -> dict[str, str]:
+        """The environment without the recorder."""
+        return environment(self.case, self.subject, self.python, self.tokens)
+
+    def child(self, text: str, variables: Mapping[str, str]) -> Child:
+        command = words(text, self.tokens, self.subject.shell)
+        return Child(command, self.place.root, variables, self.log, self.subject.timeout)
+
+    @property
+    def settings(self) -> Settings:
+        """What the recorder is asked for. One step more is begun, so that what is logged after the last one counts."""
+        observe, run = self.case.observe, self.run
+        return Settings(
+            str(self.raw), steps=run.steps, record=run.trace is not None, terminal=run.terminal,
+            activations=observe.activations, metrics=observe.metrics, ignore=observe.ignore, plant=run.plant,
+            dump=run.dump, home=str(self.place.home) if self.place.home else None, place=str(self.place.root),
+        )  # fmt: skip
+
+    def header(self, about: Mapping[str, Any], _: int) -> Header:
+        rollouts = open_rollouts(Path(self.run.rollouts)).digest if self.run.rollouts else ""
+        place = {"kind": "command", "commit": self.place.commit, "tree": self.place.tree}
+        return Header(self.case.canonical(), rollouts, place | said_of(about), about["identity"], self.run.steps)
+
+
+def run(
+    case: Case,
+    subject: CommandSubject,
+    place: Place,
+    asked: Run,
+    log: Path,
+    cancel: threading.Event | None,
+) -> RunResult:
+    """Make one run; see `subjects.launch`."""
+    with tempfile.TemporaryDirectory(prefix="repro-command-") as scratch:
+        raw, out = Path(scratch) / "raw", Path(scratch) / "out"
+        raw.mkdir()
+        out.mkdir()
+        job = _Job(case, subject, place, asked, log, raw, out)
+        _prepare(job, cancel)
+        return _train(job, cancel)
+
+
+def try_out(case: Case, subject: CommandSubject, place: Place, log: Path) -> None:
+    """See `subjects.try_out`."""
+    if not (place.root / subject.path).exists():
+        raise ReproError(f"there is no {subject.path} here: correct subject.path")
+    if not subject.check:
+        return
+    log.touch()
+    with tempfile.TemporaryDirectory(prefix="repro-command-") as scratch:
+        job = _Job(case, subject, place, Run(case.steps), log, Path(scratch), Path(scratch))
+        try:
+            _step(job, "import", subject.check, None)
+        except ChildFailure as failure:
+            raise ReproError(f"subject.check fails on the working tree: {failure.message}") from None
+
+
+def _prepare(job: _Job, cancel: threading.Event | None) -> None:
+    """In a worktree, what builds a commit, and what tells that it cannot be tested; the user's checkout is theirs."""
+    if job.place.home is None:
+        return
+    done = job.place.root.parent / _SET_UP
+    if job.subject.setup and not done.exists():
+        _step(job, "build", job.subject.setup, cancel)
+        done.touch()
+    if job.subject.check:
+        _step(job, "import", job.subject.check, cancel)
+
+
+def _step(job: _Job, stage: Any, text: str, cancel: threading.Event | None) -> None:
+    code = _started(job, job.child(text, job.variables), cancel)
+    if code:
+        blame_the_machine(code, job.log)
+        raise ChildFailure(stage, -1, f"{text} exited with {code}: {last_line(job.log)}", str(job.log))
+
+
+def _started(job: _Job, child: Child, cancel: threading.Event | None, enough: Any = None) -> int:
+    try:
+        return child.run(cancel, enough)
+    except FileNotFoundError:
+        raise ChildFailure("start", -1, f"command not found: {child.command[0]}", str(job.log)) from None
+    except PermissionError:
+        raise ChildFailure("start", -1, f"{child.command[0]} is not executable", str(job.log)) from None
+
+
+def _train(job: _Job, cancel: threading.Event | None) -> RunResult:
+    run = job.run
+    gathering = Gathering(job.raw, Path(run.trace or job.out / "trace"), job.header, job.case.resources.ranks)
+    roots = {record.step: record.root for record in Trace(Path(run.baseline)).steps} if run.baseline else {}
+    parted: list[StepRecord] = []
+    wrong: list[ReproError] = []
+
+    def enough() -> bool:
+        try:
+            parted.extend(r for r in gathering.poll() if roots.get(r.step, r.root) != r.root)
+        except ReproError as error:  # nothing good can come of it any more
+            wrong.append(error)
+        return bool(parted or wrong)
+
+    child = job.child(job.subject.command, environment_for(job.settings, job.variables))
+    code = _started(job, child, cancel, enough if run.trace else None)
+    if run.trace is None:
+        return _bare(job, code)
+    steps = gathering.steps
+    try:
+        if wrong:
+            raise wrong[0]
+        found = gathering.finish(child.command, code, "diverged" if parted else "finished")
+    except ReproError as error:
+        if steps == 0 and not wrong:
+            _refuse(job, 0, code)
+        raise ChildFailure("start" if steps == 0 else "step", steps, str(error), str(job.log)) from None
+    if not parted and found.steps < run.steps:
+        _refuse(job, found.steps, code)
+    return RunResult(found.steps, bool(parted), found.terminal, [])
+
+
+def _bare(job: _Job, code: int) -> RunResult:
+    """A run that recorded nothing but its end."""
+    terminal = read_terminal(job.raw)
+    if not terminal:
+        _refuse(job, 0, code)
+        raise ChildFailure("start", -1, "no optimizer step was seen", str(job.log))
+    return RunResult(job.run.steps, False, terminal, [])
+
+
+def _refuse(job: _Job, made: int, code: int) -> None:
+    """Raise for a program that failed; one that merely ended early is for the caller to judge."""
+    if code:
+        blame_the_machine(code, job.log)
+        raise ChildFailure("step" if made else "start", made, f"exited with {code}: {last_line(job.log)}", str(job.log))

@@ -1,0 +1,85 @@
+"""Subjects behind the door (`repro_core.CONTRACT`): all runs of a launch in one replay child."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+
+from repro_golden.canonical import canonical_json
+from repro_golden.case import Case, CoreSubject
+from repro_golden.children import (
+    Child,
+    ChildFailure,
+    Place,
+    Run,
+    RunResult,
+    base_environment,
+    blame_the_machine,
+    last_line,
+)
+from repro_golden.errors import MachineFailureError, ReproError
+from repro_golden.identity import Identity, collect
+
+__all__ = ["environment", "identity", "run_all"]
+
+
+def environment(case: Case, subject: CoreSubject, root: Path) -> dict[str, str]:
+    """The environment of a child that trains the subject under `root`.
+
+    PYTHONPATH holds the subject's folder alone, so a worktree swaps the subject and never the instrument.
+    """
+    found = base_environment(case) | {"PYTHONSAFEPATH": "1"} | subject.env
+    if subject.path:
+        found["PYTHONPATH"] = str(root / subject.path)
+    return found
+
+
+def identity(case: Case, subject: CoreSubject, root: Path) -> tuple[Identity, list[str]]:
+    """The identity that a child would have, and the packages it could import: those of this process."""
+    found = collect(environment(case, subject, root), threads=case.resources.cpus, ranks=case.resources.ranks)
+    packages = {f"{d.metadata['Name']}=={d.version}" for d in metadata.distributions()}
+    return found, sorted(packages, key=str.lower)
+
+
+def run_all(
+    case: Case,
+    subject: CoreSubject,
+    place: Place,
+    runs: Sequence[Run],
+    log: Path,
+    cancel: threading.Event | None,
+) -> list[RunResult]:
+    """See `subjects.launch`."""
+    with tempfile.TemporaryDirectory(prefix="repro-child-") as scratch:  # also the neutral working directory
+        result = Path(scratch) / "result.json"
+        job = {
+            "case": case.canonical(),
+            "root": str(place.root),
+            "subject": {"kind": subject.kind, "commit": place.commit, "tree": place.tree},
+            "runs": [asdict(run) for run in runs],
+            "result": str(result),
+        }
+        job_file = Path(scratch) / "job.json"
+        job_file.write_text(canonical_json(job), encoding="utf-8")
+        command = [sys.executable, "-m", "repro_golden.replay", str(job_file)]
+        variables = environment(case, subject, place.root)
+        code = Child(command, Path(scratch), variables, log, subject.timeout * len(runs)).run(cancel)
+        return _result(result, code, log)
+
+
+def _result(path: Path, code: int, log: Path) -> list[RunResult]:
+    if not path.exists():
+        blame_the_machine(code, log)
+        raise ChildFailure("import", -1, f"exited with {code}: {last_line(log)}", str(log))
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    if refusal := raw.get("refused"):
+        raise (MachineFailureError if raw.get("machine") else ReproError)(refusal)
+    if failure := raw.get("failure"):
+        raise ChildFailure(failure["stage"], failure["step"], failure["message"], str(log))
+    return [RunResult(r["steps"], r["diverged"], r["terminal"], r["seconds"]) for r in raw["runs"]]

@@ -1,0 +1,196 @@
+"""Step calls that torch's hooks alone cannot tell apart: compiled ones, and those of several threads at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from repro_golden.trace import Trace
+
+COMPILED = """
+import torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1))
+step = torch.compile(lambda: optimizer.step(), backend="aot_eager")
+for _ in range(4):
+    optimizer.zero_grad()
+    model(torch.ones(2, 3)).sum().backward()
+    step()
+print([p.tolist() for p in model.parameters()])
+"""
+
+THREADS = """
+import threading
+import torch
+together = threading.Barrier(2)
+class Slow(torch.optim.SGD):
+    def step(self):
+        together.wait()
+        super().step()
+        together.wait()
+def train():
+    model = torch.nn.Linear(3, 1)
+    optimizer = Slow(model.parameters(), lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+threads = [threading.Thread(target=train) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+ALIKE = """
+import gc, weakref
+import torch
+torch.manual_seed(0)
+first, second = torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)
+class Own(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.module = torch.nn.Linear(3, 1)  # no wrapper, though it is called like one's
+        self.weight = torch.nn.Parameter(torch.ones(1, 3))
+own, other = Own(), torch.nn.Linear(3, 1)
+parameters = [*first.parameters(), *second.parameters(), *own.parameters()]
+optimizer = torch.optim.SGD(parameters, lr=1)
+for _ in range(2):
+    optimizer.zero_grad()
+    sum(p.square().sum() for p in parameters).backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+    torch.nn.utils.clip_grads_with_norm_(parameters, 0.01, norm)
+    optimizer.step()
+print(repr(norm.item()))
+gone = [weakref.ref(m.weight) for m in (first, own, other)]
+del first, second, own, other, optimizer, parameters
+gc.collect()
+print([w() is None for w in gone])
+"""
+
+CHILDREN = """
+import torch
+import torch.multiprocessing as mp
+def train(rank):
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+if __name__ == "__main__":
+    mp.start_processes(train, nprocs=1, start_method="METHOD")
+"""
+
+
+WHOLE = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+@torch.compile(fullgraph=True, backend="eager")
+def clip():
+    return torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+for _ in range(2):
+    model(torch.ones(2, 3)).sum().backward()
+    print(clip().item())
+    optimizer.step()
+"""
+
+ALARM = """
+import signal, time
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+calls = 0
+class Count(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        global calls
+        calls += 1
+        return function(*args, **(kwargs or {}))
+model = torch.nn.Linear(600, 600)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step():
+    model(torch.ones(2, 600)).sum().backward()
+    optimizer.step()
+with Count():
+    for _ in range(3):
+        step()
+print("calls", calls)
+alarms = 0
+def alarm(*_):
+    raise TimeoutError("the program's own")
+signal.signal(signal.SIGALRM, alarm)
+for k in range(20):
+    signal.setitimer(signal.ITIMER_REAL, 0.02 + k / 1000)
+    try:
+        until = time.time() + 5
+        while time.time() < until:
+            step()
+    except TimeoutError:
+        alarms += 1
+print("alarms", alarms)
+"""
+
+
+def run(folder: Path, program: str, *before: str) -> str:
+    """What a program prints, started by `before`."""
+    (folder / "program.py").write_text(program)
+    command = [sys.executable, *before, *([sys.executable] if before else []), "program.py"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+TRACED = ("-m", "repro", "trace", "--out", "trace", "--")
+
+
+def test_a_compiled_step_is_a_step(tmp_path: Path) -> None:
+    """An optimizer whose step is compiled is recorded each time, and the program's numbers are the same."""
+    assert run(tmp_path, COMPILED, *TRACED) == run(tmp_path, COMPILED)
+    trace = Trace(tmp_path / "trace")
+    assert (len(trace.steps), trace.complete, len({s.root for s in trace.steps})) == (4, True, 4)
+
+
+def test_steps_of_two_threads_at_once(tmp_path: Path) -> None:
+    """Threads that step at the same time give one step for each call."""
+    run(tmp_path, THREADS, *TRACED)
+    trace = Trace(tmp_path / "trace")
+    assert (len(trace.steps), trace.complete) == (8, True)
+
+
+def test_parameters_of_one_name(tmp_path: Path) -> None:
+    """Parameters that share a name are all recorded, and what the program drops is not kept alive by the recorder."""
+    printed = run(tmp_path, ALIKE, *TRACED)
+    assert printed == run(tmp_path, ALIKE)
+    assert printed.splitlines()[1] == "[True, True, True]"
+    trace = Trace(tmp_path / "trace")
+    names = {r.name for r in trace.rows(1) if r.phase == "grad" and r.dtype != "metric"}
+    assert names == {"weight", "weight#1", "weight#2", "bias", "bias#1", "module.weight", "module.bias"}
+    assert trace.steps[1].metrics["grad_norm"] == float(printed.splitlines()[0])
+    assert trace.steps[1].metrics["lr"] == 1
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_children_of_multiprocessing(tmp_path: Path, method: str) -> None:
+    """A child that multiprocessing started is recorded to its end, however it was started."""
+    run(tmp_path, CHILDREN.replace("METHOD", method), *TRACED)
+    trace = Trace(tmp_path / "trace")
+    assert (len(trace.steps), trace.complete) == (3, True)
+
+
+def test_a_compiled_graph_may_clip(tmp_path: Path) -> None:
+    """Clipping inside a graph that must be whole is compiled as without the recorder."""
+    assert run(tmp_path, WHOLE, *TRACED) == run(tmp_path, WHOLE)
+
+
+def test_what_the_program_raises_reaches_it(tmp_path: Path) -> None:
+    """A signal handler's exception is the program's wherever it strikes, and its dispatch modes see only its calls."""
+    plain, recorded = run(tmp_path, ALARM).splitlines(), run(tmp_path, ALARM, *TRACED).splitlines()
+    assert recorded == plain
+    assert recorded[1] == "alarms 20"

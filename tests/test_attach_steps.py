@@ -1,0 +1,199 @@
+"""Where recorded steps end, whose they are, and what comes of several optimizers and ranks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from repro_golden.attach.collect import Gathering, merge_rows
+from repro_golden.errors import ReproError
+from repro_golden.trace import Header, Row, Trace
+from repro_golden.trace.frames import pack
+from repro_golden.trace.model import RECORDER
+from repro_golden.trace.writer import metric_row
+
+PAIR = """
+import sys
+import torch
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+actor, critic = torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
+class Agent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        parts = {"actor": actor, "critic": critic}
+        for name in sys.argv[1].split(","):
+            setattr(self, name, parts[name])
+agent = Agent()
+parameters = {n: list(m.parameters()) for n, m in agent.named_children()}
+if sys.argv[2] == "reversed":
+    parameters = {n: list(reversed(p)) for n, p in parameters.items()}
+optimizers = {n: torch.optim.Adam(p, lr=0.1) for n, p in parameters.items()}
+for step in range(6):
+    loss = critic(actor(torch.ones(4, 3))).square().mean()
+    loss.backward()
+    order = list(optimizers) if step % 2 else list(reversed(optimizers))
+    for name in order if sys.argv[3] == "changing" else ("actor", "critic"):
+        optimizers[name].step()
+    for optimizer in optimizers.values():
+        optimizer.zero_grad()
+"""
+
+ALIKE = """
+import sys
+import torch
+torch.set_num_threads(1)
+def layer(size):
+    torch.manual_seed(size)
+    return torch.nn.Linear(size, 1)
+layers = [layer(2), layer(3)]
+garbage = []
+for round in range(4):
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in layers]
+    garbage += [[0] * round * 10 for _ in range(round * len(sys.argv[1]))]
+    for model in layers:
+        model(torch.ones(2, model.in_features)).sum().backward()
+    for k in (1, 0) if sys.argv[1] == "swapped" else (0, 1):
+        optimizers[k].step()
+        optimizers[k].zero_grad()
+"""
+
+LONG = """
+import atexit, sys, time
+import torch
+atexit.register(lambda: print("the end was reached"))
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(10**9):
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    print("made", step + 1)
+"""
+
+RANKS = """
+import os, sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.ones(2, 3) * (1 + dist.get_rank())).sum().backward()
+    optimizer.step()
+"""
+
+
+def traced(folder: Path, program: str, out: str, options: tuple[str, ...], *arguments: str) -> tuple[Trace, str]:
+    """The trace of a program, and what it printed."""
+    (folder / "program.py").write_text(program)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2") if program is RANKS else ()
+    command = [sys.executable, *launcher, "program.py", *arguments]
+    done = subprocess.run(
+        [sys.executable, "-m", "repro", "trace", "--out", out, *options, "--", *command],
+        cwd=folder, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return Trace(folder / out), done.stdout
+
+
+def test_order_plays_no_part(tmp_path: Path) -> None:
+    """Other orders of registration, of parameters and of the optimizers' steps give the same trace."""
+    first, _ = traced(tmp_path, PAIR, "first", (), "actor,critic", "plain", "fixed")
+    other, _ = traced(tmp_path, PAIR, "other", (), "critic,actor", "reversed", "changing")
+    assert len(first.steps) == 12
+    assert [s.root for s in other.steps] == [s.root for s in first.steps]
+    assert {r.name for r in first.rows(2) if r.phase == "grad"} == {"actor.bias", "actor.weight"}
+    assert {r.name for r in first.rows(3) if r.phase == "grad"} == {
+        "optimizer.1/critic.bias", "optimizer.1/critic.weight"
+    }  # fmt: skip
+
+
+def test_a_program_is_ended_after_the_steps_asked_for(tmp_path: Path) -> None:
+    """`--steps N` ends an endless program at its N+1st step, with what it printed and a complete trace."""
+    trace, printed = traced(tmp_path, LONG, "trace", ("--steps", "3"))
+    assert printed.splitlines() == ["made 1", "made 2", "made 3"]
+    assert (len(trace.steps), trace.complete) == (3, True)
+
+
+def test_all_ranks_are_ended_together(tmp_path: Path) -> None:
+    """Ranks that wait for each other in every step all end after the steps asked for, and so does their launcher."""
+    trace, _ = traced(tmp_path, RANKS, "trace", ("--steps", "2", "--ranks", "2"))
+    assert (len(trace.steps), trace.complete) == (2, True)
+    assert trace.header.subject["groups"] == {"0": [0, 1]}
+    assert trace.header.identity["layout"]["ranks"] == "2"
+
+
+def gathered(raw: Path, ranks: list[list[str]], folder: str) -> list[list[str]]:
+    """The names of each step's rows, of ranks whose optimizers stepped in an order; the k-th step of one holds k."""
+    raw.mkdir()
+    for rank, order in enumerate(ranks):
+        made: dict[str, int] = {}
+        with (raw / f"rank-{rank:05d}.log").open("wb") as log:
+            for step, label in enumerate(order):
+                made[label] = made.get(label, -1) + 1
+                log.write(pack(step, [metric_row("update", f"{label}{made[label]}", 1.0)], label))
+        about = f'{{"recorder": {RECORDER}, "rank": {rank}, "world": {len(ranks)}, "outside": []}}'
+        (raw / f"rank-{rank:05d}.json").write_text(about)
+        (raw / f"rank-{rank:05d}.end").write_text(f'{{"steps": {len(order)}, "stopped": false}}')
+    out = raw.parent / folder
+    gathering = Gathering(raw, out, lambda _, steps: Header({}, "", {}, {}, steps), None)
+    assert gathering.finish(["program"], 0).complete
+    trace = Trace(out)
+    return [[r.name for r in trace.rows(k)] for k in range(len(trace.steps))]
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_ranks_in_other_orders_line_up(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Whatever order each rank steps its optimizers in, once each a round, the merged steps are the same."""
+    labels = data.draw(st.lists(st.sampled_from("abcd"), min_size=1, unique=True))
+    rounds = data.draw(st.integers(1, 3))
+    folder = tmp_path_factory.mktemp("ranks")
+    ranks = [[label for _ in range(rounds) for label in data.draw(st.permutations(labels))] for _ in range(2)]
+    usual = [sorted(labels) * rounds] * 2
+    assert gathered(folder / "a", ranks, "of-a") == gathered(folder / "b", usual, "of-b")
+
+
+def test_what_one_rank_lacks_is_told() -> None:
+    """What only one of two ranks has of what both own does not pass for both; what a stage alone owns does."""
+    both = [metric_row("update", "shared", 1.0), metric_row("grad", "shared", 2.0)]
+    own = [metric_row("update", "own", 3.0), metric_row("grad", "own", 4.0)]
+    merged = merge_rows([[*both, *own, metric_row("update", "skipped", 1.0)], both[:1]])
+    names = {(r.phase, r.name) for r in merged}
+    assert names == {
+        ("update", "shared"), ("grad", "shared@0"), ("update", "skipped@0"), ("update", "own"), ("grad", "own")
+    }  # fmt: skip
+
+
+def test_models_of_the_same_names_in_other_orders(tmp_path: Path) -> None:
+    """Models that differ in nothing but shapes line up whichever steps first, and new optimizers do not shift names."""
+    first, _ = traced(tmp_path, ALIKE, "first", (), "plain")
+    other, _ = traced(tmp_path, ALIKE, "other", (), "swapped")
+    assert [s.root for s in other.steps] == [s.root for s in first.steps]
+    assert len(first.steps) == 8
+
+
+def test_a_rank_twice_or_missing_is_an_error(tmp_path: Path) -> None:
+    """Two processes of one rank, or fewer ranks than there must be, are one line each and no trace."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    row: Row = metric_row("update", "x", 1.0)
+    for name, rank in (("rank-00000", 0), ("rank-00000-7", 0)):
+        (raw / f"{name}.log").write_bytes(pack(0, [row], "a"))
+        (raw / f"{name}.json").write_text(f'{{"recorder": {RECORDER}, "rank": {rank}, "world": 1, "outside": []}}')
+
+    def finish() -> None:
+        Gathering(raw, tmp_path / "out", lambda _, steps: Header({}, "", {}, {}, steps), 2).finish(["program"], 0)
+
+    with pytest.raises(ReproError, match="2 processes trained as rank 0"):
+        finish()
+    (raw / "rank-00000-7.json").unlink()
+    (raw / "rank-00000-7.log").unlink()
+    with pytest.raises(ReproError, match=r"1 of 2 ranks recorded steps \(missing: \[1\]"):
+        finish()

@@ -1,0 +1,269 @@
+"""Cases of kind command: golden runs, verification and bisects of a program that knows nothing of us."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import Repo
+from hypothesis import given
+from hypothesis import strategies as st
+
+from repro_golden.case import Case, new_command_case
+from repro_golden.children import ChildFailure, Place, Run, RunResult
+from repro_golden.errors import ReproError
+from repro_golden.subjects import identity_of, launch, packages_of
+from repro_golden.subjects.command import interpreter, words
+from repro_golden.trace import Trace
+
+TRAIN = """\
+import os, sys
+import torch
+import built
+from model import loss_of, make
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+if "RANK" in os.environ:
+    torch.distributed.init_process_group("gloo")
+model = make()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+for step in range(50):
+    loss = loss_of(model, torch.randn(2, 3))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print({"loss": loss.item(), "step_time": float(os.getpid())})
+"""
+MODEL = """\
+import torch
+
+def make():
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+
+def loss_of(model, x):
+    return model(x).square().sum()
+"""
+CASE = """\
+[case]
+name = "toy"
+steps = 3
+proof_steps = 2
+
+[subject]
+kind = "command"
+command = "{python} src/train.py --json {}"
+setup = "touch src/built.py"
+check = "{python} -m py_compile src/model.py"
+
+[observe]
+activations = ["0"]
+"""
+
+
+def make_repo(root: Path) -> Repo:
+    """A repository that holds the program, with DVC and its case."""
+    (root / "src").mkdir(parents=True)
+    (root / "src" / "train.py").write_text(TRAIN)
+    (root / "src" / "model.py").write_text(MODEL)
+    (root / "src" / "built.py").touch()  # what `setup` makes in a worktree
+    (root / ".gitignore").write_text("built.py\n__pycache__/\n")
+    (root / "golden" / "cases").mkdir(parents=True)
+    (root / "golden" / "cases" / "toy.toml").write_text(CASE)
+    repo = Repo(root)
+    repo.git("init", "--quiet", "--initial-branch=main")
+    assert repo.repro("init", "--remote", str(root.parent / "remote")).returncode == 0
+    repo.commit("Start")
+    return repo
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Repo:
+    """The repository with its golden run."""
+    repo = make_repo(tmp_path_factory.mktemp("guarded") / "fork")
+    done = repo.repro("golden", "record", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    proofs = {p["name"]: p["passed"] for p in json.loads(done.stdout)["proofs"]}
+    assert all(proofs.values())
+    assert {f"one ULP in {phase} is seen" for phase in ("input", "forward", "grad", "update")} < proofs.keys()
+    assert {"reproduced by a second process", "the recorder changes nothing"} < proofs.keys()
+    repo.commit("Record the golden run")
+    return repo
+
+
+def test_golden_run_verify_and_bisect(guarded: Repo) -> None:
+    """A command's golden run verifies, serves as GOOD's first run, and a bisect names the planted commit and signal."""
+    assert guarded.repro("golden", "verify").returncode == 0
+    good = guarded.git("rev-parse", "HEAD")
+    for name in ("one", "two"):
+        (guarded.root / "notes").write_text(name)
+        guarded.commit(name)
+    guarded.edit("src/model.py", "square().sum()", "square().sum() * (1 + 2**-20)")
+    culprit = guarded.commit("Scale")
+    guarded.edit("src/model.py", "def make", "def broken(:\n\ndef make")
+    broken = guarded.commit("Break")
+    guarded.edit("src/model.py", "def broken(:\n\n", "")
+    guarded.commit("Mend")
+    done = guarded.repro("bisect", f"{good}..HEAD", "--json", "-j", "1")
+    found = json.loads(done.stdout)
+    assert found["outcome"] == "found", done.stderr
+    assert (found["culprit"]["commit"], found["divergence"]["phase"], found["divergence"]["step"]) == (
+        culprit, "loss", 0
+    )  # fmt: skip
+    assert found["golden"] is not None
+    skip = found["skips"].get(broken)
+    assert skip is None or (skip.startswith("does not import") and "py_compile" in skip)
+    verified = guarded.repro("golden", "verify")
+    assert verified.returncode == 1
+    assert "differs at step 0, phase loss, signal loss" in verified.stdout
+
+
+def case(**subject: object) -> Case:
+    """A case whose command is `subject`'s."""
+    resources = {"ranks": subject.pop("ranks", 1)}
+    observe = subject.pop("observe", {})
+    raw = {
+        "case": {"name": "toy", "steps": 3},
+        "subject": {"kind": "command", **subject},
+        "resources": resources,
+        "observe": observe,
+    }
+    return Case.model_validate(raw)
+
+
+def run(repo: Repo, case: Case, out: Path, asked: Run | None = None, place: Place | None = None) -> RunResult:
+    """One run of a command, recorded in `out`."""
+    asked = asked or Run(3, trace=str(out / "trace"))
+    (result,) = launch(case, place or Place(repo.root), [asked], out / "log", cancel=threading.Event())
+    return result
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Repo:
+    """The repository without a golden run."""
+    return make_repo(tmp_path_factory.mktemp("program") / "fork")
+
+
+COMMAND = "{python} src/train.py"
+
+
+def test_ranks_of_a_launcher(program: Repo, tmp_path: Path) -> None:
+    """Two ranks give one trace of as many steps as asked for; a third that is expected is an error that names it."""
+    launcher = "torchrun --standalone --nproc-per-node 2 src/train.py"
+    assert run(program, case(command=launcher, ranks=2), tmp_path).steps == 3
+    trace = Trace(tmp_path / "trace")
+    assert (len(trace.steps), trace.complete, trace.header.identity["layout"]["ranks"]) == (3, True, "2")
+    with pytest.raises(ChildFailure, match=r"1 of 2 ranks recorded steps \(missing: \[1\]"):
+        run(program, case(command=COMMAND, ranks=2), tmp_path / "missing", Run(3, trace=str(tmp_path / "other")))
+
+
+def test_a_run_ends_at_its_first_divergence(program: Repo, tmp_path: Path) -> None:
+    """With a baseline, a program is ended once a step's root differs, and trains no further."""
+    run(program, case(command=COMMAND), tmp_path)
+    (program.root / "src" / "loud.py").write_text(TRAIN.replace("range(50)", "range(10**9)").replace("0.1", "0.2"))
+    other = case(command="{python} src/loud.py")
+    result = run(
+        program, other, tmp_path / "b", Run(10**6, trace=str(tmp_path / "t"), baseline=str(tmp_path / "trace"))
+    )
+    assert result.diverged
+    assert result.steps < 10**6
+
+
+def test_what_fails_is_said(program: Repo, tmp_path: Path) -> None:
+    """A command that is not found, fails, never trains or ends early, and a Python that is none, are told apart."""
+    for command, message in {
+        "nowhere --x": "command not found: nowhere",
+        "src/train.py": "is not executable",
+        "{python} -c 'raise SystemExit(3)'": "exited with 3: no output",
+        "{python} -c 'import torch'": "no optimizer step was seen",
+    }.items():
+        with pytest.raises(ChildFailure, match=message) as failure:
+            run(program, case(command=command), tmp_path / "out")
+        assert failure.value.stage == "start"
+    short = '{python} -c \'exec(open("src/train.py").read().replace("range(50)", "range(2)"))\''
+    early = case(command=short, env={"PYTHONPATH": "src"})
+    assert run(program, early, tmp_path / "early").steps == 2
+    assert not Trace(tmp_path / "early" / "trace").complete
+    with pytest.raises(ReproError, match="no Python at 'python9'"):
+        identity_of(case(command=COMMAND, python="python9"), program.root)
+    (program.root / "own" / "bin").mkdir(parents=True)
+    (program.root / "own" / "bin" / "python").symlink_to(sys.executable)
+    assert "own/bin" in interpreter(case(command=COMMAND, python="own").subject, program.root)
+    with pytest.raises(ReproError, match="does not serve to train"):
+        identity_of(case(command=COMMAND, python="/bin/true"), program.root)
+
+
+def test_code_from_elsewhere_is_refused(program: Repo, tmp_path: Path) -> None:
+    """Where a commit's code is under test, modules of the user's own checkout are an error that names one."""
+    worktree = tmp_path / "w" / "tree"
+    program.git("worktree", "add", "--quiet", "--detach", str(worktree))
+    place = Place(worktree, home=program.root)
+    (worktree / "src" / "start.py").write_text(
+        f"import sys\nsys.path[0] = {str(program.root / 'src')!r}\nimport train\n"
+    )
+    with pytest.raises(ChildFailure, match="was imported from your checkout"):
+        run(program, case(command="{python} src/start.py"), tmp_path / "a", place=place)
+    built = case(command=COMMAND, setup="touch src/built.py")
+    asked = Run(3, trace=str(tmp_path / "own" / "trace"))
+    assert run(program, built, tmp_path / "b", asked, place).steps == 3
+
+
+def test_who_a_program_is(program: Repo) -> None:
+    """The identity is known before a run and is that of the subject's own Python."""
+    found = identity_of(case(command=COMMAND, env={"OMP_NUM_THREADS": "2"}), program.root)
+    assert found.environment["OMP_NUM_THREADS"] == "2"
+    assert found.environment["torch"].startswith("2.")
+    assert any(p.startswith("torch==") for p in packages_of(case(command=COMMAND), program.root))
+    assert identity_of(case(command=COMMAND, python=sys.executable), program.root) == identity_of(
+        case(command=COMMAND), program.root
+    )
+
+
+def test_a_case_is_held_to_what_it_says(program: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that fails, a folder or module that is not there and rollouts that are not set are refused at once."""
+    path = program.root / "golden" / "cases" / "toy.toml"
+    for old, new, message in (
+        ('"{python} -m py_compile src/model.py"', "\"{python} -c 'raise SystemExit(3)'\"", "subject.check fails"),
+        ("setup =", 'path = "elsewhere"\nsetup =', "there is no elsewhere here"),
+        ('["0"]', '["no.such.*"]', "no module fits 'no.such.*'"),
+        ("--json {}", "--data {rollouts}", "case.rollouts is not set"),
+    ):
+        path.write_text(CASE.replace(old, new))
+        done = program.repro("golden", "record", "toy")
+        assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+    path.write_text(CASE)
+    monkeypatch.setenv("PYTHONPATH", f"{program.root / 'src'}:/elsewhere")
+    assert new_command_case(program.root, "made", ["python", "a b.py"], 3, 2).subject.env == {
+        "PYTHONPATH": "src:/elsewhere"
+    }  # fmt: skip
+
+
+def test_nothing_to_replay_is_not_agreement(program: Repo) -> None:
+    """A range in which no commit changes the subject's folder is not verifiable: exit 3, and nothing agrees."""
+    good = program.commit("What other tests left")
+    path = program.root / "golden" / "cases" / "toy.toml"
+    path.write_text(CASE.replace("setup =", 'path = "src"\nsetup ='))
+    (program.root / "config.json").write_text("{}")
+    program.commit("Configure")
+    done = program.repro("bisect", f"{good}..HEAD", "--case", "toy")
+    assert (done.returncode, "widen subject.path" in done.stderr) == (3, True), done.stderr
+
+
+TOKENS = {"root": "/my checkout", "rollouts": "", "out": "/o", "checkpoint": "/c", "step": "7", "python": "/p"}
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\0{}"), min_size=1)), st.sampled_from(sorted(TOKENS)))
+def test_words_and_tokens(plain: list[str], token: str) -> None:
+    """Words come out as they went in, and a token becomes its value within one word, whatever it holds."""
+    assert words(f"{shlex.join(plain)} {{{token}}}/x", TOKENS, False) == [*plain, f"{TOKENS[token]}/x"]
+
+
+def test_other_braces_stay() -> None:
+    """JSON and shell braces are not ours; in a shell line values are quoted."""
+    text = """train '{"lr": {"max": 1}}' ${HOME} {root}"""
+    assert words(text, TOKENS, False) == ["train", '{"lr": {"max": 1}}', "${HOME}", "/my checkout"]
+    assert words(text, TOKENS, True)[2] == """train '{"lr": {"max": 1}}' ${HOME} '/my checkout'"""
