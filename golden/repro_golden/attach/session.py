@@ -54,9 +54,11 @@ def _harmless(method: F) -> F:
     def call(self: Session, *args: Any, **kwargs: Any) -> Any:
         if self.dead:
             return None
+        before = torch.is_grad_enabled()
         try:
+            torch._C._set_grad_enabled(False)
             # modes of the program must not see what is done here
-            with self.lock, torch.no_grad(), _disable_current_modes(), torch._C.DisableTorchFunction():
+            with self.lock, _disable_current_modes(), torch._C.DisableTorchFunction():
                 return method(self, *args, **kwargs)
         except Exception as error:
             if _of_the_program(error):
@@ -66,6 +68,9 @@ def _harmless(method: F) -> F:
         except BaseException:  # ctrl-C, in the middle of a step
             self.dead = True
             raise
+        finally:
+            # one call of C, which no signal handler can interrupt; leaving `torch.no_grad()` is many
+            torch._C._set_grad_enabled(before)
 
     return call  # type: ignore[return-value]
 
