@@ -13,6 +13,7 @@ __all__ = [
     "MetricSummary",
     "comparison_text",
     "count",
+    "duration",
     "metrics_rows",
     "metrics_table",
     "number",
@@ -77,6 +78,15 @@ def relative(change: MetricChange) -> str:
 def count(number: int, word: str) -> str:
     """``1 probe``, ``2 probes``."""
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def duration(seconds: float) -> str:
+    """``8 s``, ``3 min``, ``2 h 5 min``."""
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    hours, minutes = divmod(round(whole / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from conftest import Repo, environment
 
-from repro_bisect.commits import Worktrees
+from repro_bisect.worktrees import Worktrees
 from repro_golden.checkout import find_checkout
 
 LOSS = "core/repro_core/loss.py"
@@ -193,7 +193,7 @@ def test_a_flaky_good_end_is_not_verifiable(fork: Repo) -> None:
 def test_only_skips_left_gives_the_exact_suspects(recorded: Repo) -> None:
     """A culprit inside a window that cannot be tested gives the ambiguous set and exit 3; a hang is a skip."""
     repo, good = recorded, recorded.git("rev-parse", "HEAD")
-    repo.edit("golden/cases/mini.toml", 'timeout = "3m"', 'timeout = "12s"')
+    repo.edit("golden/cases/mini.toml", 'timeout = "3m"', 'timeout = "20s"')
     future = "from __future__ import annotations\n"
     repo.edit("core/repro_core/task.py", future, f"{future}\nimport time\n\ntime.sleep(99)\n")
     first = repo.commit("Wait for the cluster")

@@ -1,24 +1,18 @@
-"""Commits and worktrees. Nothing here changes the user's checkout, index, branches or configuration."""
+"""Commits: the range of a bisect, and what a report says of one. Nothing here changes the repository."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import git
 
+from repro_golden.canonical import digest
 from repro_golden.checkout import Checkout, whole_tree
-from repro_golden.children import Place
-from repro_golden.errors import MachineFailureError, ReproError
-from repro_golden.scratch import scratch_folder
+from repro_golden.errors import ReproError
 
-__all__ = ["CommitInfo", "History", "Worktrees"]
+__all__ = ["CommitInfo", "History"]
 
 
 @dataclass(frozen=True)
@@ -43,15 +37,23 @@ class History:
         good: Full id of the good end.
         bad: Full id of the bad end.
         parents: Every commit of the range, newest first, with its parents.
+        paths: What holds the subject's code.
     """
 
-    def __init__(self, checkout: Checkout, spec: str, path: str) -> None:
-        """Resolve ``GOOD..BAD`` (an empty BAD means HEAD) and look up the subject's folder `path` in every commit.
+    def __init__(self, checkout: Checkout, spec: str, paths: Sequence[str], *, first_parent: bool = False) -> None:
+        """Resolve ``GOOD..BAD`` (an empty BAD means HEAD) and look up the subject's `paths` in every commit.
+
+        Args:
+            checkout: The repository.
+            spec: The range.
+            paths: Folders or files, relative to the root, that hold all that matters: commits in which they are
+                identical are one.
+            first_parent: Follow only the first parent of merges, so that a merge stands for all that it brought.
 
         Raises:
             ReproError: not a range, an unknown revision, GOOD no ancestor of BAD, or nothing between them.
         """
-        self._git = git.Git(str(checkout.root))
+        self._git, self.paths = git.Git(str(checkout.root)), paths
         good, dots, bad = spec.partition("..")
         if not dots or not good or bad.startswith("."):
             raise ReproError(f"{spec!r} is no range: write GOOD..BAD, such as v1.2..HEAD")
@@ -62,11 +64,17 @@ class History:
         if base != self.good:
             cure = f"; their merge base is {base[:10]}, try {base[:10]}..{bad or 'HEAD'}" if base else ""
             raise ReproError(f"GOOD {good} is not an ancestor of BAD {bad or 'HEAD'}{cure}")
-        lines = self._git.rev_list("--parents", "--topo-order", f"{self.good}..{self.bad}").splitlines()
-        self.parents: Mapping[str, Sequence[str]] = {c: p for c, *p in (line.split() for line in lines)}
-        self._trees = self._read_trees(
-            [self.good, *self.parents, *(p for ps in self.parents.values() for p in ps)], path
-        )
+        how = ["--first-parent"] if first_parent else []
+        lines = self._git.rev_list("--parents", "--topo-order", *how, f"{self.good}..{self.bad}").splitlines()
+        most = 1 if first_parent else None
+        self.parents: Mapping[str, Sequence[str]] = {c: p[:most] for c, *p in (line.split() for line in lines)}
+        if first_parent and not any(self.good in p for p in self.parents.values()):
+            raise ReproError(
+                f"GOOD {good} is not on the first-parent line of {bad or 'HEAD'}: leave --first-parent out"
+            )
+        every = [self.good, *self.parents, *(p for ps in self.parents.values() for p in ps)]
+        trees = [self._read_trees(every, path) for path in paths]
+        self._trees = {c: _joined([found[c] for found in trees]) for c in every}
 
     def _resolve(self, revision: str) -> str:
         try:
@@ -85,7 +93,7 @@ class History:
         found: dict[str, str | None] = {}
         for commit, line in zip(unique, answer.splitlines(), strict=True):
             name, _, kind = line.rpartition(" ")
-            found[commit] = name if kind == "tree" else None
+            found[commit] = name if kind in ("tree", "blob") else None
         if path:
             return found
         whole = {tree: whole_tree(self._entries(tree)) for tree in {t for t in found.values() if t}}
@@ -100,8 +108,29 @@ class History:
         return found
 
     def tree(self, commit: str) -> str | None:
-        """Hash of the subject's folder in a commit: equal hashes are equal code. None when the commit lacks it."""
+        """Hash of the subject's code in a commit: equal hashes are equal code. None when the commit has none of it."""
         return self._trees[commit]
+
+    def descendants(self, commit: str) -> set[str]:
+        """The commits of the range that contain `commit`, without itself."""
+        found: set[str] = set()
+        for child in reversed(list(self.parents)):  # parents first
+            if any(parent == commit or parent in found for parent in self.parents[child]):
+                found.add(child)
+        return found
+
+    def holds(self, path: str) -> str | None:
+        """A commit of the range that has a file or folder; None where none has."""
+        found = self._read_trees([self.good, *self.parents], path)
+        return next((commit for commit, name in found.items() if name), None)
+
+    def subjects(self, commits: Sequence[str]) -> dict[str, str]:
+        """The first line of each commit's message."""
+        with tempfile.TemporaryFile() as questions:
+            questions.write("".join(f"{c}\n" for c in dict.fromkeys(commits)).encode())
+            questions.seek(0)
+            lines = self._git.log("--no-walk=unsorted", "--stdin", "--format=%H %s", istream=questions).splitlines()
+        return {line.partition(" ")[0]: line.partition(" ")[2] for line in lines}
 
     def info(self, commit: str) -> CommitInfo:
         """Author, date, subject and diffstat."""
@@ -110,85 +139,8 @@ class History:
         return CommitInfo(commit, fields[0], fields[1], fields[2], tuple(fields[3].split()), stat)
 
 
-_LITTLE = 1 << 20
-"""Bytes of free disk under which a git failure is put down to the disk."""
-
-
-class Worktrees:
-    """Detached worktrees under ``$GIT_COMMON_DIR/repro/worktrees``, one folder per process.
-
-    The repository's hooks and filters never run: hooks are pointed at nothing, and every configured filter is emptied
-    for the one command that fills the worktree. What a killed process left behind is removed by the next.
-    """
-
-    def __init__(self, checkout: Checkout) -> None:
-        self._home, self._git = checkout.root, git.Git(str(checkout.root))
-        self._exit = contextlib.ExitStack()
-        self._base = checkout.state / "worktrees"
-        self._folder = self._exit.enter_context(scratch_folder(self._base))
-        self._quiet = ["-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false", *self._empty_filters()]
-        self._forget()
-
-    def _empty_filters(self) -> list[str]:
-        try:
-            names = self._git.config("--name-only", "--get-regexp", r"^filter\.").splitlines()
-        except git.GitCommandError:  # no filter is configured
-            return []
-        filters = sorted({name.rsplit(".", 1)[0] for name in names})
-        settings = ("smudge=", "process=", "required=false")
-        return [part for f in filters for s in settings for part in ("-c", f"{f}.{s}")]
-
-    @contextlib.contextmanager
-    def at(self, commit: str, tree: str | None) -> Iterator[Place]:
-        """A worktree of one commit, removed on exit.
-
-        Raises:
-            MachineFailureError: git could not make it.
-        """
-        path = Path(tempfile.mkdtemp(prefix=f"{commit[:10]}-", dir=self._folder)) / "tree"
-        try:
-            with self._alone():
-                self._run("worktree", "add", "--quiet", "--detach", "--force", "--no-checkout", str(path), commit)
-            self._run("reset", "--quiet", "--hard", at=path)  # the long part, side by side
-            yield Place(path, commit, tree, home=self._home)
-        finally:
-            self._remove(path)
-
-    def _remove(self, path: Path) -> None:
-        shutil.rmtree(path.parent, ignore_errors=True)
-        self._forget()
-
-    def close(self) -> None:
-        """Remove this process's folder."""
-        self._exit.close()
-        self._forget()
-
-    def _forget(self) -> None:
-        """Drop git's notes on our worktrees that are gone.
-
-        `git worktree prune` would drop the user's too, such as one on a disk that is not mounted now.
-        """
-        with self._alone():
-            for note in self._base.parent.parent.glob("worktrees/*/gitdir"):
-                with contextlib.suppress(OSError):
-                    target = Path(note.read_text(encoding="utf-8").strip())
-                    if target.is_relative_to(self._base) and not target.exists():
-                        shutil.rmtree(note.parent, ignore_errors=True)
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the lock on git's notes on worktrees: git reads those of every other, and stumbles over half a one."""
-        with self._base.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
-    def _run(self, *arguments: str, at: Path | None = None) -> None:
-        try:
-            (git.Git(str(at)) if at else self._git).execute(["git", *self._quiet, *arguments])
-        except git.GitCommandError as error:
-            message = " ".join(str(error.stderr).split())[:300]
-            if shutil.disk_usage(self._base).free < _LITTLE:  # git itself only says that it cannot write
-                message = f"no space left at {self._base}"
-            raise MachineFailureError(
-                f"`git {' '.join(arguments[:2])}` failed: {message}; cure that and run the same command again"
-            ) from None
+def _joined(trees: Sequence[str | None]) -> str | None:
+    """One hash for several paths; None where a commit has none of them."""
+    if len(trees) == 1 or not any(trees):
+        return trees[0]
+    return digest("paths", *(tree or "" for tree in trees))

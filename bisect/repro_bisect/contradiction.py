@@ -25,7 +25,7 @@ def explain(dag: Dag[Commit], good: int, bad: int, newest: int) -> str:
     # GOOD commits contain no BAD one: the nearest commit that breaks this is named.
     if is_good and (below := bad & dag.ancestors[newest]):
         return f"{name[newest]} is GOOD but contains {name[bits(below)[-1]]}, which is BAD; {_CURE}"
-    if not is_good and (above := good & dag.descendants[newest]):
+    if not is_good and (above := good & dag.descendants(newest)):
         return f"{name[bits(above)[0]]} is GOOD but contains {name[newest]}, which is BAD; {_CURE}"
     # Otherwise the BAD commits share no suspect that the GOOD ones leave: name the BAD one that shares least.
     excluded = 0

@@ -41,6 +41,7 @@ class Entry:
         seconds: What it cost.
         lock: Digest of every installed package: a commit skipped under other packages may do under these.
         folder: Name of its trace's folder, "" for a skip. Each probe has its own, so that nobody's is replaced.
+        code: Exit code of the program, where that alone was asked for.
     """
 
     key: str
@@ -51,6 +52,7 @@ class Entry:
     seconds: float
     lock: str
     folder: str
+    code: int | None = None
 
 
 class Journal:
@@ -75,9 +77,13 @@ class Journal:
     def find(self, key: str, run: int) -> Entry | None:
         """The newest finished probe of a key, if its trace is still there."""
         entry = self._entries.get((key, run))
-        if entry and not entry.skip and not (self.trace_path(entry) / "steps.jsonl").exists():
+        if entry and entry.folder and not (self.trace_path(entry) / "steps.jsonl").exists():
             return None
         return entry
+
+    def runs(self, key: str) -> int:
+        """The number of the next replay of a key."""
+        return 1 + max((run for known, run in self._entries if known == key), default=-1)
 
     def trace_path(self, entry: Entry) -> Path:
         """Where the trace of a probe lies."""
@@ -93,7 +99,9 @@ class Journal:
             if trace is not None:
                 target = self.trace_path(entry)
                 target.parent.mkdir(parents=True, exist_ok=True)
+                _to_disk(trace)
                 trace.rename(target)
+                _to_disk(target.parent, inside=False)
             line = canonical_json({"format": FORMAT, **asdict(entry)}).encode() + b"\n"
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._file.open("ab") as file:
@@ -106,3 +114,13 @@ class Journal:
                 f"cannot write the journal {self._file}: {error.strerror}; free space, then run the same command again"
             ) from error
         self._entries[entry.key, entry.run] = entry
+
+
+def _to_disk(folder: Path, *, inside: bool = True) -> None:
+    """Wait until a folder, and the files in it, would outlive a power cut."""
+    for path in [*(folder.rglob("*") if inside else ()), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

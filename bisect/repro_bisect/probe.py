@@ -1,4 +1,4 @@
-"""Probes: one commit replayed and kept, judged against a baseline."""
+"""Probes: one commit replayed and kept, or found in the journal."""
 
 from __future__ import annotations
 
@@ -6,77 +6,121 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
-from repro_bisect.commits import History, Worktrees
+from repro_bisect.commits import History
+from repro_bisect.executors import Executor, Outcome, Signal, State, Task
 from repro_bisect.journal import Entry, Journal, probe_key
+from repro_bisect.predicates import Exit, Predicate, first_violation
+from repro_bisect.states import States
 from repro_golden.canonical import digest
-from repro_golden.case import Case, Compare
+from repro_golden.case import Case
 from repro_golden.checkout import Checkout
-from repro_golden.children import ChildFailure, Run
-from repro_golden.compare import Divergence, compare
+from repro_golden.children import ChildFailure
 from repro_golden.errors import ReproError
 from repro_golden.identity import Identity
-from repro_golden.rollouts import Rollouts, place_of
 from repro_golden.scratch import scratch_folder
-from repro_golden.subjects import launch, packages_of
-from repro_golden.trace import Trace, seal
+from repro_golden.subjects import packages_of
+from repro_golden.trace import Trace
 
-__all__ = ["Cost", "Prober", "Signal", "Skip", "judge"]
-
-Signal = tuple[int, str, str]
-"""Step, phase and name."""
+__all__ = ["Answer", "Bill", "Code", "Cost", "Prober", "Skip", "Stage", "judge"]
 
 _OUT_OF_TIME = "runs out of time"
 _CRASHES = "crashes at step"
 
+Stage = Literal["ends", "search", "confirmation"]
+"""What a probe was for."""
+
 
 @dataclass(frozen=True)
 class Skip:
-    """A commit that cannot be tested, and why."""
+    """A commit that cannot be tested, and why.
+
+    Attributes:
+        reason: In one line. Equal causes give equal text: the search presumes by it.
+        unready: It failed where a start from step 0 may not: the state it was to start from may not be for it.
+    """
 
     reason: str
+    unready: bool = False
+
+
+@dataclass(frozen=True)
+class Code:
+    """The exit code of a program that was judged by nothing else."""
+
+    code: int
+
+
+Answer: TypeAlias = Trace | Code | Skip
+"""What came of a probe."""
+
+
+@dataclass
+class Bill:
+    """What some probes cost."""
+
+    probes: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Cost:
+    """What the probes of one bisect cost, by what they were for; reused ones cost nothing."""
+
+    ends: Bill = field(default_factory=Bill)
+    search: Bill = field(default_factory=Bill)
+    confirmation: Bill = field(default_factory=Bill)
+    reused: int = 0
+
+    @property
+    def total(self) -> Bill:
+        """All of them."""
+        bills = (self.ends, self.search, self.confirmation)
+        return Bill(sum(b.probes for b in bills), sum(b.steps for b in bills), sum(b.seconds for b in bills))
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types: the totals, and each part."""
+        return asdict(self.total) | asdict(self)
 
 
 @dataclass(frozen=True)
 class _Question:
     key: str
     run: int
-    steps: int
     full: bool
-    dump: Sequence[Signal]
     partial: bool
-
-
-@dataclass
-class Cost:
-    """What the probes of one bisect cost; reused ones cost nothing."""
-
-    probes: int = 0
-    steps: int = 0
-    seconds: float = 0.0
-    reused: int = 0
+    stage: Stage
 
 
 class Prober:
     """Replays commits of one range on the rollouts of one case, remembering what is already known.
 
     Attributes:
+        predicate: What makes a probe BAD.
         baseline: What probes are judged against, once it is known.
         cost: What was spent.
     """
 
     def __init__(
-        self, checkout: Checkout, case: Case, history: History, rollouts: Rollouts, identity: Identity
+        self,
+        checkout: Checkout,
+        case: Case,
+        history: History,
+        rollouts: str,
+        identity: Identity,
+        executor: Executor,
+        predicate: Predicate,
     ) -> None:
-        self._checkout, self.case, self._history, self._rollouts = checkout, case, history, rollouts
-        self._identity = identity
+        self.case, self.predicate, self.executor = case, predicate, executor
+        self._history, self._rollouts, self._identity = history, rollouts, identity
         self._exit = contextlib.ExitStack()
         self._scratch = self._exit.enter_context(scratch_folder(checkout.scratch, "bisect"))
-        self._worktrees = Worktrees(checkout)
-        self._exit.callback(self._worktrees.close)
+        self._exit.callback(executor.close)
         self._journal = Journal(checkout.state)
         self._lock = threading.Lock()
         self._packages = digest(*packages_of(case, checkout.root))
@@ -88,23 +132,31 @@ class Prober:
         commit: str,
         steps: int,
         *,
+        stage: Stage = "search",
         run: int = 0,
         full: bool = False,
         dump: Sequence[Signal] = (),
         partial: bool = False,
+        start: State | None = None,
+        keep: tuple[Sequence[int], States] | None = None,
         cancel: threading.Event | None = None,
-    ) -> Trace | Skip:
-        """The trace of a commit over its first `steps` steps; under `bitwise`, to its first divergence.
+        progress: Callable[[int], None] | None = None,
+    ) -> Answer:
+        """The trace of a commit over its first `steps` steps, or to its first violation of the predicate.
 
         Args:
             commit: Full id.
             steps: Most steps to train.
+            stage: What it is for.
             run: 0 shares what was found before; other numbers are replays of their own.
-            full: Make every step, also past the first divergence.
+            full: Make every step, also past the first violation.
             dump: Signals whose whole content is wanted; such a probe is full, is never taken from the journal, and its
                 trace goes when the prober closes.
             partial: Take what a crashing commit left, if that is at least one step, instead of skipping it.
+            start: State to start from.
+            keep: Steps before which the state is saved on the way, and where to.
             cancel: Ends the probe without an answer when it is set.
+            progress: Told now and then how many steps are made.
 
         Raises:
             CancelledError: `cancel` was set.
@@ -113,98 +165,144 @@ class Prober:
         """
         tree = self._history.tree(commit)
         if tree is None:
-            return Skip(f"it has no folder {self.case.subject.path}/")
-        key = probe_key(tree, self.case, self._rollouts.digest, self._identity)
-        known = None if dump else self._known(key, run, steps, full)
+            return Skip(f"it has none of {', '.join(self._history.paths)}")
+        ask = _Question(self.key(tree, start), run, full or bool(dump), partial, stage)
+        known = None if dump else self._known(ask.key, run, steps, ask.full)
         if known is not None:
             with self._lock:
                 self.cost.reused += 1
             return known
-        return self._replay(commit, tree, _Question(key, run, steps, full or bool(dump), dump, partial), cancel)
+        baseline = self.baseline.directory if self.baseline and not ask.full and not start else None
+        at, states = keep or ((), None)
+        task = Task(commit, tree, steps, self.predicate, baseline, start, at, self.case.case.states_budget, dump)
+        return self._replay(task, ask, cancel, states, progress)
 
-    def known(self, commit: str, steps: int) -> Trace | Skip | None:
+    def make_state(self, commit: str, step: int, states: States, start: State | None) -> None:
+        """Train a commit up to `step`, and keep its state there if it can save itself.
+
+        Raises:
+            MachineFailureError, ReproError: see `probe`.
+        """
+        steps = step - (start.step if start else 0)
+        task = Task(commit, self._history.tree(commit), steps, start=start, states=(step,))
+        began = time.monotonic()
+        with scratch_folder(self._scratch, "states") as folder:
+            outcome = self.executor.run(task, folder, None)
+            trace = _trace(folder / "trace")
+            if outcome.failure is None:
+                states.take(folder / "states")
+        self._charge("search", len(trace.steps) if trace else 0, time.monotonic() - began)
+
+    def known(self, commit: str, steps: int, start: State | None = None) -> Answer | None:
         """What earlier bisects found of a commit, if that answers the question; costs nothing."""
         tree = self._history.tree(commit)
-        if tree is None:
-            return None
-        return self._known(probe_key(tree, self.case, self._rollouts.digest, self._identity), 0, steps, False)
+        return None if tree is None else self._known(self.key(tree, start), 0, steps, False)
 
-    def _known(self, key: str, run: int, steps: int, full: bool) -> Trace | Skip | None:
-        """A journalled probe that answers the question: long enough, or already divergent."""
+    def key(self, tree: str, start: State | None = None) -> str:
+        """The key under which probes of a tree are journalled."""
+        key = probe_key(tree, self.case, self._rollouts, self._identity)
+        if isinstance(self.predicate, Exit):
+            return digest("exit", key)
+        return digest("resumed", key, start.key) if start else key
+
+    def _known(self, key: str, run: int, steps: int, full: bool) -> Answer | None:
+        """A journalled probe that answers the question: long enough, or already violating."""
         entry = self._journal.find(key, run)
         if entry is None:
             return None
         if entry.skip:  # time, and a crash at a later step, depend on the question; an import depends on the packages
             again = entry.skip.startswith((_OUT_OF_TIME, _CRASHES)) or entry.lock != self._packages
             return None if again else Skip(entry.skip)
+        if entry.code is not None:
+            return Code(entry.code)
         try:
             trace = Trace(self._journal.trace_path(entry))
-            enough = len(trace.steps) >= steps or (not full and self._differs(trace))
+            enough = len(trace.steps) >= steps or (not full and self._violates(trace))
         except ReproError:  # damaged: replay it
             return None
         return trace if enough else None
 
-    def _differs(self, trace: Trace) -> bool:
-        return self.baseline is not None and compare(self.baseline, trace, self.case.compare).divergence is not None
+    def _violates(self, trace: Trace) -> bool:
+        return self.baseline is not None and first_violation(self.predicate, self.baseline, trace) is not None
 
-    def _replay(self, commit: str, tree: str, ask: _Question, cancel: threading.Event | None) -> Trace | Skip:
+    def _replay(
+        self,
+        task: Task,
+        ask: _Question,
+        cancel: threading.Event | None,
+        states: States | None,
+        progress: Callable[[int], None] | None,
+    ) -> Answer:
         began = time.monotonic()
-        early = self.case.compare.mode == "bitwise" and not ask.full
-        with scratch_folder(self._scratch, "probe") as scratch, self._worktrees.at(commit, tree) as place:
-            folder = scratch / "trace"
-            baseline = str(self.baseline.directory) if self.baseline and early else None
-            job = Run(ask.steps, place_of(self._rollouts), trace=str(folder), baseline=baseline, dump=ask.dump)
-            reason = ""
-            try:
-                launch(self.case, place, [job], scratch / "log", cancel=cancel)
-            except ChildFailure as failure:
-                reason = _reason(failure)
-            trace = self._finished(folder)
-            if reason and trace and (ask.partial or self._differs(trace)):
+        with scratch_folder(self._scratch, "probe") as folder:
+            outcome = self.executor.run(task, folder, cancel, progress)
+            trace = _trace(folder / "trace")
+            reason = _reason(outcome.failure) if outcome.failure else ""
+            if reason and trace and (ask.partial or (task.baseline and self._violates(trace))):
                 reason = ""  # it crashed only after its numbers had moved
-            made = len(trace.steps) if trace else 0
-            seconds = round(time.monotonic() - began, 3)
-            kept = self._keep(ask, commit, reason, made, seconds, folder)
-        with self._lock:
-            self.cost.probes += 1
-            self.cost.steps += made
-            self.cost.seconds += seconds
-        return Skip(reason) if reason else Trace(kept)
+            if states and not outcome.failure:
+                states.take(folder / "states")
+            made, seconds = len(trace.steps) if trace else 0, round(time.monotonic() - began, 3)
+            self._charge(ask.stage, made, seconds)
+            if reason and task.start and _unready(outcome):
+                return Skip(reason, unready=True)  # says something of the state, not yet of the commit
+            kept = self._keep(task, ask, reason, made, seconds, folder / "trace", outcome.code)
+        if reason:
+            return Skip(reason)
+        return Code(outcome.code) if outcome.code is not None else Trace(kept)
 
-    def _keep(self, ask: _Question, commit: str, reason: str, made: int, seconds: float, folder: Path) -> Path:
+    def _charge(self, stage: Stage, steps: int, seconds: float) -> None:
+        bill: Bill = getattr(self.cost, stage)
+        with self._lock:
+            bill.probes += 1
+            bill.steps += steps
+            bill.seconds += seconds
+
+    def _keep(
+        self, task: Task, ask: _Question, reason: str, made: int, seconds: float, trace: Path, code: int | None
+    ) -> Path:
         """Journal a finished probe and return where its trace lies from now on."""
-        name = "" if reason else f"{ask.key}-{ask.run}-{uuid.uuid4().hex[:8]}"
-        entry = Entry(ask.key, ask.run, commit, reason, made, seconds, self._packages, name)
-        if ask.dump:  # whole tensors: for this bisect only
-            return folder.rename(self._scratch / f"dumped-{name}") if name else folder
+        name = "" if reason or code is not None else f"{ask.key}-{ask.run}-{uuid.uuid4().hex[:8]}"
+        entry = Entry(ask.key, ask.run, task.commit, reason, made, seconds, self._packages, name, code)
+        if task.dump:  # whole tensors: for this bisect only
+            return trace.rename(self._scratch / f"dumped-{name}") if name else trace
         with self._lock:
-            self._journal.add(entry, None if reason else folder)
+            self._journal.add(entry, trace if name else None)
         return self._journal.trace_path(entry)
-
-    @staticmethod
-    def _finished(folder: Path) -> Trace | None:
-        if not (folder / "steps.jsonl").exists():
-            return None
-        seal(folder)
-        trace = Trace(folder)
-        return trace if trace.steps else None
 
     @property
     def journalled(self) -> int:
         """Finished probes that earlier bisects left."""
         return len(self._journal)
 
+    def runs(self, commit: str) -> int:
+        """How many replays of a commit's code are journalled: the number of the next one."""
+        tree = self._history.tree(commit)
+        return 0 if tree is None else self._journal.runs(self.key(tree))
+
     def close(self) -> None:
         """Remove the worktrees and what is not journalled."""
         self._exit.close()
 
 
+def _trace(folder: Path) -> Trace | None:
+    if not (folder / "steps.jsonl").exists():
+        return None
+    trace = Trace(folder)
+    return trace if trace.steps else None
+
+
+def _unready(outcome: Outcome) -> bool:
+    return outcome.failure is not None and outcome.failure.stage in ("load", "start", "step")
+
+
 def _reason(failure: ChildFailure) -> str:
-    """Why a commit is skipped. Equal causes give equal text: the search presumes by it."""
+    """Why a commit is skipped."""
     what = {
         "import": "does not import",
         "contract": "offers another contract",
         "build": "does not build the trainer",
+        "load": "does not load the state",
         "start": "crashes before its first update",
         "step": f"{_CRASHES} {failure.step}",
         "timeout": _OUT_OF_TIME,
@@ -212,15 +310,13 @@ def _reason(failure: ChildFailure) -> str:
     return f"{what}: {failure.message}"
 
 
-def judge(baseline: Trace, trace: Trace, rule: Compare, bound: int) -> Divergence | None:
-    """The first difference of a probe within the first `bound` steps: its presence means BAD.
+def judge(predicate: Predicate, baseline: Trace, trace: Trace, bound: int) -> Any:
+    """The first violation by a probe within the first `bound` steps, or None: its presence means BAD.
 
     Raises:
-        ReproError: the probe has fewer steps than the bound and agrees as far as it goes, so it proves nothing.
+        ReproError: the probe has fewer steps than the bound and is good as far as it goes, so it proves nothing.
     """
-    found = compare(baseline, trace, rule)
-    if found.divergence is not None:
-        return found.divergence
-    if found.steps < bound:
-        raise ReproError(f"a probe ended after {found.steps} of {bound} steps without a difference: no verdict")
-    return None
+    found = first_violation(predicate, baseline, trace)
+    if found is None and len(trace.steps) < min(bound, len(baseline.steps)):
+        raise ReproError(f"a probe ended after {len(trace.steps)} of {bound} steps without a difference: no verdict")
+    return found

@@ -11,23 +11,24 @@ order; the state is immutable, so a search can be replayed, forked and compared:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Generic
+from typing import Any, Generic, NamedTuple
 
 from repro_bisect.contradiction import explain
 from repro_bisect.dag import Commit, ContradictionError, Dag, bits
-from repro_bisect.skips import presumed, risks
-from repro_bisect.split import choose, partition
+from repro_bisect.skips import Skips
+from repro_bisect.split import State, price
 
 __all__ = ["Ambiguous", "ContradictionError", "Dag", "Found", "Search", "Verdict"]
 
-_EXACT_BOUND = 512
+_EXACT_BOUND = 128
 """Up to so many suspects `Search.bound` walks the whole decision tree."""
-_MOST_ROUNDS = 32
-"""Balanced searches end long before; a hopeless shape (a merge of thousands of lone commits) is not walked further."""
+_MOST_WORK = 3
+"""Above that, as many times the range is read at most. Balanced cuts need twice; a hopeless shape (a merge of thousands
+of lone commits, a wide run of skips) is not walked further."""
 
 
 class Verdict(StrEnum):
@@ -55,6 +56,14 @@ class Ambiguous(Generic[Commit]):
     """Commits never tried, only presumed untestable, that would narrow the set if they can be tested after all."""
 
 
+class _Parent(NamedTuple):
+    """What a search leaves to the one with one more verdict, which needs not begin anew."""
+
+    state: State[Any]
+    good: int
+    bad: int
+
+
 @dataclass(frozen=True)
 class Search(Generic[Commit]):
     """All that is known about the culprit.
@@ -78,8 +87,7 @@ class Search(Generic[Commit]):
     _good: int = field(default=0, repr=False)
     _bad: int = field(default=0, repr=False)
     _skips: tuple[tuple[int, str], ...] = field(default=(), repr=False)
-    # What could not cut a larger set cannot cut a smaller one: a search starts from its parent's survivors.
-    _pool: tuple[int, ...] | None = field(default=None, repr=False, compare=False)
+    _parent: _Parent | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.bad not in self.dag:
@@ -126,10 +134,9 @@ class Search(Generic[Commit]):
             good |= 1 << i
         else:
             bad |= 1 << i
+        parent = _Parent(self._state, self._good, self._bad)
         try:
-            return replace(
-                self, _good=good, _bad=bad, _skips=tuple(sorted(skips.items())), _pool=tuple(self._splitters)
-            )
+            return replace(self, _good=good, _bad=bad, _skips=tuple(sorted(skips.items())), _parent=parent)
         except ContradictionError:
             raise ContradictionError(explain(self.dag, good, bad, i)) from None
 
@@ -152,101 +159,107 @@ class Search(Generic[Commit]):
         This is cheap and may be wrong: report them as not tried. A window of w such commits costs O(log w) probes.
         Any GOOD or BAD verdict between the two skips takes it back. Empty where `presume` is off.
         """
-        return self.dag.commits(self._presumed)
+        return self.dag.commits(self._state.presumed)
 
     @cached_property
     def answer(self) -> Found[Commit] | Ambiguous[Commit] | None:
         """The culprit, or the exact set around skips; None while a probe can still tell suspects apart."""
-        if len(self.suspects) == 1:
+        if self._suspects.bit_count() == 1:
             return Found(next(iter(self.suspects)))
-        if self._candidates:
+        if self._state.candidates:
             return None
-        return Ambiguous(self.suspects, self.dag.commits(self._presumed & _mask(self._splitters)))
+        return Ambiguous(
+            self.suspects, frozenset(c for c in self.presumed if self.dag.index[c] in self._state.splitters)
+        )
 
-    def next(self, k: int = 1, in_flight: Iterable[Commit] = ()) -> list[Commit]:
+    def next(
+        self, k: int = 1, in_flight: Iterable[Commit] = (), costs: Mapping[Commit, float] | None = None
+    ) -> list[Commit]:
         """Up to `k` commits to probe at once, chosen to cut the suspects best; the same for equal searches.
 
         k = 1 maximises min(suspects among the ancestors, suspects elsewhere) over all untested commits of the range
         (one that is no suspect itself must be half as good again); k > 1 aims at k + 1 equal parts, which on a line of
         n takes ceil(log_{k+1} n) rounds. Near skips, commits are weighed by their chance to be testable
-        (`repro_bisect.skips.risks`).
+        (`repro_bisect.skips.Skips.risks`).
+
+        With costs, what is maximised is that balance per cost: a probe that costs a tenth is chosen where it leaves at
+        least a tenth of the best probe's smaller part. Equal costs change nothing.
 
         Args:
             k: how many probes, or free workers; none for 0.
             in_flight: probes under way, whose verdicts are counted on; they are not chosen again.
+            costs: what a probe costs relative to one that is not listed, whose cost is 1: 0 for one that is known or
+                built already, more where an environment must be built first. The answer does not depend on them; the
+                rounds may, and `bound` knows nothing of them.
 
         Returns:
             Fewer than `k` where fewer help; none where there is an answer or everything useful is in flight.
 
         Raises:
-            ValueError: k < 0.
+            ValueError: k < 0, or a cost is negative or not finite.
         """
         if k < 0:
             raise ValueError(f"k must be at least 0, not {k}")
         flying = [self.dag.index[c] for c in in_flight if c in self.dag]
-        chosen = choose(self.dag, self._suspects, self._candidates, k, self._risks, flying)
-        return [self.dag.order[i] for i in chosen]
+        prices = {self.dag.index[c]: price(cost) for c, cost in (costs or {}).items() if c in self.dag}
+        return [self.dag.order[i] for i in self._state.choose(k, flying, prices)]
 
     def moot(self, in_flight: Iterable[Commit]) -> set[Commit]:
         """The probes under way that no longer tell any suspects apart: cancel them."""
-        return {c for c in in_flight if c not in self.dag or self.dag.index[c] not in self._splitters}
+        return {c for c in in_flight if c not in self.dag or self.dag.index[c] not in self._state.splitters}
 
     def bound(self, k: int = 1) -> int:
         """Rounds of `k` probes that are still needed at most, if no further probe is skipped.
 
         On a line without skips it is ceil(log_{k+1} n). Elsewhere the whole decision tree is walked, for up to 512
-        suspects; above that only the largest part of each cut, which is an estimate for unusual shapes.
+        suspects; above that only the largest part of each cut, and not for long, which is an estimate for unusual
+        shapes.
 
         Raises:
             ValueError: k < 1.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, not {k}: no probes, no end")
-        # A sound bound on every path would be |S| - 1: a cut always leaves less. It serves where walking is hopeless.
-        most, stack = 0, [(self, 0)]
+        most, stack, left = 0, [(self._state, 0)], _MOST_WORK * len(self._state.splitters)
         while stack:
-            search, rounds = stack.pop()
-            size = search._suspects.bit_count()
-            if rounds + size - 1 <= most:
+            state, rounds = stack.pop()
+            size = state.suspects.bit_count()
+            # A round tells suspects apart and tries a commit, so there are no more rounds than of either.
+            if rounds + min(size - 1, len(state.candidates)) <= most:
                 continue
-            if not search._skips and search._is_line:
+            if not self._skips and state.is_line:
                 most = max(most, rounds + _rounds_on_line(size, k))
                 continue
-            probes = search.next(k)
-            if not probes:
-                most = max(most, rounds)
-            elif rounds >= _MOST_ROUNDS and size > _EXACT_BOUND:
-                most = max(most, rounds + size - 1)
+            left -= len(state.splitters)
+            if size > _EXACT_BOUND and left < 0:
+                most = max(most, rounds + _rounds_on_line(min(size, len(state.candidates) + 1), k))
+            elif probes := state.choose(k):
+                parts = state.after(probes)
+                stack.extend((part, rounds + 1) for part in (parts if size <= _EXACT_BOUND else parts[-1:]))
             else:
-                cells = sorted(partition(self.dag, [search._suspects], map(self.dag.index.__getitem__, probes)))
-                if size > _EXACT_BOUND:
-                    cells = [max(cells, key=int.bit_count)]
-                stack.extend((search._after(probes, cell), rounds + 1) for cell in cells)
+                most = max(most, rounds)
         return most
-
-    def _after(self, probes: Iterable[Commit], cell: int) -> Search[Commit]:
-        """The search once `probes` were judged by a culprit in `cell`, which they do not cut."""
-        search = self
-        for commit in probes:
-            bad = cell & self.dag.ancestors[self.dag.index[commit]]
-            search = search.with_verdict(commit, Verdict.BAD if bad else Verdict.GOOD)
-        return search
 
     @cached_property
     def _suspects(self) -> int:
-        mask = self.dag.ancestors[self.dag.index[self.bad]]
-        for i in bits(self._bad):
-            mask &= self.dag.ancestors[i]
-        for i in bits(self._good):
-            mask &= ~self.dag.ancestors[i]
+        ancestors, parent = self.dag.ancestors, self._parent
+        mask = parent.state.suspects if parent else ancestors[self.dag.index[self.bad]]
+        for i in bits(self._bad & ~parent.bad if parent else self._bad):
+            mask &= ancestors[i]
+        for i in bits(self._good & ~parent.good if parent else self._good):
+            mask &= ~ancestors[i]
         return mask
 
     @cached_property
-    def _splitters(self) -> dict[int, None]:
-        """Indices of the range whose verdict would tell suspects apart, tried or not, ascending."""
-        suspects, ancestors = self._suspects, self.dag.ancestors
-        pool: Iterable[int] = self._range if self._pool is None else self._pool
-        return {i: None for i in pool if (cut := ancestors[i] & suspects) and cut != suspects}
+    def _state(self) -> State[Commit]:
+        known, suspects, tested = self._parent and self._parent.state, self._suspects, self._good | self._bad
+        if known and (known.skips.skips, known.skips.presume) == (self._skips, self.presume):
+            skips = known.skips
+        else:
+            skips = Skips(self.dag, self._skips, self.presume)
+        if known and known.suspects == suspects:  # as after a SKIP
+            return replace(known, skips=skips, tested=tested)
+        return State.of(self.dag, suspects, known.splitters if known else self._range, skips, tested)
 
     @property
     def _range(self) -> list[int]:
@@ -256,35 +269,6 @@ class Search(Generic[Commit]):
             if commit in self.dag:
                 mask &= ~self.dag.ancestors[self.dag.index[commit]]
         return bits(mask)
-
-    @cached_property
-    def _presumed(self) -> int:
-        return presumed(self.dag, self._skips, self._good | self._bad) if self.presume else 0
-
-    @cached_property
-    def _candidates(self) -> list[int]:
-        """Splitters that may be probed."""
-        barred = self._presumed | _mask(i for i, _ in self._skips)
-        return [i for i in self._splitters if not barred >> i & 1] if barred else list(self._splitters)
-
-    @cached_property
-    def _risks(self) -> dict[int, tuple[int, int]]:
-        if not self._skips:
-            return {}
-        return risks(self.dag, self._skips, self._good | self._bad, self._suspects.bit_count())
-
-    @property
-    def _is_line(self) -> bool:
-        """Whether the suspects form a chain: each has all earlier ones among its ancestors."""
-        suspects, ancestors = self._suspects, self.dag.ancestors
-        return all((ancestors[i] & suspects).bit_count() == n for n, i in enumerate(bits(suspects), 1))
-
-
-def _mask(indices: Iterable[int]) -> int:
-    mask = 0
-    for i in indices:
-        mask |= 1 << i
-    return mask
 
 
 def _rounds_on_line(size: int, k: int) -> int:

@@ -9,106 +9,144 @@ apart because only the first one changes an answer:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Generic
 
 from repro_bisect.dag import Commit, Dag, bits
 
-__all__ = ["Risk", "presumed", "risks"]
+__all__ = ["Risk", "Skips"]
 
 Risk = tuple[int, int]
 """Chance that a commit can be tested, as an exact fraction (numerator, denominator)."""
 
+_REMEMBERED = 16
+"""Walking a decision tree goes to and fro between few states of the verdicts around skips."""
 
-def presumed(dag: Dag[Commit], skips: Sequence[tuple[int, str]], tested: int) -> int:
-    """Commits between two skips of the same non-empty reason with nothing tested between them.
 
-    Between means: on some path from the one to the other. A single GOOD or BAD verdict on any such path takes the
-    presumption back for that pair.
+class Skips(Generic[Commit]):
+    """The skipped commits of a search, and what they say.
 
-    Args:
-        dag: the range.
-        skips: index and reason of each skipped commit, ascending.
-        tested: bitset of the commits with a GOOD or BAD verdict.
-
-    Returns:
-        A bitset without the skipped commits themselves.
+    Only verdicts between two skips change it, so searches with equal skips share one object, which remembers.
     """
-    groups: dict[str, list[int]] = {}
-    for i, reason in skips:
-        if reason:
-            groups.setdefault(reason, []).append(i)
-    found = 0
-    for group in groups.values():
-        found |= _between(dag, group, tested)
-    for i, _ in skips:
-        found &= ~(1 << i)
-    return found
+
+    def __init__(self, dag: Dag[Commit], skips: Sequence[tuple[int, str]], presume: bool) -> None:
+        """Take the index and reason of each skipped commit, ascending, and whether to presume anything."""
+        self.dag, self.skips, self.presume = dag, skips, presume
+        self.indices = [i for i, _ in skips]
+        self._hull = _between(dag, self.indices, 0)
+        self._presumed = lru_cache(_REMEMBERED)(self._find_presumed)
+        self._runs = lru_cache(_REMEMBERED)(self._find_runs)
+
+    def presumed(self, tested: int) -> int:
+        """Commits between two skips of the same non-empty reason with nothing tested between them.
+
+        Between means: on some path from the one to the other. A single GOOD or BAD verdict on any such path takes the
+        presumption back for that pair.
+
+        Args:
+            tested: bitset of the commits with a GOOD or BAD verdict.
+
+        Returns:
+            A bitset without the skipped commits themselves.
+        """
+        return self._presumed(tested & self._hull) if self.presume else 0
+
+    def risks(self, tested: int, pool: Iterable[int], size: int) -> dict[int, Risk]:
+        """The chance that each commit can be tested, given where skips were met.
+
+        If the width of a run of untestable commits is equally likely to be of any order of magnitude, a run seen to be
+        L wide ends within d more commits with probability d / (L + d). So probes leave a run in growing strides, and a
+        run of w costs O(log w) of them. An eighth of the suspects is added to L: the first stride is then not a timid
+        one. (Of 0 to 1 times the suspects, 0.1 to 0.2 gave the fewest probes on lines of 136 and 300 with runs of 1 to
+        100.) Reasons do not matter here: commits inside a mixed run stay possible probes, but poor ones.
+
+        Args:
+            tested: bitset of the commits with a GOOD or BAD verdict.
+            pool: the commits in question.
+            size: the number of suspects.
+
+        Returns:
+            A fraction for each commit that is connected to a skip; the others have none against them.
+        """
+        if not self.skips:
+            return {}
+        runs, chance = self._runs(tested & self._hull), {}
+        for i in pool:
+            if i in runs.distance or runs.reach(i):
+                # d / (L + size / 8 + d) in whole numbers; inside a run d is taken as 1/2.
+                eighths = 8 * runs.distance[i] or 4
+                chance[i] = eighths, 8 * runs.width[i] + size + eighths
+        return chance
+
+    def _find_presumed(self, tested: int) -> int:
+        groups: dict[str, list[int]] = {}
+        for i, reason in self.skips:
+            if reason:
+                groups.setdefault(reason, []).append(i)
+        found = 0
+        for group in groups.values():
+            found |= _between(self.dag, group, tested)
+        for i in self.indices:
+            found &= ~(1 << i)
+        return found
+
+    def _find_runs(self, tested: int) -> Runs:
+        members = _between(self.dag, self.indices, tested)
+        for i in self.indices:
+            members |= 1 << i
+        return Runs(self.dag.neighbours, bits(members))
 
 
-def risks(dag: Dag[Commit], skips: Sequence[tuple[int, str]], tested: int, size: int) -> dict[int, Risk]:
-    """The chance that each commit can be tested, given where skips were met.
+class Runs:
+    """Connected runs of untestable commits, and how far other commits are from them.
 
-    If the width of a run of untestable commits is equally likely to be of any order of magnitude, a run seen to be
-    L wide ends within d more commits with probability d / (L + d). So probes leave a run in growing strides, and a
-    run of w costs O(log w) of them. An eighth of the suspects is added to L: the first stride is then not a timid
-    one. (Of 0 to 1 times the suspects, 0.1 to 0.2 gave the fewest probes on lines of 136 and 300 with runs of 1 to
-    100.) Reasons do not matter here: commits inside a mixed run stay possible probes, but poor ones.
-
-    Args:
-        dag: the range.
-        skips: index and reason of each skipped commit, ascending.
-        tested: bitset of the commits with a GOOD or BAD verdict.
-        size: the number of suspects.
-
-    Returns:
-        A fraction for each commit that is connected to a skip; the others have none against them.
+    Attributes:
+        distance: links from a commit to the nearest run, for those that were reached so far.
+        width: the size of that run.
     """
-    skipped = [i for i, _ in skips]
-    run = _between(dag, skipped, tested)
-    for i in skipped:
-        run |= 1 << i
-    width, queue = _widths(dag, bits(run))
-    # d / (L + size / 8 + d) in whole numbers; inside a run d is taken as 1/2.
-    chance = {i: (4, 8 * width[i] + size + 4) for i in queue}
-    distance = dict.fromkeys(queue, 0)
-    for i in queue:  # breadth first: the queue grows while it is read
-        for near in dag.neighbours[i]:
-            if near not in distance:
-                d = distance[near] = distance[i] + 1
-                width[near] = width[i]
-                chance[near] = (8 * d, 8 * width[i] + size + 8 * d)
-                queue.append(near)
-    return chance
+
+    def __init__(self, neighbours: Sequence[Sequence[int]], members: list[int]) -> None:
+        self._neighbours = neighbours
+        self.distance, self.width = dict.fromkeys(members, 0), dict[int, int]()
+        for start in members:
+            if start in self.width:
+                continue
+            run, self.width[start] = [start], 0
+            for i in run:  # it grows while it is read
+                for near in neighbours[i]:
+                    if near in self.distance and near not in self.width:
+                        self.width[near] = 0
+                        run.append(near)
+            self.width.update(dict.fromkeys(run, len(run)))
+        self._queue = deque(members)
+
+    def reach(self, commit: int) -> bool:
+        """Walk away from the runs, breadth first, until the commit is met; False if there is no way to it."""
+        while self._queue:
+            if commit in self.distance:
+                return True
+            i = self._queue.popleft()
+            for near in self._neighbours[i]:
+                if near not in self.distance:
+                    self.distance[near], self.width[near] = self.distance[i] + 1, self.width[i]
+                    self._queue.append(near)
+        return commit in self.distance
 
 
 def _between(dag: Dag[Commit], skipped: Sequence[int], tested: int) -> int:
     """Union of the intervals [a, b] of skipped commits that hold no tested commit, ends included."""
     found = 0
     for b in reversed(skipped):
-        covered = 0
+        below, covered = dag.ancestors[b], 0
         for a in skipped:
             if a >= b:
                 break
             # Inside an interval that was taken already, every smaller one adds nothing.
             if not covered >> a & 1:
-                span = dag.ancestors[b] & dag.descendants[a]
+                span = below & dag.descendants(a)
                 if not span & tested:
                     covered |= span
         found |= covered
     return found
-
-
-def _widths(dag: Dag[Commit], members: list[int]) -> tuple[dict[int, int], list[int]]:
-    """The size of each member's connected run, and the members."""
-    inside, width = set(members), dict[int, int]()
-    for start in members:
-        if start in width:
-            continue
-        run, width[start] = [start], 0
-        for i in run:
-            for near in dag.neighbours[i]:
-                if near in inside and near not in width:
-                    width[near] = 0
-                    run.append(near)
-        width.update(dict.fromkeys(run, len(run)))
-    return width, members

@@ -4,19 +4,28 @@ A probe x cuts the suspects S in two: S & ancestors(x) (x is BAD: the culprit is
 best min(|S & anc(x)|, |S - anc(x)|) is git's rule. Here x need not be a suspect itself: a merge outside S may cut S
 better than any member, and around skips it may be the only one that cuts at all. With k probes at once the parts should
 be k + 1 equal ones.
+
+Where probes differ in cost, balance per cost decides. The smaller part's share of S is at most half the bits that the
+verdict is worth, so an uneven probe has to be cheap to be chosen: one at half the cost may cut off half as much. It
+always cuts something off, or it is no probe at all, so that cheap ones come to an end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Generic, Self
 
-from repro_bisect.dag import Commit, Dag
-from repro_bisect.skips import Risk
+from repro_bisect.dag import Commit, Dag, bits
+from repro_bisect.skips import Risk, Skips
 
-__all__ = ["choose", "partition"]
+__all__ = ["State", "price"]
 
 _SCALE = 32
-"""Fractional bits of a score. Scores are integers, so that equal is equal on every machine."""
+"""Fractional bits of a score and of a price. Both are integers, so that equal is equal on every machine."""
+
+_ONE = 1 << _SCALE
 
 _SUSPECT, _OUTSIDER = 3, 2
 """Weights of a probe among the suspects and of one outside. After an outsider is BAD the suspects may have no newest
@@ -25,42 +34,127 @@ two probes more than with git's rule in 1 of 200 when both weighed alike, and ne
 average."""
 
 
-def choose(
-    dag: Dag[Commit],
-    suspects: int,
-    pool: Sequence[int],
-    k: int,
-    risk: Mapping[int, Risk],
-    in_flight: Iterable[int] = (),
-) -> list[int]:
-    """Up to `k` commits of `pool` that together cut the suspects best, in the order they were chosen.
+@dataclass(frozen=True)
+class State(Generic[Commit]):
+    """What verdicts leave to be done.
 
-    Args:
+    Attributes:
         dag: the range.
         suspects: bitset S.
-        pool: indices that may be probed, ascending; what cuts nothing is never chosen.
-        k: how many probes.
-        risk: chance that a commit can be tested, where it is less than certain.
-        in_flight: probes under way: they cut too, and are not chosen again.
+        splitters: indices of the commits whose verdict would tell suspects apart, tried or not, ascending, with
+            |S & ancestors(x)| of each.
+        skips: the skipped commits.
+        tested: bitset of the commits with a GOOD or BAD verdict.
     """
-    # What is in flight or chosen cuts none of the parts that it leaves, so it is never chosen again.
-    cells, chosen = partition(dag, [suspects], in_flight), list[int]()
-    while len(chosen) < k:
-        cells = [cell for cell in cells if cell & (cell - 1)]  # a single suspect is decided
-        added = [
-            probe
-            for cell, share in _shares(cells, k - len(chosen))
-            for probe in _peel(dag, cell, suspects, pool, share, risk)
-        ]
-        added = list(dict.fromkeys(added))
-        if not added:
-            # The largest parts cannot be cut: their share goes to the others, one part at a time.
-            added = next(filter(None, (_peel(dag, c, suspects, pool, 1, risk) for c in _by_size(cells))), [])
-        if not added:
-            break
-        chosen += added
-        cells = partition(dag, cells, added)
-    return chosen
+
+    dag: Dag[Commit]
+    suspects: int
+    splitters: dict[int, int]
+    skips: Skips[Commit]
+    tested: int
+
+    @classmethod
+    def of(cls, dag: Dag[Commit], suspects: int, pool: Collection[int], skips: Skips[Commit], tested: int) -> Self:
+        """The state for a set of suspects, where all that can cut it is in `pool` (ascending).
+
+        What cuts a set cuts every larger one too, so that the splitters of a larger one serve.
+        """
+        size = suspects.bit_count()
+        counts = zip(pool, dag.count(suspects, pool), strict=True)
+        return cls(dag, suspects, {i: count for i, count in counts if 0 < count < size}, skips, tested)
+
+    def after(self, probes: Sequence[int]) -> list[State[Commit]]:
+        """The states that GOOD and BAD verdicts of `probes` may lead to, in the order of their size."""
+        tested = self.tested
+        for i in probes:
+            tested |= 1 << i
+        cells = sorted(partition(self.dag, [self.suspects], probes), key=int.bit_count)
+        return [State.of(self.dag, cell, self.splitters, self.skips, tested) for cell in cells]
+
+    @property
+    def is_line(self) -> bool:
+        """Whether the suspects form a chain: each has all earlier ones among its ancestors."""
+        size = self.suspects.bit_count()
+        return all(self.splitters.get(i, size) == n for n, i in enumerate(bits(self.suspects), 1))
+
+    @cached_property
+    def presumed(self) -> int:
+        """Commits that count as skipped because they lie between two skips (bitset)."""
+        return self.skips.presumed(self.tested)
+
+    @cached_property
+    def candidates(self) -> dict[int, int]:
+        """Splitters that may be probed."""
+        if not self.skips.indices:
+            return self.splitters
+        barred = {*self.skips.indices, *bits(self.presumed)}
+        return {i: count for i, count in self.splitters.items() if i not in barred}
+
+    def choose(self, k: int, in_flight: Iterable[int] = (), prices: Mapping[int, int] | None = None) -> list[int]:
+        """Up to `k` candidates that together cut the suspects best, in the order they were chosen.
+
+        Args:
+            k: how many probes.
+            in_flight: probes under way: they cut too, and are not chosen again.
+            prices: what a probe costs (`price`), where it is not 1.
+        """
+        risk = self.skips.risks(self.tested, self.candidates, self.suspects.bit_count())
+        peel = partial(self._peel, frozenset(bits(self.suspects)), risk, prices or {})
+        # What is in flight or chosen cuts none of the parts that it leaves, so it is never chosen again.
+        cells, chosen = partition(self.dag, [self.suspects], in_flight), list[int]()
+        while len(chosen) < k:
+            cells = [cell for cell in cells if cell & (cell - 1)]  # a single suspect is decided
+            added = [probe for cell, share in _shares(cells, k - len(chosen)) for probe in peel(cell, share)]
+            added = list(dict.fromkeys(added))
+            if not added:
+                # The largest parts cannot be cut: their share goes to the others, one part at a time.
+                added = next(filter(None, (peel(cell, 1) for cell in _by_size(cells))), [])
+            if not added:
+                break
+            chosen += added
+            cells = partition(self.dag, cells, added)
+        return chosen
+
+    def _peel(
+        self, inside: frozenset[int], risk: Mapping[int, Risk], prices: Mapping[int, int], cell: int, share: int
+    ) -> list[int]:
+        """Cut `share` parts of equal size off a cell, from the oldest end: on a line, share + 1 equal parts."""
+        chosen, rest = list[int](), cell
+        pool: Collection[int] = self.candidates
+        for left in range(share, 0, -1):
+            size = rest.bit_count()
+            best, best_score, best_price, splits = -1, 0, 1, list[int]()
+            counts = self.candidates.values() if rest == self.suspects else self.dag.count(rest, pool)
+            for i, below in zip(pool, counts, strict=True):
+                if not 0 < below < size:
+                    continue
+                splits.append(i)
+                # Largest where below = size / (left + 1); for one probe it is min(below, size - below).
+                score = min(left * below, size - below) * (_SUSPECT if i in inside else _OUTSIDER) << _SCALE
+                if i in risk:
+                    numerator, denominator = risk[i]
+                    score = score * numerator // denominator
+                cost = prices.get(i, _ONE)
+                # Score per cost, compared without division: cross-multiplied, the oldest of equals wins.
+                if score * best_price > best_score * cost:
+                    best, best_score, best_price = i, score, cost
+            if best < 0:
+                break
+            chosen.append(best)
+            rest &= ~self.dag.ancestors[best]
+            pool = splits
+        return chosen
+
+
+def price(cost: float) -> int:
+    """A relative cost as a positive integer; nothing is quite free, so that of free probes the best one is chosen.
+
+    Raises:
+        ValueError: it is negative or not finite.
+    """
+    if not 0 <= cost < float("inf"):
+        raise ValueError(f"a cost must be a finite number of at least 0, not {cost}")
+    return max(1, int(cost * _ONE))
 
 
 def partition(dag: Dag[Commit], cells: Iterable[int], probes: Iterable[int]) -> list[int]:
@@ -88,32 +182,3 @@ def _shares(cells: Iterable[int], k: int) -> list[tuple[int, int]]:
                 best = c
         shares[best] += 1
     return [(cell, share) for cell, share in zip(cells, shares, strict=True) if share]
-
-
-def _peel(
-    dag: Dag[Commit], cell: int, suspects: int, pool: Sequence[int], share: int, risk: Mapping[int, Risk]
-) -> list[int]:
-    """Cut `share` parts of equal size off a cell, from the oldest end: on a line, share + 1 equal parts."""
-    chosen: list[int] = []
-    rest = cell
-    for left in range(share, 0, -1):
-        size = rest.bit_count()
-        best, best_score, splits = -1, 0, list[int]()
-        for i in pool:
-            below = (dag.ancestors[i] & rest).bit_count()
-            if not 0 < below < size:
-                continue
-            splits.append(i)
-            # Largest where below = size / (left + 1); for one probe it is min(below, size - below).
-            score = min(left * below, size - below) * (_SUSPECT if suspects >> i & 1 else _OUTSIDER) << _SCALE
-            if i in risk:
-                numerator, denominator = risk[i]
-                score = score * numerator // denominator
-            if score > best_score:  # the oldest of equals wins
-                best, best_score = i, score
-        if best < 0:
-            break
-        chosen.append(best)
-        rest &= ~dag.ancestors[best]
-        pool = splits
-    return chosen

@@ -34,6 +34,7 @@ __all__ = [
     "CommandSubject",
     "CoreSubject",
     "Observe",
+    "command_case",
     "find_case",
     "list_cases",
     "new_command_case",
@@ -48,6 +49,14 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 def _seconds(value: object) -> object:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", value) if isinstance(value, str) else None
     return float(match[1]) * _UNITS[match[2]] if match else value
+
+
+_SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def _bytes(value: object) -> object:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)i?B", value) if isinstance(value, str) else None
+    return int(float(match[1]) * _SIZES[match[2]]) if match else value
 
 
 def _inside(path: str) -> str:
@@ -71,8 +80,10 @@ class Experiment(_Table):
     """How many steps the reproduction proof repeats; all by default."""
     rollouts: Annotated[str, AfterValidator(_inside)] | None = Field(default=None, min_length=1)
     """Folder of the recorded rollouts, relative to the repository's root. A command may have none."""
-    states: tuple[int, ...] = Field(default=(), strict=False)
-    """Steps before which the training state is kept with the golden run."""
+    states: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(), strict=False)
+    """Steps before which the training state is kept with the golden run, so that a bisect can start there."""
+    states_budget: Annotated[int, BeforeValidator(_bytes)] = Field(default=1 << 30, ge=0)
+    """Bytes that these states may take together, or a string such as "2GiB"; beyond it every other one goes."""
 
 
 class _Subject(_Table):
@@ -132,12 +143,24 @@ class CommandSubject(_Subject):
     first on PATH."""
     setup: str = ""
     """Run once in each worktree, before anything else: builds what a commit needs."""
+    save: str = ""
+    """A command that trains and leaves the state before step ``{step}`` at ``{checkpoint}``."""
+    resume: str = ""
+    """A command that trains on from the state at ``{checkpoint}``, which is that before step ``{step}``."""
     check: str = ""
     """A cheap command that fails where a commit cannot be tested."""
     path: Annotated[str, AfterValidator(_inside)] = Field(default=".", min_length=1)
     """Folder of the repository that holds the program's code; commits that leave it alone share one probe."""
 
-    @field_validator("command", "setup", "check")
+    @model_validator(mode="after")
+    def _saves_and_resumes(self) -> CommandSubject:
+        if bool(self.save) != bool(self.resume):
+            raise ValueError("save and resume go together: one makes the state that the other starts from")
+        if self.save and not all("{checkpoint}" in text for text in (self.save, self.resume)):
+            raise ValueError("save and resume must name {checkpoint}, the folder of the state")
+        return self
+
+    @field_validator("command", "setup", "check", "save", "resume")
     @classmethod
     def _words(cls, text: str) -> str:
         try:
@@ -240,8 +263,11 @@ class Case(_Table):
     def _fits_its_kind(self) -> Case:
         if isinstance(self.subject, CommandSubject):
             if self.case.states:
-                raise ValueError("case.states needs a trainer that can save itself: not of kind command")
-            told = [self.subject.command, self.subject.setup, self.subject.check, *self.subject.env.values()]
+                raise ValueError(
+                    "case.states is for kind core; of a command a bisect makes the state with subject.save"
+                )
+            subject = self.subject
+            told = [subject.command, subject.setup, subject.check, subject.save, subject.resume, *subject.env.values()]
             if self.case.rollouts is None and any("{rollouts}" in text for text in told):
                 raise ValueError("case.rollouts is not set, but {rollouts} is asked for")
         elif self.case.rollouts is None:
@@ -269,7 +295,7 @@ class Case(_Table):
 
     def canonical(self) -> dict[str, Any]:
         """What decides the numbers of a run, as JSON types: the subject, its resources and the number of steps."""
-        subject = self.subject.model_dump(mode="json", exclude={"timeout", "check"})
+        subject = self.subject.model_dump(mode="json", exclude={"timeout", "check", "save", "resume"})
         found = {"name": self.name, "steps": self.steps, "subject": subject, "resources": self.resources.model_dump()}
         if self.subject.kind == "command":
             found["observe"] = self.observe.model_dump(mode="json")
@@ -357,6 +383,28 @@ def _search_path(root: Path) -> list[str]:
     return [f"env = {{ PYTHONPATH = {json.dumps(os.pathsep.join(found))} }}"] if found else []
 
 
+def _command_case(root: Path, name: str, command: Sequence[str], steps: int, ranks: int) -> str:
+    """The case file of a command."""
+    return "\n".join([
+        "[case]", f"name = {json.dumps(name)}", f"steps = {steps}", "",
+        "[subject]", 'kind = "command"', f"command = {json.dumps(shlex.join(command))}", *_search_path(root), "",
+        "[resources]", f"ranks = {ranks}", "",
+    ])  # fmt: skip
+
+
+def command_case(root: Path, name: str, command: Sequence[str], steps: int, ranks: int) -> Case:
+    """The case of a command, without a file.
+
+    Raises:
+        ReproError: a word cannot stand in a case.
+    """
+    try:
+        return Case.model_validate(tomllib.loads(_command_case(root, name, command, steps, ranks)))
+    except (ValidationError, tomllib.TOMLDecodeError) as error:
+        why = _first_problem(error) if isinstance(error, ValidationError) else error
+        raise ReproError(f"the command cannot stand in a case ({why})") from None
+
+
 def new_command_case(root: Path, name: str, command: Sequence[str], steps: int, ranks: int) -> Case:
     """Write the case file of a command, and read it back.
 
@@ -368,11 +416,7 @@ def new_command_case(root: Path, name: str, command: Sequence[str], steps: int, 
         raise ReproError(f"{name!r} is no name for a case: use letters, digits, '.', '_' and '-'")
     if path.exists():
         raise ReproError(f"{path} exists: record it with `repro golden record {name}`, or choose another name")
-    text = "\n".join([
-        "[case]", f"name = {json.dumps(name)}", f"steps = {steps}", "",
-        "[subject]", 'kind = "command"', f"command = {json.dumps(shlex.join(command))}", *_search_path(root), "",
-        "[resources]", f"ranks = {ranks}", "",
-    ])  # fmt: skip
+    text = _command_case(root, name, command, steps, ranks)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     try:

@@ -28,7 +28,7 @@ __all__ = [
     "last_line",
 ]
 
-Stage = Literal["import", "contract", "build", "start", "step", "timeout"]
+Stage = Literal["import", "contract", "build", "load", "start", "step", "timeout"]
 
 BITS_DEFAULTS = {
     "PYTHONHASHSEED": "0",
@@ -48,12 +48,16 @@ class Place:
         commit: The commit that it is, or None for a checkout with changes of its own.
         tree: git's hash of the subject's folder, or None likewise.
         home: The user's own checkout, where `root` is a worktree of it; None where it is that checkout.
+        variables: Environment variables of its processes here, such as the GPUs that they may use.
+        environment: Folder of the environment that was built for it; None for the case's own.
     """
 
     root: Path
     commit: str | None = None
     tree: str | None = None
     home: Path | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    environment: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,10 @@ class Run:
         baseline: A trace; the run ends with the first step whose root differs from it.
         plant: ``[step, phase, name]`` of the signal that gets a one-ULP change.
         dump: ``[step, phase, name]`` of signals whose whole values are written beside the trace.
-        states: Steps before which the training state is saved, with the folder for each (kind core).
-        load: State to start from (kind core).
+        states: Steps before which the training state is saved, with the folder for each; of a command one at most.
+        states_budget: Bytes that these may take together; None for no limit.
+        load: Folder of the state to start from.
+        first_step: The step that this state lies before.
         checkpoint: Folder that the subject's final checkpoint is written to; a command's token ``{checkpoint}``.
         terminal: Whether to fingerprint the final state.
     """
@@ -82,7 +88,9 @@ class Run:
     plant: Sequence[Any] | None = None
     dump: Sequence[Sequence[Any]] = ()
     states: Mapping[int, str] = field(default_factory=dict)
+    states_budget: int | None = None
     load: str | None = None
+    first_step: int = 0
     checkpoint: str | None = None
     terminal: bool = False
 

@@ -23,8 +23,12 @@ __all__ = [
     "MetricChange",
     "check_identities",
     "compare",
+    "differing",
+    "first_difference",
     "first_divergent_index",
     "jsonable",
+    "kl_of_step",
+    "measured",
     "violations",
 ]
 
@@ -132,9 +136,13 @@ def compare(a: Trace, b: Trace, rule: Compare | None = None) -> Comparison:
     if rule is not None and rule.mode == "bounds":
         divergence = next((v for i in range(count) for v in violations(a, b, i, rule.bounds)), None)
     else:
-        divergence = None if index is None else _first_signal(a, b, index)
+        divergence = first_difference(a, b)
     metrics = [change for i in range(count) for change in _metric_changes(a, b, i)]
-    kl = {} if index is None else {a.steps[i].step: v for i in range(index, count) if (v := _kl(a, b, i)) is not None}
+    kl = (
+        {}
+        if index is None
+        else {a.steps[i].step: v for i in range(index, count) if (v := kl_of_step(a, b, i)) is not None}
+    )
     return Comparison(count, divergence, metrics, kl)
 
 
@@ -186,9 +194,14 @@ def first_divergent_index(a: Trace, b: Trace) -> int | None:
     return None if index == count else index
 
 
-def _first_signal(a: Trace, b: Trace, index: int) -> Divergence:
-    """The first differing signal of a step, phase by phase and in the baseline's order of observation."""
-    rows_a, rows_b = a.rows(index), b.rows(index)
+def first_difference(a: Trace, b: Trace) -> Divergence | None:
+    """The first step, phase and signal whose bits differ, in the steps that both have."""
+    index = first_divergent_index(a, b)
+    return None if index is None else _first_signal(a, b, index)
+
+
+def differing(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> list[tuple[Kind, Row, Row | None]]:
+    """Every signal in which two versions of a step differ: phase by phase, in the baseline's order, added ones last."""
     by_key = {row.key: row for row in rows_b}
     found: list[tuple[Kind, Row, Row | None]] = []
     for row in rows_a:
@@ -202,15 +215,21 @@ def _first_signal(a: Trace, b: Trace, index: int) -> Divergence:
         elif (row.lanes, row.placement) != (other.lanes, other.placement):
             found.append(("value", row, other))
     found += [("added", row, None) for row in by_key.values()]
+    # sorted() is stable: within a phase the baseline's order stands, and added signals come last
+    return sorted(found, key=lambda f: PHASES.index(f[1].phase))
+
+
+def _first_signal(a: Trace, b: Trace, index: int) -> Divergence:
+    """The first differing signal of a step, phase by phase and in the baseline's order of observation."""
+    found = differing(a.rows(index), b.rows(index))
     if not found:
         raise ReproError(
             f"step {a.steps[index].step} has two roots for equal signals: a trace is damaged; record it again"
         )
-    # sorted() is stable: within a phase the baseline's order stands, and added signals come last
-    kind, row, other = sorted(found, key=lambda f: PHASES.index(f[1].phase))[0]
+    kind, row, other = found[0]
     counts = Counter(f[1].phase for f in found)
     step = a.steps[index].step
-    size = _size(a, b, step, row, other) if kind == "value" and other else None
+    size = measured(a, b, step, row, other) if kind == "value" and other else None
     return Divergence(step, row.phase, row.name, kind, _detail(kind, row, other), size, dict(counts))
 
 
@@ -229,8 +248,8 @@ def _detail(kind: Kind, row: Row, other: Row | None) -> str:
     return f"{row.dtype} {list(row.shape)}"
 
 
-def _size(a: Trace, b: Trace, step: int, row: Row, other: Row) -> Magnitude:
-    """From whole dumps where both sides have them, else the kept values, else the sketch."""
+def measured(a: Trace, b: Trace, step: int, row: Row, other: Row) -> Magnitude:
+    """The size of a signal's difference: from whole dumps where both sides have them, else from what traces keep."""
     total = math.prod(row.shape)
     dumps = [dump_path(t.directory, step, row.phase, row.name) for t in (a, b)]
     if all(path.exists() for path in dumps):
@@ -249,7 +268,8 @@ def _metric_changes(a: Trace, b: Trace, index: int) -> list[MetricChange]:
     return [MetricChange(step, name, x.get(name), y.get(name)) for name in (*x, *(n for n in y if n not in x))]
 
 
-def _kl(a: Trace, b: Trace, index: int) -> tuple[float, float] | None:
+def kl_of_step(a: Trace, b: Trace, index: int) -> tuple[float, float] | None:
+    """KL(a || b) of one step as (k1, k3); None without float32 log-prob columns of one shape on both sides."""
     x, y = a.row(index, "forward", "log_probs"), b.row(index, "forward", "log_probs")
     mask = a.row(index, "input", "loss_mask")
     if not x or not y or x.values is None or y.values is None or x.shape != y.shape:

@@ -181,7 +181,10 @@ class _Recording:
         self.say(f"recording {self.case.steps} steps{what}")
         states = {step: str(self.staged / "states" / str(step)) for step in self.case.case.states}
         trace, foreign = str(self.staged / "trace"), self.case.subject.kind == "command"
-        run = Run(self.case.steps, place_of(rollouts), trace=trace, states=states, terminal=foreign)
+        budget = self.case.case.states_budget
+        run = Run(
+            self.case.steps, place_of(rollouts), trace=trace, states=states, states_budget=budget, terminal=foreign
+        )
         golden = train(self.case, self.place, run, self._log("golden"))
         if not golden.complete:
             raise ReproError(f"{self.case.name} ended after {len(golden.steps)} of {self.case.steps} steps")
@@ -325,6 +328,6 @@ def _facts(case: Case, place: Place, golden: Trace, found: Sequence[Proof], opti
         "recorded": {"by": _user(), "at": datetime.now(UTC).isoformat(timespec="seconds")},
         "lock": packages_of(case, place.root),
         "proofs": [p.to_mapping() for p in found],
-        "states": list(case.case.states),
+        "states": sorted(int(folder.name) for folder in (golden.directory.parent / "states").glob("*")),
         "approved": approved,
     }

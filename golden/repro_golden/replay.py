@@ -11,6 +11,7 @@ import errno
 import importlib
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -96,10 +97,13 @@ def _run(door: ModuleType, job: dict[str, Any], run: dict[str, Any]) -> dict[str
     recorded = RolloutSet(Path(run["rollouts"])) if run["rollouts"] else None
     try:
         subject = door.build({"config": case["subject"]["config"], "root": job["root"]})
+    except BaseException as error:
+        raise _blame("build", -1, error) from error
+    try:
         if run["load"]:
             subject.load(run["load"])
     except BaseException as error:
-        raise _blame("build", -1, error) from error
+        raise _blame("load", -1, error) from error
     recorder = _recorder(job, run, recorded.digest if recorded else "", subject.position[0])
     return _train(door, subject, recorder, run, recorded)
 
@@ -109,12 +113,12 @@ def _train(door: ModuleType, subject: Any, recorder: Any, run: dict[str, Any], r
     from repro_golden.rollouts import RolloutData, write_rollout
 
     roots = _baseline_roots(run["baseline"])
-    states = {int(step): folder for step, folder in run["states"].items()}
+    states = _States({int(step): Path(folder) for step, folder in run["states"].items()}, run["states_budget"])
     next_step, rollout_id = subject.position
     step, made, diverged, seconds = next_step - 1, 0, False, list[float]()
     observe = recorder or (lambda *_, **__: None)
     last_begun = time.perf_counter()
-    _save_state(subject, states, next_step)
+    states.save(subject, next_step)
     while made < run["steps"] and not diverged:
         data = recorded.read(rollout_id) if recorded else None
         try:
@@ -127,9 +131,11 @@ def _train(door: ModuleType, subject: Any, recorder: Any, run: dict[str, Any], r
                 made += 1
                 if recorder:
                     diverged = _parted(recorder.end_step(step), roots)
-                if made == run["steps"] or diverged:
+                if diverged:
                     break
-                _save_state(subject, states, step + 1)
+                states.save(subject, step + 1)
+                if made == run["steps"]:
+                    break
                 last_begun = time.perf_counter()
         except BaseException as error:
             raise _blame("step" if made else "start", step + 1, error) from error
@@ -151,12 +157,30 @@ def _parted(records: list[Any], roots: dict[int, str]) -> bool:
     return any(roots.get(record.step, record.root) != record.root for record in records)
 
 
-def _save_state(subject: Any, states: dict[int, str], step: int) -> None:
-    if step in states:
+class _States:
+    """Training states saved at chosen steps. Where they outgrow their budget, those go that leave the smallest gaps."""
+
+    def __init__(self, wanted: dict[int, Path], budget: int | None) -> None:
+        self._wanted, self._budget = wanted, budget
+        self._sizes: dict[int, int] = {}
+
+    def save(self, subject: Any, step: int) -> None:
+        """Save the state before a step, if it is wanted."""
+        if step not in self._wanted:
+            return
         try:
-            subject.save(states[step])
+            subject.save(str(self._wanted[step]))
         except Exception as error:
             raise _blame("step", step, error) from error
+        self._sizes[step] = sum(p.stat().st_size for p in self._wanted[step].rglob("*") if p.is_file())
+        while self._budget is not None and sum(self._sizes.values()) > self._budget:
+            kept = [-1, *sorted(self._sizes)]
+            # the widest gap that its going would leave decides; the newest goes only where it is alone
+            gaps = {kept[i]: kept[i + 1] - kept[i - 1] for i in range(1, len(kept) - 1)} or {step: 0}
+            dropped = min(gaps, key=lambda s: (gaps[s], s))
+            shutil.rmtree(self._wanted[dropped])
+            if self._sizes.pop(dropped) > self._budget:  # the others would not fit either
+                self._wanted.clear()
 
 
 def _recorder(job: dict[str, Any], run: dict[str, Any], rollouts: str, first_step: int) -> Any:

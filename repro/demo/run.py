@@ -15,8 +15,11 @@ from typing import Any
 from repro.demo.history import make_history
 from repro.demo.repository import checkout, trainer_source, write_repository
 from repro.demo.seal import open_answer, seal_answer
+from repro.live import line_of
 from repro.report.bisect import write_report
-from repro_bisect.driver import BisectResult, Event, bisect_range, default_jobs
+from repro_bisect.driver import Options as BisectOptions
+from repro_bisect.driver import bisect_range
+from repro_bisect.result import BisectResult, Event
 from repro_golden.case import find_case
 from repro_golden.checkout import find_checkout
 from repro_golden.errors import ReproError
@@ -141,11 +144,11 @@ def run_demo(seed: int, folder: Path, say: Say) -> DemoResult:
     say(f"HEAD: {verification.comparison.divergence or 'agrees with the golden run'}")
 
     def watch(event: Event) -> None:
-        left = f"  [{event.suspects} suspects, at most {event.rounds} rounds]" if event.suspects > 1 else ""
-        say(event.text + left)
+        if event.text:
+            say(line_of(event))
 
     spec = f"{good[:10]}..main"
-    result = bisect_range(repository, case, spec, watch, jobs=default_jobs(case))
+    result = bisect_range(repository, case, spec, watch, BisectOptions())
     command = f"cd {shlex.quote(_shown(root))} && repro bisect {spec} --case {_CASE}"
     reports = write_report(result, folder, command)
     answer = open_answer(folder / "answer.json", digest)

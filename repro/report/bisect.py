@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from repro import __version__
 from repro.text import METRICS_HEAD, count, metrics_rows, metrics_table
-from repro_bisect.driver import BisectResult
+from repro_bisect.result import BisectResult
 from repro_golden.canonical import write_atomic
 
 if TYPE_CHECKING:
@@ -16,14 +16,25 @@ if TYPE_CHECKING:
 
 __all__ = ["bisect_text", "markdown", "write_report"]
 
+_SHOWN = 10
+"""Skipped commits that a terminal shows; the report shows all."""
+
 
 def headline(result: BisectResult) -> str:
     """The verdict in one line."""
-    how = "bit for bit" if result.bitwise else "within bounds"
+    how = "bit for bit" if result.bitwise else f"by {result.predicate}"
     d = result.divergence
     where = f"step {d.step}, phase {d.phase}, signal {d.signal}" if d else ""
     if result.outcome == "found" and result.culprit:
-        return f"{result.culprit.commit[:10]} moved the numbers of {result.case}: first at {where}"
+        name = result.culprit.commit[:10]
+        if result.posterior:
+            sure = f"{100 * result.posterior[result.culprit.commit]:.1f} %"
+            return f"{name} moved the numbers of {result.case}, with probability {sure}"
+        if len(result.culprits) > 1:
+            return f"{len(result.culprits)} commits moved the numbers of {result.case}; the first, {name}, at {where}"
+        return (
+            f"{name} moved the numbers of {result.case}: first at {where}" if d else f"{name} is the first bad commit"
+        )
     if result.outcome == "flaky" and result.culprit:
         return f"{result.culprit.commit[:10]} made {result.case} FLAKY: two replays of it differ"
     if result.outcome == "ambiguous":
@@ -35,18 +46,34 @@ def explanation(result: BisectResult) -> str:
     """Whether the culprit is the whole story."""
     if result.explains_bad is None:
         return ""
+    if result.explains_bad and len(result.culprits) > 1:
+        return "Together they explain BAD: the last one's own trace equals BAD's, to the last step."
     if result.explains_bad:
         return "It alone explains BAD: its own trace equals BAD's, to the last step."
     return (
-        "Later commits move the numbers too: its trace differs from BAD's. Search on with "
+        "Later commits move the numbers too: its trace differs from BAD's. `--all` names them, or search on with "
         f"`repro bisect {result.culprit.commit[:10] if result.culprit else ''}..{result.bad[:10]}`."
     )
+
+
+def noise_line(result: BisectResult) -> str:
+    """Where verdicts are noisy: how noisy, and the likeliest culprits."""
+    if not result.posterior or result.rates is None:
+        return ""
+    rates = [f"{100 * rate:.0f} %" for rate in result.rates]
+    said = [
+        f"Verdicts are noisy: a commit without the culprit is BAD in {rates[0]} of replays, one with it in {rates[1]}."
+    ]
+    likely = sorted(result.posterior.items(), key=lambda item: -item[1])[:5]
+    said += [f"  {100 * p:5.1f} %  {commit[:10]} {result.subjects.get(commit, '')}" for commit, p in likely]
+    return "\n".join(said)
 
 
 def bisect_text(result: BisectResult) -> str:
     """The result for a terminal."""
     lines = [headline(result)]
-    if c := result.culprit:
+    for culprit in result.culprits:
+        c = culprit.commit
         lines += [
             "",
             f"commit {c.commit}",
@@ -56,32 +83,41 @@ def bisect_text(result: BisectResult) -> str:
             "",
             c.diffstat,
         ]
+        if len(result.culprits) > 1 and culprit.divergence:
+            lines += ["", f"against its parent: {culprit.divergence}"]
     if result.outcome == "ambiguous":
         lines += [f"  {c[:10]}{'  (not tried)' if c in result.untried else ''}" for c in result.suspects]
-    if (d := result.divergence) and result.outcome != "agree":
+    if (d := result.divergence) and result.outcome != "agree" and len(result.culprits) < 2:
         lines += ["", f"first difference: step {d.step}, phase {d.phase}, signal {d.signal}: {d.detail}"]
         if d.magnitude:
             lines.append(f"size: {d.magnitude}")
     if result.comparison:
         lines += ["", metrics_table(result.comparison)]
-    lines += ["", *filter(None, [explanation(result)]), cost_line(result)]
+    lines += ["", *filter(None, [noise_line(result), explanation(result)]), cost_line(result)]
+    if result.skips:
+        lines += [f"skipped {c[:10]}: {reason}" for c, reason in list(result.skips.items())[:_SHOWN]]
+        lines += [f"and {len(result.skips) - _SHOWN} more"] if len(result.skips) > _SHOWN else []
     return "\n".join(lines)
 
 
 def cost_line(result: BisectResult) -> str:
-    """What it took."""
+    """What it took, beside what `git bisect run` would have trained with the same trainer."""
     c = result.cost
-    parts = [
-        count(result.commits, "commit"),
-        count(c.probes, "probe"),
-        count(c.steps, "trained step"),
-        f"{result.seconds:.0f} s",
-    ]
+    total, parts = c.total, [count(result.commits, "commit")]
+    parts += [count(total.probes, "probe"), count(total.steps, "trained step"), f"{result.seconds:.0f} s"]
     if c.reused:
         parts.append(f"{count(c.reused, 'probe')} reused")
     if result.skips:
         parts.append(f"{count(len(result.skips), 'commit')} skipped")
-    return ", ".join(parts)
+    text = ", ".join(parts)
+    if total.steps:
+        bills = (("the ends", c.ends), ("the search", c.search), ("the confirmation", c.confirmation))
+        text += "; trained steps: " + ", ".join(f"{bill.steps} for {name}" for name, bill in bills)
+    if result.git_probes and not result.posterior and result.predicate != "exit":
+        steps = result.git_probes * result.git_steps
+        tests = count(result.git_probes, "test")
+        text += f"; `git bisect run` would have trained at least {steps} for its search ({tests} of {result.git_steps})"
+    return text
 
 
 @cache
@@ -97,6 +133,7 @@ def _context(result: BisectResult, command: str) -> dict[str, Any]:
         "result": result,
         "headline": headline(result),
         "explanation": explanation(result),
+        "noise": noise_line(result),
         "cost": cost_line(result),
         "metrics": metrics_table(result.comparison) if result.comparison else "",
         "command": command,

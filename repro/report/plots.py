@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from repro_bisect.driver import BisectResult
+from repro_bisect.result import BisectResult
 from repro_golden.compare import Comparison
 
 __all__ = ["commit_strip", "distance_plot", "drift_plot"]

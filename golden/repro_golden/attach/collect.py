@@ -108,6 +108,7 @@ class Gathering:
         self._raw, self._out, self._header, self._want = raw, out, header, ranks
         self._ranks: list[_Rank] = []
         self._writer: TraceWriter | None = None
+        self._first_step = 0
 
     @property
     def steps(self) -> int:
@@ -213,7 +214,8 @@ class Gathering:
     def _write(self, ranks: Sequence[Sequence[Row]]) -> StepRecord:
         if self._writer is None:
             seen = min(rank.steps for rank in self._ranks)
-            self._writer = TraceWriter(self._out, self._header(self._ranks[0].about, seen))
+            header = self._header(self._ranks[0].about, seen)
+            self._writer, self._first_step = TraceWriter(self._out, header), header.first_step
         metrics, others = set[str](), set[tuple[str, str]]()
         for row in merge_rows(ranks):
             if row.dtype == METRIC and row.name in metrics:
@@ -224,7 +226,7 @@ class Gathering:
                 row = replace(row, name=f"{row.name}.again")
             others.add((row.phase, row.name))
             self._writer.add(row)
-        return self._writer.end_step(self._writer.steps)
+        return self._writer.end_step(self._first_step + self._writer.steps)
 
 
 def read_terminal(raw: Path) -> dict[str, str]:

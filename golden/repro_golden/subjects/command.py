@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,19 +141,30 @@ class _Job:
     @functools.cached_property
     def tokens(self) -> dict[str, str]:
         """What our six tokens stand for."""
+        # not the run's number of steps: schedules depend on it, and a run is ended from outside
+        step, checkpoint = self.case.steps, self.run.checkpoint or str(self.out / "checkpoint")
+        if self.run.load:
+            step, checkpoint = self.run.first_step, self.run.load
+        for at, folder in self.run.states.items():
+            step, checkpoint = at, folder
         return {
             "root": str(self.place.home or self.place.root),
             "rollouts": self.run.rollouts or "",
             "out": str(self.out),
-            "checkpoint": self.run.checkpoint or str(self.out / "checkpoint"),
-            "step": str(self.case.steps),  # not the run's: schedules depend on it, and a run is ended from outside
+            "checkpoint": checkpoint,
+            "step": str(step),
             "python": self.python,
         }
+
+    @property
+    def command(self) -> str:
+        """What trains: from the start, saving a state on the way, or from a state."""
+        return self.subject.resume if self.run.load else self.subject.save if self.run.states else self.subject.command
 
     @functools.cached_property
     def variables(self) -> dict[str, str]:
         """The environment without the recorder."""
-        return environment(self.case, self.subject, self.python, self.tokens)
+        return environment(self.case, self.subject, self.python, self.tokens) | dict(self.place.variables)
 
     def child(self, text: str, variables: Mapping[str, str]) -> Child:
         command = words(text, self.tokens, self.subject.shell)
@@ -172,7 +183,8 @@ class _Job:
     def header(self, about: Mapping[str, Any], _: int) -> Header:
         rollouts = open_rollouts(Path(self.run.rollouts)).digest if self.run.rollouts else ""
         place = {"kind": "command", "commit": self.place.commit, "tree": self.place.tree}
-        return Header(self.case.canonical(), rollouts, place | said_of(about), about["identity"], self.run.steps)
+        where = place | said_of(about)
+        return Header(self.case.canonical(), rollouts, where, about["identity"], self.run.steps, self.run.first_step)
 
 
 def run(
@@ -182,6 +194,7 @@ def run(
     asked: Run,
     log: Path,
     cancel: threading.Event | None,
+    enough: Callable[[], bool] | None = None,
 ) -> RunResult:
     """Make one run; see `subjects.launch`."""
     with tempfile.TemporaryDirectory(prefix="repro-command-") as scratch:
@@ -190,7 +203,19 @@ def run(
         out.mkdir()
         job = _Job(case, subject, place, asked, log, raw, out)
         _prepare(job, cancel)
-        return _train(job, cancel)
+        return _train(job, cancel, enough)
+
+
+def exit_code(case: Case, subject: CommandSubject, place: Place, log: Path, cancel: threading.Event | None) -> int:
+    """See `subjects.exit_code`."""
+    with tempfile.TemporaryDirectory(prefix="repro-command-") as scratch:
+        out = Path(scratch) / "out"
+        out.mkdir()
+        job = _Job(case, subject, place, Run(case.steps), log, Path(scratch), out)
+        _prepare(job, cancel)
+        code = _started(job, job.child(subject.command, job.variables), cancel)
+    blame_the_machine(code, log)
+    return code
 
 
 def try_out(case: Case, subject: CommandSubject, place: Place, log: Path) -> None:
@@ -236,7 +261,7 @@ def _started(job: _Job, child: Child, cancel: threading.Event | None, enough: An
         raise ChildFailure("start", -1, f"{child.command[0]} is not executable", str(job.log)) from None
 
 
-def _train(job: _Job, cancel: threading.Event | None) -> RunResult:
+def _train(job: _Job, cancel: threading.Event | None, asked: Callable[[], bool] | None) -> RunResult:
     run = job.run
     gathering = Gathering(job.raw, Path(run.trace or job.out / "trace"), job.header, job.case.resources.ranks)
     roots = {record.step: record.root for record in Trace(Path(run.baseline)).steps} if run.baseline else {}
@@ -245,12 +270,13 @@ def _train(job: _Job, cancel: threading.Event | None) -> RunResult:
 
     def enough() -> bool:
         try:
-            parted.extend(r for r in gathering.poll() if roots.get(r.step, r.root) != r.root)
+            made = gathering.poll()
+            parted.extend(r for r in made if roots.get(r.step, r.root) != r.root or (asked and asked()))
         except ReproError as error:  # nothing good can come of it any more
             wrong.append(error)
         return bool(parted or wrong)
 
-    child = job.child(job.subject.command, environment_for(job.settings, job.variables))
+    child = job.child(job.command, environment_for(job.settings, job.variables))
     code = _started(job, child, cancel, enough if run.trace else None)
     if run.trace is None:
         return _bare(job, code)

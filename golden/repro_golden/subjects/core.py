@@ -6,7 +6,7 @@ import json
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -54,6 +54,7 @@ def run_all(
     runs: Sequence[Run],
     log: Path,
     cancel: threading.Event | None,
+    enough: Callable[[], bool] | None = None,
 ) -> list[RunResult]:
     """See `subjects.launch`."""
     with tempfile.TemporaryDirectory(prefix="repro-child-") as scratch:  # also the neutral working directory
@@ -68,9 +69,16 @@ def run_all(
         job_file = Path(scratch) / "job.json"
         job_file.write_text(canonical_json(job), encoding="utf-8")
         command = [sys.executable, "-m", "repro_golden.replay", str(job_file)]
-        variables = environment(case, subject, place.root)
-        code = Child(command, Path(scratch), variables, log, subject.timeout * len(runs)).run(cancel)
-        return _result(result, code, log)
+        variables = environment(case, subject, place.root) | dict(place.variables)
+        ended: list[bool] = []
+
+        def told() -> bool:
+            ended[:] = [enough()] if enough else []
+            return any(ended)
+
+        child = Child(command, Path(scratch), variables, log, subject.timeout * len(runs))
+        code = child.run(cancel, told if enough else None)
+        return [] if any(ended) and not result.exists() else _result(result, code, log)
 
 
 def _result(path: Path, code: int, log: Path) -> list[RunResult]:

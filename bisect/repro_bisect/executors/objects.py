@@ -1,0 +1,45 @@
+"""The commits of a range without the rest of their history, to be sent to another machine."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from repro_golden.checkout import Checkout
+from repro_golden.errors import MachineFailureError
+
+__all__ = ["commits_of", "pack_commits", "unpack_commits"]
+
+
+def commits_of(checkout: Checkout, commits: Sequence[str]) -> list[str]:
+    """These commits and the first parents of each, which confirming replays need."""
+    listed = _git(checkout.root, "rev-list", "--no-walk=unsorted", "--parents", "--stdin", given=_lines(commits))
+    parents = [line.split()[1] for line in listed.decode().splitlines() if " " in line]
+    return list(dict.fromkeys([*commits, *parents]))
+
+
+def pack_commits(checkout: Checkout, commits: Sequence[str]) -> bytes:
+    """A pack of these commits with their files."""
+    objects = _git(checkout.root, "rev-list", "--objects", "--no-walk", "--stdin", given=_lines(commits))
+    names = b"".join(line.split()[0] + b"\n" for line in objects.splitlines())
+    return _git(checkout.root, "pack-objects", "--quiet", "--stdout", given=names)
+
+
+def unpack_commits(packed: bytes, commits: Sequence[str], bare: Path) -> None:
+    """Make a bare repository that holds a pack; history beyond it is cut off."""
+    _git(bare.parent, "init", "--quiet", "--bare", "--template=", str(bare))
+    _git(bare, "index-pack", "--stdin", given=packed)
+    (bare / "shallow").write_bytes(_lines(commits))
+
+
+def _lines(names: Sequence[str]) -> bytes:
+    return "".join(f"{name}\n" for name in names).encode()
+
+
+def _git(where: Path, *arguments: str, given: bytes = b"") -> bytes:
+    done = subprocess.run(["git", *arguments], cwd=where, input=given, capture_output=True, check=False)
+    if done.returncode:
+        message = " ".join(done.stderr.decode(errors="replace").split())[:300]
+        raise MachineFailureError(f"`git {arguments[0]}` failed: {message}; cure that and run the same command again")
+    return done.stdout

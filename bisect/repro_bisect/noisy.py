@@ -1,0 +1,146 @@
+"""Bisecting where verdicts are noisy: replays of both ends and of commits between, as `bayes` asks for them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import FIRST_COMPLETED, wait
+from dataclasses import dataclass
+from statistics import fmean
+
+from repro_bisect.bayes import BayesSearch
+from repro_bisect.dag import Dag
+from repro_bisect.desk import PULSE, Desk
+from repro_bisect.predicates import first_violation
+from repro_bisect.probe import Skip
+from repro_bisect.search import Ambiguous, Found
+from repro_golden.children import CancelledError
+from repro_golden.compare import Divergence
+from repro_golden.errors import NotVerifiableError, ReproError
+from repro_golden.trace import Trace
+
+__all__ = ["NoisyAnswer", "NoisySearch"]
+
+_HOPELESS = 3
+"""Replays of GOOD that are all BAD: no repetition tells GOOD from BAD then."""
+_SHOWN = 0.001
+"""The least probability that is told."""
+
+
+@dataclass(frozen=True)
+class NoisyAnswer:
+    """What a noisy search found.
+
+    Attributes:
+        answer: The culprit, or commits that nothing testable tells apart.
+        end: A violation that BAD showed.
+        posterior: Each commit's probability of being the culprit, those worth telling.
+        rates: How often a commit without and one with the culprit is judged BAD.
+    """
+
+    answer: Found[str] | Ambiguous[str]
+    end: Divergence | None
+    posterior: Mapping[str, float]
+    rates: tuple[float, float]
+
+
+class NoisySearch:
+    """One search over replays whose verdicts are not certain."""
+
+    def __init__(self, desk: Desk, baseline: Trace, steps: int, noise: Divergence, confidence: float | None) -> None:
+        self.desk, self.baseline, self.steps, self.noise = desk, baseline, steps, noise
+        history = desk.history
+        parents, good, bad = history.parents, history.good, history.bad
+        same = {c for c, ps in parents.items() if any(history.tree(p) == history.tree(c) for p in ps[:1])}
+        weights = dict.fromkeys(same, 0.0)  # what changes no code moves no numbers
+        threshold = BayesSearch.threshold if confidence is None else confidence
+        self.search = BayesSearch(Dag.between(parents, [good], bad), bad, [good], threshold, weights)
+        self._next_run = Counter({history.tree(good): 1})  # 0 made the baseline
+        self._seconds: dict[str, list[float]] = {}
+        self._end: Divergence | None = None
+
+    def run(self) -> NoisyAnswer:
+        """Search to the end.
+
+        Raises:
+            NotVerifiableError: the ends cannot be told apart, or nothing that can be tested tells any more.
+            ReproError: an end cannot be tested.
+        """
+        desk, slots = self.desk, self.desk.prober.executor.slots
+        while (answer := self.search.answer) is None:
+            self._refuse()
+            flying = [f.commit for f in desk.flights.values()]
+            for commit in self.search.next(slots - len(flying), flying, self._costs()):
+                tree = desk.history.tree(commit)
+                desk.submit(commit, self.steps, run=self._next_run[tree])
+                self._next_run[tree] += 1
+            if not desk.flights:
+                raise NotVerifiableError(f"{self._doubt()} and no more tests would tell: {_CURE}")
+            done, _ = wait(desk.flights, timeout=PULSE, return_when=FIRST_COMPLETED)
+            for future in done:
+                flight = desk.flights.pop(future)
+                try:
+                    outcome = future.result()
+                except CancelledError:
+                    continue
+                self._seconds.setdefault(flight.commit, []).append(time.monotonic() - flight.began)
+                self._take(flight.commit, outcome)
+            if not done:
+                desk.say("")
+        desk.cancel(desk.flights.values())
+        wait(desk.flights)
+        desk.flights.clear()
+        rates = self.search.rates
+        return NoisyAnswer(answer, self._end, self._posterior(), (rates.good, rates.bad))
+
+    def _take(self, commit: str, outcome: object) -> None:
+        if isinstance(outcome, Skip):
+            try:
+                self.search = self.search.with_skip(commit)
+            except ValueError:
+                raise ReproError(f"{commit[:10]} cannot be tested: {outcome.reason}; choose another end") from None
+            self.desk.record(commit, "SKIP", outcome.reason)
+            self.desk.say(f"SKIP {commit[:10]} {outcome.reason}")
+            return
+        assert isinstance(outcome, Trace)
+        found = first_violation(self.desk.prober.predicate, self.baseline, outcome)
+        if found and (self._end is None or commit == self.desk.history.bad):
+            self._end = found
+        self.search = self.search.with_outcome(commit, found is not None)
+        count = self.search.observations[commit]
+        self.desk.record(commit, "BAD" if count.bads > count.goods else "GOOD")
+        likeliest = max(self.search.posterior.items(), key=lambda item: item[1])
+        tally = f"{count.bads} of {count.bads + count.goods} replays BAD"
+        sure = f"likeliest culprit {likeliest[0][:10]} with {100 * likeliest[1]:.1f} %"
+        verdict = f"BAD  {commit[:10]} {found}" if found else f"GOOD {commit[:10]}"
+        self.desk.say(f"{verdict}  [{tally}; {sure}]", posterior=self._posterior())
+
+    def _refuse(self) -> None:
+        goods = self.search.observations.get(self.desk.history.good)
+        hopeless = goods is not None and not goods.goods and goods.bads >= _HOPELESS
+        if hopeless or self.search.indistinguishable:
+            raise NotVerifiableError(f"{self._doubt()}: {_CURE}")
+
+    def _doubt(self) -> str:
+        good, predicate = self.desk.history.good[:10], self.desk.prober.predicate.text
+        tests = [self.search.observations.get(c) for c in (self.desk.history.good, self.desk.history.bad)]
+        told = " and ".join(
+            f"{name} is BAD in {n.bads if n else 0} of {n.bads + n.goods if n else 0} replays"
+            for name, n in zip(("GOOD", "BAD"), tests, strict=True)
+        )
+        return f"GOOD {good} is FLAKY: two replays of it differ at {self.noise}; by {predicate} {told}"
+
+    def _costs(self) -> dict[str, float]:
+        """Seconds of a replay, as far as they are known: the mean of a commit's own, else of all."""
+        if not self._seconds:
+            return {}
+        mean = fmean(s for found in self._seconds.values() for s in found)
+        costs = {commit: fmean(found) for commit, found in self._seconds.items()}
+        return {c: max(costs.get(c, mean), 1e-3) for c in (self.desk.history.good, *self.desk.history.parents)}
+
+    def _posterior(self) -> dict[str, float]:
+        return {c: p for c, p in self.search.posterior.items() if p >= _SHOWN}
+
+
+_CURE = "make it deterministic (`python -m repro_core.determinism`), or compare metrics by wider bounds"

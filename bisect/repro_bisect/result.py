@@ -1,0 +1,169 @@
+"""What a bisect shows while it runs, and what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from repro_bisect.commits import CommitInfo
+from repro_bisect.probe import Cost
+from repro_golden.compare import Comparison, Divergence, jsonable
+
+__all__ = ["BisectResult", "Culprit", "Event", "Outcome", "Watch"]
+
+Outcome = Literal["found", "ambiguous", "agree", "flaky"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something to show while a bisect runs.
+
+    Attributes:
+        text: One line; empty where only the view changed.
+        order: Every commit of the range, newest first.
+        verdicts: Those that have one.
+        flying: Commits whose probes run, each with the steps it has made and the seconds since it began.
+        suspects: How many commits may still be the culprit.
+        rounds: Rounds of probes still needed at most.
+        left: Seconds still needed at most, by what a round took so far; None before one ended.
+        posterior: The likeliest culprits with their probability, where verdicts are noisy.
+    """
+
+    text: str
+    order: Sequence[str] = ()
+    verdicts: Mapping[str, str] = field(default_factory=dict)
+    flying: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    suspects: int = 0
+    rounds: int = 0
+    left: float | None = None
+    posterior: Mapping[str, float] = field(default_factory=dict)
+
+
+Watch = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """A commit that moved the numbers.
+
+    Attributes:
+        commit: Who, when and what.
+        divergence: Where its numbers first differ from its parent's; of a flaky one, from its own. None for exit codes.
+        comparison: Its full replay against its parent's; None for exit codes and noisy verdicts.
+    """
+
+    commit: CommitInfo
+    divergence: Divergence | None
+    comparison: Comparison | None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types."""
+        return {
+            "commit": asdict(self.commit),
+            "divergence": jsonable(asdict(self.divergence)) if self.divergence else None,
+            "comparison": self.comparison.to_mapping() if self.comparison else None,
+        }
+
+
+@dataclass(frozen=True)
+class BisectResult:
+    """What a bisect found.
+
+    Attributes:
+        outcome: ``found``, ``ambiguous`` (only skips left), ``agree`` (the ends do), ``flaky`` (the culprit differs
+            from itself).
+        good: The good end.
+        bad: The bad end.
+        case: The case's name.
+        predicate: What made a probe BAD, as it is written.
+        culprits: The commits that moved the numbers, in the order they were found; one unless all were asked for.
+        suspects: Where skips leave several.
+        untried: Suspects that were only presumed untestable.
+        end: Where BAD's numbers first differ from GOOD's.
+        explains_bad: Whether the last culprit's trace equals BAD's; False means that later commits move numbers too;
+            None where that was not asked or cannot be told.
+        verdicts: Every commit that was judged.
+        skips: Why, for the skipped ones.
+        parents: Every commit of the range, newest first, with its parents.
+        subjects: First line of the message of each judged commit.
+        cost: Probes, trained steps and seconds, by what they were for.
+        git_probes: How many tests `git bisect run` would have made to the same answer; None without an answer.
+        git_steps: How many steps each of them would have trained.
+        one_step: Whether probes trained one step from a saved state.
+        posterior: Where verdicts are noisy: each commit's probability of being the culprit, those above 1 in 1,000.
+        rates: Where verdicts are noisy: how often a commit without and one with the culprit is judged BAD.
+        seconds: Wall time.
+        machine: Where.
+        golden: The golden run that served as GOOD's first run, if one did.
+    """
+
+    outcome: Outcome
+    good: str
+    bad: str
+    case: str
+    predicate: str
+    culprits: Sequence[Culprit]
+    suspects: Sequence[str]
+    untried: Sequence[str]
+    end: Divergence | None
+    explains_bad: bool | None
+    verdicts: Mapping[str, str]
+    skips: Mapping[str, str]
+    parents: Mapping[str, Sequence[str]]
+    subjects: Mapping[str, str]
+    cost: Cost
+    git_probes: int | None
+    git_steps: int
+    one_step: bool
+    posterior: Mapping[str, float]
+    rates: tuple[float, float] | None
+    seconds: float
+    machine: str
+    golden: str | None
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether equal meant equal bits."""
+        return self.predicate == "bitwise"
+
+    @property
+    def order(self) -> list[str]:
+        """Every commit of the range, newest first."""
+        return list(self.parents)
+
+    @property
+    def commits(self) -> int:
+        """How many commits the range has."""
+        return len(self.parents)
+
+    @property
+    def culprit(self) -> CommitInfo | None:
+        """The first culprit found."""
+        return self.culprits[0].commit if self.culprits else None
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """Where the first culprit's numbers first differ; without a culprit, BAD's."""
+        return self.culprits[0].divergence if self.culprits else self.end
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """The first culprit's full replay against its parent's."""
+        return self.culprits[0].comparison if self.culprits else None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types."""
+        first = self.culprits[0].to_mapping() if self.culprits else {"commit": None, "comparison": None}
+        skipped = {"culprits", "cost", "parents", "end"}
+        raw: dict[str, Any] = {k: jsonable(v) for k, v in self.__dict__.items() if k not in skipped}
+        return raw | {
+            "bitwise": self.bitwise,
+            "order": self.order,
+            "commits": self.commits,
+            "culprit": first["commit"],
+            "comparison": first["comparison"],
+            "divergence": jsonable(asdict(self.divergence)) if self.divergence else None,
+            "culprits": [culprit.to_mapping() for culprit in self.culprits],
+            "cost": self.cost.to_mapping(),
+        }

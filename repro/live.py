@@ -1,0 +1,83 @@
+"""What a bisect shows while it runs: on a terminal the range with its verdicts, in CI one line for each event."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from repro.text import count, duration
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from repro_bisect.result import Event
+
+__all__ = ["bisect_view", "line_of"]
+
+_MARKS = {"GOOD": ("+", "green"), "BAD": ("x", "red"), "SKIP": ("s", "yellow"), "FLAKY": ("~", "magenta")}
+_LIKELIEST = 5
+
+
+def line_of(event: Event) -> str:
+    """An event as one line of a log."""
+    if event.suspects <= 1:
+        return event.text
+    left = f", {duration(event.left)} left at most" if event.left is not None else ""
+    return f"{event.text}  [{count(event.suspects, 'suspect')}, at most {count(event.rounds, 'round')}{left}]"
+
+
+@contextmanager
+def bisect_view() -> Iterator[Callable[[Event], None]]:
+    """A function that shows events: a live view on a terminal, plain lines elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda event: print(line_of(event), file=sys.stderr, flush=True) if event.text else None
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False)
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+
+        def show(event: Event) -> None:
+            if event.text:
+                live.console.print(Text(line_of(event)))
+            live.update(_drawn(event, console.width))
+
+        yield show
+
+
+def _drawn(event: Event, width: int) -> RenderableType:
+    """The range from GOOD to BAD, a character for each commit or several, and the probes in flight."""
+    from rich.console import Group
+    from rich.text import Text
+
+    marks = Text("GOOD [")
+    commits = list(reversed(event.order))
+    room = max(10, width - 12)
+    size = -(-len(commits) // room) or 1
+    for k in range(0, len(commits), size):
+        marks.append(*_mark(event, commits[k : k + size]))
+    marks.append("] BAD")
+    lines = [marks]
+    for c, (steps, seconds) in event.flying.items():
+        lines.append(Text(f"  probing {c[:10]}  {count(steps, 'step')}  {duration(seconds)}", "cyan"))
+    if event.suspects > 1 and event.rounds:
+        left = f", {duration(event.left)} left at most" if event.left is not None else ""
+        lines.append(Text(f"  {count(event.suspects, 'suspect')}, at most {count(event.rounds, 'round')}{left}"))
+    likely = sorted(event.posterior.items(), key=lambda item: -item[1])[:_LIKELIEST]
+    lines += [Text(f"  {c[:10]} {100 * p:5.1f} % likely the culprit") for c, p in likely]
+    return Group(*lines)
+
+
+def _mark(event: Event, commits: list[str]) -> tuple[str, str]:
+    """One character for neighbouring commits: what is known of any of them, the worst first."""
+    if any(c in event.flying for c in commits):
+        return "?", "bold cyan"
+    found = {event.verdicts[c] for c in commits if c in event.verdicts}
+    for verdict in ("FLAKY", "BAD", "GOOD", "SKIP"):
+        if verdict in found:
+            return _MARKS[verdict]
+    return ".", "dim"
