@@ -59,7 +59,7 @@ def git_bisect(repo: Path, bad: str, goods: list[str], codes: dict[str, int]) ->
 
 
 @pytest.mark.parametrize("skipping", [False, True])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(s, marks=pytest.mark.campaign) for s in range(6, 150))])
 def test_agrees_with_git(tmp_path: Path, seed: int, skipping: bool) -> None:
     """`git bisect run` finds the same commit; around skips its list, which depends on test order, contains ours."""
     rng = random.Random(seed)

@@ -123,7 +123,7 @@ class Dag(Generic[Commit]):
         members >>= 8 * first
         upto = list(accumulate(f"{members:b}".encode().translate(_DIGITS)[::-1]))
         packed = members.to_bytes(len(upto) // 8 + 1, "little")
-        last, gaps, counts = len(upto) - 1, self.ancestors.gaps, list[int]()
+        last, gaps, cut, counts = len(upto) - 1, self.ancestors.gaps, int.from_bytes, list[int]()
         for i in pool:
             at = i - 8 * first
             if at < 0:
@@ -135,8 +135,7 @@ class Dag(Generic[Commit]):
                 start -= first
                 if start < 0:
                     mask, start = mask >> -8 * start, 0
-                end = start + mask.bit_length() // 8 + 1
-                count -= (int.from_bytes(packed[start:end], "little") & mask).bit_count()
+                count -= (cut(packed[start : start + mask.bit_length() // 8 + 1], "little") & mask).bit_count()
             counts.append(count)
         return counts
 

@@ -26,9 +26,9 @@ __all__ = ["Ambiguous", "ContradictionError", "Dag", "Found", "Search", "Verdict
 
 _EXACT_BOUND = 128
 """Up to so many suspects `Search.bound` walks the whole decision tree."""
-_MOST_WORK = 3
-"""Above that, as many times the range is read at most. Balanced cuts need twice; a hopeless shape (a merge of thousands
-of lone commits, a wide run of skips) is not walked further."""
+_MOST_WORK = 2
+"""Above that, the splitters are read so many times at most. Balanced cuts, which halve them, need no more; a hopeless
+shape (a merge of thousands of lone commits, a wide run of skips) is not walked further."""
 
 
 class Verdict(StrEnum):
@@ -180,7 +180,7 @@ class Search(Generic[Commit]):
         k = 1 maximises min(suspects among the ancestors, suspects elsewhere) over all untested commits of the range
         (one that is no suspect itself must be half as good again); k > 1 aims at k + 1 equal parts, which on a line of
         n takes ceil(log_{k+1} n) rounds. Near skips, commits are weighed by their chance to be testable
-        (`repro_bisect.skips.Skips.risks`).
+        (`repro_bisect.skips.Skips.chances`).
 
         With costs, what is maximised is that balance per cost: a probe that costs a tenth is chosen where it leaves at
         least a tenth of the best probe's smaller part. Equal costs change nothing.
@@ -211,7 +211,7 @@ class Search(Generic[Commit]):
     def bound(self, k: int = 1) -> int:
         """Rounds of `k` probes that are still needed at most, if no further probe is skipped.
 
-        On a line without skips it is ceil(log_{k+1} n). Elsewhere the whole decision tree is walked, for up to 512
+        On a line without skips it is ceil(log_{k+1} n). Elsewhere the whole decision tree is walked, for up to 128
         suspects; above that only the largest part of each cut, and not for long, which is an estimate for unusual
         shapes.
 
@@ -234,8 +234,9 @@ class Search(Generic[Commit]):
             if size > _EXACT_BOUND and left < 0:
                 most = max(most, rounds + _rounds_on_line(min(size, len(state.candidates) + 1), k))
             elif probes := state.choose(k):
-                parts = state.after(probes)
-                stack.extend((part, rounds + 1) for part in (parts if size <= _EXACT_BOUND else parts[-1:]))
+                parts = state.parts(probes)
+                walked = parts if size <= _EXACT_BOUND else parts[-1:]
+                stack.extend((state.after(probes, part), rounds + 1) for part in walked)
             else:
                 most = max(most, rounds)
         return most

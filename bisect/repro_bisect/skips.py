@@ -10,7 +10,7 @@ apart because only the first one changes an answer:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Generic
 
@@ -53,8 +53,8 @@ class Skips(Generic[Commit]):
         """
         return self._presumed(tested & self._hull) if self.presume else 0
 
-    def risks(self, tested: int, pool: Iterable[int], size: int) -> dict[int, Risk]:
-        """The chance that each commit can be tested, given where skips were met.
+    def chances(self, tested: int, size: int) -> Callable[[int], Risk]:
+        """The chance that a commit can be tested, given where skips were met.
 
         If the width of a run of untestable commits is equally likely to be of any order of magnitude, a run seen to be
         L wide ends within d more commits with probability d / (L + d). So probes leave a run in growing strides, and a
@@ -64,20 +64,20 @@ class Skips(Generic[Commit]):
 
         Args:
             tested: bitset of the commits with a GOOD or BAD verdict.
-            pool: the commits in question.
             size: the number of suspects.
 
         Returns:
-            A fraction for each commit that is connected to a skip; the others have none against them.
+            A function from indices to fractions: one, where no way leads to a skip.
         """
-        if not self.skips:
-            return {}
-        runs, chance = self._runs(tested & self._hull), {}
-        for i in pool:
-            if i in runs.distance or runs.reach(i):
-                # d / (L + size / 8 + d) in whole numbers; inside a run d is taken as 1/2.
-                eighths = 8 * runs.distance[i] or 4
-                chance[i] = eighths, 8 * runs.width[i] + size + eighths
+        runs = self._runs(tested & self._hull)
+
+        def chance(i: int) -> Risk:
+            if i not in runs.distance and not runs.reach(i):
+                return 1, 1
+            # d / (L + size / 8 + d) in whole numbers; inside a run d is taken as 1/2.
+            eighths = 8 * runs.distance[i] or 4
+            return eighths, 8 * runs.width[i] + size + eighths
+
         return chance
 
     def _find_presumed(self, tested: int) -> int:

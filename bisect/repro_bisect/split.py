@@ -12,13 +12,13 @@ always cuts something off, or it is no probe at all, so that cheap ones come to 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Generic, Self
 
 from repro_bisect.dag import Commit, Dag, bits
-from repro_bisect.skips import Risk, Skips
+from repro_bisect.skips import Skips
 
 __all__ = ["State", "price"]
 
@@ -63,13 +63,16 @@ class State(Generic[Commit]):
         counts = zip(pool, dag.count(suspects, pool), strict=True)
         return cls(dag, suspects, {i: count for i, count in counts if 0 < count < size}, skips, tested)
 
-    def after(self, probes: Sequence[int]) -> list[State[Commit]]:
-        """The states that GOOD and BAD verdicts of `probes` may lead to, in the order of their size."""
+    def parts(self, probes: Iterable[int]) -> list[int]:
+        """The sets of suspects that GOOD and BAD verdicts of `probes` may leave, the smallest first."""
+        return sorted(partition(self.dag, [self.suspects], probes), key=int.bit_count)
+
+    def after(self, probes: Iterable[int], part: int) -> State[Commit]:
+        """The state once `probes` left this part of the suspects."""
         tested = self.tested
         for i in probes:
             tested |= 1 << i
-        cells = sorted(partition(self.dag, [self.suspects], probes), key=int.bit_count)
-        return [State.of(self.dag, cell, self.splitters, self.skips, tested) for cell in cells]
+        return State.of(self.dag, part, self.splitters, self.skips, tested)
 
     @property
     def is_line(self) -> bool:
@@ -98,8 +101,18 @@ class State(Generic[Commit]):
             in_flight: probes under way: they cut too, and are not chosen again.
             prices: what a probe costs (`price`), where it is not 1.
         """
-        risk = self.skips.risks(self.tested, self.candidates, self.suspects.bit_count())
-        peel = partial(self._peel, frozenset(bits(self.suspects)), risk, prices or {})
+        key = k, tuple(in_flight), tuple(sorted(prices.items())) if prices else ()
+        if key not in self._chosen:
+            self._chosen[key] = self._choose(k, key[1], prices or {})
+        return list(self._chosen[key])
+
+    @cached_property
+    def _chosen(self) -> dict[tuple[object, ...], list[int]]:
+        """What was chosen before: who asks for the bound and for the next probes asks for the same."""
+        return {}
+
+    def _choose(self, k: int, in_flight: Iterable[int], prices: Mapping[int, int]) -> list[int]:
+        peel = partial(self._peel, frozenset(bits(self.suspects)), prices)
         # What is in flight or chosen cuts none of the parts that it leaves, so it is never chosen again.
         cells, chosen = partition(self.dag, [self.suspects], in_flight), list[int]()
         while len(chosen) < k:
@@ -115,12 +128,11 @@ class State(Generic[Commit]):
             cells = partition(self.dag, cells, added)
         return chosen
 
-    def _peel(
-        self, inside: frozenset[int], risk: Mapping[int, Risk], prices: Mapping[int, int], cell: int, share: int
-    ) -> list[int]:
+    def _peel(self, inside: frozenset[int], prices: Mapping[int, int], cell: int, share: int) -> list[int]:
         """Cut `share` parts of equal size off a cell, from the oldest end: on a line, share + 1 equal parts."""
         chosen, rest = list[int](), cell
         pool: Collection[int] = self.candidates
+        chance = self.skips.chances(self.tested, self.suspects.bit_count()) if self.skips.indices else None
         for left in range(share, 0, -1):
             size = rest.bit_count()
             best, best_score, best_price, splits = -1, 0, 1, list[int]()
@@ -130,12 +142,16 @@ class State(Generic[Commit]):
                     continue
                 splits.append(i)
                 # Largest where below = size / (left + 1); for one probe it is min(below, size - below).
-                score = min(left * below, size - below) * (_SUSPECT if i in inside else _OUTSIDER) << _SCALE
-                if i in risk:
-                    numerator, denominator = risk[i]
-                    score = score * numerator // denominator
-                cost = prices.get(i, _ONE)
+                score = left * below if left * below < size - below else size - below
+                score *= _SUSPECT if i in inside else _OUTSIDER
                 # Score per cost, compared without division: cross-multiplied, the oldest of equals wins.
+                cost = prices.get(i, _ONE) if prices else 1
+                if chance:
+                    score <<= _SCALE
+                    if score * best_price <= best_score * cost:
+                        continue  # no chance makes it better
+                    numerator, denominator = chance(i)
+                    score = score * numerator // denominator
                 if score * best_price > best_score * cost:
                     best, best_score, best_price = i, score, cost
             if best < 0:

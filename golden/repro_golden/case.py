@@ -126,6 +126,10 @@ class CoreSubject(_Subject):
         return config
 
 
+_BUILT_IN = {"uv": ("uv.lock",), "pip": ("requirements.txt",)}
+"""What `setup` knows by itself, with its lock files."""
+
+
 class CommandSubject(_Subject):
     """`[subject]` of `kind = "command"`: a program that knows nothing of us.
 
@@ -142,7 +146,13 @@ class CommandSubject(_Subject):
     """The interpreter that the program runs in, or its environment's folder; by default repro's own. Its folder comes
     first on PATH."""
     setup: str = ""
-    """Run once in each worktree, before anything else: builds what a commit needs."""
+    """Builds what a commit needs. With `lock` it builds an environment at ``{out}``, once for each content of the lock
+    files; without, it is run once in each worktree, before anything else. ``uv`` and ``pip`` are built in."""
+    lock: tuple[Annotated[str, AfterValidator(_inside)], ...] = Field(default=(), strict=False)
+    """The files that decide the environment, relative to the repository's root; ``uv.lock`` and ``requirements.txt``
+    for `setup`'s own two."""
+    environments: int = Field(default=8, ge=1)
+    """How many environments are kept; the least recently used go first."""
     save: str = ""
     """A command that trains and leaves the state before step ``{step}`` at ``{checkpoint}``."""
     resume: str = ""
@@ -159,6 +169,30 @@ class CommandSubject(_Subject):
         if self.save and not all("{checkpoint}" in text for text in (self.save, self.resume)):
             raise ValueError("save and resume must name {checkpoint}, the folder of the state")
         return self
+
+    @model_validator(mode="after")
+    def _locks_and_builds(self) -> CommandSubject:
+        if self.lock and not self.setup:
+            raise ValueError("lock needs setup, which builds the environment: a command, uv or pip")
+        if self.lock and self.setup not in _BUILT_IN and "{out}" not in self.setup:
+            raise ValueError("setup with lock must name {out}, the folder of the environment")
+        if self.setup == "uv" and PurePosixPath(self.locks[0]).name != "uv.lock":
+            raise ValueError('lock of setup = "uv" must begin with its uv.lock')
+        return self
+
+    @property
+    def locks(self) -> tuple[str, ...]:
+        """The files that decide the environment; none where it is what the case says."""
+        return self.lock or _BUILT_IN.get(self.setup, ())
+
+    @field_validator("lock")
+    @classmethod
+    def _files(cls, lock: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(PurePosixPath(name).name for name in lock):
+            raise ValueError("holds an empty name")
+        if any(PurePosixPath(name).parts[0] in ("golden", ".dvc") for name in lock):
+            raise ValueError("must not lie in golden/ or .dvc/, which are no part of a commit's code")
+        return tuple(dict.fromkeys(lock))
 
     @field_validator("command", "setup", "check", "save", "resume")
     @classmethod
@@ -293,9 +327,18 @@ class Case(_Table):
         """Steps that the proofs repeat."""
         return min(self.case.proof_steps or self.steps, self.steps)
 
+    @property
+    def paths(self) -> list[str]:
+        """All of the repository that decides numbers: the subject's code, and lock files that lie outside of it."""
+        path = PurePosixPath(self.subject.path)
+        locks = self.subject.locks if isinstance(self.subject, CommandSubject) else ()
+        return [self.subject.path, *(name for name in locks if not PurePosixPath(name).is_relative_to(path))]
+
     def canonical(self) -> dict[str, Any]:
         """What decides the numbers of a run, as JSON types: the subject, its resources and the number of steps."""
-        subject = self.subject.model_dump(mode="json", exclude={"timeout", "check", "save", "resume"})
+        subject = self.subject.model_dump(
+            mode="json", exclude={"timeout", "check", "save", "resume", "environments"} | _unset(self.subject)
+        )
         found = {"name": self.name, "steps": self.steps, "subject": subject, "resources": self.resources.model_dump()}
         if self.subject.kind == "command":
             found["observe"] = self.observe.model_dump(mode="json")
@@ -305,6 +348,11 @@ class Case(_Table):
     def digest(self) -> str:
         """32 hex digits of `canonical` without the number of steps: runs of different lengths share their prefix."""
         return digest("case", canonical_json({k: v for k, v in self.canonical().items() if k != "steps"}))
+
+
+def _unset(subject: Subject) -> set[str]:
+    """Keys that change nothing where they are not set, so that older golden runs and journals still serve."""
+    return {"lock"} if isinstance(subject, CommandSubject) and not subject.lock else set()
 
 
 def read_case(path: Path) -> Case:
@@ -392,17 +440,20 @@ def _command_case(root: Path, name: str, command: Sequence[str], steps: int, ran
     ])  # fmt: skip
 
 
-def command_case(root: Path, name: str, command: Sequence[str], steps: int, ranks: int) -> Case:
-    """The case of a command, without a file.
+def command_case(
+    root: Path, name: str, command: Sequence[str], steps: int, ranks: int, metrics: Sequence[str] = ()
+) -> Case:
+    """The case of a command, without a file; `metrics` are patterns of its output as in ``[observe]``.
 
     Raises:
         ReproError: a word cannot stand in a case.
     """
     try:
-        return Case.model_validate(tomllib.loads(_command_case(root, name, command, steps, ranks)))
+        raw = tomllib.loads(_command_case(root, name, command, steps, ranks))
+        return Case.model_validate(raw | {"observe": {"metrics": list(metrics)}})
     except (ValidationError, tomllib.TOMLDecodeError) as error:
         why = _first_problem(error) if isinstance(error, ValidationError) else error
-        raise ReproError(f"the command cannot stand in a case ({why})") from None
+        raise ReproError(f"the command makes no case ({why})") from None
 
 
 def new_command_case(root: Path, name: str, command: Sequence[str], steps: int, ranks: int) -> Case:

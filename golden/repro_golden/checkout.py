@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from repro_golden.case import Case
 from repro_golden.children import Place
 from repro_golden.errors import ReproError
 
-__all__ = ["Checkout", "find_checkout", "subject_tree", "whole_tree"]
+__all__ = ["Checkout", "find_checkout", "joined_trees", "subject_tree", "whole_tree"]
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,11 @@ class Checkout:
             commit = repo.head.commit
             if not case.subject.path:
                 return Place(self.root, commit.hexsha, None)
-            paths = [case.subject.path, *(f":(exclude){name}" for name in NOT_CODE)]
+            paths = [*case.paths, *(f":(exclude){name}" for name in NOT_CODE)]
             if repo.git.status("--porcelain", "--", *paths):
                 return Place(self.root)
-            return Place(self.root, commit.hexsha, subject_tree(commit, case.subject.path))
+            tree = joined_trees([subject_tree(commit, path) for path in case.paths])
+            return Place(self.root, commit.hexsha, tree)
 
 
 NOT_CODE = ("golden", ".dvc", ".dvcignore")
@@ -60,6 +61,13 @@ def subject_tree(commit: git.Commit, path: str) -> str | None:
         return str((commit.tree / path.rstrip("/")).hexsha)
     except KeyError:
         return None
+
+
+def joined_trees(trees: Sequence[str | None]) -> str | None:
+    """One hash for several paths; None where a commit has none of them."""
+    if len(trees) == 1 or not any(trees):
+        return trees[0]
+    return digest("paths", *(tree or "" for tree in trees))
 
 
 def whole_tree(entries: Iterable[str]) -> str:

@@ -49,7 +49,6 @@ class Place:
         tree: git's hash of the subject's folder, or None likewise.
         home: The user's own checkout, where `root` is a worktree of it; None where it is that checkout.
         variables: Environment variables of its processes here, such as the GPUs that they may use.
-        environment: Folder of the environment that was built for it; None for the case's own.
     """
 
     root: Path
@@ -57,7 +56,6 @@ class Place:
     tree: str | None = None
     home: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
-    environment: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -156,6 +154,7 @@ class Child:
         environment: All of its variables.
         log: File that its output is added to.
         limit: Seconds it may take.
+        keep: Open files of ours that it holds as long as it lives.
     """
 
     command: Sequence[str]
@@ -163,6 +162,7 @@ class Child:
     environment: Mapping[str, str]
     log: Path
     limit: float
+    keep: Sequence[int] = ()
 
     def run(self, cancel: threading.Event | None = None, enough: Callable[[], bool] | None = None) -> int:
         """Its exit code; negative where a signal ended it.
@@ -179,7 +179,7 @@ class Child:
         with self.log.open("ab") as output:
             process = subprocess.Popen(
                 list(self.command), cwd=self.cwd, env=dict(self.environment), stdin=subprocess.DEVNULL,
-                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                stdout=output, stderr=subprocess.STDOUT, start_new_session=True, pass_fds=self.keep,
             )  # fmt: skip
             with _killed_on_exit(process):
                 self._wait(process, cancel, enough)

@@ -289,7 +289,8 @@ def violations(a: Trace, b: Trace, index: int, bounds: Mapping[str, Bound]) -> l
     for name, bound in bounds.items():
         x, y = a.steps[index].metrics.get(name), b.steps[index].metrics.get(name)
         if x is None:
-            raise ReproError(f"the baseline has no metric {name!r} at step {step}: correct [compare.bounds]")
+            known = ", ".join(sorted(a.steps[index].metrics)) or "none"
+            raise ReproError(f"the baseline has no metric {name!r} at step {step} (it has: {known}): correct its name")
         limit = bound.atol + bound.rtol * abs(x)
         inside = y is not None and math.isfinite(x) and math.isfinite(y) and abs(y - x) <= limit
         if not inside:

@@ -33,6 +33,7 @@ _OPEN_END = 1_000_000
 @click.option("--confidence", type=click.FloatRange(0.5, 1, max_open=True), help="Noisy verdicts: when to stop.")
 @click.option("--steps", type=click.IntRange(min=1), help="With CMD: steps to replay; by default all it makes.")
 @click.option("--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="With CMD: processes.")
+@click.option("--metric", "metrics", multiple=True, help="With CMD: pattern of output whose named groups are metrics.")
 @click.option("--export", type=click.Path(path_type=Path), help="Also write what is known as a `git bisect log`.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the report (Markdown and HTML).")
 @json_option
@@ -49,6 +50,7 @@ def bisect(
     confidence: float | None,
     steps: int | None,
     ranks: int,
+    metrics: tuple[str, ...],
     export: Path | None,
     out: Path | None,
     as_json: bool,
@@ -71,7 +73,7 @@ def bisect(
     from repro_golden.checkout import find_checkout
 
     checkout = find_checkout(Path.cwd())
-    case = _case(checkout, name, command, steps, ranks)
+    case = _case(checkout, name, command, steps, ranks, metrics)
     open_end = bool(command) and steps is None and when != "exit"
     options = Options(jobs, ray, when, paths, first_parent, every, confidence, open_end)
     with bisect_view() as watch:
@@ -82,6 +84,7 @@ def bisect(
     said += [f"--path {shlex.quote(path)}" for path in paths]
     said += [flag for flag, given in (("--first-parent", first_parent), ("--all", every)) if given]
     said += [f"--steps {steps}"] if steps else []
+    said += [f"--metric {shlex.quote(metric)}" for metric in metrics]
     said += [f"--ranks {ranks}"] if ranks > 1 else []
     again = " ".join([*said, *(["--", shlex.join(command)] if command else [])])
     folder = out or checkout.state / "reports" / f"{result.good[:10]}..{result.bad[:10]}-{case.name}"
@@ -94,14 +97,21 @@ def bisect(
     return 0 if result.outcome in ("found", "agree") else 3
 
 
-def _case(checkout: Checkout, name: str | None, command: tuple[str, ...], steps: int | None, ranks: int) -> Case:
+def _case(
+    checkout: Checkout,
+    name: str | None,
+    command: tuple[str, ...],
+    steps: int | None,
+    ranks: int,
+    metrics: tuple[str, ...],
+) -> Case:
     from repro_golden.case import command_case, find_case
     from repro_golden.errors import ReproError
 
     if command and name:
         raise ReproError("--case and a command after -- exclude each other: give one of them")
-    if not command and (steps or ranks != 1):
-        raise ReproError("--steps and --ranks are for a command after --: a case says both itself")
+    if not command and (steps or metrics or ranks != 1):
+        raise ReproError("--steps, --ranks and --metric are for a command after --: a case says them itself")
     if command:
-        return command_case(checkout.root, "command", command, steps or _OPEN_END, ranks)
+        return command_case(checkout.root, "command", command, steps or _OPEN_END, ranks, metrics)
     return find_case(checkout.root, name)

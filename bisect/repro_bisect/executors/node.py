@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import getpass
 import io
 import os
 import queue
 import shutil
+import socket
+import stat
+import subprocess
+import sys
 import tarfile
 import tempfile
 import threading
+import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import repro_golden
 from repro_bisect.executors import Outcome, Task, perform
 from repro_bisect.executors.objects import unpack_commits
 from repro_bisect.worktrees import Worktrees
-from repro_golden.case import Case
+from repro_golden.case import Case, CoreSubject
 from repro_golden.checkout import Checkout
-from repro_golden.children import CancelledError
+from repro_golden.children import CancelledError, Place
+from repro_golden.errors import MachineFailureError
+from repro_golden.scratch import scratch_folder
+from repro_golden.subjects.core import environment
 
-__all__ = ["Job", "Parcel", "pack", "probe", "unpack"]
+__all__ = ["Job", "Parcel", "held", "node_folder", "pack", "probe", "unpack"]
+
+_KEPT = 3 * 24 * 3600
+"""Seconds that a parcel is kept after its last use."""
+_LEFT = ("trace", "states")
+"""What a probe leaves in its folder that is wanted."""
+_MARK = "REPRO_PROBE"
+"""A variable of every process of a probe: says which."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +58,14 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Job:
-    """A task with what it needs on a node; `task.baseline` and the folder of `task.start` are filled in there."""
+    """A task with what it needs on a node; `task.baseline` and the folder of `task.start` are filled in there.
+
+    Attributes:
+        home: The user's checkout, where the driver is; a node may have it too.
+    """
 
     case: Case
+    home: Path
     task: Task
     repository: Parcel
     commits: Sequence[str]
@@ -53,11 +74,13 @@ class Job:
     start: Parcel | None
 
 
-def pack(folder: Path) -> bytes:
-    """A folder as bytes."""
+def pack(folder: Path, names: Sequence[str] = (".",)) -> bytes:
+    """What of a folder goes by these names, as bytes."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
-        archive.add(folder, arcname=".")
+        for name in names:
+            if (folder / name).exists():
+                archive.add(folder / name, arcname=name)
     return content.getvalue()
 
 
@@ -67,19 +90,19 @@ def unpack(content: bytes, folder: Path) -> None:
         archive.extractall(folder, filter="data")
 
 
-def probe(job: Job) -> Iterator[int | tuple[Outcome, bytes]]:
-    """Make a task's run: yields how many steps it has made, now and then, and at last what came of it.
+def probe(job: Job) -> Iterator[int | tuple[Outcome, bytes, str]]:
+    """Make a task's run: yields how many steps it has made, now and then, and at last what came of it, and where.
 
     A cancelled task meets a KeyboardInterrupt here; then the run's processes are ended before it goes on.
     """
-    news: queue.SimpleQueue[int | tuple[Outcome, bytes] | BaseException] = queue.SimpleQueue()
+    news: queue.SimpleQueue[int | tuple[Outcome, bytes, str] | BaseException] = queue.SimpleQueue()
     cancel = threading.Event()
     thread = threading.Thread(target=_report, args=(job, cancel, news))
     thread.start()
     try:
         while True:
             try:
-                item = news.get(timeout=1.0)  # an interrupt is met between two waits
+                item = news.get(timeout=0.5)  # an interrupt is met between two waits
             except queue.Empty:
                 continue
             if isinstance(item, BaseException):
@@ -101,45 +124,168 @@ def _report(job: Job, cancel: threading.Event, news: queue.SimpleQueue[Any]) -> 
         news.put(error)
 
 
-def _performed(job: Job, cancel: threading.Event, progress: Callable[[int], None]) -> tuple[Outcome, bytes]:
-    home = Path(tempfile.gettempdir()) / f"repro-node-{_user()}"
-    home.mkdir(mode=0o700, exist_ok=True)
-    bare = _once(home, job.repository, lambda content, path: unpack_commits(content, job.commits, path))
-    task = job.task
-    if job.baseline:
-        task = replace(task, baseline=_once(home, job.baseline, unpack))
-    if job.start and task.start:
-        task = replace(task, start=replace(task.start, folder=_once(home, job.start, unpack)))
-    rollouts = str(_once(home, job.rollouts, unpack)) if job.rollouts else None
+def _performed(job: Job, cancel: threading.Event, progress: Callable[[int], None]) -> tuple[Outcome, bytes, str]:
+    home, task = node_folder(Path(tempfile.gettempdir())), job.task
     with contextlib.ExitStack() as exits:
-        folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="repro-probe-")))
-        worktrees = Worktrees(Checkout(bare, bare / "repro"))
+
+        def fetched(parcel: Parcel, unpacked: Callable[[bytes, Path], None] = unpack) -> Path:
+            return exits.enter_context(held(home, parcel.key, lambda path: unpacked(_content(parcel), path)))
+
+        repository = fetched(job.repository, lambda content, path: unpack_commits(content, job.commits, path))
+        if job.baseline:
+            task = replace(task, baseline=fetched(job.baseline))
+        if job.start and task.start:
+            task = replace(task, start=replace(task.start, folder=fetched(job.start)))
+        rollouts = str(fetched(job.rollouts)) if job.rollouts else None
+        folder = exits.enter_context(scratch_folder(home / "probes", "probe"))
+        mark = exits.enter_context(_watched_over(folder))
+        exits.enter_context(_temporary(folder))
+        worktrees = Worktrees(Checkout(repository, repository / ".git" / "repro"))
         exits.callback(worktrees.close)
         with worktrees.at(task.commit, task.tree) as place:
-            outcome = perform(job.case, place, rollouts, task, folder, cancel, progress)
-        return outcome, pack(folder)
+            where = replace(place, home=job.home, variables=_variables(job.case, place, mark))
+            outcome = perform(job.case, where, rollouts, task, folder, cancel, progress)
+        return outcome, pack(folder, _LEFT), socket.gethostname()
 
 
-def _once(home: Path, parcel: Parcel, unpacked: Callable[[bytes, Path], None]) -> Path:
-    """Where a parcel lies on this node; the first that asks fetches it."""
-    target = home / parcel.key
-    with (home / f"{parcel.key}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.exists():
-            import ray
+def _content(parcel: Parcel) -> bytes:
+    import ray
 
-            part = Path(tempfile.mkdtemp(prefix=".new-", dir=home))
-            try:
-                unpacked(ray.get(parcel.refs[0]), part)
-                part.rename(target)
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
-    os.utime(target)
-    return target
+    content: bytes = ray.get(parcel.refs[0])
+    return content
 
 
-def _user() -> str:
+def _variables(case: Case, place: Place, mark: str) -> dict[str, str]:
+    """What the trainer's processes are told here: a child of the built-in trainer imports the driver's instrument."""
+    if not isinstance(case.subject, CoreSubject):
+        return {_MARK: mark}
+    path = environment(case, case.subject, place.root).get("PYTHONPATH")
+    instrument = str(Path(str(repro_golden.__file__)).parent.parent)
+    return {_MARK: mark, "PYTHONPATH": os.pathsep.join([path, instrument] if path else [instrument])}
+
+
+@contextlib.contextmanager
+def _temporary(folder: Path) -> Iterator[None]:
+    """Let this process, which makes one probe at a time, keep what is temporary where it goes with the probe."""
+    before = tempfile.tempdir
+    tempfile.tempdir = str(folder)
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return str(os.getuid())
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
+# -- what a killed worker leaves
+
+_WATCHMAN = f"""\
+import shutil, sys
+import psutil
+sys.stdin.buffer.read()
+for _ in range(3):
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get({_MARK!r}) == sys.argv[1]:
+                process.kill()
+                found.append(process)
+        except (psutil.Error, OSError):
+            pass
+    if not found:
+        break
+    psutil.wait_procs(found, timeout=10)
+shutil.rmtree(sys.argv[2], ignore_errors=True)
+"""
+"""Waits until the worker lets go of it or is gone; then ends what there is of a probe's processes."""
+
+
+@contextlib.contextmanager
+def _watched_over(folder: Path) -> Iterator[str]:
+    """A mark for the environment of a probe's processes: none of those outlives the block, nor this process's death."""
+    mark = uuid.uuid4().hex
+    watchman = subprocess.Popen(
+        [sys.executable, "-c", _WATCHMAN, mark, str(folder)],
+        cwd="/", stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield mark
+    finally:
+        watchman.communicate()
+
+
+# -- parcels
+
+
+def node_folder(base: Path) -> Path:
+    """Where this user's parcels and probes lie on a node; nobody else may write there.
+
+    Raises:
+        MachineFailureError: it is somebody else's.
+    """
+    folder = base / f"repro-node-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise MachineFailureError(f"{folder} on {socket.gethostname()} is not ours alone: remove it, and run again")
+    return folder
+
+
+@contextlib.contextmanager
+def held(home: Path, key: str, make: Callable[[Path], None]) -> Iterator[Path]:
+    """Where a parcel lies on this node, which nobody removes meanwhile; the first that asks makes it.
+
+    Args:
+        home: See `node_folder`.
+        key: Of the parcel.
+        make: Fills an empty folder.
+    """
+    target = home / key
+    while True:
+        with _locked(home, key, fcntl.LOCK_SH):
+            if target.exists():
+                os.utime(target)
+                yield target
+                return
+        with _locked(home, key, fcntl.LOCK_EX):
+            if not target.exists():
+                _sweep(home)
+                part = home / f".new-{key}"
+                shutil.rmtree(part, ignore_errors=True)  # of a process that was killed over it
+                part.mkdir()
+                try:
+                    make(part)
+                    part.rename(target)
+                finally:
+                    shutil.rmtree(part, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(home: Path, key: str, how: int) -> Iterator[IO[str]]:
+    """Hold a parcel's lock; a sweep may have removed its file while we waited."""
+    path = home / f"{key}.lock"
+    while True:
+        with path.open("a") as lock:
+            fcntl.flock(lock, how)
+            try:
+                same = os.path.samestat(path.stat(), os.fstat(lock.fileno()))
+            except FileNotFoundError:
+                same = False
+            if same:
+                yield lock
+                return
+
+
+def _sweep(home: Path) -> None:
+    """Remove the parcels that were not used for days, and that nobody holds."""
+    for path in home.glob("*.lock"):
+        target, part = path.with_suffix(""), home / f".new-{path.stem}"
+        with contextlib.suppress(OSError):  # held, or gone meanwhile
+            if time.time() - (target if target.exists() else path).stat().st_mtime < _KEPT:
+                continue
+            with _locked(home, path.stem, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                if target.exists() and time.time() - target.stat().st_mtime < _KEPT:
+                    continue
+                shutil.rmtree(part, ignore_errors=True)
+                if target.exists():
+                    target.rename(part)  # so that half a one is never taken for a whole
+                    shutil.rmtree(part, ignore_errors=True)
+                path.unlink()

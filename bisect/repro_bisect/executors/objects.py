@@ -26,11 +26,12 @@ def pack_commits(checkout: Checkout, commits: Sequence[str]) -> bytes:
     return _git(checkout.root, "pack-objects", "--quiet", "--stdout", given=names)
 
 
-def unpack_commits(packed: bytes, commits: Sequence[str], bare: Path) -> None:
-    """Make a bare repository that holds a pack; history beyond it is cut off."""
-    _git(bare.parent, "init", "--quiet", "--bare", "--template=", str(bare))
-    _git(bare, "index-pack", "--stdin", given=packed)
-    (bare / "shallow").write_bytes(_lines(commits))
+def unpack_commits(packed: bytes, commits: Sequence[str], folder: Path) -> None:
+    """Make a repository that holds a pack, with nothing checked out; history beyond the commits is cut off."""
+    kind = "sha1" if len(commits[0]) == 40 else "sha256"
+    _git(folder.parent, "init", "--quiet", "--template=", f"--object-format={kind}", str(folder))
+    _git(folder, "index-pack", "--stdin", given=packed)
+    (folder / ".git" / "shallow").write_bytes(_lines(commits))
 
 
 def _lines(names: Sequence[str]) -> bytes:

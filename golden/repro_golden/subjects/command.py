@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import shlex
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -25,57 +22,20 @@ from repro_golden.children import (
     Place,
     Run,
     RunResult,
-    base_environment,
     blame_the_machine,
     last_line,
 )
 from repro_golden.errors import ReproError
 from repro_golden.identity import Identity
 from repro_golden.rollouts import open_rollouts
+from repro_golden.subjects.environments import Environment, held
+from repro_golden.subjects.words import interpreter, variables_of, words
 from repro_golden.trace import Header, StepRecord, Trace
 
-__all__ = ["environment", "identity", "run", "words"]
+__all__ = ["exit_code", "identity", "interpreter", "run", "try_out", "words"]
 
 _SET_UP = "set-up"
 """A file beside a worktree whose setup has been run."""
-
-
-def words(text: str, tokens: Mapping[str, str], shell: bool) -> list[str]:
-    """The words of a command line with our tokens replaced, literally; other braces stay."""
-    if shell:
-        return ["/bin/sh", "-c", _replaced(text, {name: shlex.quote(value) for name, value in tokens.items()})]
-    return [_replaced(word, tokens) for word in shlex.split(text)]
-
-
-def _replaced(text: str, tokens: Mapping[str, str]) -> str:
-    for name, value in tokens.items():
-        text = text.replace("{" + name + "}", value)
-    return text
-
-
-def interpreter(subject: CommandSubject, root: Path) -> str:
-    """The Python that the program runs in: named, found on PATH, in an environment's folder, or ours.
-
-    Raises:
-        ReproError: there is none.
-    """
-    if subject.python is None:
-        return sys.executable
-    for path in (root / subject.python, root / subject.python / "bin" / "python"):
-        if path.is_file() and os.access(path, os.X_OK):
-            return str(path)  # not resolved: an environment's python is a link
-    found = [Path(folder) / subject.python for folder in os.get_exec_path()] if os.sep not in subject.python else []
-    for path in found:
-        if path.is_file() and os.access(path, os.X_OK):
-            return str(path)
-    raise ReproError(f"no Python at {subject.python!r}: correct subject.python")
-
-
-def environment(case: Case, subject: CommandSubject, python: str, tokens: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the program. Its Python's folder comes first on PATH; PYTHONPATH is the case's alone."""
-    found = base_environment(case)
-    found["PATH"] = os.pathsep.join([str(Path(python).parent), found.get("PATH", os.defpath)])
-    return found | {name: _replaced(value, tokens) for name, value in subject.env.items()}
 
 
 # -- who it is
@@ -97,11 +57,16 @@ def identity(case: Case, subject: CommandSubject, root: Path) -> tuple[Identity,
     """The identity that the program's processes would have, and the packages of its environment.
 
     Raises:
-        ReproError: its Python does not start, or has no torch.
+        ReproError: its environment does not build, or its Python does not start, or has no torch.
     """
-    python = interpreter(subject, root)
-    variables = environment(case, subject, python, {"root": str(root), "python": python})
-    return _asked(python, tuple(sorted(variables.items())), case.resources.cpus, case.resources.ranks, str(root))
+    try:
+        with held(case, subject, Place(root)) as built:
+            python = (built and built.python) or interpreter(subject, root)
+            variables = variables_of(case, subject, python, {"root": str(root), "python": python})
+            told = tuple(sorted(variables.items()))
+            return _asked(python, told, case.resources.cpus, case.resources.ranks, str(root))
+    except ChildFailure as failure:
+        raise ReproError(f"no environment for {root}: {failure}; correct its lock files, or subject.setup") from None
 
 
 @functools.lru_cache(maxsize=32)
@@ -116,7 +81,9 @@ def _asked(
         raw = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         lines = done.stderr.strip().splitlines() or ["no output"]
-        raise ReproError(f"{python} does not serve to train ({lines[-1][:200]}): correct subject.python") from None
+        raise ReproError(
+            f"{python} does not serve to train ({lines[-1][:200]}): correct subject.python or its lock files"
+        ) from None
     return Identity.from_mapping(raw["identity"]), raw["packages"]
 
 
@@ -132,11 +99,12 @@ class _Job:
     log: Path
     raw: Path
     out: Path
+    built: Environment | None = None
 
     @functools.cached_property
     def python(self) -> str:
         """Its own environment may lie in the worktree."""
-        return interpreter(self.subject, self.place.root)
+        return (self.built and self.built.python) or interpreter(self.subject, self.place.root)
 
     @functools.cached_property
     def tokens(self) -> dict[str, str]:
@@ -164,7 +132,9 @@ class _Job:
     @functools.cached_property
     def variables(self) -> dict[str, str]:
         """The environment without the recorder."""
-        return environment(self.case, self.subject, self.python, self.tokens) | dict(self.place.variables)
+        found = variables_of(self.case, self.subject, self.python, self.tokens)
+        ours = self.built.variables(self.subject) if self.built else {}
+        return found | {k: v for k, v in ours.items() if k not in self.subject.env} | dict(self.place.variables)
 
     def child(self, text: str, variables: Mapping[str, str]) -> Child:
         command = words(text, self.tokens, self.subject.shell)
@@ -183,7 +153,8 @@ class _Job:
     def header(self, about: Mapping[str, Any], _: int) -> Header:
         rollouts = open_rollouts(Path(self.run.rollouts)).digest if self.run.rollouts else ""
         place = {"kind": "command", "commit": self.place.commit, "tree": self.place.tree}
-        where = place | said_of(about)
+        built = {"environment": self.built.to_mapping()} if self.built else {}
+        where = place | built | said_of(about)
         return Header(self.case.canonical(), rollouts, where, about["identity"], self.run.steps, self.run.first_step)
 
 
@@ -201,9 +172,10 @@ def run(
         raw, out = Path(scratch) / "raw", Path(scratch) / "out"
         raw.mkdir()
         out.mkdir()
-        job = _Job(case, subject, place, asked, log, raw, out)
-        _prepare(job, cancel)
-        return _train(job, cancel, enough)
+        with held(case, subject, place, cancel) as built:
+            job = _Job(case, subject, place, asked, log, raw, out, built)
+            _prepare(job, cancel)
+            return _train(job, cancel, enough)
 
 
 def exit_code(case: Case, subject: CommandSubject, place: Place, log: Path, cancel: threading.Event | None) -> int:
@@ -211,9 +183,10 @@ def exit_code(case: Case, subject: CommandSubject, place: Place, log: Path, canc
     with tempfile.TemporaryDirectory(prefix="repro-command-") as scratch:
         out = Path(scratch) / "out"
         out.mkdir()
-        job = _Job(case, subject, place, Run(case.steps), log, Path(scratch), out)
-        _prepare(job, cancel)
-        code = _started(job, job.child(subject.command, job.variables), cancel)
+        with held(case, subject, place, cancel) as built:
+            job = _Job(case, subject, place, Run(case.steps), log, Path(scratch), out, built)
+            _prepare(job, cancel)
+            code = _started(job, job.child(subject.command, job.variables), cancel)
     blame_the_machine(code, log)
     return code
 
@@ -226,9 +199,10 @@ def try_out(case: Case, subject: CommandSubject, place: Place, log: Path) -> Non
         return
     log.touch()
     with tempfile.TemporaryDirectory(prefix="repro-command-") as scratch:
-        job = _Job(case, subject, place, Run(case.steps), log, Path(scratch), Path(scratch))
         try:
-            _step(job, "import", subject.check, None)
+            with held(case, subject, place) as built:
+                job = _Job(case, subject, place, Run(case.steps), log, Path(scratch), Path(scratch), built)
+                _step(job, "import", subject.check, None)
         except ChildFailure as failure:
             raise ReproError(f"subject.check fails on the working tree: {failure.message}") from None
 
@@ -238,7 +212,7 @@ def _prepare(job: _Job, cancel: threading.Event | None) -> None:
     if job.place.home is None:
         return
     done = job.place.root.parent / _SET_UP
-    if job.subject.setup and not done.exists():
+    if job.subject.setup and not job.built and not done.exists():
         _step(job, "build", job.subject.setup, cancel)
         done.touch()
     if job.subject.check:

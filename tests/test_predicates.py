@@ -1,0 +1,173 @@
+"""Predicates: what each says of two traces, how it is written, and what never passes for good."""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from repro_bisect.predicates import Bitwise, Bounds, Exceeds, Exit, Finite, first_violation, parse_predicate
+from repro_golden.case import Bound
+from repro_golden.errors import ReproError
+from repro_golden.signals import Signals
+from repro_golden.trace import Header, Row, Trace, TraceWriter
+from repro_golden.trace.writer import metric_row
+
+torch.set_num_threads(1)
+SETTINGS = settings(deadline=None, derandomize=True, max_examples=200)
+HEADER = Header({"name": "t"}, "rollouts", {}, {}, steps=9)
+NUMBERS = st.floats(0, 1e300, allow_nan=False, allow_infinity=False)
+NAMES = st.text(string.ascii_letters + string.digits + "_/.-[]", min_size=1)
+HERE = Path(__file__).parent
+
+
+def trace(directory: Path, steps: Sequence[Sequence[Row]]) -> Trace:
+    """A trace of these rows."""
+    writer = TraceWriter(directory, HEADER)
+    for number, rows in enumerate(steps):
+        for row in rows:
+            writer.add(row)
+        writer.end_step(number)
+    writer.close({"reason": "finished"})
+    return Trace(directory)
+
+
+def tensor(phase: str, name: str, *values: float, dtype: torch.dtype = torch.float32) -> Row:
+    """The row of a column of values."""
+    signals = Signals()
+    signals.take(phase, name, torch.tensor(values, dtype=dtype))
+    return signals.rows()[0]
+
+
+def pair(folder: Path, a: Sequence[Sequence[Row]], b: Sequence[Sequence[Row]]) -> tuple[Trace, Trace]:
+    """A baseline and a probe."""
+    return trace(folder / "a", a), trace(folder / "b", b)
+
+
+@SETTINGS
+@given(NUMBERS)
+def test_limits_are_read_exactly(limit: float) -> None:
+    """`kl>` and `ulp>` keep every finite number of 0 or more to the last bit, with or without spaces."""
+    for what in ("kl", "ulp"):
+        for text in (f"{what}>{limit!r}", f"  {what} > {limit!r} "):
+            found = parse_predicate(text, HERE)
+            assert isinstance(found, Exceeds)
+            assert (found.what, found.limit) == (what, limit)
+
+
+@SETTINGS
+@given(NAMES, st.none() | NUMBERS, st.none() | NUMBERS)
+def test_tolerances_are_read_exactly(name: str, rtol: float | None, atol: float | None) -> None:
+    """`metric:NAME` keeps the name and both tolerances, in any order; one that is not given is 0."""
+    parts = [f"{key}={value!r}" for key, value in (("rtol", rtol), ("atol", atol)) if value is not None]
+    for order in (parts, parts[::-1]):
+        found = parse_predicate(" ".join([f"metric:{name}", *order]), HERE)
+        assert isinstance(found, Bounds)
+        assert dict(found.bounds) == {name: Bound(rtol=rtol or 0.0, atol=atol or 0.0)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "bits", "kl>", "kl>nan", "kl>inf", "kl>-1", "kl>1e", "ulp>1;2", "metric:", "metric:a rtol=",
+     "metric:a rtol=nan", "metric:a rtol=1 rtol=2", "metric:a tol=1", "kl > __import__('os')", "tests.py", "missing.py:f", "a.py:b.c"],
+)  # fmt: skip
+def test_anything_else_is_refused_in_one_line(text: str) -> None:
+    """What is no predicate is an error of one line that lists the forms, and nothing of it is evaluated."""
+    with pytest.raises(ReproError) as error:
+        parse_predicate(text, HERE)
+    assert "\n" not in str(error.value)
+
+
+def test_plain_words() -> None:
+    """`bitwise`, `finite` and `exit` are what they say."""
+    assert [type(parse_predicate(word, HERE)) for word in ("bitwise", "finite", "exit")] == [Bitwise, Finite, Exit]
+
+
+def test_metric_bounds_include_their_edge_and_no_nan(tmp_path: Path) -> None:
+    """A metric at its bound is good; beyond it, NaN, infinite or gone it is BAD, at the first such step."""
+    base = [[metric_row("loss", "m", 2.0)] for _ in range(2)]
+    rule = parse_predicate("metric:m rtol=0.25 atol=0.5", HERE)
+    for name, value, bad in (("edge", 3.0, False), ("past", math.nextafter(3.0, 4.0), True), ("nan", math.nan, True),
+                             ("inf", math.inf, True), ("less", 1.0, False)):  # fmt: skip
+        a, b = pair(tmp_path / name, base, [base[0], [metric_row("loss", "m", value)]])
+        found = first_violation(rule, a, b)
+        assert (found is not None) is bad, name
+        assert found is None or found.step == 1
+    a, b = pair(tmp_path / "gone", base, [base[0], [metric_row("loss", "other", 2.0)]])
+    assert first_violation(rule, a, b) is not None
+
+
+def test_finite_needs_no_baseline(tmp_path: Path) -> None:
+    """`finite` is violated by any NaN or infinity of the probe, even one that the baseline has too."""
+    rows = [[tensor("grad", "w", 1.0, math.nan)]]
+    a, b = pair(tmp_path, rows, rows)
+    assert first_violation(Bitwise(), a, b) is None
+    found = first_violation(Finite(), a, b)
+    assert found is not None
+    assert (found.phase, found.signal) == ("grad", "w")
+
+
+def test_kl_is_over_its_limit_or_not(tmp_path: Path) -> None:
+    """`kl>` compares k3 of a step's log-probs; NaN and another shape are BAD, no column at all is an error."""
+    log_probs = [-1.0, -2.0, -0.5]
+    moved = [-1.5, -2.0, -0.5]
+    k3 = (math.expm1(-0.5) + 0.5) / 3
+    base = [[tensor("forward", "log_probs", *log_probs)]]
+    for name, other, text, bad in (
+        ("over", moved, f"kl>{k3 * 0.999}", True), ("under", moved, f"kl>{k3 * 1.001}", False),
+        ("nan", [math.nan, -2.0, -0.5], "kl>1", True), ("shape", [-1.0], "kl>1", True),
+        ("same", log_probs, "kl>0", False),
+    ):  # fmt: skip
+        a, b = pair(tmp_path / name, base, [[tensor("forward", "log_probs", *other)]])
+        assert (first_violation(parse_predicate(text, HERE), a, b) is not None) is bad, name
+    a, b = pair(tmp_path / "none", [[tensor("forward", "x", 1.0)]], [[tensor("forward", "x", 2.0)]])
+    with pytest.raises(ReproError, match="no log_probs"):
+        first_violation(parse_predicate("kl>1", HERE), a, b)
+
+
+def test_ulp_counts_representable_values(tmp_path: Path) -> None:
+    """`ulp>4` allows four representable values and not five, in any signal; NaN and another dtype are BAD."""
+    one = torch.tensor(1.0)
+    steps = [one]
+    for _ in range(5):
+        steps.append(torch.nextafter(steps[-1], torch.tensor(2.0)))
+    base = [[tensor("grad", "w", 1.0, 3.0)]]
+    rule = parse_predicate("ulp>4", HERE)
+    for name, value, bad in (
+        ("four", steps[4].item(), False),
+        ("five", steps[5].item(), True),
+        ("nan", math.nan, True),
+    ):
+        a, b = pair(tmp_path / name, base, [[tensor("grad", "w", value, 3.0)]])
+        assert (first_violation(rule, a, b) is not None) is bad, name
+    a, b = pair(tmp_path / "dtype", base, [[tensor("grad", "w", 1.0, 3.0, dtype=torch.float64)]])
+    assert first_violation(rule, a, b) is not None
+    a, b = pair(tmp_path / "zero", [[tensor("grad", "w", 0.0)]], [[tensor("grad", "w", -0.0)]])
+    assert first_violation(Bitwise(), a, b) is not None
+    assert first_violation(parse_predicate("ulp>0", HERE), a, b) is None, "both zeros are one value"
+
+
+def test_own_function_judges_the_whole(tmp_path: Path) -> None:
+    """FILE.py:FUNCTION gets both traces; what it raises, and an answer that is no bool, are errors of one line."""
+    (tmp_path / "own.py").write_text(
+        "def grew(a, b):\n    return b.steps[-1].metrics['m'] > a.steps[-1].metrics['m']\n"
+        "def vague(a, b):\n    return 1\ndef broken(a, b):\n    return a.nothing\n"
+    )
+    a, b = pair(tmp_path, [[metric_row("loss", "m", 1.0)]] * 2, [[metric_row("loss", "m", v)] for v in (0.0, 2.0)])
+    own = parse_predicate("own.py:grew", tmp_path)
+    found = first_violation(own, a, b)
+    assert found is not None
+    assert (found.step, found.signal) == (1, "own.py:grew")
+    assert first_violation(own, b, a) is None
+    for name in ("vague", "broken"):
+        with pytest.raises(ReproError) as error:
+            first_violation(parse_predicate(f"own.py:{name}", tmp_path), a, b)
+        assert "\n" not in str(error.value)
+    with pytest.raises(ReproError, match="no function none"):
+        parse_predicate("own.py:none", tmp_path)
