@@ -26,7 +26,7 @@ from repro_golden.scratch import scratch_folder
 from repro_golden.subjects import packages_of
 from repro_golden.trace import Trace
 
-__all__ = ["Answer", "Bill", "Code", "Cost", "Prober", "Skip", "Stage", "judge"]
+__all__ = ["Answer", "Bill", "Code", "Cost", "Prober", "Skip", "Stage", "judge", "trace_of", "unusable"]
 
 _OUT_OF_TIME = "runs out of time"
 _CRASHES = "crashes at step"
@@ -320,3 +320,20 @@ def judge(predicate: Predicate, baseline: Trace, trace: Trace, bound: int) -> An
     if found is None and len(trace.steps) < min(bound, len(baseline.steps)):
         raise ReproError(f"a probe ended after {len(trace.steps)} of {bound} steps without a difference: no verdict")
     return found
+
+
+def trace_of(answer: Answer, name: str) -> Trace:
+    """The trace of a commit that must have one.
+
+    Raises:
+        ReproError: it cannot be tested.
+    """
+    if not isinstance(answer, Trace):
+        raise ReproError(unusable(name, answer))
+    return answer
+
+
+def unusable(name: str, answer: Answer) -> str:
+    """Why a commit that is needed does not serve, in one line."""
+    why = answer.reason if isinstance(answer, Skip) else "it left no trace"
+    return f"{name} cannot be tested: {why}; choose another end for the range"

@@ -72,7 +72,6 @@ class Cluster:
                 num_cpus=need["CPU"], num_gpus=need["GPU"], max_retries=0, num_returns="streaming"
             )
             self._repository = Parcel(digest("commits", *sorted(commits)), [self._ray.put(packed)])
-            self._commits = commits
             self._rollouts = self._folder(Path(rollouts)) if rollouts else None
         except BaseException:
             self.close()
@@ -111,7 +110,7 @@ class Cluster:
         bare = replace(task, baseline=None, start=replace(task.start, folder=Path()) if task.start else None)
         if isinstance(task.predicate, Own):  # the user's function stays here: it is asked once the probe has ended
             bare, baseline = replace(bare, predicate=Finite()), None
-        job = Job(self._case, self._home, bare, self._repository, self._commits, self._rollouts, baseline, start)
+        job = Job(self._case, self._home, bare, self._repository, self._rollouts, baseline, start)
         for attempt in range(1, _TIMES + 1):
             try:
                 outcome, content, node = self._made(job, cancel, progress)

@@ -68,7 +68,6 @@ class Job:
     home: Path
     task: Task
     repository: Parcel
-    commits: Sequence[str]
     rollouts: Parcel | None
     baseline: Parcel | None
     start: Parcel | None
@@ -131,7 +130,7 @@ def _performed(job: Job, cancel: threading.Event, progress: Callable[[int], None
         def fetched(parcel: Parcel, unpacked: Callable[[bytes, Path], None] = unpack) -> Path:
             return exits.enter_context(held(home, parcel.key, lambda path: unpacked(_content(parcel), path)))
 
-        repository = fetched(job.repository, lambda content, path: unpack_commits(content, job.commits, path))
+        repository = fetched(job.repository, unpack_commits)
         if job.baseline:
             task = replace(task, baseline=fetched(job.baseline))
         if job.start and task.start:

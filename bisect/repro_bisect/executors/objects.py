@@ -20,18 +20,19 @@ def commits_of(checkout: Checkout, commits: Sequence[str]) -> list[str]:
 
 
 def pack_commits(checkout: Checkout, commits: Sequence[str]) -> bytes:
-    """A pack of these commits with their files."""
+    """These commits with their files: their ids, an empty line, and a pack."""
     objects = _git(checkout.root, "rev-list", "--objects", "--no-walk", "--stdin", given=_lines(commits))
     names = b"".join(line.split()[0] + b"\n" for line in objects.splitlines())
-    return _git(checkout.root, "pack-objects", "--quiet", "--stdout", given=names)
+    return _lines(commits) + b"\n" + _git(checkout.root, "pack-objects", "--quiet", "--stdout", given=names)
 
 
-def unpack_commits(packed: bytes, commits: Sequence[str], folder: Path) -> None:
+def unpack_commits(packed: bytes, folder: Path) -> None:
     """Make a repository that holds a pack, with nothing checked out; history beyond the commits is cut off."""
-    kind = "sha1" if len(commits[0]) == 40 else "sha256"
+    commits, _, content = packed.partition(b"\n\n")
+    kind = "sha1" if commits.find(b"\n") in (-1, 40) else "sha256"
     _git(folder.parent, "init", "--quiet", "--template=", f"--object-format={kind}", str(folder))
-    _git(folder, "index-pack", "--stdin", given=packed)
-    (folder / ".git" / "shallow").write_bytes(_lines(commits))
+    _git(folder, "index-pack", "--stdin", given=content)
+    (folder / ".git" / "shallow").write_bytes(commits + b"\n")
 
 
 def _lines(names: Sequence[str]) -> bytes:

@@ -1,0 +1,141 @@
+"""The two ends of a bisect: GOOD's baseline, that it reproduces itself, and where BAD leaves it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from repro_bisect.confirm import Interval
+from repro_bisect.desk import Desk
+from repro_bisect.hunt import verdict_of_code
+from repro_bisect.onestep import chosen_steps, state_key
+from repro_bisect.predicates import Bitwise, Bounds, first_violation
+from repro_bisect.probe import Code, judge, trace_of, unusable
+from repro_bisect.search import Verdict
+from repro_bisect.states import States
+from repro_golden.compare import Divergence, first_difference
+from repro_golden.errors import ReproError
+from repro_golden.store import GoldenRun
+from repro_golden.trace import Trace
+
+__all__ = ["Ends"]
+
+
+class Ends:
+    """Finds out what a search has to go by.
+
+    Attributes:
+        baseline: GOOD's first trace.
+        end: Where BAD first differs from it.
+        noise: Where two replays of GOOD differ so that a single verdict is not to be trusted.
+    """
+
+    def __init__(self, desk: Desk, golden: GoldenRun | None, states: Path, *, open_end: bool) -> None:
+        """Look at both ends of the desk's history.
+
+        Args:
+            desk: Where probes run.
+            golden: GOOD's golden run, if there is one.
+            states: Folder of saved states.
+            open_end: The case has as many steps as GOOD makes.
+        """
+        self.desk, self.prober, self.golden, self._open_end = desk, desk.prober, golden, open_end
+        self._folder = states
+        self._held: dict[str, States] = {}
+        self.baseline: Trace | None = None
+        self.end: Divergence | None = None
+        self.noise: Divergence | None = None
+
+    def by_exit_code(self) -> Interval:
+        """GOOD must exit with 0 and BAD must not.
+
+        Raises:
+            ReproError: an end does otherwise.
+        """
+        good, bad = self.desk.history.good, self.desk.history.bad
+        for commit, name, wanted in ((good, "GOOD", Verdict.GOOD), (bad, "BAD", Verdict.BAD)):
+            self.desk.say(f"{name} {commit[:10]}: running the command")
+            (answer,) = self.desk.results([self.desk.submit(commit, self.prober.case.steps, stage="ends")])
+            if not isinstance(answer, Code):
+                raise ReproError(unusable(name, answer))
+            verdict, detail = verdict_of_code(answer.code)
+            if verdict is not wanted:
+                raise ReproError(f"{name} {commit[:10]} is {verdict.value} ({detail}): choose another end")
+            self.desk.record(commit, verdict)
+        return Interval(good, bad, None, None)
+
+    def by_trace(self) -> Interval | None:
+        """Replay both ends; None where they agree, or where `noise` says that one replay proves nothing.
+
+        Raises:
+            ReproError: an end cannot be tested, or GOOD itself is BAD.
+        """
+        good, bad, predicate = self.desk.history.good, self.desk.history.bad, self.prober.predicate
+        self.baseline = self.prober.baseline = baseline = self._baseline(good)
+        if refused := first_violation(predicate, baseline, baseline):
+            raise ReproError(f"GOOD {good[:10]} itself is BAD by {predicate.text} ({refused}): choose another end")
+        self.desk.say(f"BAD {bad[:10]}: replaying it")
+        steps = self.prober.case.steps
+        known = self.prober.known(bad, steps)
+        other = self.desk.submit(bad, steps, stage="ends")
+        if self.prober.executor.slots == 1 or known is not None:  # GOOD need go no further than BAD
+            last = trace_of(self.desk.results([other])[0], "BAD")
+            again = self._again(good, baseline, last)
+        else:
+            answers = self.desk.results([self.desk.submit(good, steps, stage="ends", run=1), other])
+            again, last = (trace_of(answer, name) for answer, name in zip(answers, ("GOOD", "BAD"), strict=True))
+        noise = first_difference(baseline, again)
+        if noise and (isinstance(predicate, Bounds) or first_violation(predicate, baseline, again)):
+            self.noise = noise
+            return None
+        self.desk.record(good, Verdict.GOOD)
+        self.end = judge(predicate, baseline, last, steps)
+        self.desk.record(bad, Verdict.BAD if self.end else Verdict.GOOD)
+        return Interval(good, bad, baseline, last) if self.end else None
+
+    def _baseline(self, good: str) -> Trace:
+        """GOOD's golden run, or its first replay, which saves states on its way."""
+        if self.golden:
+            self.desk.say(f"GOOD {good[:10]}: its golden run is at hand; replaying it once")
+            return self.golden.trace
+        self.desk.say(f"GOOD {good[:10]}: replaying it twice")
+        case = self.prober.case
+        keep = (chosen_steps(case), self.states(good)) if isinstance(self.prober.predicate, Bitwise) else None
+        (answer,) = self.desk.results([self.desk.submit(good, case.steps, stage="ends", keep=keep)])
+        baseline = trace_of(answer, "GOOD")
+        if self._open_end and len(baseline.steps) < case.steps:
+            experiment = case.case.model_copy(update={"steps": len(baseline.steps)})
+            self.prober.case = case.model_copy(update={"case": experiment})
+        return baseline
+
+    def _again(self, good: str, baseline: Trace, last: Trace) -> Trace:
+        """GOOD's second replay, as far as it matters, saving on its way the state that probes may start from."""
+        case, keep = self.prober.case, None
+        steps, found = case.steps, first_violation(self.prober.predicate, baseline, last)
+        if found and isinstance(self.prober.predicate, Bitwise):
+            steps = found.step - baseline.header.first_step + 1
+            keep = ([found.step] if chosen_steps(case) and found.step else [], self.states(good))
+        (answer,) = self.desk.results([self.desk.submit(good, steps, stage="ends", run=1, keep=keep)])
+        return trace_of(answer, "GOOD")
+
+    def states(self, commit: str) -> States:
+        """The states of a commit, held until `close`.
+
+        Raises:
+            ReproError: it has no code.
+        """
+        tree = self.desk.history.tree(commit)
+        if tree is None:
+            raise ReproError(f"GOOD {commit[:10]} has none of {', '.join(self.desk.history.paths)}")
+        if tree not in self._held:
+            self._held[tree] = States(self._folder, state_key(self.prober.case, self.prober.key(tree)))
+        return self._held[tree]
+
+    def golden_states(self) -> dict[int, Path]:
+        """The states that GOOD's golden run keeps, by step."""
+        folder = self.golden.directory / "states" if self.golden else None
+        return {int(path.name): path for path in folder.iterdir()} if folder and folder.is_dir() else {}
+
+    def close(self) -> None:
+        """Let go of the states."""
+        for states in self._held.values():
+            states.close(self.prober.case.case.states_budget)

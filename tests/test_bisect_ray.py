@@ -1,0 +1,478 @@
+"""Probes on a Ray cluster: the answers of this machine, whatever becomes of workers, and nothing left on a node."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import Repo, environment
+from history_kit import TRAIN, edit, note, start
+
+from repro_bisect.commits import History
+from repro_bisect.executors.cluster import Cluster
+from repro_bisect.executors.node import held, node_folder
+from repro_bisect.executors.objects import commits_of, pack_commits, unpack_commits
+from repro_golden.case import find_case
+from repro_golden.checkout import find_checkout
+from repro_golden.errors import MachineFailureError, ReproError
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+
+STORE = 80_000_000
+"""Bytes of the cluster's object store: about the least that Ray takes."""
+
+CASE = """\
+[case]
+name = "toy"
+steps = 3
+proof_steps = 2
+
+[subject]
+kind = "command"
+command = "{python} train.py --steps 3"
+path = "train.py"
+timeout = "2m"
+"""
+
+SLOW = TRAIN.replace("    x = torch.randn", "    time.sleep(1.0)\n    x = torch.randn").replace(
+    "import os\n", "import os\nimport time\n"
+)
+
+SAME = (
+    "outcome", "good", "bad", "culprit", "divergence", "comparison", "verdicts", "skips", "explains_bad", "commits",
+    "git_probes", "machine", "one_step", "order",
+)  # fmt: skip
+"""What two executors must agree on: all of an answer but what it cost and where its reports lie."""
+
+PROBES = """\
+import json, sys, threading, time
+from pathlib import Path
+from repro_bisect.commits import History
+from repro_bisect.executors import Task
+from repro_bisect.executors.cluster import Cluster
+from repro_golden.case import find_case
+from repro_golden.checkout import find_checkout
+from repro_golden.children import CancelledError
+
+address, folder = sys.argv[1], Path(sys.argv[2])
+checkout = find_checkout(Path.cwd())
+case = find_case(checkout.root, None)
+history = History(checkout, "HEAD~1..HEAD", ["train.py"])
+cluster = Cluster(address, checkout, case, history, None, None)
+task = Task(history.bad, history.tree(history.bad), 3)
+said = {"slots": cluster.slots, "steps": []}
+try:
+    (folder / "whole").mkdir()
+    cluster.run(task, folder / "whole", threading.Event(), said["steps"].append)
+    cancel = threading.Event()
+    (folder / "cancelled").mkdir()
+    try:
+        cluster.run(task, folder / "cancelled", cancel, lambda made: cancel.set())
+    except CancelledError:
+        said["cancelled"] = True
+finally:
+    cluster.close()
+print(json.dumps(said))
+"""
+
+
+def variables(node: Path) -> dict[str, str]:
+    """The user's environment without proxies, which Ray's own connections would go through; `node` is for files."""
+    kept = {k: v for k, v in environment().items() if not k.lower().endswith("_proxy")}
+    quiet = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+    return kept | quiet | {"TMPDIR": str(node)}
+
+
+class Node:
+    """A cluster of one node, on whose files and processes tests look."""
+
+    def __init__(self, address: str, temporary: Path) -> None:
+        self.address, self.temporary = address, temporary
+
+    @property
+    def folder(self) -> Path:
+        """Where parcels and probes lie."""
+        return self.temporary / f"repro-node-{os.getuid()}"
+
+    def parcels(self, inside: str) -> list[Path]:
+        """Parcels that hold a file or folder."""
+        return sorted(path for path in self.folder.glob("[0-9a-f]*") if (path / inside).exists())
+
+    def trainers(self) -> list[psutil.Process]:
+        """Processes of probes."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if "REPRO_PROBE" in (all_of := process.environ()) and all_of.get("TMPDIR") == str(self.temporary):
+                    found.append(process)
+        return found
+
+    def left(self) -> list[str]:
+        """What probes left: processes, folders, worktrees and git's notes on them."""
+        folders = ["probes/*", "*/.git/repro/worktrees/*", "*/.git/worktrees/*", ".new-*"]
+        found = [str(path) for pattern in folders for path in self.folder.glob(pattern)]
+        return [*map(str, self.trainers()), *found]
+
+
+def until(true: Callable[[], object], seconds: float = 60) -> bool:
+    """Whether something comes true."""
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    """A cluster with two processors."""
+    with contextlib.ExitStack() as exits:
+        # a short name, because sockets are made in it
+        short = Path(
+            exits.enter_context(tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True))
+        )
+        (short / "files").mkdir()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [
+            sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--node-ip-address=127.0.0.1",
+            f"--port={port}", "--num-cpus=2", f"--object-store-memory={STORE}", "--include-dashboard=false",
+            f"--temp-dir={short}",
+        ]  # fmt: skip
+        process = subprocess.Popen(
+            command, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env=variables(short / "files"),
+        )  # fmt: skip
+        exits.callback(_end, process)
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if "block" in line:
+                break
+        assert process.poll() is None, said
+        yield Node(f"127.0.0.1:{port}", short / "files")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=60)
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@contextlib.contextmanager
+def bisecting(repo: Repo, tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`repro bisect --json` under way."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "repro", "bisect", *arguments, "--json"],
+        cwd=repo.root, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=variables(tmp_path),
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def answer(repo: Repo, tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    """What `repro bisect --json` prints, which is nothing else."""
+    with bisecting(repo, tmp_path, *arguments) as process:
+        return said(process)
+
+
+def said(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The answer of a bisect, once it ends."""
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, out + err
+    assert "ray" not in err.lower(), err
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def state_of(repo: Repo) -> list[str]:
+    """All of a checkout that a bisect must not change."""
+    files = [f"{p} {p.read_bytes()!r}" for p in sorted(repo.root.rglob("*")) if p.is_file() and ".git" not in p.parts]
+    return [*files, *(repo.git(*ask) for ask in (("status", "--porcelain"), ("for-each-ref",), ("worktree", "list")))]
+
+
+def agree(here: dict[str, Any], there: dict[str, Any]) -> None:
+    """Two answers are the same."""
+    assert {name: there[name] for name in SAME} == {name: here[name] for name in SAME}
+
+
+@needs_ray
+def test_same_answers(tmp_path: Path, node: Node) -> None:
+    """Both executors say the same of the same range; the repository is on the node once, and nothing else is left."""
+    repo = start(tmp_path, TRAIN, CASE)
+    good = repo.git("rev-parse", "HEAD")
+    note(repo, "a")
+    culprit = edit(repo, "scale = 1.0", "scale = 1.0 + 1e-6 * (step >= 1)", "Scale")
+    note(repo, "b")
+    copy = Repo(tmp_path / "copy")  # without the first one's journal
+    shutil.copytree(repo.root, copy.root)
+    (repo.root / "train.py").write_text("my own changes\n")
+    before = state_of(repo)
+    there = answer(repo, tmp_path, f"{good}..HEAD", "--ray", node.address)
+    agree(answer(copy, tmp_path, f"{good}..HEAD"), there)
+    assert there["culprit"]["commit"] == culprit
+    assert set(there["verdicts"].values()) == {"GOOD", "BAD"}
+    assert state_of(repo) == before
+    assert until(lambda: not node.left()), node.left()
+    assert len(node.parcels(".git")) == 1
+    assert there["cost"]["probes"] > 5
+
+
+@needs_ray
+def test_killed_worker(tmp_path: Path, node: Node) -> None:
+    """A probe whose worker is killed is made again: no commit is judged or skipped for it, no trainer is left over."""
+    repo = start(tmp_path, SLOW, CASE)
+    good = repo.git("rev-parse", "HEAD")
+    culprit = edit(repo, "scale = 1.0", "scale = 1.0 + 1e-6 * (step >= 1)", "Scale")
+    with bisecting(repo, tmp_path, f"{good}..HEAD", "--ray", node.address, "-j", "1") as process:
+        assert until(node.trainers)
+        orphans = node.trainers()
+        worker = next(parent for p in orphans if "ray::" in (parent := p.parents()[0]).name())
+        worker.kill()
+        gone, _ = psutil.wait_procs(orphans, timeout=20)
+        assert set(gone) >= set(orphans)
+        found = said(process)
+    assert found["culprit"]["commit"] == culprit
+    assert found["verdicts"] == {good: "GOOD", culprit: "BAD"}
+    assert found["skips"] == {}
+    assert until(lambda: not node.left()), node.left()
+
+
+@needs_ray
+def test_terminated_bisect(tmp_path: Path, node: Node) -> None:
+    """A bisect that is ended ends its trainers on the nodes first, exits as everywhere and says nothing of Ray."""
+    repo = start(tmp_path, SLOW, CASE)
+    good = repo.git("rev-parse", "HEAD")
+    edit(repo, "scale = 1.0", "scale = 1.0 + 1e-6 * (step >= 1)", "Scale")
+    with bisecting(repo, tmp_path, f"{good}..HEAD", "--ray", node.address) as process:
+        assert until(node.trainers)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, ""), err
+    assert err.splitlines()[-1].startswith("repro: interrupted"), err
+    assert not node.left()
+
+
+@needs_ray
+def test_killed_driver(tmp_path: Path, node: Node) -> None:
+    """Nothing of a probe outlives the driver, even where that had no time to say anything."""
+    repo = start(tmp_path, SLOW, CASE)
+    good = repo.git("rev-parse", "HEAD")
+    edit(repo, "scale = 1.0", "scale = 1.0 + 1e-6 * (step >= 1)", "Scale")
+    with bisecting(repo, tmp_path, f"{good}..HEAD", "--ray", node.address) as process:
+        assert until(node.trainers)
+        process.kill()
+    assert until(lambda: not node.trainers())
+    assert until(lambda: not list((node.folder / "probes").iterdir()))
+
+
+@needs_ray
+def test_progress_and_cancelling(tmp_path: Path, node: Node) -> None:
+    """Steps are told while a probe runs, and a cancelled one has ended on its node when that is said."""
+    repo = start(tmp_path, SLOW, CASE)
+    note(repo, "a")
+    (tmp_path / "probes.py").write_text(PROBES)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "probes.py"), node.address, str(tmp_path)],
+        cwd=repo.root, capture_output=True, text=True, timeout=200, check=False, env=variables(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["slots"] == 2
+    assert told["cancelled"]
+    assert len(told["steps"]) > 1
+    assert told["steps"] == sorted(set(told["steps"]))
+    assert [p.name for p in (tmp_path / "whole").iterdir()] == ["trace"]
+    assert not list((tmp_path / "cancelled").iterdir())
+    assert not node.left()
+
+
+@pytest.mark.campaign
+@needs_ray
+def test_same_answers_of_the_built_in_trainer(recorded: Repo, tmp_path: Path, node: Node) -> None:
+    """Rollouts, golden run and saved states reach the nodes, and both executors say the same."""
+    good = recorded.git("rev-parse", "HEAD")
+    for file in ("a", "b"):
+        (recorded.root / "core" / file).write_text("")
+        recorded.commit(file)
+    recorded.edit("core/repro_core/loss.py", *WORSE)
+    culprit = recorded.commit("Worse")
+    copy = Repo(tmp_path / "copy")
+    shutil.copytree(recorded.root, copy.root, symlinks=True)
+    there = answer(recorded, tmp_path, f"{good}..HEAD", "--ray", node.address)
+    agree(answer(copy, tmp_path, f"{good}..HEAD"), there)
+    assert there["culprit"]["commit"] == culprit
+    assert until(lambda: not node.left()), node.left()
+
+
+# -- what is refused
+
+
+@needs_ray
+def test_more_than_the_cluster_has(tmp_path: Path, node: Node) -> None:
+    """A case that no node can serve is refused in one line, rather than waited for."""
+    repo = start(tmp_path, TRAIN, CASE + "\n[resources]\ncpus = 3\n")
+    note(repo, "a")
+    with bisecting(repo, tmp_path, "HEAD~1..HEAD", "--ray", node.address) as process:
+        _, err = process.communicate(timeout=100)
+    assert process.returncode == 2
+    assert err.splitlines()[-1].startswith("repro: toy asks for 3 CPUs on one node, and those of the Ray cluster have")
+
+
+def refusal(repo: Repo, address: str) -> str:
+    """Why there is no executor."""
+    checkout = find_checkout(repo.root)
+    case, history = find_case(repo.root, None), History(checkout, "HEAD~1..HEAD", ["train.py"])
+    with pytest.raises(ReproError) as refused:
+        Cluster(address, checkout, case, history, None, None)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@needs_ray
+def test_no_cluster(tmp_path: Path) -> None:
+    """An address where nothing answers, or that is none, is refused at once, and Ray says nothing."""
+    repo = start(tmp_path, TRAIN, CASE)
+    note(repo, "a")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        port = taken.getsockname()[1]
+        assert "`ray start --head` starts one" in refusal(repo, f"127.0.0.1:{port}")
+    assert "is no address" in refusal(repo, "nonsense")
+    assert "give HOST:PORT" in refusal(repo, "ray://127.0.0.1:10001")
+    assert "give HOST:PORT" in refusal(repo, "local")
+
+
+def test_what_is_not_shipped(tmp_path: Path) -> None:
+    """A command that reads the user's own checkout, submodules and files of Git LFS are refused in one line."""
+    repo = start(tmp_path, TRAIN, CASE)
+    note(repo, "a")
+    (repo.root / ".git" / "lfs" / "objects").mkdir(parents=True)
+    assert "Git LFS" in refusal(repo, "nowhere:1")
+    (repo.root / ".gitmodules").write_text("")
+    repo.commit("A submodule")
+    assert "submodules are not shipped" in refusal(repo, "nowhere:1")
+    case = repo.root / "golden" / "cases" / "toy.toml"
+    case.write_text(CASE.replace("--steps 3", "--steps 3 --data {root}/data"))
+    assert "{root}" in refusal(repo, "nowhere:1")
+
+
+# -- parcels on a node
+
+
+def test_commits_without_history(tmp_path: Path) -> None:
+    """A pack of commits makes a repository of these alone, whole to git, in which each can be checked out."""
+    repo = start(tmp_path, TRAIN, CASE)
+    ids = [repo.git("rev-parse", "HEAD"), *(note(repo, name) for name in "abcd")]
+    checkout = find_checkout(repo.root)
+    kept = commits_of(checkout, ids[2:4])
+    assert sorted(kept) == sorted(ids[1:4])  # c, b and the parent of b
+    made = Repo(tmp_path / "made")
+    made.root.mkdir()
+    unpack_commits(pack_commits(checkout, kept), made.root)
+    made.git("fsck", "--full", "--strict")
+    assert made.git("rev-list", "--count", ids[3]) == "1"
+    for commit in kept:
+        made.git("worktree", "add", "--quiet", "--detach", str(tmp_path / commit), commit)
+        assert (tmp_path / commit / "train.py").read_text() == repo.git("show", f"{commit}:train.py") + "\n"
+    with pytest.raises(subprocess.CalledProcessError):
+        made.git("cat-file", "-e", ids[0])
+
+
+def test_parcel_is_made_once(tmp_path: Path) -> None:
+    """However many probes ask for a parcel at once, one makes it, and all hold it at the same time."""
+    home, made, together = node_folder(tmp_path), list[str](), threading.Barrier(8)
+
+    def make(folder: Path) -> None:
+        made.append(folder.name)
+        (folder / "file").write_text("whole")
+
+    def use(_: int) -> str:
+        with held(home, "k", make) as folder:
+            together.wait(timeout=60)
+            return (folder / "file").read_text()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(use, range(8))) == ["whole"] * 8
+    assert len(made) == 1
+
+
+def test_parcel_half_made(tmp_path: Path) -> None:
+    """What a process left that was killed over a parcel, or could not make it, is never taken for the parcel."""
+    home = node_folder(tmp_path)
+
+    def fails(folder: Path) -> None:
+        (folder / "half").touch()
+        raise OSError
+
+    with pytest.raises(OSError), held(home, "k", fails):  # noqa: PT011 - one without a number
+        pass
+    (home / ".new-k").mkdir()
+    (home / ".new-k" / "half").touch()
+    with held(home, "k", lambda folder: (folder / "file").touch()) as found:
+        assert [path.name for path in found.iterdir()] == ["file"]
+    assert not (home / ".new-k").exists()
+
+
+def test_old_parcels(tmp_path: Path) -> None:
+    """Parcels that nobody has used for days go when another is made, unless somebody holds them."""
+    home, long_ago = node_folder(tmp_path), time.time() - 30 * 24 * 3600
+
+    def make(folder: Path) -> None:
+        (folder / "file").touch()
+
+    with held(home, "held", make) as kept:
+        for key in ("old", "new"):
+            with held(home, key, make):
+                pass
+        for path in (kept, home / "old"):
+            os.utime(path, (long_ago, long_ago))
+        with held(home, "another", make):
+            assert {p.name for p in home.iterdir() if p.is_dir()} == {"held", "new", "another"}
+            assert not (home / "old.lock").exists()
+    with (home / "held.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_folder_of_somebody_else(tmp_path: Path) -> None:
+    """A folder that others can write to, or a link that waits at our name, is not used."""
+    folder = node_folder(tmp_path)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    with pytest.raises(MachineFailureError):
+        node_folder(tmp_path)
+    folder.rmdir()
+    folder.symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(MachineFailureError):
+        node_folder(tmp_path)

@@ -1,0 +1,78 @@
+"""What a bisect shows while it runs: one line for each event in a log, and a live view on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from conftest import environment
+from history_kit import edit, note, start
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from repro.live import line_of
+from repro.text import duration
+from repro_bisect.result import Event
+
+
+def on_a_terminal(command: list[str], cwd: Path) -> tuple[int, str]:
+    """Exit code and everything that a terminal of 100 columns was sent."""
+    master, slave = pty.openpty()
+    size = {"COLUMNS": "100", "LINES": "40", "TERM": "xterm-256color"}
+    process = subprocess.Popen(
+        command, cwd=cwd, env=environment() | size, stdin=slave, stdout=subprocess.PIPE, stderr=slave
+    )
+    os.close(slave)
+    seen, deadline = b"", time.monotonic() + 240
+    while time.monotonic() < deadline:
+        if select.select([master], [], [], 0.2)[0]:
+            try:
+                seen += os.read(master, 65536)
+            except OSError:  # the other side is closed
+                break
+        elif process.poll() is not None:
+            break
+    os.close(master)
+    process.communicate(timeout=60)
+    return process.returncode, seen.decode(errors="replace")
+
+
+def test_a_terminal_shows_the_range_and_what_runs(tmp_path: Path) -> None:
+    """The range is drawn with its verdicts, the probes in flight with their steps, and every event stays as a line."""
+    repo = start(tmp_path, case=None)
+    good = repo.git("rev-parse", "HEAD")
+    note(repo, "one")
+    culprit = edit(repo, "scale = 1.0\n", "scale = 1.0 + 1e-6\n", "Warm up")
+    note(repo, "two")
+    slow = [sys.executable, "train.py", "--steps", "3"]
+    code, shown = on_a_terminal([sys.executable, "-m", "repro", "bisect", f"{good}..HEAD", "--", *slow], repo.root)
+    assert code == 0, shown
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert re.search(r"GOOD \[[.?+x]{3}\] BAD", plain), plain
+    assert re.search(r"probing [0-9a-f]{10}  \d steps?  \d+ s", plain), plain
+    assert f"BAD  {culprit[:10]}" in plain
+    assert "\x1b[?25h" in shown, "the cursor comes back"
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    st.text("ab \n", max_size=9).map(str.strip), st.integers(0, 999), st.integers(0, 99), st.none() | st.floats(0, 1e6)
+)
+def test_an_event_is_one_line(text: str, suspects: int, rounds: int, left: float | None) -> None:
+    """A log line says what happened and, while there are suspects, how many are left and for how long."""
+    line = line_of(Event(text.replace("\n", " "), suspects=suspects, rounds=rounds, left=left))
+    assert "\n" not in line
+    assert (f"{suspects} suspects" in line) is (suspects > 1)
+
+
+def test_durations_are_for_people() -> None:
+    """Seconds up to two minutes, then minutes, then hours."""
+    assert [duration(s) for s in (0.4, 8, 119, 120, 3599, 3600, 7500)] == [
+        "0 s", "8 s", "119 s", "2 min", "1 h 0 min", "1 h 0 min", "2 h 5 min"
+    ]  # fmt: skip
