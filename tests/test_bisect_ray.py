@@ -233,7 +233,6 @@ def test_same_answers(tmp_path: Path, node: Node) -> None:
     good = repo.git("rev-parse", "HEAD")
     note(repo, "a")
     culprit = edit(repo, "scale = 1.0", "scale = 1.0 + 1e-6 * (step >= 1)", "Scale")
-    note(repo, "b")
     copy = Repo(tmp_path / "copy")  # without the first one's journal
     shutil.copytree(repo.root, copy.root)
     (repo.root / "train.py").write_text("my own changes\n")
@@ -245,7 +244,7 @@ def test_same_answers(tmp_path: Path, node: Node) -> None:
     assert state_of(repo) == before
     assert until(lambda: not node.left()), node.left()
     assert len(node.parcels(".git")) == 1
-    assert there["cost"]["probes"] > 5
+    assert there["cost"]["probes"] > 3
 
 
 @needs_ray
@@ -256,11 +255,10 @@ def test_killed_worker(tmp_path: Path, node: Node) -> None:
     culprit = edit(repo, "scale = 1.0", "scale = 1.0 + 1e-6 * (step >= 1)", "Scale")
     with bisecting(repo, tmp_path, f"{good}..HEAD", "--ray", node.address, "-j", "1") as process:
         assert until(node.trainers)
-        orphans = node.trainers()
-        worker = next(parent for p in orphans if "ray::" in (parent := p.parents()[0]).name())
+        trainer = node.trainers()[0]
+        worker = next(process for process in trainer.parents() if process.name().startswith("ray::"))
         worker.kill()
-        gone, _ = psutil.wait_procs(orphans, timeout=20)
-        assert set(gone) >= set(orphans)
+        assert until(lambda: not trainer.is_running(), 20)
         found = said(process)
     assert found["culprit"]["commit"] == culprit
     assert found["verdicts"] == {good: "GOOD", culprit: "BAD"}
@@ -322,11 +320,11 @@ def test_progress_and_cancelling(tmp_path: Path, node: Node) -> None:
 def test_same_answers_of_the_built_in_trainer(recorded: Repo, tmp_path: Path, node: Node) -> None:
     """Rollouts, golden run and saved states reach the nodes, and both executors say the same."""
     good = recorded.git("rev-parse", "HEAD")
-    for file in ("a", "b"):
-        (recorded.root / "core" / file).write_text("")
-        recorded.commit(file)
-    recorded.edit("core/repro_core/loss.py", *WORSE)
-    culprit = recorded.commit("Worse")
+    note(recorded, "a", "core/notes.py")
+    recorded.edit(
+        "core/repro_core/loss.py", "rows.float() / temperature, dim", "rows.float() / temperature * 1.001, dim"
+    )
+    culprit = recorded.commit("Dull the policy")
     copy = Repo(tmp_path / "copy")
     shutil.copytree(recorded.root, copy.root, symlinks=True)
     there = answer(recorded, tmp_path, f"{good}..HEAD", "--ray", node.address)

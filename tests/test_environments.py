@@ -24,9 +24,9 @@ from repro_bisect.commits import History
 from repro_bisect.worktrees import Worktrees
 from repro_golden.case import Case, find_case
 from repro_golden.checkout import find_checkout
-from repro_golden.children import CancelledError, ChildFailure, Place, Run
+from repro_golden.children import CancelledError, ChildFailure, Place
 from repro_golden.errors import MachineFailureError, ReproError
-from repro_golden.subjects import exit_code, identity_of, launch
+from repro_golden.subjects import exit_code, identity_of, try_out
 from repro_golden.subjects.environments import Environment, environment_changes, held
 from repro_golden.subjects.recipes import pip_options, uv_command
 from repro_golden.trace import Header, Trace
@@ -34,6 +34,7 @@ from repro_golden.trace import Header, Trace
 TRAIN = kit.TRAIN.replace("import torch\n", "import tinyscale\nimport torch\n", 1).replace(
     "scale = 1.0", "scale = tinyscale.SCALE"
 )
+PURE = sysconfig.get_path("purelib")
 CASE = """\
 [case]
 name = "toy"
@@ -74,7 +75,7 @@ def start(folder: Path, path: str = ".") -> Repo:
     wheels = folder / "wheels"
     for version, scale in (("1.0", "1.0"), ("2.0", "1.5")):
         wheel(wheels, "tinyscale", version, {"tinyscale.py": f"SCALE = {scale}\n"})
-    wheel(wheels, "torchlink", "1", {"torchlink.pth": sysconfig.get_path("purelib") + "\n"})
+    wheel(wheels, "torchlink", "1", {"torchlink.pth": PURE + "\n"})
     repo = kit.start(folder, TRAIN, CASE.format(path=path, wheels=wheels))
     requirements(repo, "1.0")
     return repo
@@ -88,7 +89,7 @@ def built(repo: Repo) -> list[str]:
 def test_a_bisect_names_the_commit_that_changed_the_lock_file(tmp_path: Path) -> None:
     """With pip: one environment per content, the lock file's commit is found, and what changed in it can be listed.
 
-    A golden run's replay in the user's checkout runs in the environment of the checkout's own lock file.
+    What runs in the user's own checkout has the environment of the lock file there, which is one of the two.
     """
     repo = start(tmp_path)
     good = repo.git("rev-parse", "HEAD")
@@ -103,25 +104,23 @@ def test_a_bisect_names_the_commit_that_changed_the_lock_file(tmp_path: Path) ->
     (change,) = environment_changes(headers[good], headers[culprit])
     assert str(change) == "environment tinyscale: 1.0 -> 2.0"
     assert environment_changes(headers[good], headers[good]) == []
-
-    checkout = find_checkout(repo.root)
-    case = find_case(repo.root, "toy")
-    launch(case, checkout.place(case), [Run(1, trace=str(tmp_path / "trace"))], tmp_path / "log")
-    header = Trace(tmp_path / "trace").header
-    assert "tinyscale==2.0" in header.subject["environment"]["packages"]
-    assert identity_of(case, repo.root).to_mapping() == header.identity
+    case = find_case(repo.root, "toy").model_dump()
+    case["subject"] |= {"command": "{python} -c 'import tinyscale; exit(tinyscale.SCALE != 1.5)'"}
+    assert exit_code(Case.model_validate(case), Place(repo.root), tmp_path / "log") == 0
+    assert len(built(repo)) == 2
 
 
 def test_trees_know_the_lock_files(tmp_path: Path) -> None:
     """Two commits with the same code and other lock files are two, in a range and in the checkout alike."""
     repo = start(tmp_path, path="train.py")
     case, checkout = find_case(repo.root, "toy"), find_checkout(repo.root)
-    assert case.paths == ["train.py", "requirements.txt"]
+    assert case.paths() == ["train.py", "requirements.txt"]
+    assert (case.paths(["a", "b"]), case.paths(["."])) == (["a", "b", "requirements.txt"], ["."])
     good, first = repo.git("rev-parse", "HEAD"), checkout.place(case).tree
     kit.note(repo, "elsewhere", "notes.txt")
     assert checkout.place(case).tree == first
     bad = requirements(repo, "2.0")
-    history = History(checkout, f"{good}..{bad}", case.paths)
+    history = History(checkout, f"{good}..{bad}", case.paths())
     assert (history.tree(good), history.tree(bad)) == (first, checkout.place(case).tree)
     assert history.tree(good) != history.tree(bad)
     (repo.root / "requirements.txt").write_text("changed\n")
@@ -240,6 +239,39 @@ def test_what_does_not_build_is_skipped_with_its_cause(repo: Repo, tmp_path: Pat
         pass
 
 
+def test_the_checkout_has_its_own_environment(repo: Repo, tmp_path: Path) -> None:
+    """Who a program is, its check and its command are asked of the environment's Python, found first on PATH too."""
+    link = f"import site, sys; open(site.getsitepackages()[0] + '/x.pth', 'w').write({PURE!r})"
+    setup = f'{{python}} -m venv --without-pip {{out}}; grep -q one lock || {{out}}/bin/python -c "{link}"'
+    inside = '{python} -c "import sys; assert sys.prefix != sys.base_prefix"'
+    case = toy(setup, command=f'{inside} && test $(command -v python) = {{python}} && test -d "$VIRTUAL_ENV"')
+    assert exit_code(case, Place(repo.root), tmp_path / "log") == 0
+    with pytest.raises(ReproError, match=r"found for torch\): correct subject.python or its lock files"):
+        identity_of(case, repo.root)
+    (repo.root / "lock").write_text("with torch")
+    case = toy(setup, check=inside)
+    try_out(case, Place(repo.root), tmp_path / "log")
+    with using(case, Place(repo.root)) as found:
+        assert any(package.startswith("torch==") for package in found.packages)
+    assert identity_of(case, repo.root).environment["torch"].startswith("2.")
+
+
+def test_what_changed_in_an_environment_is_listed() -> None:
+    """Entries that decide bits come first, packages once, and other lock files with the same packages are told."""
+
+    def header(key: str, torch: str, *packages: str) -> Header:
+        subject = {"environment": {"key": key, "packages": [f"torch=={torch}", *packages]}} if key else {}
+        return Header({}, "", subject, {"environment": {"torch": torch}, "host": {"cpu": key}}, 1)
+
+    one, two = header("k", "2.8", "a==1", "b==1"), header("l", "2.9", "a==2", "c==1")
+    told = ["torch: 2.8 -> 2.9", "a: 1 -> 2", "b: 1 -> (absent)", "c: (absent) -> 1"]
+    assert [str(d) for d in environment_changes(one, two)] == [f"environment {text}" for text in told]
+    assert [str(d) for d in environment_changes(one, header("m", "2.8", "a==1", "b==1"))] == [
+        "environment lock files: k -> m"
+    ]
+    assert environment_changes(one, one) == environment_changes(header("", "2.8"), header("", "2.8")) == []
+
+
 def test_a_build_that_takes_too_long_is_ended_with_all_it_started(repo: Repo) -> None:
     """A timeout ends the setup's own children too."""
     case = toy("sleep 1000 & echo $! > {root}/made; wait; touch {out}/x", timeout=1.0)
@@ -347,7 +379,7 @@ def test_a_case_says_how_its_environment_is_built() -> None:
         with pytest.raises(ValueError, match=message):
             toy(**raw)  # type: ignore[arg-type]
     assert toy("pip", lock=[]).subject.locks == ("requirements.txt",)  # type: ignore[union-attr]
-    assert toy("uv", lock=["train/uv.lock"], path="train").paths == ["train"]
+    assert toy("uv", lock=["train/uv.lock"], path="train").paths() == ["train"]
     plain = toy("make", lock=[])
     assert plain.subject.locks == ()  # type: ignore[union-attr]
     assert "lock" not in plain.canonical()["subject"]

@@ -130,6 +130,7 @@ class _Bisection:
         self.history, self.prober, self.predicate = desk.history, desk.prober, desk.prober.predicate
         self.began = time.monotonic()
         self.one_step = False
+        self.answered: float | None = None
 
     def run(self) -> BisectResult:
         """Ends, search and confirmation; what is in flight never outlives it."""
@@ -203,6 +204,7 @@ class _Bisection:
             hunt = Hunt(self.desk, self._start(interval), interval.baseline, bound, shortcut)
             self._take_ends(hunt, interval, bound)
             answer = hunt.run()
+            self.answered = time.monotonic() - self.began
             if isinstance(answer, Ambiguous):
                 return answer, None
             confirmed = confirm(self.desk, hunt, answer.commit, interval, end)
@@ -284,6 +286,7 @@ class _Bisection:
             posterior=posterior or {},
             rates=rates,
             seconds=time.monotonic() - self.began,
+            answered=self.answered,
             machine=self.machine,
             golden=str(self.ends.golden.directory) if self.ends.golden else None,
         )

@@ -94,6 +94,7 @@ class BisectResult:
         posterior: Where verdicts are noisy: each commit's probability of being the culprit, those above 1 in 1,000.
         rates: Where verdicts are noisy: how often a commit without and one with the culprit is judged BAD.
         seconds: Wall time.
+        answered: Wall time until the search had its answer, before it was confirmed; None where nothing was searched.
         machine: Where.
         golden: The golden run that served as GOOD's first run, if one did.
     """
@@ -119,6 +120,7 @@ class BisectResult:
     posterior: Mapping[str, float]
     rates: tuple[float, float] | None
     seconds: float
+    answered: float | None
     machine: str
     golden: str | None
 

@@ -327,12 +327,15 @@ class Case(_Table):
         """Steps that the proofs repeat."""
         return min(self.case.proof_steps or self.steps, self.steps)
 
-    @property
-    def paths(self) -> list[str]:
-        """All of the repository that decides numbers: the subject's code, and lock files that lie outside of it."""
-        path = PurePosixPath(self.subject.path)
+    def paths(self, own: Sequence[str] = ()) -> list[str]:
+        """All of the repository that decides numbers: the subject's code, and lock files that lie outside of it.
+
+        Args:
+            own: What holds the code, in place of `subject.path`.
+        """
+        code = list(own) or [self.subject.path]
         locks = self.subject.locks if isinstance(self.subject, CommandSubject) else ()
-        return [self.subject.path, *(name for name in locks if not PurePosixPath(name).is_relative_to(path))]
+        return code + [name for name in locks if not any(PurePosixPath(name).is_relative_to(path) for path in code)]
 
     def canonical(self) -> dict[str, Any]:
         """What decides the numbers of a run, as JSON types: the subject, its resources and the number of steps."""

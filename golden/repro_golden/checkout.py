@@ -42,10 +42,10 @@ class Checkout:
             commit = repo.head.commit
             if not case.subject.path:
                 return Place(self.root, commit.hexsha, None)
-            paths = [*case.paths, *(f":(exclude){name}" for name in NOT_CODE)]
+            paths = [*case.paths(), *(f":(exclude){name}" for name in NOT_CODE)]
             if repo.git.status("--porcelain", "--", *paths):
                 return Place(self.root)
-            tree = joined_trees([subject_tree(commit, path) for path in case.paths])
+            tree = joined_trees([subject_tree(commit, path) for path in case.paths()])
             return Place(self.root, commit.hexsha, tree)
 
 

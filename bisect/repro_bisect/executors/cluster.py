@@ -217,6 +217,9 @@ def _connect(address: str) -> Any:
     if ray.is_initialized():
         raise ReproError("this process is connected to a Ray cluster already: call ray.shutdown() first")
     head = _head(address)
+    from ray._private import worker
+
+    worker.print_to_stdstream = _unsaid
     before = signal.getsignal(signal.SIGTERM)
     try:
         with _instrument() as folder:
@@ -229,6 +232,10 @@ def _connect(address: str) -> Any:
         if before is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
     return ray
+
+
+def _unsaid(*_: object, **__: object) -> None:
+    """In the place of what prints a cluster's messages, such as that a worker died, among our own output."""
 
 
 def _head(address: str) -> str:

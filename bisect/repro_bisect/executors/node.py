@@ -177,8 +177,10 @@ def _temporary(folder: Path) -> Iterator[None]:
 # -- what a killed worker leaves
 
 _WATCHMAN = f"""\
-import shutil, sys
+import os, shutil, sys
 import psutil
+if os.fork():
+    os._exit(0)
 sys.stdin.buffer.read()
 for _ in range(3):
     found = []
@@ -194,7 +196,10 @@ for _ in range(3):
     psutil.wait_procs(found, timeout=10)
 shutil.rmtree(sys.argv[2], ignore_errors=True)
 """
-"""Waits until the worker lets go of it or is gone; then ends what there is of a probe's processes."""
+"""Waits until the worker lets go of it or is gone; then ends what there is of a probe's processes.
+
+It is no child of the worker's, because Ray ends those with it. Its output ends when it has done its work.
+"""
 
 
 @contextlib.contextmanager
@@ -203,7 +208,7 @@ def _watched_over(folder: Path) -> Iterator[str]:
     mark = uuid.uuid4().hex
     watchman = subprocess.Popen(
         [sys.executable, "-c", _WATCHMAN, mark, str(folder)],
-        cwd="/", stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:
         yield mark
