@@ -27,6 +27,14 @@ from conftest import MINI, SOURCE, Repo
 PAGE = SOURCE / "docs" / "benchmarks-bisect.md"
 RAW = PAGE.with_suffix(".json")
 
+HEAD = [
+    "",
+    "steps after the ends (goal 1/20)",
+    "with the ends (goal 1/4)",
+    "wall time to the answer (goal 1/4)",
+    "steps to confirm",
+    "wall time with that",
+]
 NOISE = [(0.9, 0.1), (1.0, 0.0)]
 STEPS, SHOWS, COMMITS, BROKEN = 64, 48, 256, 0.1
 SLEEP = "        __import__('time').sleep({seconds})  # a step of a larger model\n"
@@ -202,35 +210,40 @@ def page(found: dict[str, Any]) -> str:
         for n in found["noise"]
     )
     lone = found["window"]
+    about = found["about"]
     return f"""\
 # Benchmarks of bisecting
 
-Written by `python tests/benchmark_bisect.py` on {found["about"]["date"]} at commit {found["about"]["commit"]}:
-{found["about"]["machine"]}; {found["about"]["versions"]}. Raw figures: [benchmarks-bisect.json](benchmarks-bisect.json).
+Written by `python tests/benchmark_bisect.py` on {about["date"]} at commit {about["commit"]}.
+{about["machine"]}; {about["versions"]}.
+Raw figures: [benchmarks-bisect.json](benchmarks-bisect.json).
 
 ## A history of {COMMITS} commits
 
-{history["broken"]} of them do not import; commit {history["culprit"]} moves the numbers from step {SHOWS} of {STEPS} on. The golden run of GOOD
-is at hand, with states before steps 16, 32 and 48. The trainer is the built-in one with a sleep that makes a step take
-about {history["seconds_a_step"]:g} s. `git bisect run` tests a commit with `repro golden verify` ({git["tests"]} tests, {git["trained_tests"]} of which trained).
+{history["broken"]} of them do not import; commit {history["culprit"]} moves the numbers from step {SHOWS} of {STEPS}.
+The golden run of GOOD is at hand, with states before steps 16, 32 and 48. The trainer is the built-in one with
+a sleep that makes a step take about {history["seconds_a_step"]:g} s. `git bisect run` tests a commit with
+`repro golden verify`: {git["tests"]} tests, {git["trained_tests"]} of which trained.
 
-| | steps after the ends (goal 1/20) | with the ends (goal 1/4) | wall time to the answer (goal 1/4) | steps to confirm | wall time with that |
-|---|---|---|---|---|---|
+{_row(*HEAD)}
+{_row(*["---"] * len(HEAD))}
 {table}
 
-The ends are part of the wall time of `repro bisect`, and its last column holds the full confirming replays of culprit, parent and BAD too;
-`git bisect run` makes neither. The goal for the wall time is one with 2 workers.
+The ends are part of the wall time of `repro bisect`, and its last column holds the full confirming replays of
+culprit, parent and BAD too; `git bisect run` makes neither. The goal for the wall time is one with 2 workers.
 
 ## A window of 60 commits that do not build, in 136
 
-The search started {lone["probes"]} probes (goal at most 14), {lone["probes"] - lone["skipped"]} of which trained (goal at most 9). For every culprit and every
-position of the window the same bounds are a test (`tests/test_search.py`).
+The search started {lone["probes"]} probes (goal at most 14), {lone["probes"] - lone["skipped"]} of which trained
+(goal at most 9). For every culprit and every position of the window the same bounds are a test
+(`tests/test_search.py`).
 
 ## Noisy verdicts
 
-Simulated searches of 128 commits for one culprit, each place alike, by `repro_bisect.bayes` at its own default stop. A replay of a commit with the
-culprit is BAD at the first rate, one of any other at the second; neither is told. Replays of the two ends count. Beside it what
-git_bayesect is published with (it: 27.3 tests and 0.992 at 0.9/0.1; 15.6 tests at 1/0).
+Simulated searches of 128 commits for one culprit, each place alike, by `repro_bisect.bayes` at its own default
+stop. A replay of a commit with the culprit is BAD at the first rate, one of any other at the second; neither is
+told. Replays of the two ends count. git_bayesect publishes 27.3 tests and 0.992 right at 0.9/0.1, and 15.6 tests
+at 1/0.
 
 | BAD with / without the culprit | searches | right | tests on average |
 |---|---|---|---|
@@ -238,8 +251,14 @@ git_bayesect is published with (it: 27.3 tests and 0.992 at 0.9/0.1; 15.6 tests 
 
 ## The search itself
 
+A decision is what a bisect asks for after each verdict; git is asked at 10,000 commits.
+
 {search_page(found["search"])}
 """
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
 if __name__ == "__main__":

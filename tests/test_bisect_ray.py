@@ -76,7 +76,7 @@ checkout = find_checkout(Path.cwd())
 case = find_case(checkout.root, None)
 history = History(checkout, "HEAD~1..HEAD", ["train.py"])
 cluster = Cluster(address, checkout, case, history, None, None)
-task = Task(history.bad, history.tree(history.bad), 3)
+task = Task(history.bad, history.tree(history.bad), 6)
 said = {"slots": cluster.slots, "steps": []}
 try:
     (folder / "whole").mkdir()
@@ -297,7 +297,7 @@ def test_killed_driver(tmp_path: Path, node: Node) -> None:
 @needs_ray
 def test_progress_and_cancelling(tmp_path: Path, node: Node) -> None:
     """Steps are told while a probe runs, and a cancelled one has ended on its node when that is said."""
-    repo = start(tmp_path, SLOW, CASE)
+    repo = start(tmp_path, SLOW, CASE.replace("teps = 3", "teps = 6").replace("--steps 3", "--steps 6"))
     note(repo, "a")
     (tmp_path / "probes.py").write_text(PROBES)
     done = subprocess.run(

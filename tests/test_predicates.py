@@ -75,7 +75,8 @@ def test_tolerances_are_read_exactly(name: str, rtol: float | None, atol: float 
 @pytest.mark.parametrize(
     "text",
     ["", "bits", "kl>", "kl>nan", "kl>inf", "kl>-1", "kl>1e", "ulp>1;2", "metric:", "metric:a rtol=",
-     "metric:a rtol=nan", "metric:a rtol=1 rtol=2", "metric:a tol=1", "kl > __import__('os')", "tests.py", "missing.py:f", "a.py:b.c"],
+     "metric:a rtol=nan", "metric:a rtol=1 rtol=2", "metric:a tol=1", "kl > __import__('os')", "tests.py",
+     "missing.py:f", "a.py:b.c"],
 )  # fmt: skip
 def test_anything_else_is_refused_in_one_line(text: str) -> None:
     """What is no predicate is an error of one line that lists the forms, and nothing of it is evaluated."""

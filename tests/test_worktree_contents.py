@@ -1,4 +1,4 @@
-"""What git leaves out of a worktree: submodules and LFS content, from what is here, without hooks, filters or network."""
+"""What git leaves out of a worktree: submodules and LFS content, without hooks, filters or network."""
 
 from __future__ import annotations
 

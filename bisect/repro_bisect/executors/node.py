@@ -137,7 +137,7 @@ def _performed(job: Job, cancel: threading.Event, progress: Callable[[int], None
             task = replace(task, start=replace(task.start, folder=fetched(job.start)))
         rollouts = str(fetched(job.rollouts)) if job.rollouts else None
         folder = exits.enter_context(scratch_folder(home / "probes", "probe"))
-        mark = exits.enter_context(_watched_over(folder))
+        mark = exits.enter_context(_watched_over(folder, repository))
         exits.enter_context(_temporary(folder))
         worktrees = Worktrees(Checkout(repository, repository / ".git" / "repro"))
         exits.callback(worktrees.close)
@@ -181,7 +181,7 @@ import os, shutil, sys
 import psutil
 if os.fork():
     os._exit(0)
-sys.stdin.buffer.read()
+ended = sys.stdin.buffer.read()
 for _ in range(3):
     found = []
     for process in psutil.process_iter():
@@ -195,25 +195,31 @@ for _ in range(3):
         break
     psutil.wait_procs(found, timeout=10)
 shutil.rmtree(sys.argv[2], ignore_errors=True)
+if not ended:
+    from pathlib import Path
+    from repro_bisect.worktrees import Worktrees
+    from repro_golden.checkout import Checkout
+    repository = Path(sys.argv[3])
+    Worktrees(Checkout(repository, repository / ".git" / "repro")).close()
 """
-"""Waits until the worker lets go of it or is gone; then ends what there is of a probe's processes.
+"""Waits until the worker says that it ended, or is gone; then ends what there is of a probe's processes.
 
-It is no child of the worker's, because Ray ends those with it. Its output ends when it has done its work.
+Of one that is gone it removes the worktree too. It is no child of the worker's, because Ray ends those with it. Its output ends when it has done its work.
 """
 
 
 @contextlib.contextmanager
-def _watched_over(folder: Path) -> Iterator[str]:
+def _watched_over(folder: Path, repository: Path) -> Iterator[str]:
     """A mark for the environment of a probe's processes: none of those outlives the block, nor this process's death."""
     mark = uuid.uuid4().hex
     watchman = subprocess.Popen(
-        [sys.executable, "-c", _WATCHMAN, mark, str(folder)],
+        [sys.executable, "-c", _WATCHMAN, mark, str(folder), str(repository)],
         cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:
         yield mark
     finally:
-        watchman.communicate()
+        watchman.communicate(b"ended")
 
 
 # -- parcels
