@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import git
 
-from repro_golden.canonical import digest
-from repro_golden.checkout import Checkout, whole_tree
+from repro_golden.checkout import Checkout, joined_trees, whole_tree
 from repro_golden.errors import ReproError
 
 __all__ = ["CommitInfo", "History"]
@@ -74,7 +73,7 @@ class History:
             )
         every = [self.good, *self.parents, *(p for ps in self.parents.values() for p in ps)]
         trees = [self._read_trees(every, path) for path in paths]
-        self._trees = {c: _joined([found[c] for found in trees]) for c in every}
+        self._trees = {c: joined_trees([found[c] for found in trees]) for c in every}
 
     def _resolve(self, revision: str) -> str:
         try:
@@ -137,10 +136,3 @@ class History:
         fields = self._git.log("-1", "--format=%an <%ae>%x00%aI%x00%s%x00%P", commit).split("\0")
         stat = self._git.show("--stat=100", "--format=", "-m", "--first-parent", commit, "--").strip("\n")
         return CommitInfo(commit, fields[0], fields[1], fields[2], tuple(fields[3].split()), stat)
-
-
-def _joined(trees: Sequence[str | None]) -> str | None:
-    """One hash for several paths; None where a commit has none of them."""
-    if len(trees) == 1 or not any(trees):
-        return trees[0]
-    return digest("paths", *(tree or "" for tree in trees))

@@ -13,6 +13,7 @@ from repro_bisect.probe import Skip, trace_of
 from repro_bisect.result import Culprit
 from repro_golden.compare import Divergence, compare, first_difference
 from repro_golden.errors import NotVerifiableError
+from repro_golden.subjects.environments import environment_changes
 from repro_golden.trace import Trace
 
 __all__ = ["Confirmed", "Interval", "confirm"]
@@ -98,7 +99,9 @@ def confirm(desk: Desk, hunt: Hunt, commit: str, interval: Interval, end: Diverg
             f"search {interval.good[:10]}..{parent[:10]} for the first time"
         )
     explains = first_violation(predicate, after, last) is None and len(after.steps) == len(last.steps)
-    return Confirmed(Culprit(info, moved, replace(compare(before, after), divergence=moved)), after, last, explains)
+    environment = [str(change) for change in environment_changes(before.header, after.header)]
+    comparison = replace(compare(before, after), divergence=moved)
+    return Confirmed(Culprit(info, moved, comparison, environment), after, last, explains)
 
 
 def _flaky(desk: Desk, info: CommitInfo, differs: Divergence, first: Trace, after: Trace) -> Confirmed:

@@ -76,7 +76,7 @@ def bisect_range(checkout: Checkout, case: Case, spec: str, watch: Watch, option
         MachineFailureError: the machine failed; the same command resumes.
     """
     predicate = parse_predicate(options.when, checkout.root) if options.when else of_case(case.compare)
-    paths = list(options.paths) or [case.subject.path]
+    paths = case.paths(options.paths)
     if isinstance(case.subject, CoreSubject) and not case.subject.path:
         raise ReproError(
             f"the subject of {case.name} is the installed {case.subject.module}, which no commit changes: "
@@ -114,7 +114,7 @@ def bisect_range(checkout: Checkout, case: Case, spec: str, watch: Watch, option
 def _golden_of(store: Store, case: Case, history: History, machine: str, rollouts: str) -> GoldenRun | None:
     """The golden run of GOOD's own code on this machine, if there is one."""
     path = store.run_path(machine, case.name)
-    if list(history.paths) != [case.subject.path]:
+    if list(history.paths) != case.paths():
         return None
     if not (path.exists() or path.with_name(path.name + ".dvc").exists()):
         return None

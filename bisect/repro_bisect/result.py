@@ -51,16 +51,19 @@ class Culprit:
         commit: Who, when and what.
         divergence: Where its numbers first differ from its parent's; of a flaky one, from its own. None for exit codes.
         comparison: Its full replay against its parent's; None for exit codes and noisy verdicts.
+        environment: What its lock files changed in the environment that it ran in: a possible culprit beside the code.
     """
 
     commit: CommitInfo
     divergence: Divergence | None
     comparison: Comparison | None
+    environment: Sequence[str] = ()
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
         return {
             "commit": asdict(self.commit),
+            "environment": list(self.environment),
             "divergence": jsonable(asdict(self.divergence)) if self.divergence else None,
             "comparison": self.comparison.to_mapping() if self.comparison else None,
         }

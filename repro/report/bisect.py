@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from repro import __version__
 from repro.text import METRICS_HEAD, count, metrics_rows, metrics_table
-from repro_bisect.result import BisectResult
+from repro_bisect.result import BisectResult, Culprit
 from repro_golden.canonical import write_atomic
 
 if TYPE_CHECKING:
@@ -56,6 +56,15 @@ def explanation(result: BisectResult) -> str:
     )
 
 
+def environment_lines(culprit: Culprit) -> list[str]:
+    """What the culprit's lock files changed in its environment: a possible cause beside its code."""
+    if not culprit.environment:
+        return []
+    shown = [f"  {change}" for change in culprit.environment[:_SHOWN]]
+    more = [f"  and {len(culprit.environment) - _SHOWN} more"] if len(culprit.environment) > _SHOWN else []
+    return ["", "its environment changed, which may be the cause:", *shown, *more]
+
+
 def noise_line(result: BisectResult) -> str:
     """Where verdicts are noisy: how noisy, and the likeliest culprits."""
     if not result.posterior or result.rates is None:
@@ -82,6 +91,7 @@ def bisect_text(result: BisectResult) -> str:
             f"       {c.subject}",
             "",
             c.diffstat,
+            *environment_lines(culprit),
         ]
         if len(result.culprits) > 1 and culprit.divergence:
             lines += ["", f"against its parent: {culprit.divergence}"]
@@ -134,6 +144,7 @@ def _context(result: BisectResult, command: str) -> dict[str, Any]:
         "headline": headline(result),
         "explanation": explanation(result),
         "noise": noise_line(result),
+        "environment": [line for culprit in result.culprits for line in environment_lines(culprit)],
         "cost": cost_line(result),
         "metrics": metrics_table(result.comparison) if result.comparison else "",
         "command": command,

@@ -8,6 +8,7 @@ import io
 import os
 import queue
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -111,7 +112,21 @@ def probe(job: Job) -> Iterator[int | tuple[Outcome, bytes, str]]:
                 return
     finally:
         cancel.set()
-        thread.join()
+        with _uninterrupted():
+            thread.join()
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ray interrupts a cancelled task again every two seconds, also while it cleans up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _report(job: Job, cancel: threading.Event, news: queue.SimpleQueue[Any]) -> None:
@@ -204,7 +219,8 @@ if not ended:
 """
 """Waits until the worker says that it ended, or is gone; then ends what there is of a probe's processes.
 
-Of one that is gone it removes the worktree too. It is no child of the worker's, because Ray ends those with it. Its output ends when it has done its work.
+Of a worker that is gone it removes the worktree too. It is not its child, because Ray ends those with it. Its output
+ends when it has done its work.
 """
 
 
