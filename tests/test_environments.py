@@ -405,6 +405,9 @@ def test_no_code_of_a_commit_gets_into_an_environment(tmp_path: Path) -> None:
     assert pip_options(tmp_path, [names[0], names[2]]) == ["-r", "requirements.txt", "-c", "constraints.txt"]
 
 
+UV = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+"""Where the code finds it: beside the Python that trains, or on PATH."""
+
 UV_LOCK = """\
 version = 1
 revision = 1
@@ -426,7 +429,7 @@ def test_uv_leaves_the_code_out(tmp_path: Path) -> None:
         uv_command(tmp_path, "uv.lock", "/p")
 
 
-@pytest.mark.skipif(not shutil.which("uv"), reason="uv is not installed")
+@pytest.mark.skipif(UV is None, reason="uv is not installed")
 def test_uv_builds_the_environment(repo: Repo, tmp_path: Path) -> None:
     """The environment that uv makes has a Python and not the project, and nothing is written in the worktree."""
     project = '[project]\nname = "mine"\nversion = "0.1"\nrequires-python = ">=3.10"\n'
@@ -441,7 +444,7 @@ def test_uv_builds_the_environment(repo: Repo, tmp_path: Path) -> None:
     assert repo.git("status", "--porcelain", "--ignored") == ""
 
 
-@pytest.mark.skipif(bool(shutil.which("uv")), reason="uv is installed")
+@pytest.mark.skipif(UV is not None, reason="uv is installed")
 def test_no_uv_is_said(repo: Repo) -> None:
     """Without uv, a case that asks for it is an error with the cure, and says nothing of a commit."""
     (repo.root / "uv.lock").write_text(UV_LOCK)
