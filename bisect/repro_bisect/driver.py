@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -100,15 +101,15 @@ def bisect_range(checkout: Checkout, case: Case, spec: str, watch: Watch, option
         executor = Cluster(options.ray, checkout, case, history, place_of(rollouts), options.jobs)
     else:
         executor = Local(checkout, case, place_of(rollouts), options.jobs or default_jobs(case))
-    prober = Prober(checkout, case, history, rollouts.digest, identity, executor, predicate)
-    try:
+    with contextlib.ExitStack() as exits:
+        exits.callback(executor.close)
+        prober = Prober(checkout, case, history, rollouts.digest, identity, executor, predicate)
+        exits.callback(prober.close)
         golden = _golden_of(store, case, history, identity.machine, rollouts.digest)
         with ThreadPoolExecutor(max_workers=executor.slots) as pool:
             desk = Desk(prober, history, pool, watch)
             ends = Ends(desk, golden, checkout.state / "states", open_end=options.open_end)
             return _Bisection(desk, ends, options, identity.machine).run()
-    finally:
-        prober.close()
 
 
 def _golden_of(store: Store, case: Case, history: History, machine: str, rollouts: str) -> GoldenRun | None:

@@ -138,7 +138,8 @@ def _state(desk: Desk, good: str, states: States, golden: Mapping[int, Path], st
         command = isinstance(desk.prober.case.subject, CommandSubject)
         start = State(nearest, at[nearest], digest(key, str(nearest))) if nearest and not command else None
         desk.say(f"making GOOD's state before step {step}, from step {start.step if start else 0}")
-        desk.prober.make_state(good, step, states, start)
+        made = desk.start(good, lambda flight: desk.prober.make_state(good, step, states, start, **flight.ways))
+        desk.results([made])
         if not states.at(step).exists():
             desk.say(f"GOOD does not save its state before step {step}: probes train from step 0")
             return None

@@ -120,7 +120,6 @@ class Prober:
         self._history, self._rollouts, self._identity = history, rollouts, identity
         self._exit = contextlib.ExitStack()
         self._scratch = self._exit.enter_context(scratch_folder(checkout.scratch, "bisect"))
-        self._exit.callback(executor.close)
         self._journal = Journal(checkout.state)
         self._lock = threading.Lock()
         self._packages = digest(*packages_of(case, checkout.root))
@@ -177,17 +176,26 @@ class Prober:
         task = Task(commit, tree, steps, self.predicate, baseline, start, at, self.case.case.states_budget, dump)
         return self._replay(task, ask, cancel, states, progress)
 
-    def make_state(self, commit: str, step: int, states: States, start: State | None) -> None:
+    def make_state(
+        self,
+        commit: str,
+        step: int,
+        states: States,
+        start: State | None,
+        *,
+        cancel: threading.Event,
+        progress: Callable[[int], None],
+    ) -> None:
         """Train a commit up to `step`, and keep its state there if it can save itself.
 
         Raises:
-            MachineFailureError, ReproError: see `probe`.
+            CancelledError, MachineFailureError, ReproError: see `probe`.
         """
         steps = step - (start.step if start else 0)
         task = Task(commit, self._history.tree(commit), steps, start=start, states=(step,))
         began = time.monotonic()
         with scratch_folder(self._scratch, "states") as folder:
-            outcome = self.executor.run(task, folder, None)
+            outcome = self.executor.run(task, folder, cancel, progress)
             trace = _trace(folder / "trace")
             if outcome.failure is None:
                 states.take(folder / "states")
@@ -281,7 +289,7 @@ class Prober:
         return 0 if tree is None else self._journal.runs(self.key(tree))
 
     def close(self) -> None:
-        """Remove the worktrees and what is not journalled."""
+        """Remove what is not journalled."""
         self._exit.close()
 
 

@@ -213,7 +213,7 @@ def _connect(address: str) -> Any:
     try:
         import ray
     except ImportError:
-        raise ReproError("Ray is not installed here: `pip install ray` brings it") from None
+        raise ReproError("Ray is not installed here: `pip install 'repro-harness[ray]'` brings it") from None
     if ray.is_initialized():
         raise ReproError("this process is connected to a Ray cluster already: call ray.shutdown() first")
     head = _head(address)

@@ -118,7 +118,7 @@ def probe(job: Job) -> Iterator[int | tuple[Outcome, bytes, str]]:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ray interrupts a cancelled task again every two seconds, also while it cleans up."""
+    """Ray may interrupt a cancelled task again while it cleans up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -265,23 +265,27 @@ def held(home: Path, key: str, make: Callable[[Path], None]) -> Iterator[Path]:
         make: Fills an empty folder.
     """
     target = home / key
-    while True:
-        with _locked(home, key, fcntl.LOCK_SH):
-            if target.exists():
-                os.utime(target)
-                yield target
-                return
-        with _locked(home, key, fcntl.LOCK_EX):
-            if not target.exists():
-                _sweep(home)
-                part = home / f".new-{key}"
-                shutil.rmtree(part, ignore_errors=True)  # of a process that was killed over it
-                part.mkdir()
-                try:
-                    make(part)
-                    part.rename(target)
-                finally:
-                    shutil.rmtree(part, ignore_errors=True)
+    with _locked(home, key, fcntl.LOCK_SH):
+        if not target.exists():
+            with (home / f"{key}.making").open("w") as lock:  # others hold it, for as long as they please
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                _make(home, key, make)
+        os.utime(target)
+        yield target
+
+
+def _make(home: Path, key: str, make: Callable[[Path], None]) -> None:
+    target, part = home / key, home / f".new-{key}"
+    if target.exists():
+        return
+    _sweep(home)
+    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed over it
+    part.mkdir()
+    try:
+        make(part)
+        part.rename(target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -314,4 +318,5 @@ def _sweep(home: Path) -> None:
                 if target.exists():
                     target.rename(part)  # so that half a one is never taken for a whole
                     shutil.rmtree(part, ignore_errors=True)
+                (home / f"{path.stem}.making").unlink(missing_ok=True)
                 path.unlink()
