@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, _terminated)  # so that worktrees and children are removed on this exit too
     try:
+        if any(name.startswith("GIT_") for name in os.environ):  # else spare every start the import
+            from repro_golden.checkout import forget_repository
+
+            forget_repository(os.environ)
         code = cli.main(args=arguments, prog_name="repro", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except click.exceptions.Abort:

@@ -8,11 +8,10 @@ from repro_bisect.commits import CommitInfo
 from repro_bisect.desk import Desk, Flight
 from repro_bisect.executors import Signal
 from repro_bisect.hunt import Hunt
-from repro_bisect.predicates import Bitwise, first_violation
-from repro_bisect.probe import Skip, trace_of
+from repro_bisect.predicates import Bitwise, Predicate, first_violation
+from repro_bisect.probe import Code, Skip, trace_of
 from repro_bisect.result import Culprit
 from repro_golden.compare import Divergence, compare, first_difference
-from repro_golden.errors import NotVerifiableError
 from repro_golden.subjects.environments import environment_changes
 from repro_golden.trace import Trace
 
@@ -56,7 +55,7 @@ class Confirmed:
 
 
 def confirm(desk: Desk, hunt: Hunt, commit: str, interval: Interval, end: Divergence | None) -> Confirmed | None:
-    """Replay in full what a search named; None where a verdict from one step is not borne out.
+    """Replay in full what a search named; None where the replays contradict it.
 
     Args:
         desk: Where the replays run.
@@ -66,17 +65,17 @@ def confirm(desk: Desk, hunt: Hunt, commit: str, interval: Interval, end: Diverg
         end: Where the bad end differs from the baseline; None for exit codes.
 
     Raises:
-        NotVerifiableError: the numbers moved and came back around the commit.
         ReproError: the commit cannot be tested any more.
     """
     info, history, predicate = desk.history.info(commit), desk.history, desk.prober.predicate
     if interval.baseline is None or end is None:
-        return Confirmed(Culprit(info, None, None), None, None, None)
+        return _by_exit_code(desk, info, interval)
     desk.say(f"confirming {commit[:10]} {info.subject}: full replays of it, its parent and BAD")
     tested = hunt.tested.get(commit) or hunt.test(commit, Flight(commit, None))
     first = trace_of(tested.answer, "the culprit")
-    found = hunt.divergence(tested) or end
-    signal: Signal = (found.step, found.phase, found.signal)
+    found = hunt.divergence(tested)
+    shown = found if isinstance(found, Divergence) else end
+    signal: Signal = (shown.step, shown.phase, shown.signal)
     steps, parent = desk.prober.case.steps, info.parents[0] if info.parents else interval.good
     waiting = [
         desk.submit(c, steps, stage="confirmation", run=2, partial=True, dump=[signal]) for c in (parent, commit)
@@ -87,21 +86,40 @@ def confirm(desk: Desk, hunt: Hunt, commit: str, interval: Interval, end: Diverg
     after = trace_of(itself, "the culprit")
     before = interval.baseline if isinstance(its_parent, Skip) else trace_of(its_parent, "its parent")
     last = trace_of(rest[0], "BAD") if others else after
-    moved = first_violation(predicate, before, after)
-    if tested.one_step:
-        if moved is None or not (hunt.shortcut and hunt.shortcut.same(first, after)):
-            return None
-    elif isinstance(predicate, Bitwise) and (differs := first_difference(first, after)):
+    if tested.one_step and not (hunt.shortcut and hunt.shortcut.same(first, after)):
+        return None
+    if not tested.one_step and isinstance(predicate, Bitwise) and (differs := first_difference(first, after)):
         return _flaky(desk, info, differs, first, after)
+    if isinstance(predicate, Bitwise):
+        moved = first_violation(predicate, before, after)
+    elif first_violation(predicate, interval.baseline, before):  # the parent is BAD already
+        moved = None
+    else:  # by a bound a small step past it counts, though parent and culprit may be close
+        moved = first_violation(predicate, interval.baseline, after)
     if moved is None:
-        raise NotVerifiableError(
-            f"{commit[:10]} and its parent agree, and both differ from GOOD: the numbers moved and came back; "
-            f"search {interval.good[:10]}..{parent[:10]} for the first time"
-        )
-    explains = first_violation(predicate, after, last) is None and len(after.steps) == len(last.steps)
+        return None
+    explains = _explains(predicate, after, last)
     environment = [str(change) for change in environment_changes(before.header, after.header)]
     comparison = replace(compare(before, after), divergence=moved)
     return Confirmed(Culprit(info, moved, comparison, environment), after, last, explains)
+
+
+def _by_exit_code(desk: Desk, info: CommitInfo, interval: Interval) -> Confirmed:
+    """Run culprit and parent once more: flaky where a code says something else than before."""
+    parent = info.parents[0] if info.parents else interval.good
+    desk.say(f"confirming {info.commit[:10]} {info.subject}: running it and its parent once more")
+    how = {"stage": "confirmation", "run": 2}
+    answers = desk.results([desk.submit(c, desk.prober.case.steps, **how) for c in (info.commit, parent)])
+    codes = [answer.code for answer in answers if isinstance(answer, Code)]
+    flaky = len(codes) < len(answers) or codes[0] == 0 or codes[1] != 0
+    return Confirmed(Culprit(info, None, None), None, None, None, flaky=flaky)
+
+
+def _explains(predicate: Predicate, culprit: Trace, last: Trace) -> bool | None:
+    """Whether the bad end's trace is the culprit's; None where one of them ends early and so far they agree."""
+    if first_violation(predicate, culprit, last):
+        return False
+    return True if len(culprit.steps) == len(last.steps) else None
 
 
 def _flaky(desk: Desk, info: CommitInfo, differs: Divergence, first: Trace, after: Trace) -> Confirmed:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from repro_bisect.commits import History
 from repro_bisect.probe import Answer, Prober
 from repro_bisect.result import Event, Watch
 from repro_bisect.search import Search, Verdict
+from repro_golden.children import CancelledError
 
 __all__ = ["PULSE", "Desk", "Flight"]
 
@@ -76,6 +78,22 @@ class Desk:
         for future in futures:
             self.flights.pop(future, None)
         return [future.result() for future in futures]
+
+    def finished(self, search: Search[str] | None = None) -> Iterator[tuple[Flight, Any]]:
+        """What has ended, as soon as something has or a pulse went by; cancelled probes are passed over."""
+        done, _ = wait(self.flights, timeout=PULSE, return_when=FIRST_COMPLETED)
+        for future in done:
+            flight = self.flights.pop(future)
+            with contextlib.suppress(CancelledError):
+                yield flight, future.result()
+        if not done:
+            self.say("", search)
+
+    def clear(self) -> None:
+        """End everything in flight, and wait until it has ended."""
+        self.cancel(self.flights.values())
+        wait(self.flights)
+        self.flights.clear()
 
     def cancel(self, flights: Iterable[Flight]) -> None:
         """End what is in flight."""

@@ -21,8 +21,8 @@ from repro_bisect.hunt import Hunt, Tested
 from repro_bisect.noisy import NoisySearch
 from repro_bisect.onestep import Shortcut, prepare
 from repro_bisect.predicates import Bitwise, Exit, first_violation, of_case, parse_predicate
-from repro_bisect.probe import Prober, judge
-from repro_bisect.result import BisectResult, Culprit, Outcome, Watch
+from repro_bisect.probe import Prober
+from repro_bisect.result import BisectResult, Culprit, Event, Outcome, Watch
 from repro_bisect.search import Ambiguous, Found, Search
 from repro_golden.case import Case, CoreSubject
 from repro_golden.checkout import Checkout
@@ -47,6 +47,7 @@ class Options:
         paths: Folders and files that hold all that matters; empty for the subject's own.
         first_parent: Follow only the first parent of merges.
         every: Move the baseline from culprit to culprit until the ends agree.
+        fresh: Use nothing that earlier bisects found.
         confidence: Where verdicts are noisy, the probability at which a commit is the answer; None for the default.
         open_end: The case has as many steps as GOOD makes.
     """
@@ -57,6 +58,7 @@ class Options:
     paths: Sequence[str] = ()
     first_parent: bool = False
     every: bool = False
+    fresh: bool = False
     confidence: float | None = None
     open_end: bool = False
 
@@ -103,9 +105,13 @@ def bisect_range(checkout: Checkout, case: Case, spec: str, watch: Watch, option
         executor = Local(checkout, case, place_of(rollouts), options.jobs or default_jobs(case))
     with contextlib.ExitStack() as exits:
         exits.callback(executor.close)
-        prober = Prober(checkout, case, history, rollouts.digest, identity, executor, predicate)
+        prober = Prober(checkout, case, history, rollouts.digest, identity, executor, predicate, fresh=options.fresh)
         exits.callback(prober.close)
-        golden = _golden_of(store, case, history, identity.machine, rollouts.digest)
+        try:
+            golden = _golden_of(store, case, history, identity.machine, rollouts.digest)
+        except ReproError as error:  # it spares a replay, and is no more needed than that
+            watch(Event(f"the golden run of GOOD is not used: {error}"))
+            golden = None
         with ThreadPoolExecutor(max_workers=executor.slots) as pool:
             desk = Desk(prober, history, pool, watch)
             ends = Ends(desk, golden, checkout.state / "states", open_end=options.open_end)
@@ -132,6 +138,7 @@ class _Bisection:
         self.began = time.monotonic()
         self.one_step = False
         self.answered: float | None = None
+        self.accepted: dict[str, str] = {}
 
     def run(self) -> BisectResult:
         """Ends, search and confirmation; what is in flight never outlives it."""
@@ -151,10 +158,9 @@ class _Bisection:
             return self._noisy(self.ends.noise)
         return self._result("agree", []) if interval is None else self._search_all(interval)
 
-    def _noisy(self, noise: Divergence) -> BisectResult:
+    def _noisy(self, noise: str) -> BisectResult:
         """A search by what noisy verdicts are worth."""
         self.desk.say(f"GOOD does not reproduce itself ({noise}): weighing repeated replays")
-        assert self.ends.baseline
         found = NoisySearch(self.desk, self.ends.baseline, self.prober.case.steps, noise, self.options.confidence).run()
         self.ends.end = found.end
         if isinstance(found.answer, Ambiguous):
@@ -173,6 +179,10 @@ class _Bisection:
             if isinstance(answer, Ambiguous):
                 return self._result("ambiguous", culprits, ambiguous=answer)
             assert confirmed is not None
+            if confirmed.flaky and isinstance(self.predicate, Exit):
+                return self._noisy(
+                    f"a second run of {confirmed.culprit.commit.commit[:10]} or its parent says otherwise"
+                )
             if confirmed.flaky:
                 return self._result("flaky", [*culprits, confirmed.culprit])
             if interval.bad == self.history.bad:
@@ -185,7 +195,7 @@ class _Bisection:
                 waiting += brought
             elif commit not in {c.commit.commit for c in culprits}:
                 culprits.append(confirmed.culprit)
-            if explains is False and interval.bad != commit:
+            if confirmed.explains is False and interval.bad != commit:
                 self.desk.say(f"the baseline moves to {commit[:10]}")
                 self.prober.baseline = confirmed.after
                 waiting.append(Interval(commit, interval.bad, confirmed.after, confirmed.last))
@@ -196,23 +206,35 @@ class _Bisection:
         end: Divergence | None = None
         bound = self.prober.case.steps
         if interval.baseline and interval.last:
-            end = judge(self.predicate, interval.baseline, interval.last, self.prober.case.steps)
-            assert end is not None
+            end = first_violation(self.predicate, interval.baseline, interval.last)
+            assert end is not None, "an interval is searched because its ends differ"
             self.desk.say(f"GOOD and BAD differ at {end}")
             bound = 1 + next(i for i, record in enumerate(interval.baseline.steps) if record.step == end.step)
-        shortcut = self._shortcut(interval, end)
+        shortcut, inside = self._shortcut(interval, end), interval.good != self.history.good
         while True:
-            hunt = Hunt(self.desk, self._start(interval), interval.baseline, bound, shortcut)
+            hunt = Hunt(self.desk, self._start(interval, inside=inside), interval.baseline, bound, shortcut)
             self._take_ends(hunt, interval, bound)
             answer = hunt.run()
+            if interval.good == self.history.good and interval.bad == self.history.bad:
+                self.accepted = {c: str(verdict) for c, verdict in hunt.search.verdicts.items()}
             self.answered = time.monotonic() - self.began
             if isinstance(answer, Ambiguous):
                 return answer, None
             confirmed = confirm(self.desk, hunt, answer.commit, interval, end)
             if confirmed is not None:
                 return answer, confirmed
-            self.desk.say("the full replays contradict what one step said: searching again with probes from step 0")
-            shortcut = None
+            commit = answer.commit[:10]
+            if shortcut:
+                self.desk.say(f"full replays do not bear {commit} out: searching again with probes from step 0")
+                shortcut = None
+            elif not inside:  # a branch from before GOOD lacks what GOOD has: it cannot be compared with it
+                self.desk.say(f"full replays do not bear {commit} out: searching only what contains GOOD")
+                inside = True
+            else:
+                raise NotVerifiableError(
+                    f"{commit} and its parent are both BAD: the numbers moved and came back within the range; "
+                    "search a shorter one"
+                )
 
     def _shortcut(self, interval: Interval, end: Divergence | None) -> Shortcut | None:
         if not isinstance(self.predicate, Bitwise) or end is None:
@@ -225,11 +247,12 @@ class _Bisection:
         self.one_step = self.one_step or shortcut is not None
         return shortcut
 
-    def _start(self, interval: Interval) -> Search[str]:
+    def _start(self, interval: Interval, *, inside: bool) -> Search[str]:
+        """The search of an interval, over all of its commits or only those that contain its good end."""
         parents = self.history.parents
-        if interval.good != self.history.good:  # only what contains the culprit can be compared with it
-            inside = self.history.descendants(interval.good)
-            parents = {c: [p for p in ps if p in inside] for c, ps in parents.items() if c in inside}
+        if inside:  # after a culprit, only what contains it can be compared with it
+            after = self.history.descendants(interval.good)
+            parents = {c: [p for p in ps if p in after] for c, ps in parents.items() if c in after}
         return Search(Dag.between(parents, [interval.good], interval.bad), interval.bad, [interval.good])
 
     def _take_ends(self, hunt: Hunt, interval: Interval, bound: int) -> None:
@@ -283,6 +306,8 @@ class _Bisection:
             cost=self.prober.cost,
             git_probes=tests,
             git_steps=self.prober.case.steps,
+            git_seconds=self._git_seconds(tests),
+            accepted=self.accepted or {history.good: "GOOD", history.bad: "BAD"},
             one_step=self.one_step,
             posterior=posterior or {},
             rates=rates,
@@ -291,6 +316,15 @@ class _Bisection:
             machine=self.machine,
             golden=str(self.ends.golden.directory) if self.ends.golden else None,
         )
+
+    def _git_seconds(self, tests: int | None) -> float | None:
+        """What so many full tests would take, by what the ends took."""
+        ends, steps = self.prober.cost.ends, self.prober.case.steps
+        if tests is None or not ends.probes:
+            return None
+        if isinstance(self.predicate, Exit):
+            return tests * ends.seconds / ends.probes
+        return tests * steps * ends.seconds / ends.steps if ends.steps else None
 
     def _ordered(self, commits: frozenset[str]) -> list[str]:
         return [c for c in self.history.parents if c in commits]

@@ -8,8 +8,8 @@ from repro_bisect.confirm import Interval
 from repro_bisect.desk import Desk
 from repro_bisect.hunt import verdict_of_code
 from repro_bisect.onestep import chosen_steps, state_key
-from repro_bisect.predicates import Bitwise, Bounds, first_violation
-from repro_bisect.probe import Code, judge, trace_of, unusable
+from repro_bisect.predicates import Bitwise, first_violation
+from repro_bisect.probe import Code, Skip, judge, trace_of, unusable
 from repro_bisect.search import Verdict
 from repro_bisect.states import States
 from repro_golden.compare import Divergence, first_difference
@@ -26,7 +26,7 @@ class Ends:
     Attributes:
         baseline: GOOD's first trace.
         end: Where BAD first differs from it.
-        noise: Where two replays of GOOD differ so that a single verdict is not to be trusted.
+        noise: How two replays of GOOD differ, so that a single verdict is not to be trusted.
     """
 
     def __init__(self, desk: Desk, golden: GoldenRun | None, states: Path, *, open_end: bool) -> None:
@@ -43,24 +43,34 @@ class Ends:
         self._held: dict[str, States] = {}
         self.baseline: Trace | None = None
         self.end: Divergence | None = None
-        self.noise: Divergence | None = None
+        self.noise: str | None = None
 
-    def by_exit_code(self) -> Interval:
-        """GOOD must exit with 0 and BAD must not.
+    def by_exit_code(self) -> Interval | None:
+        """GOOD must exit with 0, twice, and BAD must not; None where `noise` says that one run proves nothing.
 
         Raises:
             ReproError: an end does otherwise.
         """
-        good, bad = self.desk.history.good, self.desk.history.bad
-        for commit, name, wanted in ((good, "GOOD", Verdict.GOOD), (bad, "BAD", Verdict.BAD)):
-            self.desk.say(f"{name} {commit[:10]}: running the command")
-            (answer,) = self.desk.results([self.desk.submit(commit, self.prober.case.steps, stage="ends")])
-            if not isinstance(answer, Code):
+        good, bad, steps = self.desk.history.good, self.desk.history.bad, self.prober.case.steps
+        self.desk.say(f"GOOD {good[:10]}: running the command twice; BAD {bad[:10]}: once")
+        asked = ((good, 0), (good, 1), (bad, 0))
+        answers = self.desk.results([self.desk.submit(c, steps, stage="ends", run=run) for c, run in asked])
+        found = []
+        for (commit, _), answer in zip(asked, answers, strict=True):
+            name = "GOOD" if commit == good else "BAD"
+            if not isinstance(answer, Code) or verdict_of_code(answer.code)[0] is Verdict.SKIP:
                 raise ReproError(unusable(name, answer))
-            verdict, detail = verdict_of_code(answer.code)
+            found.append(verdict_of_code(answer.code)[0])
+            self.desk.record(commit, found[-1])
+        if found[0] is not found[1]:
+            self.noise = "two runs of it exit with other codes"
+            return None
+        for name, commit, verdict, wanted in (
+            ("GOOD", good, found[0], Verdict.GOOD),
+            ("BAD", bad, found[2], Verdict.BAD),
+        ):
             if verdict is not wanted:
-                raise ReproError(f"{name} {commit[:10]} is {verdict.value} ({detail}): choose another end")
-            self.desk.record(commit, verdict)
+                raise ReproError(f"{name} {commit[:10]} is {verdict.value} by its exit code: choose another end")
         return Interval(good, bad, None, None)
 
     def by_trace(self) -> Interval | None:
@@ -83,12 +93,16 @@ class Ends:
         else:
             answers = self.desk.results([self.desk.submit(good, steps, stage="ends", run=1), other])
             again, last = (trace_of(answer, name) for answer, name in zip(answers, ("GOOD", "BAD"), strict=True))
-        noise = first_difference(baseline, again)
-        if noise and (isinstance(predicate, Bounds) or first_violation(predicate, baseline, again)):
-            self.noise = noise
+        if noise := first_difference(baseline, again):  # by a metric too: what moves by itself may cross a bound
+            self.noise = f"two replays of it differ at {noise}"
             return None
         self.desk.record(good, Verdict.GOOD)
-        self.end = judge(predicate, baseline, last, steps)
+        found = judge(predicate, baseline, last, self.prober.case.steps)
+        if isinstance(found, Skip):
+            raise ReproError(
+                f"BAD {bad[:10]} cannot be judged: {found.reason}; ask for fewer steps, or use --when exit"
+            )
+        self.end = found
         self.desk.record(bad, Verdict.BAD if self.end else Verdict.GOOD)
         return Interval(good, bad, baseline, last) if self.end else None
 
@@ -96,6 +110,7 @@ class Ends:
         """GOOD's golden run, or its first replay, which saves states on its way."""
         if self.golden:
             self.desk.say(f"GOOD {good[:10]}: its golden run is at hand; replaying it once")
+            self.prober.give(good, self.golden.trace)
             return self.golden.trace
         self.desk.say(f"GOOD {good[:10]}: replaying it twice")
         case = self.prober.case

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
 
-from repro_bisect.desk import PULSE, Desk, Flight
+from repro_bisect.desk import Desk, Flight
 from repro_bisect.onestep import Shortcut
 from repro_bisect.probe import Answer, Code, Skip, judge
 from repro_bisect.search import Ambiguous, ContradictionError, Found, Search, Verdict
-from repro_golden.children import CancelledError
 from repro_golden.compare import Divergence
-from repro_golden.errors import ReproError
 from repro_golden.trace import Trace
 
 __all__ = ["Hunt", "Tested", "verdict_of_code"]
@@ -58,22 +55,12 @@ class Hunt:
                 tree = desk.history.tree(commit)
                 if tree not in {f.tree for f in desk.flights.values()}:  # twins share a probe
                     desk.start(commit, lambda flight, commit=commit: self.test(commit, flight))  # type: ignore[misc]
-            done, _ = wait(desk.flights, timeout=PULSE, return_when=FIRST_COMPLETED)
-            for future in done:
-                flight = desk.flights.pop(future)
-                try:
-                    tested = future.result()
-                except CancelledError:
-                    continue
+            for flight, tested in desk.finished(self.search):
                 desk.rounds.append(time.monotonic() - flight.began)
                 self.take(flight.commit, tested)
-            if not done:
-                desk.say("", self.search)
             moot = self.search.moot(f.commit for f in desk.flights.values())
             desk.cancel(f for f in desk.flights.values() if f.commit in moot)
-        desk.cancel(desk.flights.values())  # what still runs can no longer change the answer
-        wait(desk.flights)
-        desk.flights.clear()
+        desk.clear()  # what still runs can no longer change the answer
         return self.search.answer
 
     def _take_what_is_known(self) -> None:
@@ -107,12 +94,11 @@ class Hunt:
             return None
         return Tested(one, self.shortcut.baseline, 1, one_step=True)
 
-    def divergence(self, tested: Tested) -> Divergence | None:
-        """What makes a tested commit BAD."""
+    def divergence(self, tested: Tested) -> Divergence | Skip | None:
+        """What makes a tested commit BAD, or why nothing can be said of it."""
         assert isinstance(tested.answer, Trace)
         assert tested.baseline is not None
-        found: Divergence | None = judge(self.desk.prober.predicate, tested.baseline, tested.answer, tested.bound)
-        return found
+        return judge(self.desk.prober.predicate, tested.baseline, tested.answer, tested.bound)
 
     def take(self, commit: str, tested: Tested) -> None:
         """Judge a commit, and those with the same code."""
@@ -133,7 +119,10 @@ class Hunt:
             return Verdict.SKIP, tested.answer.reason
         if isinstance(tested.answer, Code):
             return verdict_of_code(tested.answer.code)
-        if found := self.divergence(tested):
+        found = self.divergence(tested)
+        if isinstance(found, Skip):
+            return Verdict.SKIP, found.reason
+        if found:
             return Verdict.BAD, str(found)
         return Verdict.GOOD, "the step agrees" if tested.bound == 1 else f"{tested.bound} steps agree"
 
@@ -146,17 +135,9 @@ class Hunt:
 
 
 def verdict_of_code(code: int) -> tuple[Verdict, str]:
-    """As `git bisect run` reads an exit code.
-
-    Raises:
-        ReproError: above 127, or a signal: it says nothing of the commit.
-    """
+    """As `git bisect run` reads an exit code below 128."""
     if code == 0:
         return Verdict.GOOD, "exit 0"
     if code == 125:
         return Verdict.SKIP, "exit 125"
-    if 0 < code < 128:
-        return Verdict.BAD, f"exit {code}"
-    raise ReproError(
-        f"the command ended with {code}, which says neither good nor bad: exit with 1 to 127, or 125 to skip"
-    )
+    return Verdict.BAD, f"exit {code}"

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import json
 import os
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -58,11 +59,18 @@ class Entry:
 class Journal:
     """Append-only lines under ``$GIT_COMMON_DIR/repro``, each fsynced; several processes may write at once."""
 
-    def __init__(self, folder: Path) -> None:
-        """Open the journal; lines that a crash cut short, or that a newer version wrote, are passed over."""
+    def __init__(self, folder: Path, *, fresh: bool = False) -> None:
+        """Open the journal; lines that a crash cut short, or that a newer version wrote, are passed over.
+
+        Args:
+            folder: Where it lies.
+            fresh: Know nothing of what was found before.
+        """
         self.folder = folder
         self._file = folder / "journal.jsonl"
         self._entries: dict[tuple[str, int], Entry] = {}
+        if fresh:
+            return
         with contextlib.suppress(FileNotFoundError):
             for line in self._file.read_text(encoding="utf-8", errors="replace").splitlines():
                 with contextlib.suppress(ValueError, TypeError, KeyError):
@@ -71,8 +79,9 @@ class Journal:
                         entry = Entry(**raw)
                         self._entries[entry.key, entry.run] = entry
 
-    def __len__(self) -> int:
-        return len(self._entries)
+    def count(self, keys: Collection[str]) -> int:
+        """How many finished probes there are of these keys."""
+        return sum(key in keys for key, _ in self._entries)
 
     def find(self, key: str, run: int) -> Entry | None:
         """The newest finished probe of a key, if its trace is still there."""
@@ -80,10 +89,6 @@ class Journal:
         if entry and entry.folder and not (self.trace_path(entry) / "steps.jsonl").exists():
             return None
         return entry
-
-    def runs(self, key: str) -> int:
-        """The number of the next replay of a key."""
-        return 1 + max((run for known, run in self._entries if known == key), default=-1)
 
     def trace_path(self, entry: Entry) -> Path:
         """Where the trace of a probe lies."""
@@ -104,8 +109,11 @@ class Journal:
                 _to_disk(target.parent, inside=False)
             line = canonical_json({"format": FORMAT, **asdict(entry)}).encode() + b"\n"
             self.folder.mkdir(parents=True, exist_ok=True)
-            with self._file.open("ab") as file:
+            with self._file.open("a+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
+                size = file.seek(0, os.SEEK_END)
+                if size and os.pread(file.fileno(), 1, size - 1) != b"\n":  # what a crash cut short
+                    line = b"\n" + line
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())

@@ -5,17 +5,15 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
 from statistics import fmean
 
 from repro_bisect.bayes import BayesSearch
 from repro_bisect.dag import Dag
-from repro_bisect.desk import PULSE, Desk
-from repro_bisect.predicates import first_violation
-from repro_bisect.probe import Skip
-from repro_bisect.search import Ambiguous, Found
-from repro_golden.children import CancelledError
+from repro_bisect.desk import Desk
+from repro_bisect.hunt import verdict_of_code
+from repro_bisect.probe import Answer, Code, Skip, judge
+from repro_bisect.search import Ambiguous, Found, Verdict
 from repro_golden.compare import Divergence
 from repro_golden.errors import NotVerifiableError, ReproError
 from repro_golden.trace import Trace
@@ -48,7 +46,16 @@ class NoisyAnswer:
 class NoisySearch:
     """One search over replays whose verdicts are not certain."""
 
-    def __init__(self, desk: Desk, baseline: Trace, steps: int, noise: Divergence, confidence: float | None) -> None:
+    def __init__(self, desk: Desk, baseline: Trace | None, steps: int, noise: str, confidence: float | None) -> None:
+        """Prepare a search.
+
+        Args:
+            desk: Where replays run.
+            baseline: What they are judged against; None for exit codes.
+            steps: Most steps of one.
+            noise: How two replays of one commit differ, in words.
+            confidence: The probability at which a commit is named; None for the default.
+        """
         self.desk, self.baseline, self.steps, self.noise = desk, baseline, steps, noise
         history = desk.history
         parents, good, bad = history.parents, history.good, history.bad
@@ -77,37 +84,26 @@ class NoisySearch:
                 self._next_run[tree] += 1
             if not desk.flights:
                 raise NotVerifiableError(f"{self._doubt()} and no more tests would tell: {_CURE}")
-            done, _ = wait(desk.flights, timeout=PULSE, return_when=FIRST_COMPLETED)
-            for future in done:
-                flight = desk.flights.pop(future)
-                try:
-                    outcome = future.result()
-                except CancelledError:
-                    continue
+            for flight, outcome in desk.finished():
                 self._seconds.setdefault(flight.commit, []).append(time.monotonic() - flight.began)
                 self._take(flight.commit, outcome)
-            if not done:
-                desk.say("")
-        desk.cancel(desk.flights.values())
-        wait(desk.flights)
-        desk.flights.clear()
+        desk.clear()
         rates = self.search.rates
         return NoisyAnswer(answer, self._end, self._posterior(), (rates.good, rates.bad))
 
-    def _take(self, commit: str, outcome: object) -> None:
-        if isinstance(outcome, Skip):
+    def _take(self, commit: str, outcome: Answer) -> None:
+        found = self._judged(outcome)
+        if isinstance(found, Skip):
             try:
                 self.search = self.search.with_skip(commit)
             except ValueError:
-                raise ReproError(f"{commit[:10]} cannot be tested: {outcome.reason}; choose another end") from None
-            self.desk.record(commit, "SKIP", outcome.reason)
-            self.desk.say(f"SKIP {commit[:10]} {outcome.reason}")
+                raise ReproError(f"{commit[:10]} cannot be tested: {found.reason}; choose another end") from None
+            self.desk.record(commit, "SKIP", found.reason)
+            self.desk.say(f"SKIP {commit[:10]} {found.reason}")
             return
-        assert isinstance(outcome, Trace)
-        found = first_violation(self.desk.prober.predicate, self.baseline, outcome)
-        if found and (self._end is None or commit == self.desk.history.bad):
+        if isinstance(found, Divergence) and (self._end is None or commit == self.desk.history.bad):
             self._end = found
-        self.search = self.search.with_outcome(commit, found is not None)
+        self.search = self.search.with_outcome(commit, bool(found))
         count = self.search.observations[commit]
         self.desk.record(commit, "BAD" if count.bads > count.goods else "GOOD")
         likeliest = max(self.search.posterior.items(), key=lambda item: item[1])
@@ -115,6 +111,15 @@ class NoisySearch:
         sure = f"likeliest culprit {likeliest[0][:10]} with {100 * likeliest[1]:.1f} %"
         verdict = f"BAD  {commit[:10]} {found}" if found else f"GOOD {commit[:10]}"
         self.desk.say(f"{verdict}  [{tally}; {sure}]", posterior=self._posterior())
+
+    def _judged(self, outcome: Answer) -> Divergence | str | Skip | None:
+        """What makes one outcome BAD, if anything does."""
+        if isinstance(outcome, Code):
+            verdict, detail = verdict_of_code(outcome.code)
+            return Skip(detail) if verdict is Verdict.SKIP else detail if verdict is Verdict.BAD else None
+        if isinstance(outcome, Skip) or self.baseline is None:
+            return outcome if isinstance(outcome, Skip) else Skip("it left no exit code")
+        return judge(self.desk.prober.predicate, self.baseline, outcome, self.steps)
 
     def _refuse(self) -> None:
         goods = self.search.observations.get(self.desk.history.good)
@@ -129,7 +134,7 @@ class NoisySearch:
             f"{name} is BAD in {n.bads if n else 0} of {n.bads + n.goods if n else 0} replays"
             for name, n in zip(("GOOD", "BAD"), tests, strict=True)
         )
-        return f"GOOD {good} is FLAKY: two replays of it differ at {self.noise}; by {predicate} {told}"
+        return f"GOOD {good} is FLAKY: {self.noise}; by {predicate} {told}"
 
     def _costs(self) -> dict[str, float]:
         """Seconds of a replay, as far as they are known: the mean of a commit's own, else of all."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
+import sys
 import threading
 import time
 import uuid
@@ -14,12 +16,13 @@ from typing import Any, Literal, TypeAlias
 from repro_bisect.commits import History
 from repro_bisect.executors import Executor, Outcome, Signal, State, Task
 from repro_bisect.journal import Entry, Journal, probe_key
-from repro_bisect.predicates import Exit, Predicate, first_violation
+from repro_bisect.predicates import Exit, Own, Predicate, first_violation
 from repro_bisect.states import States
 from repro_golden.canonical import digest
-from repro_golden.case import Case
+from repro_golden.case import Case, CommandSubject
 from repro_golden.checkout import Checkout
 from repro_golden.children import ChildFailure
+from repro_golden.compare import Divergence
 from repro_golden.errors import ReproError
 from repro_golden.identity import Identity
 from repro_golden.scratch import scratch_folder
@@ -30,6 +33,8 @@ __all__ = ["Answer", "Bill", "Code", "Cost", "Prober", "Skip", "Stage", "judge",
 
 _OUT_OF_TIME = "runs out of time"
 _CRASHES = "crashes at step"
+_CODES = 128
+"""Exit codes from here on say nothing of a commit, as `git bisect run` has it."""
 
 Stage = Literal["ends", "search", "confirmation"]
 """What a probe was for."""
@@ -115,14 +120,18 @@ class Prober:
         identity: Identity,
         executor: Executor,
         predicate: Predicate,
+        *,
+        fresh: bool = False,
     ) -> None:
         self.case, self.predicate, self.executor = case, predicate, executor
         self._history, self._rollouts, self._identity = history, rollouts, identity
         self._exit = contextlib.ExitStack()
         self._scratch = self._exit.enter_context(scratch_folder(checkout.scratch, "bisect"))
-        self._journal = Journal(checkout.state)
+        self._journal = Journal(checkout.state, fresh=fresh)
         self._lock = threading.Lock()
         self._packages = digest(*packages_of(case, checkout.root))
+        self._given: dict[str, Trace] = {}
+        self._outside = _outside(case)
         self.baseline: Trace | None = None
         self.cost = Cost()
 
@@ -209,12 +218,15 @@ class Prober:
     def key(self, tree: str, start: State | None = None) -> str:
         """The key under which probes of a tree are journalled."""
         key = probe_key(tree, self.case, self._rollouts, self._identity)
+        key = digest("outside", key, *self._outside) if self._outside else key
         if isinstance(self.predicate, Exit):
             return digest("exit", key)
         return digest("resumed", key, start.key) if start else key
 
     def _known(self, key: str, run: int, steps: int, full: bool) -> Answer | None:
         """A journalled probe that answers the question: long enough, or already violating."""
+        if run == 0 and key in self._given:
+            return self._given[key]
         entry = self._journal.find(key, run)
         if entry is None:
             return None
@@ -225,13 +237,16 @@ class Prober:
             return Code(entry.code)
         try:
             trace = Trace(self._journal.trace_path(entry))
-            enough = len(trace.steps) >= steps or (not full and self._violates(trace))
+            enough = len(trace.steps) >= steps or _ended_itself(trace) or (not full and self._violates(trace, steps))
         except ReproError:  # damaged: replay it
             return None
         return trace if enough else None
 
-    def _violates(self, trace: Trace) -> bool:
-        return self.baseline is not None and first_violation(self.predicate, self.baseline, trace) is not None
+    def _violates(self, trace: Trace, steps: int) -> bool:
+        """Whether a trace that may have been cut off is BAD all the same, within so many steps."""
+        if self.baseline is None or isinstance(self.predicate, Own):
+            return False
+        return first_violation(self.predicate, self.baseline, trace, steps) is not None
 
     def _replay(
         self,
@@ -246,10 +261,15 @@ class Prober:
             outcome = self.executor.run(task, folder, cancel, progress)
             trace = _trace(folder / "trace")
             reason = _reason(outcome.failure) if outcome.failure else ""
-            if reason and trace and (ask.partial or (task.baseline and self._violates(trace))):
+            if reason and trace and (ask.partial or (task.baseline and self._violates(trace, task.steps))):
                 reason = ""  # it crashed only after its numbers had moved
             if states and not outcome.failure:
                 states.take(folder / "states")
+            if outcome.code is not None and not 0 <= outcome.code < _CODES:
+                raise ReproError(
+                    f"the command ended with {outcome.code} at {task.commit[:10]}, neither good nor bad: "
+                    "exit with 0, 1 to 127, or 125 to skip"
+                )
             made, seconds = len(trace.steps) if trace else 0, round(time.monotonic() - began, 3)
             self._charge(ask.stage, made, seconds)
             if reason and task.start and _unready(outcome):
@@ -280,17 +300,27 @@ class Prober:
 
     @property
     def journalled(self) -> int:
-        """Finished probes that earlier bisects left."""
-        return len(self._journal)
+        """Finished probes that earlier bisects left of these commits' code, straight ones."""
+        trees = {self._history.tree(c) for c in (self._history.good, *self._history.parents)}
+        return self._journal.count({self.key(tree) for tree in trees if tree})
 
-    def runs(self, commit: str) -> int:
-        """How many replays of a commit's code are journalled: the number of the next one."""
-        tree = self._history.tree(commit)
-        return 0 if tree is None else self._journal.runs(self.key(tree))
+    def give(self, commit: str, trace: Trace) -> None:
+        """Take a trace for a commit's first replay, such as its golden run."""
+        if tree := self._history.tree(commit):
+            self._given[self.key(tree)] = trace
 
     def close(self) -> None:
         """Remove what is not journalled."""
         self._exit.close()
+
+
+def _outside(case: Case) -> list[str]:
+    """Digests of the files that a command names by their absolute paths: no commit holds them, and they may change."""
+    if not isinstance(case.subject, CommandSubject):
+        return []
+    texts = (case.subject.command, case.subject.check, case.subject.save, case.subject.resume)
+    words = dict.fromkeys(word for text in texts for word in shlex.split(text) if Path(word).is_absolute())
+    return [digest("file", Path(w).read_bytes()) for w in words if Path(w).is_file() and w != sys.executable]
 
 
 def _trace(folder: Path) -> Trace | None:
@@ -318,16 +348,23 @@ def _reason(failure: ChildFailure) -> str:
     return f"{what}: {failure.message}"
 
 
-def judge(predicate: Predicate, baseline: Trace, trace: Trace, bound: int) -> Any:
-    """The first violation by a probe within the first `bound` steps, or None: its presence means BAD.
+def judge(predicate: Predicate, baseline: Trace, trace: Trace, bound: int) -> Divergence | Skip | None:
+    """The first violation by a probe within the first `bound` steps: its presence means BAD.
 
-    Raises:
-        ReproError: the probe has fewer steps than the bound and is good as far as it goes, so it proves nothing.
+    A `Skip` where the probe has fewer steps than that and is good as far as it goes, so that it proves nothing.
     """
-    found = first_violation(predicate, baseline, trace)
-    if found is None and len(trace.steps) < min(bound, len(baseline.steps)):
-        raise ReproError(f"a probe ended after {len(trace.steps)} of {bound} steps without a difference: no verdict")
-    return found
+    wanted = min(bound, len(baseline.steps))
+    short = Skip(f"it ends after {len(trace.steps)} of {wanted} steps, good as far as it goes")
+    if len(trace.steps) < wanted and isinstance(predicate, Own):
+        return short
+    found = first_violation(predicate, baseline, trace, bound)
+    return short if found is None and len(trace.steps) < wanted else found
+
+
+def _ended_itself(trace: Trace) -> bool:
+    """Whether a program made fewer steps than it was asked for and ended well: it would again."""
+    end = trace.end or {}
+    return len(trace.steps) < trace.header.steps and end.get("reason") == "finished" and end.get("exit") == 0
 
 
 def trace_of(answer: Answer, name: str) -> Trace:
@@ -343,5 +380,6 @@ def trace_of(answer: Answer, name: str) -> Trace:
 
 def unusable(name: str, answer: Answer) -> str:
     """Why a commit that is needed does not serve, in one line."""
-    why = answer.reason if isinstance(answer, Skip) else "it left no trace"
+    why = f"exit {answer.code}" if isinstance(answer, Code) else "it left no trace"
+    why = answer.reason if isinstance(answer, Skip) else why
     return f"{name} cannot be tested: {why}; choose another end for the range"

@@ -93,6 +93,8 @@ class BisectResult:
         cost: Probes, trained steps and seconds, by what they were for.
         git_probes: How many tests `git bisect run` would have made to the same answer; None without an answer.
         git_steps: How many steps each of them would have trained.
+        git_seconds: What they would have taken one after the other, by what the ends took; None where that is unknown.
+        accepted: The verdicts that one culprit explains, the ends included: what git could go on from.
         one_step: Whether probes trained one step from a saved state.
         posterior: Where verdicts are noisy: each commit's probability of being the culprit, those above 1 in 1,000.
         rates: Where verdicts are noisy: how often a commit without and one with the culprit is judged BAD.
@@ -119,6 +121,8 @@ class BisectResult:
     cost: Cost
     git_probes: int | None
     git_steps: int
+    git_seconds: float | None
+    accepted: Mapping[str, str]
     one_step: bool
     posterior: Mapping[str, float]
     rates: tuple[float, float] | None

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import IO
 
@@ -13,6 +14,9 @@ __all__ = ["KEPT", "States"]
 
 KEPT = 4
 """How many times one case's budget all states of a repository may take. The least recently used go first."""
+
+_GONE = ".gone-"
+"""Start of the names of folders that are being removed: nobody opens them any more."""
 
 
 class States:
@@ -24,10 +28,8 @@ class States:
     def __init__(self, base: Path, key: str) -> None:
         """Open the states of `key`, and hold them."""
         self.folder = base / key
-        self.folder.mkdir(parents=True, exist_ok=True)
         self._base = base
-        self._held: IO[str] = (self.folder / "lock").open("w")
-        fcntl.flock(self._held, fcntl.LOCK_SH)
+        self._held = _hold(self.folder)
         os.utime(self.folder)
 
     def steps(self) -> list[int]:
@@ -47,12 +49,57 @@ class States:
     def close(self, budget: int) -> None:
         """Let go, and remove the least recently used states of the repository beyond `KEPT` budgets."""
         self._held.close()
-        found = [p for p in self._base.iterdir() if p.is_dir()]
-        sizes = {p: sum(f.stat().st_size for f in p.rglob("*") if f.is_file()) for p in found}
-        for path in sorted(found, key=lambda p: p.stat().st_mtime):
-            if sum(sizes.values()) <= KEPT * budget:
-                return
-            with contextlib.suppress(OSError), (path / "lock").open("r+") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-                del sizes[path]
+        with contextlib.suppress(OSError):  # a result that is there is not lost for want of tidiness
+            _tidy(self._base, KEPT * budget)
+
+
+def _hold(folder: Path) -> IO[str]:
+    """A shared lock on a folder, which is made; not on one that another process removes meanwhile."""
+    while True:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+        with contextlib.suppress(FileNotFoundError):
+            held = (folder / "lock").open("w")
+            fcntl.flock(held, fcntl.LOCK_SH)
+            if _is_at(held, folder / "lock"):
+                return held
+            held.close()
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    """Whether an open file still is the one at a path."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False
+
+
+def _tidy(base: Path, most: int) -> None:
+    """Remove the least recently used folders that nobody holds until at most `most` bytes are left."""
+    for gone in base.glob(f"{_GONE}*"):  # of a process that was killed, or is still at it
+        shutil.rmtree(gone, ignore_errors=True)
+    found = {}
+    for path in base.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_dir() and not path.name.startswith(_GONE):
+                found[path] = (path.stat().st_mtime, _size(path))
+    left = sum(size for _, size in found.values())
+    for path in sorted(found, key=lambda path: found[path][0]):
+        if left <= most:
+            return
+        with contextlib.suppress(OSError), (path / "lock").open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(lock, path / "lock"):
+                # renamed first: whoever opens the key now makes a folder anew, and never sees one that is half gone
+                gone = path.rename(tempfile.mkdtemp(prefix=_GONE, dir=base))
+                shutil.rmtree(gone, ignore_errors=True)
+                left -= found[path][1]
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the files below a folder, of which some may be removed meanwhile."""
+    size = 0
+    for root, _, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):
+                size += Path(root, name).stat().st_size
+    return size

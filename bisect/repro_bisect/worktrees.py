@@ -6,22 +6,21 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import git
 
-from repro_bisect.contents import fill
+from repro_bisect.contents import empty_filters, fill, git_failed
 from repro_golden.checkout import Checkout
 from repro_golden.children import Place
-from repro_golden.errors import MachineFailureError
 from repro_golden.scratch import scratch_folder
 
 __all__ = ["Worktrees"]
 
-_LITTLE = 1 << 20
-"""Bytes of free disk under which a git failure is put down to the disk."""
+_QUIET = ("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false", "-c", "submodule.recurse=false")
 
 
 class Worktrees:
@@ -35,18 +34,9 @@ class Worktrees:
         self._home, self._git = checkout.root, git.Git(str(checkout.root))
         self._exit = contextlib.ExitStack()
         self._base, self._common = checkout.state / "worktrees", checkout.state.parent
+        self._quiet = [*_QUIET, *empty_filters(["-C", str(checkout.root)], checkout.root)]
         self._folder = self._exit.enter_context(scratch_folder(self._base))
-        self._quiet = ["-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false", *self._empty_filters()]
         self._forget()
-
-    def _empty_filters(self) -> list[str]:
-        try:
-            names = self._git.config("--name-only", "--get-regexp", r"^filter\.").splitlines()
-        except git.GitCommandError:  # no filter is configured
-            return []
-        filters = sorted({name.rsplit(".", 1)[0] for name in names})
-        settings = ("smudge=", "process=", "required=false")
-        return [part for f in filters for s in settings for part in ("-c", f"{f}.{s}")]
 
     @contextlib.contextmanager
     def at(self, commit: str, tree: str | None) -> Iterator[Place]:
@@ -54,19 +44,23 @@ class Worktrees:
 
         Raises:
             MachineFailureError: git could not make it.
+            ReproError: a submodule or LFS object of the commit is not here.
         """
         path = Path(tempfile.mkdtemp(prefix=f"{commit[:10]}-", dir=self._folder)) / "tree"
         try:
             with self._alone():
                 self._run("worktree", "add", "--quiet", "--detach", "--force", "--no-checkout", str(path), commit)
             self._run("reset", "--quiet", "--hard", at=path)  # the long part, side by side
-            fill(path, self._common, self._quiet)
+            fill(path, self._common, commit, self._quiet)
             yield Place(path, commit, tree, home=self._home)
         finally:
             self._remove(path)
 
     def _remove(self, path: Path) -> None:
         shutil.rmtree(path.parent, ignore_errors=True)
+        if path.parent.exists():  # a trainer or its setup made folders that nothing can be removed from
+            _make_writable(path.parent)
+            shutil.rmtree(path.parent, ignore_errors=True)
         self._forget()
 
     def close(self) -> None:
@@ -97,9 +91,13 @@ class Worktrees:
         try:
             (git.Git(str(at)) if at else self._git).execute(["git", *self._quiet, *arguments])
         except git.GitCommandError as error:
-            message = " ".join(str(error.stderr).split())[:300]
-            if shutil.disk_usage(self._base).free < _LITTLE:  # git itself only says that it cannot write
-                message = f"no space left at {self._base}"
-            raise MachineFailureError(
-                f"`git {' '.join(arguments[:2])}` failed: {message}; cure that and run the same command again"
-            ) from None
+            raise git_failed(f"`git {' '.join(arguments[:2])}`", str(error.stderr), self._base) from None
+
+
+def _make_writable(top: Path) -> None:
+    """Let the owner change every folder below one."""
+    for folder, below, _ in os.walk(top):  # which looks into a folder after this has made it readable
+        for name in below:
+            if not (path := Path(folder, name)).is_symlink():
+                with contextlib.suppress(OSError):
+                    path.chmod(stat.S_IRWXU)

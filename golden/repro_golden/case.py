@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -349,8 +349,15 @@ class Case(_Table):
 
     @property
     def digest(self) -> str:
-        """32 hex digits of `canonical` without the number of steps: runs of different lengths share their prefix."""
-        return digest("case", canonical_json({k: v for k, v in self.canonical().items() if k != "steps"}))
+        """32 hex digits of `canonical`, without the number of steps unless the program is told it.
+
+        So runs of different lengths share their prefix.
+        """
+        found = self.canonical()
+        told = isinstance(self.subject, CommandSubject) and "{step}" in canonical_json(
+            [self.subject.command, self.subject.setup, self.subject.env]
+        )
+        return digest("case", canonical_json({k: v for k, v in found.items() if k != "steps" or told}))
 
 
 def _unset(subject: Subject) -> set[str]:
@@ -444,16 +451,21 @@ def _command_case(root: Path, name: str, command: Sequence[str], steps: int, ran
 
 
 def command_case(
-    root: Path, name: str, command: Sequence[str], steps: int, ranks: int, metrics: Sequence[str] = ()
+    root: Path,
+    name: str,
+    command: Sequence[str],
+    steps: int,
+    resources: Mapping[str, int],
+    metrics: Sequence[str] = (),
 ) -> Case:
-    """The case of a command, without a file; `metrics` are patterns of its output as in ``[observe]``.
+    """The case of a command, without a file; `resources` and `metrics` are as in ``[resources]`` and ``[observe]``.
 
     Raises:
         ReproError: a word cannot stand in a case.
     """
     try:
-        raw = tomllib.loads(_command_case(root, name, command, steps, ranks))
-        return Case.model_validate(raw | {"observe": {"metrics": list(metrics)}})
+        raw = tomllib.loads(_command_case(root, name, command, steps, 1))
+        return Case.model_validate(raw | {"observe": {"metrics": list(metrics)}, "resources": dict(resources)})
     except (ValidationError, tomllib.TOMLDecodeError) as error:
         why = _first_problem(error) if isinstance(error, ValidationError) else error
         raise ReproError(f"the command makes no case ({why})") from None

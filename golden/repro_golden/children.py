@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from repro_golden.case import Case
 from repro_golden.errors import MachineFailureError
+from repro_golden.processes import tree_of
 
 __all__ = [
     "CancelledError",
@@ -23,8 +25,10 @@ __all__ = [
     "Place",
     "Run",
     "RunResult",
+    "Stage",
     "base_environment",
     "blame_the_machine",
+    "blame_the_network",
     "last_line",
 ]
 
@@ -146,7 +150,7 @@ def base_environment(case: Case) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Child:
-    """One process, in a session of its own so that nothing of it is left behind.
+    """One process, of which nothing is left behind when it ends or is ended: see `processes`.
 
     Attributes:
         command: Program and arguments.
@@ -155,6 +159,7 @@ class Child:
         log: File that its output is added to.
         limit: Seconds it may take.
         keep: Open files of ours that it holds as long as it lives.
+        bound: Whether it dies with us. One that is not must hold a lock on what it changes.
     """
 
     command: Sequence[str]
@@ -163,6 +168,7 @@ class Child:
     log: Path
     limit: float
     keep: Sequence[int] = ()
+    bound: bool = True
 
     def run(self, cancel: threading.Event | None = None, enough: Callable[[], bool] | None = None) -> int:
         """Its exit code; negative where a signal ended it.
@@ -176,13 +182,14 @@ class Child:
             ChildFailure: it ran out of time.
             OSError: it could not be started.
         """
-        with self.log.open("ab") as output:
-            process = subprocess.Popen(
-                list(self.command), cwd=self.cwd, env=dict(self.environment), stdin=subprocess.DEVNULL,
-                stdout=output, stderr=subprocess.STDOUT, start_new_session=True, pass_fds=self.keep,
-            )  # fmt: skip
-            with _killed_on_exit(process):
-                self._wait(process, cancel, enough)
+        with (
+            self.log.open("ab") as output,
+            tree_of(
+                self.command, cwd=self.cwd, environment=self.environment, output=output,
+                keep=self.keep, bound=self.bound,
+            ) as process,
+        ):  # fmt: skip
+            self._wait(process, cancel, enough)
         return process.returncode
 
     def _wait(
@@ -200,29 +207,80 @@ class Child:
         raise ChildFailure("timeout", -1, f"no end within {self.limit:g} s: raise subject.timeout", str(self.log))
 
 
-@contextlib.contextmanager
-def _killed_on_exit(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Whatever happens, nothing of the child's session outlives the block."""
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+# -- whose failure it was
+
+_LAST = 50
+"""Lines of output that are searched: behind the cause come the tracebacks of other ranks and the launcher's summary."""
+_KILLED = re.compile(
+    r"exitcode\s*: -(?P<a>9|7)\b"  # torchrun
+    r"|Signal (?P<b>9|7) \(SIG(?:KILL|BUS)\)"
+    r"|return code = -(?P<c>9|7)\b"  # deepspeed
+    r"|exited on signal (?P<d>9|7)\b"  # mpirun
+    r"|terminated with signal (?P<e>SIGKILL|SIGBUS)\b"  # torch.multiprocessing
+    r"|is killed by signal: (?P<f>Killed|Bus error)"  # torch.utils.data
+)
+"""What launchers print of a process that was killed. One that they terminate themselves gets another signal."""
+_LACKS = {
+    "No space left on device": "no space left on the disk; free some and run again",
+    "Disk quota exceeded": "no space left on the disk; free some and run again",
+    "Address already in use": "the trainer's port is in use; end what holds it, or run again",
+    "EADDRINUSE": "the trainer's port is in use; end what holds it, or run again",
+}
+_NETWORK = re.compile(
+    r"failure in name resolution|name or service not known|nodename nor servname|could not resolve (?:host|proxy)"
+    r"|failed to lookup address|nameresolutionerror|\bEAI_AGAIN\b|dns error|network is (?:unreachable|down)"
+    r"|no route to host|host is unreachable|connection (?:refused|reset|timed out|aborted|broken)"
+    r"|failed to establish a new connection|failed to connect to|max retries exceeded|too many retries"
+    r"|(?:read|operation|request|connect(?:ion)?) timed out|tls handshake timeout|error sending request"
+    r"|remote end closed connection|remote end hung up unexpectedly|\bincompleteread\b|unexpected_eof_while_reading"
+    r"|too many 50[234] error responses"
+    r"|\b50[234] (?:server error|bad gateway|service (?:temporarily )?unavailable|gateway time-?out)"
+    r"|(?:http (?:status )?(?:code |error )|returned error: |status code:? )50[234]\b|429 (?:client error|too many)",
+    re.IGNORECASE,
+)
+"""What pip, uv, git, curl and their like say where the network or an index fails them."""
 
 
 def blame_the_machine(code: int, log: Path) -> None:
     """Raise where a child that ended with `code` was ended by the machine and not by itself.
 
+    A segmentation fault is the subject's; so is a device that is out of memory.
+
     Raises:
-        MachineFailureError: a signal, or a full disk.
+        MachineFailureError: a signal to it or to a rank of it, a full disk, or a port that is in use.
     """
     number = -code if code < 0 else code - 128  # a shell reports its child's signal so
-    if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        name = signal.Signals(number).name
-        raise MachineFailureError(f"the trainer was killed by {name}; free memory and run again")
-    if "No space left" in last_line(log):
-        raise MachineFailureError("no space left on the disk; free some and run again")
+    if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGBUS):
+        raise _killed("the trainer", signal.Signals(number).name)
+    output = _tail(log)
+    if found := _KILLED.search(output):
+        raise _killed("a process of the trainer", "SIGKILL" if found[found.lastgroup or 0] in _KILL else "SIGBUS")
+    for text, message in _LACKS.items():
+        if text in output:
+            raise MachineFailureError(message)
+
+
+_KILL = ("9", "SIGKILL", "Killed")
+
+
+def _killed(who: str, name: str) -> MachineFailureError:
+    what = "memory or /dev/shm" if name == "SIGBUS" else "memory"
+    return MachineFailureError(f"{who} was killed by {name}; free {what} and run again")
+
+
+def blame_the_network(what: str, log: Path) -> None:
+    """Raise where the output of a command that fetches and builds tells of a network that failed it.
+
+    Raises:
+        MachineFailureError: it does.
+    """
+    if found := _NETWORK.search(_tail(log)):
+        last = last_line(log)
+        raise MachineFailureError(f"{what} failed for want of a network ({found[0].lower()}): run again ({last})")
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST:])
 
 
 def last_line(log: Path) -> str:

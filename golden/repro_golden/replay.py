@@ -6,13 +6,11 @@ subject does wrong becomes one entry of the result file; the traceback goes to t
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import importlib
 import json
 import os
 import shutil
-import signal
 import sys
 import time
 import traceback
@@ -29,7 +27,7 @@ CONTRACTS = (1,)
 """The doors this instrument can open (`repro_core.CONTRACT`)."""
 
 
-_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO)
+_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO, errno.EADDRINUSE)
 
 
 class _SubjectError(Exception):
@@ -53,7 +51,6 @@ def _blame(stage: str, step: int, error: BaseException) -> Exception:
 
 def main(argv: list[str]) -> int:
     """Make the runs of one job file; the result file holds them, or why there are none."""
-    _die_with_the_parent()
     job = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     result: dict[str, Any]
     try:
@@ -66,12 +63,6 @@ def main(argv: list[str]) -> int:
         result = {"refused": str(error), "machine": isinstance(error, MachineFailureError)}
     write_atomic(Path(job["result"]), json.dumps(result))
     return 0
-
-
-def _die_with_the_parent() -> None:
-    """Where Linux offers it, end this process when its parent is killed: nobody would read the result."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def open_door(subject: dict[str, Any], root: Path) -> ModuleType:

@@ -30,9 +30,13 @@ _OPEN_END = 1_000_000
 @click.option("--path", "paths", multiple=True, help="A folder or file that holds what matters; may be repeated.")
 @click.option("--first-parent", is_flag=True, help="Follow only the first parent of merges.")
 @click.option("--all", "every", is_flag=True, help="Name every culprit: move the baseline until the ends agree.")
-@click.option("--confidence", type=click.FloatRange(0.5, 1, max_open=True), help="Noisy verdicts: when to stop.")
+@click.option(
+    "--confidence", type=click.FloatRange(0.5, 1, min_open=True, max_open=True), help="Noisy verdicts: when to stop."
+)
+@click.option("--fresh", is_flag=True, help="Use nothing that earlier bisects found.")
 @click.option("--steps", type=click.IntRange(min=1), help="With CMD: steps to replay; by default all it makes.")
 @click.option("--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="With CMD: processes.")
+@click.option("--gpus", type=click.IntRange(min=0), default=0, show_default=True, help="With CMD: GPUs of a probe.")
 @click.option("--metric", "metrics", multiple=True, help="With CMD: pattern of output whose named groups are metrics.")
 @click.option("--export", type=click.Path(path_type=Path), help="Also write what is known as a `git bisect log`.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the report (Markdown and HTML).")
@@ -48,8 +52,10 @@ def bisect(
     first_parent: bool,
     every: bool,
     confidence: float | None,
+    fresh: bool,
     steps: int | None,
     ranks: int,
+    gpus: int,
     metrics: tuple[str, ...],
     export: Path | None,
     out: Path | None,
@@ -73,9 +79,9 @@ def bisect(
     from repro_golden.checkout import find_checkout
 
     checkout = find_checkout(Path.cwd())
-    case = _case(checkout, name, command, steps, ranks, metrics)
+    case = _case(checkout, name, command, steps, {"ranks": ranks, "gpus": gpus}, metrics)
     open_end = bool(command) and steps is None and when != "exit"
-    options = Options(jobs, ray, when, paths, first_parent, every, confidence, open_end)
+    options = Options(jobs, ray, when, paths, first_parent, every, fresh, confidence, open_end)
     with bisect_view() as watch:
         result = bisect_range(checkout, case, commits, watch, options)
     said = [f"repro bisect {result.good[:10]}..{result.bad[:10]}"]
@@ -83,17 +89,22 @@ def bisect(
     said += [f"--when {shlex.quote(when)}"] if when else []
     said += [f"--path {shlex.quote(path)}" for path in paths]
     said += [flag for flag, given in (("--first-parent", first_parent), ("--all", every)) if given]
+    said += [f"--confidence {confidence}"] if confidence else []
     said += [f"--steps {steps}"] if steps else []
     said += [f"--metric {shlex.quote(metric)}" for metric in metrics]
     said += [f"--ranks {ranks}"] if ranks > 1 else []
+    said += [f"--gpus {gpus}"] if gpus else []
     again = " ".join([*said, *(["--", shlex.join(command)] if command else [])])
     folder = out or checkout.state / "reports" / f"{result.good[:10]}..{result.bad[:10]}-{case.name}"
-    paths_written = write_report(result, folder, again)
-    if export:
-        write_atomic(export, git_log(result.good, result.bad, result.verdicts, result.subjects))
-    data = result.to_mapping() | {"reports": [str(p) for p in paths_written], "reproduce": again}
-    reports = "".join(f"\nreport: {path}" for path in paths_written)
-    emit(as_json, data, f"{bisect_text(result)}{reports}\nreproduce with: {again}")
+    written: list[Path] = []
+    try:
+        written += write_report(result, folder, again)
+        if export:
+            write_atomic(export, git_log(result.good, result.bad, result.accepted, result.subjects))
+    finally:  # whatever becomes of the files, the answer is told
+        data = result.to_mapping() | {"reports": [str(p) for p in written], "reproduce": again}
+        reports = "".join(f"\nreport: {path}" for path in written)
+        emit(as_json, data, f"{bisect_text(result)}{reports}\nreproduce with: {again}")
     return 0 if result.outcome in ("found", "agree") else 3
 
 
@@ -102,7 +113,7 @@ def _case(
     name: str | None,
     command: tuple[str, ...],
     steps: int | None,
-    ranks: int,
+    resources: dict[str, int],
     metrics: tuple[str, ...],
 ) -> Case:
     from repro_golden.case import command_case, find_case
@@ -110,8 +121,8 @@ def _case(
 
     if command and name:
         raise ReproError("--case and a command after -- exclude each other: give one of them")
-    if not command and (steps or metrics or ranks != 1):
-        raise ReproError("--steps, --ranks and --metric are for a command after --: a case says them itself")
+    if not command and (steps or metrics or resources != {"ranks": 1, "gpus": 0}):
+        raise ReproError("--steps, --ranks, --gpus and --metric are for a command after --: a case says them itself")
     if command:
-        return command_case(checkout.root, "command", command, steps or _OPEN_END, ranks, metrics)
+        return command_case(checkout.root, "command", command, steps or _OPEN_END, resources, metrics)
     return find_case(checkout.root, name)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repro import __version__
-from repro.text import METRICS_HEAD, count, metrics_rows, metrics_table
+from repro.text import METRICS_HEAD, count, duration, metrics_rows, metrics_table
 from repro_bisect.result import BisectResult, Culprit
 from repro_golden.canonical import write_atomic
 
@@ -36,7 +36,7 @@ def headline(result: BisectResult) -> str:
             f"{name} moved the numbers of {result.case}: first at {where}" if d else f"{name} is the first bad commit"
         )
     if result.outcome == "flaky" and result.culprit:
-        return f"{result.culprit.commit[:10]} made {result.case} FLAKY: two replays of it differ"
+        return f"{result.culprit.commit[:10]} is FLAKY: two replays of it differ on {result.case}"
     if result.outcome == "ambiguous":
         return f"one of {len(result.suspects)} commits moved the numbers of {result.case}; the rest cannot be tested"
     return f"{result.good[:10]} and {result.bad[:10]} agree {how} on {result.case}"
@@ -46,10 +46,11 @@ def explanation(result: BisectResult) -> str:
     """Whether the culprit is the whole story."""
     if result.explains_bad is None:
         return ""
+    same = "equals BAD's" if result.bitwise else f"agrees with BAD's by {result.predicate}"
     if result.explains_bad and len(result.culprits) > 1:
-        return "Together they explain BAD: the last one's own trace equals BAD's, to the last step."
+        return f"Together they explain BAD: the last one's own trace {same}, to the last step."
     if result.explains_bad:
-        return "It alone explains BAD: its own trace equals BAD's, to the last step."
+        return f"It alone explains BAD: its own trace {same}, to the last step."
     return (
         "Later commits move the numbers too: its trace differs from BAD's. `--all` names them, or search on with "
         f"`repro bisect {result.culprit.commit[:10] if result.culprit else ''}..{result.bad[:10]}`."
@@ -123,10 +124,13 @@ def cost_line(result: BisectResult) -> str:
     if total.steps:
         bills = (("the ends", c.ends), ("the search", c.search), ("the confirmation", c.confirmation))
         text += "; trained steps: " + ", ".join(f"{bill.steps} for {name}" for name, bill in bills)
-    if result.git_probes and not result.posterior and result.predicate != "exit":
-        steps = result.git_probes * result.git_steps
-        tests = count(result.git_probes, "test")
-        text += f"; `git bisect run` would have trained at least {steps} for its search ({tests} of {result.git_steps})"
+    if result.git_probes and not result.posterior:
+        said = [count(result.git_probes, "test")]
+        if result.predicate != "exit":
+            said.append(f"{result.git_probes * result.git_steps} trained steps")
+        if result.git_seconds is not None:
+            said.append(f"about {duration(result.git_seconds)}")
+        text += f"; `git bisect run` would have taken at least {', '.join(said)} for its search"
     return text
 
 

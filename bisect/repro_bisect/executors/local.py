@@ -6,6 +6,7 @@ import contextlib
 import os
 import queue
 import shutil
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from repro_bisect.executors import Outcome, Task, perform
 from repro_bisect.worktrees import Worktrees
-from repro_golden.case import Case
+from repro_golden.case import Case, CommandSubject
 from repro_golden.checkout import Checkout
 from repro_golden.errors import ReproError
 
@@ -64,21 +65,31 @@ def default_jobs(case: Case) -> int:
     jobs = (os.cpu_count() or 1) // (case.resources.cpus * case.resources.ranks)
     if case.resources.gpus:
         jobs = min(jobs, len(_gpus()) // case.resources.gpus)
+    elif isinstance(case.subject, CommandSubject) and _gpus():
+        jobs = 1  # it may well take a GPU that nobody said it needs
     return max(1, jobs)
 
 
 def _slots(case: Case, jobs: int) -> list[dict[str, str]]:
-    """The variables of each slot: GPUs that no other slot has."""
+    """The variables of each slot: GPUs that no other slot has, and a port to meet at where several ranks train."""
     need = case.resources.gpus
+    ports = [_free_port() if case.resources.ranks > 1 and jobs > 1 else "" for _ in range(jobs)]
+    slots = [{"MASTER_PORT": port, "PET_MASTER_PORT": port} if port else {} for port in ports]
     if not need:
-        return [{} for _ in range(jobs)]
+        return slots
     gpus = _gpus()
     if len(gpus) < need * jobs:
         raise ReproError(
             f"{case.name} asks for {need} GPUs in each of {jobs} probes at once, and {len(gpus)} are here: "
             f"use -j {max(1, len(gpus) // need)}, or correct resources.gpus"
         )
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[k * need : (k + 1) * need])} for k in range(jobs)]
+    return [slot | {"CUDA_VISIBLE_DEVICES": ",".join(gpus[k * need : (k + 1) * need])} for k, slot in enumerate(slots)]
+
+
+def _free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
 
 
 def _gpus() -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import re
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from repro_golden.attach.collect import Gathering, read_terminal
 from repro_golden.attach.run import PACKAGE, environment_for, said_of
 from repro_golden.attach.settings import Settings
 from repro_golden.case import Case, CommandSubject
+from repro_golden.checkout import find_checkout
 from repro_golden.children import (
     Child,
     ChildFailure,
@@ -23,11 +26,13 @@ from repro_golden.children import (
     Run,
     RunResult,
     blame_the_machine,
+    blame_the_network,
     last_line,
 )
-from repro_golden.errors import ReproError
+from repro_golden.errors import MachineFailureError, ReproError
 from repro_golden.identity import Identity
 from repro_golden.rollouts import open_rollouts
+from repro_golden.scratch import scratch_folder
 from repro_golden.subjects.environments import Environment, held
 from repro_golden.subjects.words import interpreter, variables_of, words
 from repro_golden.trace import Header, StepRecord, Trace
@@ -36,6 +41,8 @@ __all__ = ["exit_code", "identity", "interpreter", "run", "try_out", "words"]
 
 _SET_UP = "set-up"
 """A file beside a worktree whose setup has been run."""
+
+_STOPPED = re.compile(r"repro: recording stopped at step .*(No space left on device|Disk quota exceeded)")
 
 
 # -- who it is
@@ -168,8 +175,8 @@ def run(
     enough: Callable[[], bool] | None = None,
 ) -> RunResult:
     """Make one run; see `subjects.launch`."""
-    with tempfile.TemporaryDirectory(prefix="repro-command-") as scratch:
-        raw, out = Path(scratch) / "raw", Path(scratch) / "out"
+    with _scratch(place) as scratch:
+        raw, out = scratch / "raw", scratch / "out"
         raw.mkdir()
         out.mkdir()
         with held(case, subject, place, cancel) as built:
@@ -180,14 +187,15 @@ def run(
 
 def exit_code(case: Case, subject: CommandSubject, place: Place, log: Path, cancel: threading.Event | None) -> int:
     """See `subjects.exit_code`."""
-    with tempfile.TemporaryDirectory(prefix="repro-command-") as scratch:
-        out = Path(scratch) / "out"
+    with _scratch(place) as scratch:
+        out = scratch / "out"
         out.mkdir()
         with held(case, subject, place, cancel) as built:
-            job = _Job(case, subject, place, Run(case.steps), log, Path(scratch), out, built)
+            job = _Job(case, subject, place, Run(case.steps), log, scratch, out, built)
             _prepare(job, cancel)
             code = _started(job, job.child(subject.command, job.variables), cancel)
-    blame_the_machine(code, log)
+    if code:
+        blame_the_machine(code, log)
     return code
 
 
@@ -198,13 +206,26 @@ def try_out(case: Case, subject: CommandSubject, place: Place, log: Path) -> Non
     if not subject.check:
         return
     log.touch()
-    with tempfile.TemporaryDirectory(prefix="repro-command-") as scratch:
+    with _scratch(place) as scratch:
         try:
             with held(case, subject, place) as built:
-                job = _Job(case, subject, place, Run(case.steps), log, Path(scratch), Path(scratch), built)
+                job = _Job(case, subject, place, Run(case.steps), log, scratch, scratch, built)
                 _step(job, "import", subject.check, None)
         except ChildFailure as failure:
             raise ReproError(f"subject.check fails on the working tree: {failure.message}") from None
+
+
+@contextlib.contextmanager
+def _scratch(place: Place) -> Iterator[Path]:
+    """A folder for one run, of which checkpoints may be part: where the next run removes it, should this be killed."""
+    try:
+        base = find_checkout(place.root).scratch
+    except ReproError:  # no checkout
+        with tempfile.TemporaryDirectory(prefix="repro-command-") as folder:
+            yield Path(folder)
+        return
+    with scratch_folder(base, "command") as made:
+        yield made
 
 
 def _prepare(job: _Job, cancel: threading.Event | None) -> None:
@@ -223,6 +244,8 @@ def _step(job: _Job, stage: Any, text: str, cancel: threading.Event | None) -> N
     code = _started(job, job.child(text, job.variables), cancel)
     if code:
         blame_the_machine(code, job.log)
+        if stage == "build":
+            blame_the_network("subject.setup", job.log)
         raise ChildFailure(stage, -1, f"{text} exited with {code}: {last_line(job.log)}", str(job.log))
 
 
@@ -246,12 +269,18 @@ def _train(job: _Job, cancel: threading.Event | None, asked: Callable[[], bool] 
         try:
             made = gathering.poll()
             parted.extend(r for r in made if roots.get(r.step, r.root) != r.root or (asked and asked()))
+        except MachineFailureError:
+            raise
         except ReproError as error:  # nothing good can come of it any more
             wrong.append(error)
         return bool(parted or wrong)
 
     child = job.child(job.command, environment_for(job.settings, job.variables))
-    code = _started(job, child, cancel, enough if run.trace else None)
+    try:
+        code = _started(job, child, cancel, enough if run.trace else None)
+    except ChildFailure:
+        _blame_the_disk(job)
+        raise
     if run.trace is None:
         return _bare(job, code)
     steps = gathering.steps
@@ -259,11 +288,17 @@ def _train(job: _Job, cancel: threading.Event | None, asked: Callable[[], bool] 
         if wrong:
             raise wrong[0]
         found = gathering.finish(child.command, code, "diverged" if parted else "finished")
+    except MachineFailureError:
+        raise
     except ReproError as error:
+        _blame_the_disk(job)
+        if not wrong:  # else it was ended by us
+            blame_the_machine(code, job.log)
         if steps == 0 and not wrong:
             _refuse(job, 0, code)
         raise ChildFailure("start" if steps == 0 else "step", steps, str(error), str(job.log)) from None
     if not parted and found.steps < run.steps:
+        _blame_the_disk(job)
         _refuse(job, found.steps, code)
     return RunResult(found.steps, bool(parted), found.terminal, [])
 
@@ -275,6 +310,12 @@ def _bare(job: _Job, code: int) -> RunResult:
         _refuse(job, 0, code)
         raise ChildFailure("start", -1, "no optimizer step was seen", str(job.log))
     return RunResult(job.run.steps, False, terminal, [])
+
+
+def _blame_the_disk(job: _Job) -> None:
+    """Raise where the disk was full for the recorder, which then ends the recording and never the program."""
+    if _STOPPED.search(job.log.read_text(encoding="utf-8", errors="replace")):
+        raise MachineFailureError("no space left on the disk to record; free some and run again")
 
 
 def _refuse(job: _Job, made: int, code: int) -> None:

@@ -19,12 +19,14 @@ from repro_golden.children import (
     Place,
     Run,
     RunResult,
+    Stage,
     base_environment,
     blame_the_machine,
     last_line,
 )
 from repro_golden.errors import MachineFailureError, ReproError
 from repro_golden.identity import Identity, collect
+from repro_golden.trace import Trace
 
 __all__ = ["environment", "identity", "run_all"]
 
@@ -78,16 +80,27 @@ def run_all(
 
         child = Child(command, Path(scratch), variables, log, subject.timeout * len(runs))
         code = child.run(cancel, told if enough else None)
-        return [] if any(ended) and not result.exists() else _result(result, code, log)
+        return [] if any(ended) and not result.exists() else _result(result, runs, code, log)
 
 
-def _result(path: Path, code: int, log: Path) -> list[RunResult]:
+def _result(path: Path, runs: Sequence[Run], code: int, log: Path) -> list[RunResult]:
     if not path.exists():
         blame_the_machine(code, log)
-        raise ChildFailure("import", -1, f"exited with {code}: {last_line(log)}", str(log))
+        raise ChildFailure(*_died_at(runs), f"exited with {code}: {last_line(log)}", str(log))
     raw = json.loads(path.read_text(encoding="utf-8"))
     if refusal := raw.get("refused"):
         raise (MachineFailureError if raw.get("machine") else ReproError)(refusal)
     if failure := raw.get("failure"):
+        blame_the_machine(code, log)
         raise ChildFailure(failure["stage"], failure["step"], failure["message"], str(log))
     return [RunResult(r["steps"], r["diverged"], r["terminal"], r["seconds"]) for r in raw["runs"]]
+
+
+def _died_at(runs: Sequence[Run]) -> tuple[Stage, int]:
+    """How far a child came that could not say so: the step under way by its last trace, which is begun after `load`."""
+    stage: tuple[Stage, int] = ("import", -1)
+    for run in runs:
+        if run.trace and (Path(run.trace) / "header.json").exists():
+            steps = Trace(Path(run.trace)).steps
+            stage = ("step", steps[-1].step + 1) if steps else ("start", run.first_step)
+    return stage

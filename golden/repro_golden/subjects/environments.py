@@ -24,7 +24,15 @@ from typing import IO, NoReturn
 from repro_golden.canonical import canonical_json, digest
 from repro_golden.case import Case, CommandSubject
 from repro_golden.checkout import find_checkout
-from repro_golden.children import CancelledError, Child, ChildFailure, Place, blame_the_machine, last_line
+from repro_golden.children import (
+    CancelledError,
+    Child,
+    ChildFailure,
+    Place,
+    blame_the_machine,
+    blame_the_network,
+    last_line,
+)
 from repro_golden.errors import MachineFailureError, ReproError
 from repro_golden.identity import Difference, Identity
 from repro_golden.subjects.recipes import pip_options, uv_command
@@ -34,7 +42,6 @@ from repro_golden.trace import Header
 __all__ = ["Environment", "environment_changes", "held"]
 
 _PACKAGES = "from importlib import metadata; print(*{f'{d.name}=={d.version}' for d in metadata.distributions()})"
-_NO_NETWORK = ("Temporary failure in name resolution", "Network is unreachable")
 
 
 @dataclass(frozen=True)
@@ -191,7 +198,8 @@ class _Recipe:
             self.path("log").write_bytes(b"")
             for name, command, variables in commands:
                 limit, kept = self._subject.timeout, [lock.fileno()]
-                self._run(name, Child(command, self._root, variables, self.path("log"), limit, kept), cancel)
+                child = Child(command, self._root, variables, self.path("log"), limit, kept, bound=False)
+                self._run(name, child, cancel)
             self._mark()
             done = True
         except ChildFailure as failure:
@@ -210,12 +218,7 @@ class _Recipe:
             self._fail(f"{name}: {child.command[0]} is not found, or not executable")
         if code:
             blame_the_machine(code, child.log)
-            output = child.log.read_text(encoding="utf-8", errors="replace")
-            if away := next((text for text in _NO_NETWORK if text in output), None):
-                raise MachineFailureError(
-                    f"the environment for {', '.join(self._subject.locks)} was not built ({away.lower()}): "
-                    f"see {child.log}, and run the same command again"
-                )
+            blame_the_network(f"building the environment for {', '.join(self._subject.locks)}", child.log)
             self._fail(f"{name} exited with {code}: {last_line(child.log)}")
 
     def _fail(self, message: str) -> NoReturn:

@@ -1,0 +1,182 @@
+"""Ways in which a bisect could name the wrong commit, or lose what it found, and does not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from conftest import Repo
+from history_kit import TRAIN, edit, note, start
+
+from repro_bisect.journal import Entry, Journal
+from repro_golden.case import command_case
+
+SCALE = "scale = 1.0\n"
+LOSS = r"loss=(?P<loss>\S+)"
+
+
+def command(steps: int) -> tuple[str, ...]:
+    """The trainer for so many steps."""
+    return ("--", sys.executable, "train.py", "--steps", str(steps))
+
+
+def bisect(repo: Repo, spec: str, *arguments: str, code: int = 0) -> tuple[dict[str, Any], str]:
+    """JSON and progress of a bisect."""
+    done = repo.repro("bisect", spec, "--json", *arguments)
+    assert done.returncode == code, done.stdout + done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def test_drift_up_to_a_bound(tmp_path: Path) -> None:
+    """Where each commit moves a metric a little, the one that crosses the bound is named, however small its step."""
+    repo = start(tmp_path, case=None)
+    good = repo.git("rev-parse", "HEAD")
+    commits = [edit(repo, f"scale = {1 + k / 100}\n", f"scale = {1 + (k + 1) / 100}\n", f"drift {k}") for k in range(4)]
+    # the loss grows with the square: 2, 4, 6 and 8 %
+    result, progress = bisect(
+        repo, f"{good}..HEAD", "--when", "metric:loss rtol=0.05", "--metric", LOSS, "-j", "1", *command(1)
+    )
+    assert result["culprit"]["commit"] == commits[2], progress
+    assert "agrees with BAD's by" not in progress
+
+
+def test_longer_traces_of_earlier_bisects(tmp_path: Path) -> None:
+    """A probe is judged by the steps that matter now, not by further ones that an earlier bisect happened to train."""
+    repo = start(tmp_path, case=None)
+    good = repo.git("rev-parse", "HEAD")
+    late = edit(repo, SCALE, "scale = 1.0 + 1e-6 * (step >= 3)\n", "Late")
+    for n in range(3):
+        note(repo, f"between {n}")
+    between = repo.git("rev-parse", "HEAD")
+    result, _ = bisect(
+        repo, f"{good}..{between}", "-j", "1", *command(5)
+    )  # journals whole traces of what comes after it
+    assert result["culprit"]["commit"] == late
+    early = edit(repo, "(step >= 3)", "(step >= 1)", "Early")
+    note(repo, "last")
+    result, progress = bisect(repo, f"{good}..HEAD", "-j", "1", *command(5))
+    assert result["culprit"]["commit"] == early, progress
+    assert result["divergence"]["step"] == 1
+
+
+def test_steps_that_a_program_is_told_are_part_of_the_key(tmp_path: Path) -> None:
+    """Runs of one program share what was found whatever their length, unless the program itself is told it."""
+    told, other = (
+        [command_case(tmp_path, "c", ["python", "train.py", *words], steps, {}).digest for steps in (2, 3)]
+        for words in (["--steps", "{step}"], [])
+    )
+    assert told[0] != told[1]
+    assert other[0] == other[1]
+
+
+def test_a_test_script_outside_the_commits(tmp_path: Path) -> None:
+    """Correcting a script that lies outside the repository makes what it said before worth nothing."""
+    repo = start(tmp_path, case=None)
+    script, commits = tmp_path / "test.sh", [repo.git("rev-parse", "HEAD")]
+    for n in range(4):
+        (repo.root / "value").write_text(f"{n}\n")
+        commits.append(repo.commit(f"value {n}"))
+    for limit, culprit in ((2, commits[3]), (3, commits[4])):
+        script.write_text(f"#!/bin/sh\ntest ! -e value || test $(cat value) -lt {limit}\n")
+        script.chmod(0o755)
+        result, progress = bisect(repo, f"{commits[0]}..HEAD", "--when", "exit", "--", str(script))
+        assert result["culprit"]["commit"] == culprit, progress
+    again, _ = bisect(repo, f"{commits[0]}..HEAD", "--when", "exit", "--", str(script))
+    assert again["cost"]["probes"] == 0
+    fresh, _ = bisect(repo, f"{commits[0]}..HEAD", "--when", "exit", "--fresh", "--", str(script))
+    assert fresh["cost"]["probes"] > 0
+
+
+FLAKY = """\
+import fcntl, sys
+with open({counter!r}, "a+") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    file.write("x")
+    calls = file.tell()
+bad = {bad}
+sys.exit(bad != (calls % {every} == 2))
+"""
+
+
+def test_flaky_exit_codes_are_weighed(tmp_path: Path) -> None:
+    """A test that says the wrong thing in every sixth call is repeated, and the culprit has a probability."""
+    repo = start(tmp_path, case=None)
+
+    def commit(bad: bool, text: str) -> str:
+        code = FLAKY.format(counter=str(tmp_path / "calls"), bad=bad, every=6)
+        (repo.root / "test.py").write_text(f"# {text}\n{code}")
+        return repo.commit(text)
+
+    good = commit(False, "good")
+    for n in range(3):
+        commit(False, f"still {n}")
+    culprit = commit(True, "culprit")
+    for n in range(4):
+        commit(True, f"after {n}")
+    result, progress = bisect(repo, f"{good}..HEAD", "--when", "exit", "-j", "1", "--", sys.executable, "test.py")
+    assert result["culprit"]["commit"] == culprit, progress
+    assert result["posterior"][culprit] >= 0.95
+    assert 0 < result["rates"][0] < 0.4 < 0.6 < result["rates"][1] < 1
+    assert "two runs of it exit with other codes" in progress
+
+
+def test_a_branch_from_before_good(tmp_path: Path) -> None:
+    """A branch that lacks what GOOD has cannot be compared with it: the culprit is found among what contains GOOD."""
+    repo = start(tmp_path, case=None)
+    repo.git("branch", "old")
+    good = edit(repo, "lr=0.01", "lr=0.02", "Learn faster, on purpose")
+    note(repo, "one", "other")
+    repo.git("checkout", "--quiet", "old")
+    note(repo, "from before", "old")
+    note(repo, "from before too", "old")
+    repo.git("checkout", "--quiet", "main")
+    repo.git("merge", "--quiet", "--no-ff", "--message", "Merge old", "old")
+    culprit = edit(repo, SCALE, "scale = 1.0 + 1e-6\n", "Scale")
+    note(repo, "two")
+    result, progress = bisect(repo, f"{good}..HEAD", *command(2))
+    assert result["culprit"]["commit"] == culprit, progress
+    assert "searching only what contains GOOD" in progress
+
+
+def test_every_culprit_where_lengths_differ(tmp_path: Path) -> None:
+    """With --all, a culprit whose run is longer than BAD's ends the search, and nothing untrue is said."""
+    repo = start(tmp_path, TRAIN.replace("default=6", "default=4"), None)
+    good = repo.git("rev-parse", "HEAD")
+    culprit = edit(repo, SCALE, "scale = 1.0 + 1e-6\n", "Scale")
+    note(repo, "one")
+    edit(repo, "default=4", "default=3", "Train less")
+    result, progress = bisect(repo, f"{good}..HEAD", "--all", "--", sys.executable, "train.py")
+    assert [c["commit"]["commit"] for c in result["culprits"]] == [culprit], progress
+    assert result["explains_bad"] is None
+
+
+def test_a_run_that_ends_early_is_no_verdict(tmp_path: Path) -> None:
+    """A commit that trains fewer steps and agrees as far as it goes is skipped for that, and the search goes on."""
+    repo = start(tmp_path, TRAIN.replace("default=6", "default=4"), None)
+    good = repo.git("rev-parse", "HEAD")
+    edit(repo, "default=4", "default=2", "Train less")
+    edit(repo, "default=2", "default=4", "Train as before")
+    culprit = edit(repo, SCALE, "scale = 1.0 + 1e-6 * (step >= 3)\n", "Scale")
+    note(repo, "one")
+    result, progress = bisect(repo, f"{good}..HEAD", "-j", "1", "--", sys.executable, "train.py")
+    assert result["culprit"]["commit"] == culprit, progress
+    assert all("ends after 2 of 4 steps" in reason for reason in result["skips"].values())
+    # without --steps too, everything but the confirmation is known the second time
+    again, _ = bisect(repo, f"{good}..HEAD", "-j", "1", "--", sys.executable, "train.py")
+    assert again["cost"]["ends"]["steps"] == again["cost"]["search"]["steps"] == 0
+
+
+def test_a_line_after_a_torn_one(tmp_path: Path) -> None:
+    """What a crash cut short costs the probe that it was about, and never the next one."""
+    journal = Journal(tmp_path)
+    entries = [Entry(f"key {n}", 0, "commit", "why", 0, 1.0, "lock", "") for n in range(2)]
+    journal.add(entries[0], None)
+    with (tmp_path / "journal.jsonl").open("a") as file:
+        file.write('{"format":1,"key":"torn')
+    Journal(tmp_path).add(entries[1], None)
+    found = Journal(tmp_path)
+    assert [found.find(e.key, 0) for e in entries] == entries
+    assert found.count({"key 0", "key 1", "torn"}) == 2
+    assert Journal(tmp_path, fresh=True).find("key 0", 0) is None
