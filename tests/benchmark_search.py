@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import platform
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -55,7 +54,7 @@ def measure() -> dict[str, Any]:
 def measure_one(shape: str, size: int, skips: int) -> dict[str, Any]:
     """One shape and size: whole searches, git's and ours in turn."""
     parents = SHAPES[shape](size)
-    bad, before = max(parents), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    bad, before = max(parents), _peak()
     began = time.perf_counter()
     dag = Dag.between(parents, [0], bad)
     search = Search(dag, bad, [0])
@@ -69,7 +68,7 @@ def measure_one(shape: str, size: int, skips: int) -> dict[str, Any]:
             ours += decisions(search, culprit, skips, random.Random(seed))
             if beside:
                 theirs += git_decisions(Path(folder, "repo"), names, dag, culprit)
-    memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    memory = _peak() - before
     merges = sum(len(ps) > 1 for ps in parents.values()) / len(parents)
     return {"shape": shape, "size": size, "skips": skips, "merges": merges, "construction": built,
             "decisions": ours, "git": theirs, "memory": memory}  # fmt: skip
@@ -133,6 +132,12 @@ def page(samples: dict[str, Any]) -> str:
     facts = [f"machine: {samples['machine']}", samples["versions"], f"{samples['date']}, commit {samples['commit']}"]
     lines = ["| " + " | ".join(cells) + " |" for cells in table]
     return "\n".join([*(f"- {fact}" for fact in facts), "", *lines, ""])
+
+
+def _peak() -> int:
+    """Most bytes that this process has held. Not `getrusage`, which begins with what the parent held."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 def _ms(seconds: float) -> str:

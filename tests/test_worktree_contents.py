@@ -1,21 +1,29 @@
-"""What git leaves out of a worktree: submodules and LFS content, without hooks, filters or network."""
+"""What git leaves out of a worktree: submodules and LFS content, without hooks, filters or network.
+
+And what lies beside worktrees: the training states that several bisects share.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import Repo
+from conftest import Repo, environment
 from history_kit import TRAIN, note, start
 
+from repro_bisect.states import KEPT, States
 from repro_bisect.worktrees import Worktrees
 from repro_golden.checkout import find_checkout
-from repro_golden.errors import ReproError
+from repro_golden.errors import MachineFailureError, ReproError
 
 COMMAND = ("--", sys.executable, "train.py", "--steps", "2")
+ALLOW = ("-c", "protocol.file.allow=always")
 
 
 def library(folder: Path, name: str, value: str) -> Repo:
@@ -31,14 +39,13 @@ def library(folder: Path, name: str, value: str) -> Repo:
 def with_submodule(folder: Path) -> tuple[Repo, Repo]:
     """A trainer that takes its scale from a submodule which has a submodule itself; both repositories."""
     inner, outer = library(folder, "inner", "1.0"), library(folder, "outer", "1.0")
-    allow = ("-c", "protocol.file.allow=always")
-    outer.git(*allow, "submodule", "--quiet", "add", str(inner.root), "deep")
+    outer.git(*ALLOW, "submodule", "--quiet", "add", str(inner.root), "deep")
     outer.commit("Take inner in")
     train = TRAIN.replace("import torch\n", "import sys\nimport torch\nsys.path.insert(0, 'outer')\nimport values\n", 1)
     train = train.replace("scale = 1.0\n", "scale = values.SCALE\n")
     repo = start(folder, train.replace("import values\n", "import values\nimport deep.values\n"), None)
-    repo.git(*allow, "submodule", "--quiet", "add", str(outer.root), "outer")
-    repo.git(*allow, "submodule", "--quiet", "update", "--init", "--recursive")
+    repo.git(*ALLOW, "submodule", "--quiet", "add", str(outer.root), "outer")
+    repo.git(*ALLOW, "submodule", "--quiet", "update", "--init", "--recursive")
     repo.commit("Take outer in")
     return repo, outer
 
@@ -87,14 +94,25 @@ def test_a_submodule_that_is_not_here_is_refused(tmp_path: Path) -> None:
 
 def lfs(repo: Repo, content: bytes, *, here: bool = True) -> None:
     """Write a file as Git LFS keeps it: a pointer in git, and the content in its own store if it is here."""
+    point(repo, content)
+    if here:
+        keep(repo.root / ".git", content)
+
+
+def point(repo: Repo, content: bytes) -> None:
+    """Write the pointer of a file that Git LFS keeps."""
     oid = hashlib.sha256(content).hexdigest()
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {len(content)}\n"
     (repo.root / "data.bin").write_text(pointer)
     (repo.root / ".gitattributes").write_text("*.bin filter=lfs diff=lfs merge=lfs -text\n")
-    if here:
-        store = repo.root / ".git" / "lfs" / "objects" / oid[:2] / oid[2:4]
-        store.mkdir(parents=True, exist_ok=True)
-        (store / oid).write_bytes(content)
+
+
+def keep(folder: Path, content: bytes) -> None:
+    """Put content where Git LFS keeps it below a git folder."""
+    oid = hashlib.sha256(content).hexdigest()
+    store = folder / "lfs" / "objects" / oid[:2] / oid[2:4]
+    store.mkdir(parents=True, exist_ok=True)
+    (store / oid).write_bytes(content)
 
 
 def test_lfs_content_is_put_in_its_place(tmp_path: Path) -> None:
@@ -116,3 +134,186 @@ def test_lfs_content_is_put_in_its_place(tmp_path: Path) -> None:
     finally:
         worktrees.close()
     assert not list((repo.root / ".git" / "repro" / "worktrees").glob("*"))
+
+
+def taking_in(folder: Path, outer: Repo, name: str = "part") -> Repo:
+    """A repository with a submodule at a path of another name than its own."""
+    repo = start(folder, case=None)
+    repo.git(*ALLOW, "submodule", "--quiet", "add", "--name", name, str(outer.root), "at/outer")
+    repo.git(*ALLOW, "submodule", "--quiet", "update", "--init", "--recursive")
+    repo.commit("Take outer in")
+    return repo
+
+
+def files_of(repo: Repo, commit: str = "HEAD") -> dict[str, bytes]:
+    """What a worktree of a commit holds."""
+    worktrees = Worktrees(find_checkout(repo.root))
+    try:
+        with worktrees.at(repo.git("rev-parse", commit), None) as place:
+            found = [p for p in place.root.rglob("*") if p.is_file() and p.name != ".git"]
+            return {str(p.relative_to(place.root)): p.read_bytes() for p in found}
+    finally:
+        worktrees.close()
+
+
+def test_a_submodule_has_every_file_as_it_was_committed(tmp_path: Path) -> None:
+    """Neither export-ignore, export-subst nor a filter that only the submodule's own configuration has changes a file.
+
+    Nothing in its repository changes, and its folder need not be in the checkout.
+    """
+    inner, outer = library(tmp_path, "inner", "2.0"), library(tmp_path, "outer", "1.0")
+    outer.git(*ALLOW, "submodule", "--quiet", "add", "--name", "the inner one", str(inner.root), "deep")
+    content = {
+        ".gitattributes": b"hidden.py export-ignore\nversion.py export-subst\n*.py filter=mangle\n",
+        "hidden.py": b"HIDDEN = 1\n",
+        "version.py": b"VERSION = '$Format:%H$'\n",
+        "run.sh": b"#!/bin/sh\n",
+    }
+    for name, text in content.items():
+        (outer.root / name).write_bytes(text)
+    (outer.root / "run.sh").chmod(0o755)
+    (outer.root / "link").symlink_to("hidden.py")
+    outer.commit("More")
+    repo = taking_in(tmp_path, outer)
+    kept = repo.root / ".git" / "modules" / "part"
+    for setting in ("smudge", "process", "clean"):
+        Repo(kept).git("config", f"filter.mangle.{setting}", f"touch {tmp_path}/filter-ran; cat")
+    Repo(kept).git("config", "filter.mangle.required", "true")
+    shutil.rmtree(repo.root / "at")
+    before = {p: p.read_bytes() for p in kept.rglob("*") if p.is_file()}
+    found = files_of(repo)
+    assert {name: found[f"at/outer/{name}"] for name in content} == content
+    assert found["at/outer/link"] == content["hidden.py"]
+    assert found["at/outer/deep/values.py"] == b"SCALE = 2.0\n"
+    assert not (tmp_path / "filter-ran").exists()
+    assert {p: p.read_bytes() for p in kept.rglob("*") if p.is_file()} == before
+
+
+def test_a_user_whose_commands_go_into_submodules(tmp_path: Path) -> None:
+    """submodule.recurse, and submodules that another commit has not, keep no worktree from being made."""
+    repo = taking_in(tmp_path, library(tmp_path, "outer", "1.0"))
+    repo.git("config", "submodule.recurse", "true")
+    assert files_of(repo)["at/outer/values.py"] == b"SCALE = 1.0\n"
+    assert "at/outer/values.py" not in files_of(repo, "HEAD~1")
+
+
+def test_an_empty_list_of_submodules(tmp_path: Path) -> None:
+    """The empty .gitmodules that is left where the last submodule was removed means none."""
+    repo = taking_in(tmp_path, library(tmp_path, "outer", "1.0"))
+    repo.git("rm", "--quiet", "at/outer")
+    assert (repo.root / ".gitmodules").read_text() == ""
+    repo.commit("Do without outer")
+    assert set(files_of(repo)) == {".gitmodules", "train.py"}
+
+
+def test_a_damaged_list_of_submodules_is_one_line(tmp_path: Path) -> None:
+    """What git cannot read is an error of one line, and no traceback."""
+    repo = taking_in(tmp_path, library(tmp_path, "outer", "1.0"))
+    (repo.root / ".gitmodules").write_text("[submodule\n")
+    repo.git("add", ".gitmodules")
+    tree = repo.git("write-tree")
+    commit = repo.git("commit-tree", "-p", "HEAD", "-m", "Damage", tree)
+    with pytest.raises(MachineFailureError, match=r"git config` failed: .*bad config") as caught:
+        files_of(repo, commit)
+    assert "\n" not in str(caught.value)
+
+
+def test_lfs_content_in_a_submodule(tmp_path: Path) -> None:
+    """A submodule's LFS files come from its own store; what is not there is refused with where to fetch it."""
+    outer = library(tmp_path, "outer", "1.0")
+    point(outer, b"content" * 1000)
+    outer.commit("Data")
+    repo = taking_in(tmp_path, outer)
+    with pytest.raises(ReproError, match=r"at/outer/data\.bin is not here: `git lfs fetch --all` in at/outer brings"):
+        files_of(repo)
+    keep(repo.root / ".git" / "modules" / "part", b"content" * 1000)
+    assert files_of(repo)["at/outer/data.bin"] == b"content" * 1000
+
+
+READ_ONLY = """\
+import os, sys
+from pathlib import Path
+from repro_bisect.worktrees import Worktrees
+from repro_golden.checkout import find_checkout
+worktrees = Worktrees(find_checkout(Path(sys.argv[1])))
+with worktrees.at(sys.argv[2], None) as place:
+    (place.root / "made" / "below").mkdir(parents=True)
+    (place.root / "made" / "below" / "file").touch()
+    (place.root / "made" / "link").symlink_to(sys.argv[3])
+    for name, mode in (("made/below", 0o500), ("made", 0o000), ("", 0o500)):
+        (place.root / name).chmod(mode)
+    try:
+        (place.root / "another").touch()
+        sys.exit("this user may write everywhere")
+    except PermissionError:
+        pass
+worktrees.close()
+"""
+
+
+def test_a_worktree_with_read_only_folders_is_removed(tmp_path: Path) -> None:
+    """Folders that a trainer made read-only go with their worktree, and so does git's note; what links name stays."""
+    repo = start(tmp_path, case=None)
+    (tmp_path / "elsewhere").mkdir(mode=0o500)
+    mortal = []  # the superuser's right to write everywhere is given up
+    if os.geteuid() == 0:
+        if not shutil.which("setpriv"):
+            pytest.skip("root may write everywhere, and setpriv is not here")
+        mortal = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--inh-caps", "-all"]
+    head = repo.git("rev-parse", "HEAD")
+    command = [*mortal, sys.executable, "-c", READ_ONLY, str(repo.root), head, str(tmp_path / "elsewhere")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+    assert done.returncode == 0, done.stderr
+    assert not list((repo.root / ".git" / "repro" / "worktrees").glob("*"))
+    assert len(repo.git("worktree", "list").splitlines()) == 1
+    assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o500
+
+
+HAMMER = """\
+import random, sys, tempfile
+from pathlib import Path
+from repro_bisect.states import States
+base, seed, rounds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+choose = random.Random(seed)
+for _ in range(rounds):
+    states = States(base, choose.choice(("one", "two")))
+    with tempfile.TemporaryDirectory(dir=base.parent) as made:
+        for step in (1, 2):
+            (Path(made) / str(step)).mkdir()
+            for part in range(5):
+                (Path(made) / str(step) / str(part)).write_text("state")
+        states.take(Path(made))
+    for _ in range(3):
+        assert states.steps() == [1, 2], "a state that is held is gone"
+        for step in (1, 2):
+            assert len(list(states.at(step).iterdir())) == 5, "a state is half gone"
+    states.close(0)
+"""
+
+
+def test_bisects_that_finish_together(tmp_path: Path) -> None:
+    """Processes that open, fill and remove the same states at once: nobody fails, or sees a state that is half gone."""
+    commands = [[sys.executable, "-c", HAMMER, str(tmp_path / "states"), str(seed), "300"] for seed in range(3)]
+    hammers = [subprocess.Popen(c, stderr=subprocess.PIPE, text=True, env=environment()) for c in commands]
+    errors = [hammer.communicate()[1] for hammer in hammers]
+    assert [hammer.returncode for hammer in hammers] == [0, 0, 0], "\n".join(errors)
+    States(tmp_path / "states", "last").close(0)
+    assert [path.name for path in (tmp_path / "states").iterdir()] == ["last"]
+
+
+def test_the_least_recently_used_states_go_first(tmp_path: Path) -> None:
+    """Beyond the budget the oldest go, those that are held stay, and what a killed process was removing goes too."""
+    for age, key in enumerate(("held", "old", "young")):
+        states = States(tmp_path, key)
+        states.at(1).mkdir()
+        (states.at(1) / "state").write_bytes(bytes(100))
+        states.close(1000)
+        os.utime(tmp_path / key, (age, age))
+    (tmp_path / ".gone-rest").mkdir()
+    (tmp_path / ".gone-rest" / "state").write_bytes(bytes(100))
+    held = States(tmp_path, "held")
+    os.utime(tmp_path / "held", (0, 0))
+    States(tmp_path, "new").close(200 // KEPT)
+    assert {path.name for path in tmp_path.iterdir()} == {"held", "young", "new"}
+    assert held.steps() == [1]
+    held.close(1000)

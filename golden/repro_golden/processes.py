@@ -58,11 +58,8 @@ def tree_of(
     outer = os.environ.get(MARK)
     variables = {**environment, MARK: f"{outer}:{mark}" if outer else mark}
     start = _start_bound if bound and sys.platform == "linux" else _start
-    process, told = start(command, cwd, variables, output, keep)
+    process = start(command, cwd, variables, output, keep)
     try:
-        with contextlib.closing(told):
-            if number := told.read():
-                raise OSError(int(number), os.strerror(int(number)), command[0])
         yield process
     finally:
         _end(process, mark)
@@ -70,18 +67,14 @@ def tree_of(
 
 # -- start
 
-_Started = tuple["subprocess.Popen[bytes]", IO[bytes]]
-"""A process, and a file that ends once its program runs: with the number of an error, if it does not."""
-
 
 def _start(
     command: Sequence[str], cwd: Path, variables: Mapping[str, str], output: IO[bytes], keep: Sequence[int]
-) -> _Started:
-    process = subprocess.Popen(
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
         list(command), cwd=cwd, env=dict(variables), stdin=subprocess.DEVNULL,
         stdout=output, stderr=subprocess.STDOUT, start_new_session=True, pass_fds=keep,
     )  # fmt: skip
-    return process, Path(os.devnull).open("rb")
 
 
 _BIND = """\
@@ -106,21 +99,27 @@ os._exit(127)
 
 def _start_bound(
     command: Sequence[str], cwd: Path, variables: Mapping[str, str], output: IO[bytes], keep: Sequence[int]
-) -> _Started:
+) -> subprocess.Popen[bytes]:
     assert sys.platform == "linux"
-    told, tells = os.pipe()
-    with open(os.memfd_create("environment"), "wb") as file, open(tells, "wb") as telling:  # noqa: PTH123 - no paths
-        file.write(b"\0".join(os.fsencode(f"{name}={value}") for name, value in variables.items()))
-        file.flush()
-        os.lseek(file.fileno(), 0, os.SEEK_SET)
-        ours = [os.getpid(), telling.fileno(), file.fileno()]
-        bind = [sys.executable, "-I", "-S", "-c", _BIND, *map(str, ours)]
+    told, tells = (open(number, mode) for number, mode in zip(os.pipe(), ("rb", "wb"), strict=True))  # noqa: PTH123, SIM115
+    with told:
+        with tells, open(os.memfd_create("environment"), "wb") as file:  # noqa: PTH123 - no path
+            file.write(b"\0".join(os.fsencode(f"{name}={value}") for name, value in variables.items()))
+            file.flush()
+            file.seek(0)
+            ours = [os.getpid(), tells.fileno(), file.fileno()]
+            bind = [sys.executable, "-I", "-S", "-c", _BIND, *map(str, ours)]
+            process = _start([*bind, *command], cwd, os.environ, output, [*keep, *ours[1:]])
         try:
-            process, _ = _start([*bind, *command], cwd, os.environ, output, [*keep, *ours[1:]])
+            number = told.read()  # ends once the program runs
         except BaseException:
-            os.close(told)
+            process.kill()
+            process.wait()
             raise
-    return process, open(told, "rb")  # noqa: PTH123 - no path, and closed by the caller
+    if number:
+        process.wait()
+        raise OSError(int(number), os.strerror(int(number)), command[0])
+    return process
 
 
 # -- end
