@@ -14,6 +14,7 @@ import click
 
 from repro.cli import cli
 from repro_golden.errors import ReproError
+from repro_golden.git_environment import forget_repository
 
 __all__ = ["main"]
 
@@ -25,10 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, _terminated)  # so that worktrees and children are removed on this exit too
     try:
-        if any(name.startswith("GIT_") for name in os.environ):  # else spare every start the import
-            from repro_golden.checkout import forget_repository
-
-            forget_repository(os.environ)
+        forget_repository(os.environ)
         code = cli.main(args=arguments, prog_name="repro", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except click.exceptions.Abort:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from repro_golden.case import Case
 from repro_golden.children import Place
 from repro_golden.errors import ReproError
 
-__all__ = ["Checkout", "find_checkout", "forget_repository", "joined_trees", "subject_tree", "whole_tree"]
+__all__ = ["Checkout", "find_checkout", "joined_trees", "subject_tree", "whole_tree"]
 
 
 @dataclass(frozen=True)
@@ -74,34 +73,6 @@ def joined_trees(trees: Sequence[str | None]) -> str | None:
 def whole_tree(entries: Iterable[str]) -> str:
     """What stands for a whole repository's code: a digest over its top entries, ``name hash`` each."""
     return digest("tree", *sorted(entry for entry in entries if entry.split(" ")[0] not in NOT_CODE))
-
-
-def forget_repository(environment: MutableMapping[str, str]) -> None:
-    """Drop the variables by which git tells a hook, an alias or `git rebase --exec` its repository and index.
-
-    Every git command in a worktree would act on those instead. The working directory then says which repository is
-    meant; where it says another than the variables did, nothing is guessed.
-
-    Raises:
-        ReproError: the working directory is in another repository than the variables name.
-    """
-    named = _folder_of_git(environment) if "GIT_DIR" in environment else None
-    asked = ["git", "rev-parse", "--local-env-vars"]
-    for name in subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split():
-        environment.pop(name, None)
-    found = _folder_of_git(environment) if named else None
-    if named and found and not named.samefile(found):
-        raise ReproError(
-            f"GIT_DIR names {named}, but the working directory is in the repository of {found}: "
-            "change to the one that is meant, or unset GIT_DIR"
-        )
-
-
-def _folder_of_git(environment: Mapping[str, str]) -> Path | None:
-    """The git folder that git itself takes here; None outside of any."""
-    asked = ["git", "rev-parse", "--absolute-git-dir"]
-    done = subprocess.run(asked, env=environment, capture_output=True, text=True, check=False)
-    return Path(done.stdout.removesuffix("\n")) if done.stdout else None
 
 
 def find_checkout(start: Path) -> Checkout:
