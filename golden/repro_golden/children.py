@@ -227,7 +227,7 @@ _LACKS = {
     "EADDRINUSE": "the trainer's port is in use; end what holds it, or run again",
 }
 _NETWORK = re.compile(
-    r"failure in name resolution|name or service not known|nodename nor servname|could not resolve (?:host|proxy)"
+    r"(?:temporary )?failure in name resolution|name or service not known|nodename nor servname|could not resolve (?:host|proxy)"
     r"|failed to lookup address|nameresolutionerror|\bEAI_AGAIN\b|dns error|network is (?:unreachable|down)"
     r"|no route to host|host is unreachable|connection (?:refused|reset|timed out|aborted|broken)"
     r"|failed to establish a new connection|failed to connect to|max retries exceeded|too many retries"
