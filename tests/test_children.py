@@ -24,8 +24,6 @@ from repro_golden.scratch import scratch_folder
 from repro_golden.subjects import exit_code, launch
 from repro_golden.trace import Trace
 
-CUT = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
-"""The files of a trace that was given up are closed when it is forgotten."""
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
 
 TRAIN = """\
@@ -256,7 +254,6 @@ def test_a_signal_from_outside(tmp_path: Path, number: signal.Signals) -> None:
             exit_code(case(tmp_path, command=kill, shell=shell), Place(tmp_path), tmp_path / "log")
 
 
-@CUT
 def test_a_rank_that_was_killed(tmp_path: Path) -> None:
     """The launcher of a rank that was killed exits with 1, and still it is the machine's failure."""
     killed = text_of(at="if step == 4 and os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)")
@@ -265,7 +262,6 @@ def test_a_rank_that_was_killed(tmp_path: Path) -> None:
         run(tmp_path, case(tmp_path, killed, command=launcher, ranks=2), Run(6, trace=str(tmp_path / "trace")))
 
 
-@CUT
 @pytest.mark.parametrize("when", ["while it trains", "at the end"])
 def test_a_full_disk_under_the_trace(tmp_path: Path, when: str) -> None:
     """A disk that is full for the instrument (/dev/full) stops a search; it says nothing of the commit."""
@@ -278,7 +274,6 @@ def test_a_full_disk_under_the_trace(tmp_path: Path, when: str) -> None:
         run(tmp_path, case(tmp_path, text_of(at=last)), Run(6, trace=str(tmp_path / "trace")))
 
 
-@CUT
 @pytest.mark.parametrize("steps", [6, pytest.param(10**9, marks=pytest.mark.campaign)], ids=["it ends", "it goes on"])
 def test_a_full_disk_under_the_recorder(tmp_path: Path, steps: int) -> None:
     """A disk that is full in the program's own process ends its recording alone, and still is the machine's failure."""

@@ -227,8 +227,9 @@ _LACKS = {
     "EADDRINUSE": "the trainer's port is in use; end what holds it, or run again",
 }
 _NETWORK = re.compile(
-    r"(?:temporary )?failure in name resolution|name or service not known|nodename nor servname|could not resolve (?:host|proxy)"
-    r"|failed to lookup address|nameresolutionerror|\bEAI_AGAIN\b|dns error|network is (?:unreachable|down)"
+    r"(?:temporary )?failure in name resolution|name or service not known|nodename nor servname"
+    r"|could not resolve (?:host|proxy)|failed to lookup address|nameresolutionerror|\bEAI_AGAIN\b"
+    r"|dns error|network is (?:unreachable|down)"
     r"|no route to host|host is unreachable|connection (?:refused|reset|timed out|aborted|broken)"
     r"|failed to establish a new connection|failed to connect to|max retries exceeded|too many retries"
     r"|(?:read|operation|request|connect(?:ion)?) timed out|tls handshake timeout|error sending request"

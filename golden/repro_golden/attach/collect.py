@@ -168,6 +168,11 @@ class Gathering:
         ignored = sorted({name for end in ends if end for name in end.get("ignored", ())})
         return Collected(steps, len(self._ranks), complete, stopped, terminal, ignored)
 
+    def close(self) -> None:
+        """Let go of the trace's files, whatever became of it."""
+        if self._writer:
+            self._writer.let_go()
+
     def _parted(self) -> bool:
         """Whether ranks with the same optimizers have stepped different ones: the rest of a recording that was cut."""
         labels = {rank.ready[0][0] for rank in self._ranks}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -66,7 +67,8 @@ def run_traced(
 
     try:
         code = _run(command, environment_for(asked, os.environ))
-        found = Gathering(raw, out, header, ranks).finish(command, code)
+        with contextlib.closing(Gathering(raw, out, header, ranks)) as gathering:
+            found = gathering.finish(command, code)
         return 0 if found.stopped else code, found
     finally:
         shutil.rmtree(raw, ignore_errors=True)

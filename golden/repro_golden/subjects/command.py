@@ -259,8 +259,15 @@ def _started(job: _Job, child: Child, cancel: threading.Event | None, enough: An
 
 
 def _train(job: _Job, cancel: threading.Event | None, asked: Callable[[], bool] | None) -> RunResult:
+    out = Path(job.run.trace or job.out / "trace")
+    with contextlib.closing(Gathering(job.raw, out, job.header, job.case.resources.ranks)) as gathering:
+        return _gathered(job, gathering, cancel, asked)
+
+
+def _gathered(
+    job: _Job, gathering: Gathering, cancel: threading.Event | None, asked: Callable[[], bool] | None
+) -> RunResult:
     run = job.run
-    gathering = Gathering(job.raw, Path(run.trace or job.out / "trace"), job.header, job.case.resources.ranks)
     roots = {record.step: record.root for record in Trace(Path(run.baseline)).steps} if run.baseline else {}
     parted: list[StepRecord] = []
     wrong: list[ReproError] = []

@@ -116,6 +116,11 @@ class TraceWriter:
             os.fsync(file.fileno())
             file.close()
 
+    def let_go(self) -> None:
+        """Close the files as they are; after `close` there is nothing left to do."""
+        for file in (self._log, self._step_log):
+            file.close()
+
     def _append(self, file: io.FileIO, raw: bytes) -> None:
         view = memoryview(raw)
         try:
