@@ -9,11 +9,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TypeAlias
 
 from repro_bisect.commits import History
+from repro_bisect.cost import Bill, Cost, Stage
 from repro_bisect.executors import Executor, Outcome, Signal, State, Task
 from repro_bisect.journal import Entry, Journal, probe_key
 from repro_bisect.predicates import Exit, Own, Predicate, first_violation
@@ -29,15 +30,12 @@ from repro_golden.scratch import scratch_folder
 from repro_golden.subjects import packages_of
 from repro_golden.trace import Trace
 
-__all__ = ["Answer", "Bill", "Code", "Cost", "Prober", "Skip", "Stage", "judge", "trace_of", "unusable"]
+__all__ = ["Answer", "Code", "Prober", "Skip", "judge", "trace_of", "unusable"]
 
 _OUT_OF_TIME = "runs out of time"
 _CRASHES = "crashes at step"
 _CODES = 128
 """Exit codes from here on say nothing of a commit, as `git bisect run` has it."""
-
-Stage = Literal["ends", "search", "confirmation"]
-"""What a probe was for."""
 
 
 @dataclass(frozen=True)
@@ -62,35 +60,6 @@ class Code:
 
 Answer: TypeAlias = Trace | Code | Skip
 """What came of a probe."""
-
-
-@dataclass
-class Bill:
-    """What some probes cost."""
-
-    probes: int = 0
-    steps: int = 0
-    seconds: float = 0.0
-
-
-@dataclass
-class Cost:
-    """What the probes of one bisect cost, by what they were for; reused ones cost nothing."""
-
-    ends: Bill = field(default_factory=Bill)
-    search: Bill = field(default_factory=Bill)
-    confirmation: Bill = field(default_factory=Bill)
-    reused: int = 0
-
-    @property
-    def total(self) -> Bill:
-        """All of them."""
-        bills = (self.ends, self.search, self.confirmation)
-        return Bill(sum(b.probes for b in bills), sum(b.steps for b in bills), sum(b.seconds for b in bills))
-
-    def to_mapping(self) -> dict[str, Any]:
-        """JSON types: the totals, and each part."""
-        return asdict(self.total) | asdict(self)
 
 
 @dataclass(frozen=True)

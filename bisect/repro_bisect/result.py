@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from repro_bisect.commits import CommitInfo
-from repro_bisect.probe import Cost
+from repro_bisect.cost import Cost
 from repro_golden.compare import Comparison, Divergence, jsonable
 
 __all__ = ["BisectResult", "Culprit", "Event", "Outcome", "Watch"]

@@ -22,8 +22,9 @@ import repro_bisect
 import repro_golden
 from repro_bisect.commits import History
 from repro_bisect.executors import Outcome, Task
-from repro_bisect.executors.node import Job, Parcel, pack, probe, unpack
+from repro_bisect.executors.node import Job, probe
 from repro_bisect.executors.objects import commits_of, pack_commits
+from repro_bisect.executors.parcels import Parcel, pack, unpack
 from repro_bisect.predicates import Finite, Own
 from repro_golden.canonical import digest
 from repro_golden.case import Case, CommandSubject

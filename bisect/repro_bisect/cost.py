@@ -1,0 +1,40 @@
+"""What the probes of a bisect cost, by what they were for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+__all__ = ["Bill", "Cost", "Stage"]
+
+Stage = Literal["ends", "search", "confirmation"]
+"""What a probe was for."""
+
+
+@dataclass
+class Bill:
+    """What some probes cost."""
+
+    probes: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Cost:
+    """What the probes of one bisect cost, by what they were for; reused ones cost nothing."""
+
+    ends: Bill = field(default_factory=Bill)
+    search: Bill = field(default_factory=Bill)
+    confirmation: Bill = field(default_factory=Bill)
+    reused: int = 0
+
+    @property
+    def total(self) -> Bill:
+        """All of them."""
+        bills = (self.ends, self.search, self.confirmation)
+        return Bill(sum(b.probes for b in bills), sum(b.steps for b in bills), sum(b.seconds for b in bills))
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types: the totals, and each part."""
+        return asdict(self.total) | asdict(self)
