@@ -34,6 +34,8 @@ __all__ = ["Answer", "Code", "Prober", "Skip", "judge", "trace_of", "unusable"]
 
 _OUT_OF_TIME = "runs out of time"
 _CRASHES = "crashes at step"
+_LARGE = 1 << 24
+"""Bytes of a file from which on its content is not read for a key."""
 _CODES = 128
 """Exit codes from here on say nothing of a commit, as `git bisect run` has it."""
 
@@ -100,7 +102,7 @@ class Prober:
         self._lock = threading.Lock()
         self._packages = digest(*packages_of(case, checkout.root))
         self._given: dict[str, Trace] = {}
-        self._outside = _outside(case)
+        self._outside = _outside(case, checkout.root)
         self.baseline: Trace | None = None
         self.cost = Cost()
 
@@ -283,13 +285,20 @@ class Prober:
         self._exit.close()
 
 
-def _outside(case: Case) -> list[str]:
-    """Digests of the files that a command names by their absolute paths: no commit holds them, and they may change."""
+def _outside(case: Case, root: Path) -> list[str]:
+    """What stands for the files that a command names by their absolute paths: no commit holds them, and they change.
+
+    Their content, and of large ones size and time.
+    """
     if not isinstance(case.subject, CommandSubject):
         return []
     texts = (case.subject.command, case.subject.check, case.subject.save, case.subject.resume)
-    words = dict.fromkeys(word for text in texts for word in shlex.split(text) if Path(word).is_absolute())
-    return [digest("file", Path(w).read_bytes()) for w in words if Path(w).is_file() and w != sys.executable]
+    words = [word.replace("{root}", str(root)) for text in texts for word in shlex.split(text)]
+    files = [Path(w) for w in dict.fromkeys(words) if Path(w).is_absolute() and w != sys.executable]
+    facts = [(path, path.stat()) for path in files if path.is_file()]
+    return [
+        digest("file", path.read_bytes() if f.st_size < _LARGE else f"{f.st_size} {f.st_mtime_ns}") for path, f in facts
+    ]
 
 
 def _trace(folder: Path) -> Trace | None:
