@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -159,11 +160,15 @@ def list_runs(as_json: bool) -> int:
     from repro.text import table
     from repro_golden.case import list_cases, read_case
     from repro_golden.checkout import find_checkout
+    from repro_golden.errors import ReproError
     from repro_golden.store import Store
     from repro_golden.subjects import identity_of
 
     checkout = find_checkout(Path.cwd())
-    here = {c.name: identity_of(c, checkout.root).machine for c in map(read_case, list_cases(checkout.root))}
+    here = {}
+    for found in map(read_case, list_cases(checkout.root)):
+        with contextlib.suppress(ReproError):  # no Python to train with here, say: nothing of it is verifiable
+            here[found.name] = identity_of(found, checkout.root).machine
     rows = [
         {"case": case, "machine": machine, "present": present, "here": here.get(case) == machine}
         for machine, case, present in Store(checkout.root).entries()
