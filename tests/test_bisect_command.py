@@ -153,6 +153,7 @@ def test_every_culprit(merged: tuple[Repo, str, dict[str, str]]) -> None:
     assert all(culprit["divergence"] for culprit in result["culprits"])
 
 
+@pytest.mark.campaign
 def test_first_parent(merged: tuple[Repo, str, dict[str, str]]) -> None:
     """With --first-parent a merge stands for all that it brought in."""
     repo, good, names = merged
@@ -170,6 +171,7 @@ os.execv(sys.executable, [sys.executable, "train.py", "--steps", "2", *(["--off"
 """
 
 
+@pytest.mark.campaign
 def test_noisy_metrics_are_weighed(tmp_path: Path) -> None:
     """Where GOOD now and then breaks its own bound, repeated replays name the commit that breaks it nearly always."""
     load, off = 'parser.add_argument("--load")\n', 'parser.add_argument("--off", action="store_true")\n'
@@ -194,6 +196,7 @@ def test_noisy_metrics_are_weighed(tmp_path: Path) -> None:
     assert "GOOD does not reproduce itself" in progress
 
 
+@pytest.mark.campaign
 def test_a_timeout_ends_the_whole_tree(tmp_path: Path) -> None:
     """A trainer that hangs in a grandchild runs out of time, is skipped, and nothing of it is left running."""
     mark = f"{tmp_path.name}-{os.getpid()}"

@@ -64,6 +64,7 @@ def test_state_outside_the_checkpoint_is_detected(tmp_path: Path) -> None:
     assert "makes another step: probes train from step 0" in progress
 
 
+@pytest.mark.campaign
 def test_a_change_that_loading_hides_is_found_by_straight_probes(tmp_path: Path) -> None:
     """Where BAD's own one step is not that of its straight run, the state is not used."""
     train = TRAIN.replace("first, hidden = 0, 0.0\n", "first, hidden = 0, 0.0\ngrown = 0\n").replace(

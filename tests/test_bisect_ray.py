@@ -27,8 +27,8 @@ from history_kit import TRAIN, edit, note, start
 
 from repro_bisect.commits import History
 from repro_bisect.executors.cluster import Cluster
-from repro_bisect.executors.parcels import held, node_folder
 from repro_bisect.executors.objects import commits_of, pack_commits, unpack_commits
+from repro_bisect.executors.parcels import held, node_folder
 from repro_golden.case import find_case
 from repro_golden.checkout import find_checkout
 from repro_golden.errors import MachineFailureError, ReproError

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from conftest import Repo
 from history_kit import TRAIN, edit, note, start
 
@@ -29,6 +30,7 @@ def bisect(repo: Repo, spec: str, *arguments: str, code: int = 0) -> tuple[dict[
     return json.loads(done.stdout), done.stderr
 
 
+@pytest.mark.campaign
 def test_drift_up_to_a_bound(tmp_path: Path) -> None:
     """Where each commit moves a metric a little, the one that crosses the bound is named, however small its step."""
     repo = start(tmp_path, case=None)
@@ -140,6 +142,7 @@ def test_a_branch_from_before_good(tmp_path: Path) -> None:
     assert "searching only what contains GOOD" in progress
 
 
+@pytest.mark.campaign
 def test_every_culprit_where_lengths_differ(tmp_path: Path) -> None:
     """With --all, a culprit whose run is longer than BAD's ends the search, and nothing untrue is said."""
     repo = start(tmp_path, TRAIN.replace("default=6", "default=4"), None)
@@ -152,6 +155,7 @@ def test_every_culprit_where_lengths_differ(tmp_path: Path) -> None:
     assert result["explains_bad"] is None
 
 
+@pytest.mark.campaign
 def test_a_run_that_ends_early_is_no_verdict(tmp_path: Path) -> None:
     """A commit that trains fewer steps and agrees as far as it goes is skipped for that, and the search goes on."""
     repo = start(tmp_path, TRAIN.replace("default=6", "default=4"), None)

@@ -74,6 +74,7 @@ def test_a_submodule_that_moved_the_numbers(tmp_path: Path) -> None:
     assert not (tmp_path / "hook-ran").exists()
 
 
+@pytest.mark.campaign
 def test_a_submodule_that_is_not_here_is_refused(tmp_path: Path) -> None:
     """A clone without its submodules, and a submodule's commit that was never fetched, are refused with the cure."""
     repo, outer = with_submodule(tmp_path)
