@@ -21,10 +21,10 @@ check: $(VENV)/.done
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/pytest -n 2 -m 'not campaign'
+	$(BIN)/pytest -n 2 --dist worksteal -m 'not campaign'
 
 campaign: check
-	$(BIN)/pytest -n 2 -m campaign
+	$(BIN)/pytest -n 2 --dist worksteal -m campaign
 
 bench: $(VENV)/.done
 	$(BIN)/python tests/benchmark.py

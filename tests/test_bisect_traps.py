@@ -44,6 +44,7 @@ def test_drift_up_to_a_bound(tmp_path: Path) -> None:
     assert "agrees with BAD's by" not in progress
 
 
+@pytest.mark.campaign
 def test_longer_traces_of_earlier_bisects(tmp_path: Path) -> None:
     """A probe is judged by the steps that matter now, not by further ones that an earlier bisect happened to train."""
     repo = start(tmp_path, case=None)
@@ -131,13 +132,13 @@ def test_a_branch_from_before_good(tmp_path: Path) -> None:
     good = edit(repo, "lr=0.01", "lr=0.02", "Learn faster, on purpose")
     note(repo, "one", "other")
     repo.git("checkout", "--quiet", "old")
-    note(repo, "from before", "old")
-    note(repo, "from before too", "old")
+    for n in range(6):  # so long that the first probe falls on it
+        note(repo, f"from before {n}", "old")
     repo.git("checkout", "--quiet", "main")
     repo.git("merge", "--quiet", "--no-ff", "--message", "Merge old", "old")
     culprit = edit(repo, SCALE, "scale = 1.0 + 1e-6\n", "Scale")
     note(repo, "two")
-    result, progress = bisect(repo, f"{good}..HEAD", *command(2))
+    result, progress = bisect(repo, f"{good}..HEAD", "-j", "1", *command(2))
     assert result["culprit"]["commit"] == culprit, progress
     assert "searching only what contains GOOD" in progress
 

@@ -24,8 +24,9 @@ from repro.demo.run import MARKER, DemoResult, prepare_folder
 from repro.demo.seal import open_answer, seal_answer
 from repro.demo.show import result_text
 from repro_bisect.commits import CommitInfo
-from repro_bisect.driver import BisectResult
-from repro_bisect.probe import Cost
+from repro_bisect.cost import Cost
+from repro_bisect.result import BisectResult
+from repro_bisect.result import Culprit as BisectCulprit
 from repro_bisect.search import Dag, Found, Search, Verdict
 from repro_golden.case import Case, read_case
 from repro_golden.children import Place, Run
@@ -379,15 +380,17 @@ def test_only_an_earlier_demo_is_replaced(tmp_path: Path) -> None:
     assert (mine / "thesis.txt").read_text() == (kept / "thesis.txt").read_text() == "years"
 
 
-def result(commit: str, step: int) -> DemoResult:
+def result(commit: str, step: int, phase: str = "forward") -> DemoResult:
     """A demo that found `commit` at `step` where a commit of forty a's at step 7 was planted."""
-    divergence = Divergence(step, "forward", "log_probs", "value", "float32 [3]")
+    divergence = Divergence(step, phase, "log_probs", "value", "float32 [3]")
     comparison = Comparison(STEPS, divergence, [], {})
-    culprit = CommitInfo(commit, "A <a@example.org>", "2025-01-06", "Tidy", (), "")
+    info = CommitInfo(commit, "A <a@example.org>", "2025-01-06", "Tidy", (), "")
     found = BisectResult(
-        outcome="found", good="c" * 40, bad="d" * 40, case="demo", culprit=culprit, suspects=[], untried=[],
-        divergence=divergence, comparison=comparison, explains_bad=True, verdicts={}, skips={}, order=[],
-        cost=Cost(), seconds=1.0, machine="m", golden=None, bitwise=True,
+        outcome="found", good="c" * 40, bad="d" * 40, case="demo", predicate="bitwise",
+        culprits=[BisectCulprit(info, divergence, comparison)], suspects=[], untried=[], end=divergence,
+        explains_bad=True, verdicts={}, skips={}, parents={}, subjects={}, cost=Cost(), git_probes=None,
+        git_steps=STEPS, git_seconds=None, accepted={}, one_step=False, posterior={}, rates=None, seconds=1.0, answered=None,
+        machine="m", golden=None,
     )  # fmt: skip
     answer = {"commit": "a" * 40, "first_step": 7, "phase": "forward", "kind": "k", "place": "p", "subject": "s"}
     verification = Verification(GoldenRun(Path("g"), {}), comparison, STEPS)
@@ -402,10 +405,8 @@ def test_a_wrong_verdict_is_said() -> None:
     wrong = {
         "named bbbbbbbbbb, but aaaaaaaaaa": result("b" * 40, 7),
         "at step 6, but 7": result("a" * 40, 6),
-        "is in loss, but forward was planted": replace(
-            right, bisect=replace(right.bisect, divergence=replace(right.bisect.divergence, phase="loss"))
-        ),
-        "ended with 'ambiguous'": replace(right, bisect=replace(right.bisect, outcome="ambiguous", culprit=None)),
+        "is in loss, but forward was planted": result("a" * 40, 7, "loss"),
+        "ended with 'ambiguous'": replace(right, bisect=replace(right.bisect, outcome="ambiguous", culprits=[])),
         "HEAD agrees": replace(
             right, verification=replace(right.verification, comparison=Comparison(STEPS, None, [], {}))
         ),
