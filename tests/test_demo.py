@@ -389,8 +389,8 @@ def result(commit: str, step: int, phase: str = "forward") -> DemoResult:
         outcome="found", good="c" * 40, bad="d" * 40, case="demo", predicate="bitwise",
         culprits=[BisectCulprit(info, divergence, comparison)], suspects=[], untried=[], end=divergence,
         explains_bad=True, verdicts={}, skips={}, parents={}, subjects={}, cost=Cost(), git_probes=None,
-        git_steps=STEPS, git_seconds=None, accepted={}, one_step=False, posterior={}, rates=None, seconds=1.0, answered=None,
-        machine="m", golden=None,
+        git_steps=STEPS, git_seconds=None, accepted={}, one_step=False, posterior={}, rates=None, seconds=1.0,
+        answered=None, machine="m", golden=None,
     )  # fmt: skip
     answer = {"commit": "a" * 40, "first_step": 7, "phase": "forward", "kind": "k", "place": "p", "subject": "s"}
     verification = Verification(GoldenRun(Path("g"), {}), comparison, STEPS)
