@@ -90,6 +90,13 @@ def test_plain_words() -> None:
     assert [type(parse_predicate(word, HERE)) for word in ("bitwise", "finite", "exit")] == [Bitwise, Finite, Exit]
 
 
+def test_an_exit_code_says_nothing_of_traces(tmp_path: Path) -> None:
+    """Two traces are never judged by `exit`: that is refused, rather than called good."""
+    rows = [[metric_row("loss", "m", 1.0)]]
+    with pytest.raises(ReproError, match="without traces"):
+        first_violation(Exit(), *pair(tmp_path, rows, rows))
+
+
 def test_metric_bounds_include_their_edge_and_no_nan(tmp_path: Path) -> None:
     """A metric at its bound is good; beyond it, NaN, infinite or gone it is BAD, at the first such step."""
     base = [[metric_row("loss", "m", 2.0)] for _ in range(2)]

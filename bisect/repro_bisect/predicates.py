@@ -170,9 +170,9 @@ class Exit:
 
     text: str = "exit"
 
-    def at(self, a: Trace, b: Trace, index: int) -> Divergence | None:
-        """Never asked."""
-        raise NotImplementedError
+    def at(self, a: Trace, b: Trace, index: int) -> Divergence | None:  # noqa: ARG002 - there are no traces
+        """Refuses: who asks has traces, and an exit code says nothing of those."""
+        raise ReproError("an exit code is judged without traces: use another predicate for two traces")
 
 
 def of_case(rule: Compare) -> Predicate:
