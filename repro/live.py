@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from repro.text import count, duration
+from repro_bisect.axis import short
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -63,12 +64,12 @@ def _drawn(event: Event, width: int) -> RenderableType:
     marks.append("] BAD")
     lines = [marks]
     for c, (steps, seconds) in event.flying.items():
-        lines.append(Text(f"  probing {c[:10]}  {count(steps, 'step')}  {duration(seconds)}", "cyan"))
+        lines.append(Text(f"  probing {short(c)}  {count(steps, 'step')}  {duration(seconds)}", "cyan"))
     if event.suspects > 1 and event.rounds:
         left = f", {duration(event.left)} left at most" if event.left is not None else ""
         lines.append(Text(f"  {count(event.suspects, 'suspect')}, at most {count(event.rounds, 'round')}{left}"))
     likely = sorted(event.posterior.items(), key=lambda item: -item[1])[:_LIKELIEST]
-    lines += [Text(f"  {c[:10]} {100 * p:5.1f} % likely the culprit") for c, p in likely]
+    lines += [Text(f"  {short(c)} {100 * p:5.1f} % likely the culprit") for c, p in likely]
     return Group(*lines)
 
 

@@ -4,35 +4,24 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import git
 
+from repro_bisect.axis import PointInfo
+from repro_golden.case import Case
 from repro_golden.checkout import Checkout, joined_trees, whole_tree
 from repro_golden.errors import ReproError
 
-__all__ = ["CommitInfo", "History"]
-
-
-@dataclass(frozen=True)
-class CommitInfo:
-    """What a report says of a commit."""
-
-    commit: str
-    author: str
-    date: str
-    subject: str
-    parents: tuple[str, ...]
-    diffstat: str
-    """``git show --stat`` without the header."""
+__all__ = ["History"]
 
 
 class History:
-    """The commits of a range GOOD..BAD.
+    """The commits of a range GOOD..BAD: the `Axis` that a search goes along unless another one is asked for.
 
     Every question is a git process of its own: GitPython's shared object reader must not be used by two threads.
 
     Attributes:
+        what: What a point is.
         good: Full id of the good end.
         bad: Full id of the bad end.
         parents: Every commit of the range, newest first, with its parents.
@@ -52,7 +41,7 @@ class History:
         Raises:
             ReproError: not a range, an unknown revision, GOOD no ancestor of BAD, or nothing between them.
         """
-        self._git, self.paths = git.Git(str(checkout.root)), paths
+        self._git, self.paths, self.what = git.Git(str(checkout.root)), paths, "commit"
         good, dots, bad = spec.partition("..")
         if not dots or not good or bad.startswith("."):
             raise ReproError(f"{spec!r} is no range: write GOOD..BAD, such as v1.2..HEAD")
@@ -110,6 +99,20 @@ class History:
         """Hash of the subject's code in a commit: equal hashes are equal code. None when the commit has none of it."""
         return self._trees[commit]
 
+    def commit(self, point: str) -> str:
+        """A point of this axis is a commit."""
+        return point
+
+    def case(self, point: str, case: Case) -> Case:
+        """The case is the same in every commit."""
+        del point
+        return case
+
+    def skipped(self, point: str) -> str:
+        """Nothing is known of a commit before it is tried."""
+        del point
+        return ""
+
     def descendants(self, commit: str) -> set[str]:
         """The commits of the range that contain `commit`, without itself."""
         found: set[str] = set()
@@ -131,8 +134,8 @@ class History:
             lines = self._git.log("--no-walk=unsorted", "--stdin", "--format=%H %s", istream=questions).splitlines()
         return {line.partition(" ")[0]: line.partition(" ")[2] for line in lines}
 
-    def info(self, commit: str) -> CommitInfo:
+    def info(self, commit: str) -> PointInfo:
         """Author, date, subject and diffstat."""
         fields = self._git.log("-1", "--format=%an <%ae>%x00%aI%x00%s%x00%P", commit).split("\0")
         stat = self._git.show("--stat=100", "--format=", "-m", "--first-parent", commit, "--").strip("\n")
-        return CommitInfo(commit, fields[0], fields[1], fields[2], tuple(fields[3].split()), stat)
+        return PointInfo(commit, fields[0], fields[1], fields[2], tuple(fields[3].split()), stat)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from repro_bisect.commits import CommitInfo
+from repro_bisect.axis import PointInfo, short
 from repro_bisect.desk import Desk, Flight
 from repro_bisect.executors import Signal
 from repro_bisect.hunt import Hunt
@@ -70,7 +70,7 @@ def confirm(desk: Desk, hunt: Hunt, commit: str, interval: Interval, end: Diverg
     info, history, predicate = desk.history.info(commit), desk.history, desk.prober.predicate
     if interval.baseline is None or end is None:
         return _by_exit_code(desk, info, interval)
-    desk.say(f"confirming {commit[:10]} {info.subject}: full replays of it, its parent and BAD")
+    desk.say(f"confirming {short(commit)} {info.subject}: full replays of it, its parent and BAD")
     tested = hunt.tested.get(commit) or hunt.test(commit, Flight(commit, None))
     first = trace_of(tested.answer, "the culprit")
     found = hunt.divergence(tested)
@@ -104,10 +104,10 @@ def confirm(desk: Desk, hunt: Hunt, commit: str, interval: Interval, end: Diverg
     return Confirmed(Culprit(info, moved, comparison, environment), after, last, explains)
 
 
-def _by_exit_code(desk: Desk, info: CommitInfo, interval: Interval) -> Confirmed:
+def _by_exit_code(desk: Desk, info: PointInfo, interval: Interval) -> Confirmed:
     """Run culprit and parent once more: flaky where a code says something else than before."""
     parent = info.parents[0] if info.parents else interval.good
-    desk.say(f"confirming {info.commit[:10]} {info.subject}: running it and its parent once more")
+    desk.say(f"confirming {short(info.commit)} {info.subject}: running it and its parent once more")
     how = {"stage": "confirmation", "run": 2}
     answers = desk.results([desk.submit(c, desk.prober.case.steps, **how) for c in (info.commit, parent)])
     codes = [answer.code for answer in answers if isinstance(answer, Code)]
@@ -122,9 +122,9 @@ def _explains(predicate: Predicate, culprit: Trace, last: Trace) -> bool | None:
     return True if len(culprit.steps) == len(last.steps) else None
 
 
-def _flaky(desk: Desk, info: CommitInfo, differs: Divergence, first: Trace, after: Trace) -> Confirmed:
+def _flaky(desk: Desk, info: PointInfo, differs: Divergence, first: Trace, after: Trace) -> Confirmed:
     """A culprit that differs from itself, shown with the first difference of two of its own replays."""
     desk.record(info.commit, "FLAKY")
-    desk.say(f"FLAKY {info.commit[:10]}: two replays of it differ at {differs}")
+    desk.say(f"FLAKY {short(info.commit)}: two replays of it differ at {differs}")
     comparison = replace(compare(first, after), divergence=differs)
     return Confirmed(Culprit(info, differs, comparison), after, None, None, flaky=True)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 __all__ = ["Bill", "Cost", "Stage"]
 
-Stage = Literal["ends", "search", "confirmation"]
+Stage = Literal["ends", "search", "confirmation", "explanation"]
 """What a probe was for."""
 
 
@@ -27,12 +27,13 @@ class Cost:
     ends: Bill = field(default_factory=Bill)
     search: Bill = field(default_factory=Bill)
     confirmation: Bill = field(default_factory=Bill)
+    explanation: Bill = field(default_factory=Bill)
     reused: int = 0
 
     @property
     def total(self) -> Bill:
         """All of them."""
-        bills = (self.ends, self.search, self.confirmation)
+        bills = (self.ends, self.search, self.confirmation, self.explanation)
         return Bill(sum(b.probes for b in bills), sum(b.steps for b in bills), sum(b.seconds for b in bills))
 
     def to_mapping(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-from repro_bisect.commits import History
+from repro_bisect.axis import Axis
 from repro_bisect.probe import Answer, Prober
 from repro_bisect.result import Event, Watch
 from repro_bisect.search import Search, Verdict
@@ -52,7 +52,7 @@ class Flight:
 class Desk:
     """What all searches of one bisect share: the threads, what is in flight, and what is known."""
 
-    def __init__(self, prober: Prober, history: History, pool: ThreadPoolExecutor, watch: Watch) -> None:
+    def __init__(self, prober: Prober, history: Axis, pool: ThreadPoolExecutor, watch: Watch) -> None:
         self.prober, self.history, self.pool, self.watch = prober, history, pool, watch
         self.flights: dict[Future[Any], Flight] = {}
         self.verdicts: dict[str, str] = {}

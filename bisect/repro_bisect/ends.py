@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from repro_bisect.axis import short
 from repro_bisect.confirm import Interval
 from repro_bisect.desk import Desk
 from repro_bisect.hunt import verdict_of_code
@@ -52,7 +53,7 @@ class Ends:
             ReproError: an end does otherwise.
         """
         good, bad, steps = self.desk.history.good, self.desk.history.bad, self.prober.case.steps
-        self.desk.say(f"GOOD {good[:10]}: running the command twice; BAD {bad[:10]}: once")
+        self.desk.say(f"GOOD {short(good)}: running the command twice; BAD {short(bad)}: once")
         asked = ((good, 0), (good, 1), (bad, 0))
         answers = self.desk.results([self.desk.submit(c, steps, stage="ends", run=run) for c, run in asked])
         found = []
@@ -70,7 +71,7 @@ class Ends:
             ("BAD", bad, found[2], Verdict.BAD),
         ):
             if verdict is not wanted:
-                raise ReproError(f"{name} {commit[:10]} is {verdict.value} by its exit code: choose another end")
+                raise ReproError(f"{name} {short(commit)} is {verdict.value} by its exit code: choose another end")
         return Interval(good, bad, None, None)
 
     def by_trace(self) -> Interval | None:
@@ -82,8 +83,8 @@ class Ends:
         good, bad, predicate = self.desk.history.good, self.desk.history.bad, self.prober.predicate
         self.baseline = self.prober.baseline = baseline = self._baseline(good)
         if refused := first_violation(predicate, baseline, baseline):
-            raise ReproError(f"GOOD {good[:10]} itself is BAD by {predicate.text} ({refused}): choose another end")
-        self.desk.say(f"BAD {bad[:10]}: replaying it")
+            raise ReproError(f"GOOD {short(good)} itself is BAD by {predicate.text} ({refused}): choose another end")
+        self.desk.say(f"BAD {short(bad)}: replaying it")
         steps = self.prober.case.steps
         known = self.prober.known(bad, steps)
         other = self.desk.submit(bad, steps, stage="ends")
@@ -100,7 +101,7 @@ class Ends:
         found = judge(predicate, baseline, last, self.prober.case.steps)
         if isinstance(found, Skip):
             raise ReproError(
-                f"BAD {bad[:10]} cannot be judged: {found.reason}; ask for fewer steps, or use --when exit"
+                f"BAD {short(bad)} cannot be judged: {found.reason}; ask for fewer steps, or use --when exit"
             )
         self.end = found
         self.desk.record(bad, Verdict.BAD if self.end else Verdict.GOOD)
@@ -109,10 +110,10 @@ class Ends:
     def _baseline(self, good: str) -> Trace:
         """GOOD's golden run, or its first replay, which saves states on its way."""
         if self.golden:
-            self.desk.say(f"GOOD {good[:10]}: its golden run is at hand; replaying it once")
+            self.desk.say(f"GOOD {short(good)}: its golden run is at hand; replaying it once")
             self.prober.give(good, self.golden.trace)
             return self.golden.trace
-        self.desk.say(f"GOOD {good[:10]}: replaying it twice")
+        self.desk.say(f"GOOD {short(good)}: replaying it twice")
         case = self.prober.case
         keep = (chosen_steps(case), self.states(good)) if isinstance(self.prober.predicate, Bitwise) else None
         (answer,) = self.desk.results([self.desk.submit(good, case.steps, stage="ends", keep=keep)])
@@ -140,15 +141,14 @@ class Ends:
         """
         tree = self.desk.history.tree(commit)
         if tree is None:
-            raise ReproError(f"GOOD {commit[:10]} has none of {', '.join(self.desk.history.paths)}")
+            raise ReproError(f"GOOD {short(commit)} has none of {', '.join(self.desk.history.paths)}")
         if tree not in self._held:
-            self._held[tree] = States(self._folder, state_key(self.prober.case, self.prober.key(tree)))
+            self._held[tree] = States(self._folder, state_key(self.prober.case, self.prober.key(commit)))
         return self._held[tree]
 
     def golden_states(self) -> dict[int, Path]:
         """The states that GOOD's golden run keeps, by step."""
-        folder = self.golden.directory / "states" if self.golden else None
-        return {int(path.name): path for path in folder.iterdir()} if folder and folder.is_dir() else {}
+        return self.golden.states if self.golden else {}
 
     def close(self) -> None:
         """Let go of the states."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from repro_bisect.axis import short
 from repro_bisect.desk import Desk, Flight
 from repro_bisect.onestep import Shortcut
 from repro_bisect.probe import Answer, Code, Skip, judge
@@ -109,10 +110,10 @@ class Hunt:
                 self.search = self.search.with_verdict(twin, verdict, detail if verdict is Verdict.SKIP else "")
             except ContradictionError:  # the numbers moved and came back: there is a culprit below all the same
                 self.desk.say(
-                    f"{verdict.value} {twin[:10]} contradicts what is known: the numbers moved more than once"
+                    f"{verdict.value} {short(twin)} contradicts what is known: the numbers moved more than once"
                 )
             self.desk.record(twin, verdict, detail)
-        self.desk.say(f"{verdict.value:<4} {commit[:10]} {detail}", self.search)
+        self.desk.say(f"{verdict.value:<4} {short(commit)} {detail}", self.search)
 
     def _verdict(self, tested: Tested) -> tuple[Verdict, str]:
         if isinstance(tested.answer, Skip):

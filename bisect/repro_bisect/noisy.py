@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
+from repro_bisect.axis import short
 from repro_bisect.bayes import BayesSearch
 from repro_bisect.dag import Dag
 from repro_bisect.desk import Desk
@@ -97,9 +98,9 @@ class NoisySearch:
             try:
                 self.search = self.search.with_skip(commit)
             except ValueError:
-                raise ReproError(f"{commit[:10]} cannot be tested: {found.reason}; choose another end") from None
+                raise ReproError(f"{short(commit)} cannot be tested: {found.reason}; choose another end") from None
             self.desk.record(commit, "SKIP", found.reason)
-            self.desk.say(f"SKIP {commit[:10]} {found.reason}")
+            self.desk.say(f"SKIP {short(commit)} {found.reason}")
             return
         if isinstance(found, Divergence) and (self._end is None or commit == self.desk.history.bad):
             self._end = found
@@ -108,8 +109,8 @@ class NoisySearch:
         self.desk.record(commit, "BAD" if count.bads > count.goods else "GOOD")
         likeliest = max(self.search.posterior.items(), key=lambda item: item[1])
         tally = f"{count.bads} of {count.bads + count.goods} replays BAD"
-        sure = f"likeliest culprit {likeliest[0][:10]} with {100 * likeliest[1]:.1f} %"
-        verdict = f"BAD  {commit[:10]} {found}" if found else f"GOOD {commit[:10]}"
+        sure = f"likeliest culprit {short(likeliest[0])} with {100 * likeliest[1]:.1f} %"
+        verdict = f"BAD  {short(commit)} {found}" if found else f"GOOD {short(commit)}"
         self.desk.say(f"{verdict}  [{tally}; {sure}]", posterior=self._posterior())
 
     def _judged(self, outcome: Answer) -> Divergence | str | Skip | None:
@@ -128,7 +129,7 @@ class NoisySearch:
             raise NotVerifiableError(f"{self._doubt()}: {_CURE}")
 
     def _doubt(self) -> str:
-        good, predicate = self.desk.history.good[:10], self.desk.prober.predicate.text
+        good, predicate = short(self.desk.history.good), self.desk.prober.predicate.text
         tests = [self.search.observations.get(c) for c in (self.desk.history.good, self.desk.history.bad)]
         told = " and ".join(
             f"{name} is BAD in {n.bads if n else 0} of {n.bads + n.goods if n else 0} replays"

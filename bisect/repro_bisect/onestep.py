@@ -102,12 +102,10 @@ def prepare(
         step: The bad end's first divergent step.
         traces: Straight runs of both.
     """
-    subject, history = desk.prober.case.subject, desk.history
+    subject = desk.prober.case.subject
     if step == 0 or (isinstance(subject, CommandSubject) and not subject.save):
         return None
-    tree = history.tree(ends[0])
-    assert tree is not None
-    state = _state(desk, ends[0], states, golden, step, state_key(desk.prober.case, desk.prober.key(tree)))
+    state = _state(desk, ends[0], states, golden, step, state_key(desk.prober.case, desk.prober.key(ends[0])))
     if state is None:
         return None
     ones = desk.results([desk.submit(commit, 1, start=state) for commit in ends])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from repro_bisect.commits import History
+from repro_bisect.axis import Axis, short
 from repro_bisect.cost import Bill, Cost, Stage
 from repro_bisect.executors import Executor, Outcome, Signal, State, Task
 from repro_bisect.journal import Entry, Journal, probe_key
@@ -26,11 +26,12 @@ from repro_golden.children import ChildFailure
 from repro_golden.compare import Divergence
 from repro_golden.errors import ReproError
 from repro_golden.identity import Identity
+from repro_golden.operations.stream import Stream, read_stream
 from repro_golden.scratch import scratch_folder
 from repro_golden.subjects import packages_of
 from repro_golden.trace import Trace
 
-__all__ = ["Answer", "Code", "Prober", "Skip", "judge", "trace_of", "unusable"]
+__all__ = ["Answer", "Code", "Prober", "Recording", "Skip", "judge", "trace_of", "unusable"]
 
 _OUT_OF_TIME = "runs out of time"
 _CRASHES = "crashes at step"
@@ -60,6 +61,19 @@ class Code:
     code: int
 
 
+@dataclass(frozen=True)
+class Recording:
+    """A replay whose last step was recorded operation by operation.
+
+    Attributes:
+        trace: Its trace; it goes when the prober closes, and so do the values that the streams' folders hold.
+        streams: The operations, of each rank.
+    """
+
+    trace: Trace
+    streams: Sequence[Stream]
+
+
 Answer: TypeAlias = Trace | Code | Skip
 """What came of a probe."""
 
@@ -80,13 +94,14 @@ class Prober:
         predicate: What makes a probe BAD.
         baseline: What probes are judged against, once it is known.
         cost: What was spent.
+        machine: Short name of the machine that answers hold for.
     """
 
     def __init__(
         self,
         checkout: Checkout,
         case: Case,
-        history: History,
+        history: Axis,
         rollouts: str,
         identity: Identity,
         executor: Executor,
@@ -94,7 +109,7 @@ class Prober:
         *,
         fresh: bool = False,
     ) -> None:
-        self.case, self.predicate, self.executor = case, predicate, executor
+        self.case, self.predicate, self.executor, self.machine = case, predicate, executor, identity.machine
         self._history, self._rollouts, self._identity = history, rollouts, identity
         self._exit = contextlib.ExitStack()
         self._scratch = self._exit.enter_context(scratch_folder(checkout.scratch, "bisect"))
@@ -145,7 +160,9 @@ class Prober:
         tree = self._history.tree(commit)
         if tree is None:
             return Skip(f"it has none of {', '.join(self._history.paths)}")
-        ask = _Question(self.key(tree, start), run, full or bool(dump), partial, stage)
+        if why := self._history.skipped(commit):
+            return Skip(why)
+        ask = _Question(self.key(commit, start), run, full or bool(dump), partial, stage)
         known = None if dump else self._known(ask.key, run, steps, ask.full)
         if known is not None:
             with self._lock:
@@ -153,7 +170,8 @@ class Prober:
             return known
         baseline = self.baseline.directory if self.baseline and not ask.full and not start else None
         at, states = keep or ((), None)
-        task = Task(commit, tree, steps, self.predicate, baseline, start, at, self.case.case.states_budget, dump)
+        own, case = self._history.commit(commit), self._case(commit)
+        task = Task(own, tree, steps, self.predicate, baseline, start, at, case.case.states_budget, dump, case)
         return self._replay(task, ask, cancel, states, progress)
 
     def make_state(
@@ -172,7 +190,8 @@ class Prober:
             CancelledError, MachineFailureError, ReproError: see `probe`.
         """
         steps = step - (start.step if start else 0)
-        task = Task(commit, self._history.tree(commit), steps, start=start, states=(step,))
+        own, case = self._history.commit(commit), self._case(commit)
+        task = Task(own, self._history.tree(commit), steps, start=start, states=(step,), case=case)
         began = time.monotonic()
         with scratch_folder(self._scratch, "states") as folder:
             outcome = self.executor.run(task, folder, cancel, progress)
@@ -181,18 +200,62 @@ class Prober:
                 states.take(folder / "states")
         self._charge("search", len(trace.steps) if trace else 0, time.monotonic() - began)
 
+    def operations(
+        self,
+        commit: str,
+        step: int,
+        start: State | None,
+        values: Sequence[int] = (),
+        *,
+        cancel: threading.Event | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Recording | Skip:
+        """Replay a commit up to and with a step, whose operations are recorded; never taken from the journal.
+
+        Args:
+            commit: Full id.
+            step: The step.
+            start: State to start from; that before the step makes it the only one.
+            values: Operations that are written with all that they read and made.
+            cancel: See `probe`.
+            progress: Likewise.
+
+        Raises:
+            CancelledError, MachineFailureError, ReproError: see `probe`.
+        """
+        steps = step + 1 - (start.step if start else 0)
+        own, case = self._history.commit(commit), self._case(commit)
+        task = Task(own, self._history.tree(commit), steps, start=start, case=case, operations=step, values=values)
+        began = time.monotonic()
+        folder = self._scratch / f"operations-{uuid.uuid4().hex[:8]}"
+        folder.mkdir()
+        outcome = self.executor.run(task, folder, cancel, progress)
+        trace = _trace(folder / "trace")
+        self._charge("explanation", len(trace.steps) if trace else 0, time.monotonic() - began)
+        if outcome.failure:
+            return Skip(_reason(outcome.failure))
+        streams = [read_stream(path) for path in sorted((folder / "operations").glob("rank-*.jsonl"))]
+        if trace is None or not streams:
+            return Skip(f"it ends before step {step}")
+        return Recording(trace, streams)
+
     def known(self, commit: str, steps: int, start: State | None = None) -> Answer | None:
         """What earlier bisects found of a commit, if that answers the question; costs nothing."""
         tree = self._history.tree(commit)
-        return None if tree is None else self._known(self.key(tree, start), 0, steps, False)
+        return None if tree is None else self._known(self.key(commit, start), 0, steps, False)
 
-    def key(self, tree: str, start: State | None = None) -> str:
-        """The key under which probes of a tree are journalled."""
-        key = probe_key(tree, self.case, self._rollouts, self._identity)
+    def key(self, commit: str, start: State | None = None) -> str:
+        """The key under which probes of a commit are journalled."""
+        tree = self._history.tree(commit)
+        assert tree is not None, "who asks has seen that there is code"
+        key = probe_key(tree, self._case(commit), self._rollouts, self._identity)
         key = digest("outside", key, *self._outside) if self._outside else key
         if isinstance(self.predicate, Exit):
             return digest("exit", key)
         return digest("resumed", key, start.key) if start else key
+
+    def _case(self, commit: str) -> Case:
+        return self._history.case(commit, self.case)
 
     def _known(self, key: str, run: int, steps: int, full: bool) -> Answer | None:
         """A journalled probe that answers the question: long enough, or already violating."""
@@ -238,7 +301,7 @@ class Prober:
                 states.take(folder / "states")
             if outcome.code is not None and not 0 <= outcome.code < _CODES:
                 raise ReproError(
-                    f"the command ended with {outcome.code} at {task.commit[:10]}, neither good nor bad: "
+                    f"the command ended with {outcome.code} at {short(task.commit)}, neither good nor bad: "
                     "exit with 0, 1 to 127, or 125 to skip"
                 )
             made, seconds = len(trace.steps) if trace else 0, round(time.monotonic() - began, 3)
@@ -272,13 +335,13 @@ class Prober:
     @property
     def journalled(self) -> int:
         """Finished probes that earlier bisects left of these commits' code, straight ones."""
-        trees = {self._history.tree(c) for c in (self._history.good, *self._history.parents)}
-        return self._journal.count({self.key(tree) for tree in trees if tree})
+        points = (self._history.good, *self._history.parents)
+        return self._journal.count({self.key(point) for point in points if self._history.tree(point)})
 
     def give(self, commit: str, trace: Trace) -> None:
         """Take a trace for a commit's first replay, such as its golden run."""
-        if tree := self._history.tree(commit):
-            self._given[self.key(tree)] = trace
+        if self._history.tree(commit):
+            self._given[self.key(commit)] = trace
 
     def close(self) -> None:
         """Remove what is not journalled."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from repro_bisect.commits import CommitInfo
+from repro_bisect.axis import PointInfo
 from repro_bisect.cost import Cost
 from repro_golden.compare import Comparison, Divergence, jsonable
 
@@ -54,7 +54,7 @@ class Culprit:
         environment: What its lock files changed in the environment that it ran in: a possible culprit beside the code.
     """
 
-    commit: CommitInfo
+    commit: PointInfo
     divergence: Divergence | None
     comparison: Comparison | None
     environment: Sequence[str] = ()
@@ -147,7 +147,7 @@ class BisectResult:
         return len(self.parents)
 
     @property
-    def culprit(self) -> CommitInfo | None:
+    def culprit(self) -> PointInfo | None:
         """The first culprit found."""
         return self.culprits[0].commit if self.culprits else None
 

@@ -17,7 +17,8 @@ from repro.demo.repository import checkout, trainer_source, write_repository
 from repro.demo.seal import open_answer, seal_answer
 from repro.live import line_of
 from repro.report.bisect import write_report
-from repro_bisect.driver import Options as BisectOptions
+from repro_bisect.bench import Options as BisectOptions
+from repro_bisect.bench import commits_of
 from repro_bisect.driver import bisect_range
 from repro_bisect.result import BisectResult, Event
 from repro_golden.case import find_case
@@ -148,7 +149,8 @@ def run_demo(seed: int, folder: Path, say: Say) -> DemoResult:
             say(line_of(event))
 
     spec = f"{good[:10]}..main"
-    result = bisect_range(repository, case, spec, watch, BisectOptions())
+    options = BisectOptions()
+    result = bisect_range(repository, case, commits_of(repository, case, spec, options), watch, options)
     command = f"cd {shlex.quote(_shown(root))} && repro bisect {spec} --case {_CASE}"
     reports = write_report(result, folder, command)
     answer = open_answer(folder / "answer.json", digest)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from repro_bisect.predicates import Bitwise, Exit, Own, Predicate
 from repro_golden.case import Case
@@ -52,6 +52,9 @@ class Task:
         states: Steps before which the training state is saved, below ``states/STEP``.
         states_budget: Bytes that these may take together; None for no limit.
         dump: Signals whose whole content is wanted.
+        case: The case, where it is another than the executor's.
+        operations: The step whose operations are recorded, below ``operations``; None records none.
+        values: Numbers of operations that are written there with all that they read and made.
     """
 
     commit: str
@@ -63,6 +66,9 @@ class Task:
     states: Sequence[int] = ()
     states_budget: int | None = None
     dump: Sequence[Signal] = ()
+    case: Case | None = None
+    operations: int | None = None
+    values: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -131,6 +137,7 @@ def perform(
             states_budget=task.states_budget,
             load=str(task.start.folder) if task.start else None,
             first_step=task.start.step if task.start else 0,
+            operations=_operations(task, place.root, folder),
         )
         live = task.baseline if not bits and not isinstance(task.predicate, Own) else None
         launch(case, place, [run], log, cancel=cancel, enough=_watched(task, live, trace, progress))
@@ -140,6 +147,13 @@ def perform(
         if (trace / "steps.jsonl").exists():
             seal(trace)
     return Outcome()
+
+
+def _operations(task: Task, root: Path, folder: Path) -> dict[str, Any] | None:
+    if task.operations is None:
+        return None
+    where = {"folder": str(folder / "operations"), "root": str(root)}
+    return {**where, "step": task.operations, "dump": list(task.values)}
 
 
 def _watched(

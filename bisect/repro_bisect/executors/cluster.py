@@ -20,7 +20,7 @@ from typing import Any
 
 import repro_bisect
 import repro_golden
-from repro_bisect.commits import History
+from repro_bisect.axis import Axis
 from repro_bisect.executors import Outcome, Task
 from repro_bisect.executors.node import Job, probe
 from repro_bisect.executors.objects import commits_of, pack_commits
@@ -51,7 +51,7 @@ class Cluster:
     """Runs tasks on the nodes of a Ray cluster, as many at once as the cluster has resources for."""
 
     def __init__(
-        self, address: str, checkout: Checkout, case: Case, history: History, rollouts: str | None, jobs: int | None
+        self, address: str, checkout: Checkout, case: Case, history: Axis, rollouts: str | None, jobs: int | None
     ) -> None:
         """Connect, and put what every node needs where it can be fetched.
 
@@ -63,7 +63,7 @@ class Cluster:
         self._case, self._home, self._lock = case, checkout.root, threading.Lock()
         self._held: dict[str, Parcel] = {}
         self._identity = identity_of(case, checkout.root)
-        commits = commits_of(checkout, [history.good, *history.parents])
+        commits = commits_of(checkout, list({history.commit(p): None for p in (history.good, *history.parents)}))
         packed = pack_commits(checkout, commits)
         need = {"CPU": case.resources.cpus * case.resources.ranks, "GPU": case.resources.gpus}
         self._ray = _connect(address)
@@ -111,7 +111,7 @@ class Cluster:
         bare = replace(task, baseline=None, start=replace(task.start, folder=Path()) if task.start else None)
         if isinstance(task.predicate, Own):  # the user's function stays here: it is asked once the probe has ended
             bare, baseline = replace(bare, predicate=Finite()), None
-        job = Job(self._case, self._home, bare, self._repository, self._rollouts, baseline, start)
+        job = Job(task.case or self._case, self._home, bare, self._repository, self._rollouts, baseline, start)
         for attempt in range(1, _TIMES + 1):
             try:
                 outcome, content, node = self._made(job, cancel, progress)
@@ -271,7 +271,7 @@ def _instrument() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _refuse(case: Case, checkout: Checkout, history: History) -> None:
+def _refuse(case: Case, checkout: Checkout, history: Axis) -> None:
     """What a node cannot have.
 
     Raises:

@@ -44,7 +44,7 @@ class Local:
         """See `Executor.run`."""
         with self._slot() as variables, self._worktrees.at(task.commit, task.tree) as place:
             where = replace(place, variables=variables)
-            return perform(self._case, where, self._rollouts, task, folder, cancel, progress)
+            return perform(task.case or self._case, where, self._rollouts, task, folder, cancel, progress)
 
     @contextlib.contextmanager
     def _slot(self) -> Iterator[Mapping[str, str]]:

@@ -30,7 +30,7 @@ from repro_golden.subjects.core import environment
 
 __all__ = ["Job", "probe"]
 
-_LEFT = ("trace", "states")
+_LEFT = ("trace", "states", "operations")
 """What a probe leaves in its folder that is wanted."""
 _MARK = "REPRO_PROBE"
 """A variable of every process of a probe: says which."""

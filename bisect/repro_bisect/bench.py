@@ -1,0 +1,126 @@
+"""Where probes of one axis are made: who runs them, what is known already, and the threads that wait for them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from repro_bisect.axis import Axis
+from repro_bisect.commits import History
+from repro_bisect.desk import Desk
+from repro_bisect.executors import Executor
+from repro_bisect.executors.local import Local, default_jobs
+from repro_bisect.predicates import Predicate
+from repro_bisect.probe import Prober
+from repro_bisect.result import Event, Watch
+from repro_golden.case import Case, CoreSubject
+from repro_golden.checkout import Checkout
+from repro_golden.errors import NotVerifiableError, ReproError
+from repro_golden.rollouts import place_of
+from repro_golden.store import GoldenRun, Store
+from repro_golden.subjects import identity_of
+
+__all__ = ["Options", "bench", "commits_of"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to search.
+
+    Attributes:
+        jobs: Probes at once; None for what the machine, or the cluster, serves.
+        ray: Address of a Ray cluster, or ``auto``; None runs probes here.
+        when: The predicate as text; None for what the case says.
+        paths: Folders and files that hold all that matters; empty for the subject's own.
+        first_parent: Follow only the first parent of merges.
+        every: Move the baseline from culprit to culprit until the ends agree.
+        fresh: Use nothing that earlier bisects found.
+        confidence: Where verdicts are noisy, the probability at which a commit is the answer; None for the default.
+        open_end: The case has as many steps as GOOD makes.
+    """
+
+    jobs: int | None = None
+    ray: str | None = None
+    when: str | None = None
+    paths: Sequence[str] = ()
+    first_parent: bool = False
+    every: bool = False
+    fresh: bool = False
+    confidence: float | None = None
+    open_end: bool = False
+
+
+def commits_of(checkout: Checkout, case: Case, spec: str, options: Options) -> History:
+    """The commits of ``GOOD..BAD``, as far as they may matter to a case.
+
+    Raises:
+        NotVerifiableError: no commit of the range changes the subject's code.
+        ReproError: the range cannot be used, or commits do not hold the subject.
+    """
+    paths = case.paths(options.paths)
+    if isinstance(case.subject, CoreSubject) and not case.subject.path:
+        raise ReproError(
+            f"the subject of {case.name} is the installed {case.subject.module}, which no commit changes: "
+            "set subject.path to its folder in this repository"
+        )
+    history = History(checkout, spec, paths, first_parent=options.first_parent)
+    if len({history.tree(c) for c in (history.good, *history.parents)}) == 1:
+        raise NotVerifiableError(
+            f"no commit of {spec} changes {', '.join(paths)}/, the code of {case.name}, so nothing is to be replayed: "
+            "widen subject.path (or --path) if what it reads lies elsewhere"
+        )
+    return history
+
+
+@contextlib.contextmanager
+def bench(
+    checkout: Checkout, case: Case, axis: Axis, predicate: Predicate, watch: Watch, options: Options
+) -> Iterator[tuple[Desk, GoldenRun | None]]:
+    """What probes need, given back on every exit; and the golden run of the good end, if there is one.
+
+    Raises:
+        ReproError: the case's rollouts are not there, or the cluster cannot be used.
+    """
+    store = Store(checkout.root)
+    rollouts = store.rollouts(case)
+    if case.case.rollouts is not None and len(rollouts) == 0:
+        raise ReproError(f"{rollouts.directory} holds no rollouts: `repro golden record {case.name}` records them")
+    identity = identity_of(case, checkout.root)
+    executor: Executor
+    if options.ray:
+        from repro_bisect.executors.cluster import Cluster
+
+        executor = Cluster(options.ray, checkout, case, axis, place_of(rollouts), options.jobs)
+    else:
+        executor = Local(checkout, case, place_of(rollouts), options.jobs or default_jobs(case))
+    with contextlib.ExitStack() as exits:
+        exits.callback(executor.close)
+        prober = Prober(checkout, case, axis, rollouts.digest, identity, executor, predicate, fresh=options.fresh)
+        exits.callback(prober.close)
+        try:
+            golden = _golden_of(store, case, axis, identity.machine, rollouts.digest)
+        except ReproError as error:  # it spares a replay, and is no more needed than that
+            watch(Event(f"the golden run of GOOD is not used: {error}"))
+            golden = None
+        with ThreadPoolExecutor(max_workers=executor.slots) as pool:
+            desk = Desk(prober, axis, pool, watch)
+            try:
+                yield desk, golden
+            except BaseException:  # what is in flight never outlives it
+                desk.cancel(desk.flights.values())
+                raise
+
+
+def _golden_of(store: Store, case: Case, axis: Axis, machine: str, rollouts: str) -> GoldenRun | None:
+    """The golden run of the good end's own code on this machine, if there is one."""
+    path = store.run_path(machine, case.name)
+    if list(axis.paths) != case.paths():
+        return None
+    if not (path.exists() or path.with_name(path.name + ".dvc").exists()):
+        return None
+    golden = store.load(machine, case.name)
+    same = golden.record.get("tree") == axis.tree(axis.good)
+    current = golden.record["case"] == case.canonical() and golden.record["rollouts"] == rollouts
+    return golden if same and current and not golden.noisy else None

@@ -1,0 +1,62 @@
+"""What commands that replay have in common: the case that is meant, and the options that all of them take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from repro_golden.case import Case
+    from repro_golden.checkout import Checkout
+
+__all__ = ["case_of", "command_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+OPEN_END = 1_000_000
+"""Steps of a command that is to be replayed to its own end."""
+
+
+def command_options(function: F) -> F:
+    """``[-- CMD...]`` and what a case would say of it: ``--steps``, ``--ranks``, ``--gpus`` and ``--metric``."""
+    number = click.IntRange(min=1)
+    for option in reversed((
+        click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]"),
+        click.option("--steps", type=number, help="With CMD: steps to replay; by default all it makes."),
+        click.option("--ranks", type=number, default=1, show_default=True, help="With CMD: processes."),
+        click.option(
+            "--gpus", type=click.IntRange(min=0), default=0, show_default=True, help="With CMD: GPUs of a probe."
+        ),
+        click.option(
+            "--metric", "metrics", multiple=True, help="With CMD: pattern of output whose named groups are metrics."
+        ),
+    )):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def case_of(
+    checkout: Checkout,
+    name: str | None,
+    command: tuple[str, ...],
+    steps: int | None,
+    resources: dict[str, int],
+    metrics: tuple[str, ...],
+) -> Case:
+    """The case called `name`, the only one, or one made of a command.
+
+    Raises:
+        ReproError: both are given, or what belongs to a command without one.
+    """
+    from repro_golden.case import command_case, find_case
+    from repro_golden.errors import ReproError
+
+    if command and name:
+        raise ReproError("--case and a command after -- exclude each other: give one of them")
+    if not command and (steps or metrics or resources != {"ranks": 1, "gpus": 0}):
+        raise ReproError("--steps, --ranks, --gpus and --metric are for a command after --: a case says them itself")
+    if command:
+        return command_case(checkout.root, "command", command, steps or OPEN_END, resources, metrics)
+    return find_case(checkout.root, name)
