@@ -80,6 +80,8 @@ class Run:
         first_step: The step that this state lies before.
         checkpoint: Folder that the subject's final checkpoint is written to; a command's token ``{checkpoint}``.
         terminal: Whether to fingerprint the final state.
+        operations: ``{"folder": …, "root": …, "step": …, "dump": [numbers]}``: the step whose operations are recorded,
+            where to, the checkout, and which of them are written with all that they read and made.
     """
 
     steps: int
@@ -95,6 +97,7 @@ class Run:
     first_step: int = 0
     checkpoint: str | None = None
     terminal: bool = False
+    operations: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Magnitude", "decode", "measure", "nonzero", "policy_kl"]
+__all__ = ["Magnitude", "decode", "measure", "nonzero", "policy_kl", "ulp_histogram"]
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,34 @@ def nonzero(raw: bytes, count: int) -> npt.NDArray[np.bool_]:
         return np.zeros(0, bool)
     found: npt.NDArray[np.bool_] = (np.frombuffer(raw, np.uint8).reshape(count, -1) != 0).any(axis=1)
     return found
+
+
+def ulp_histogram(dtype: str, a: bytes, b: bytes) -> list[tuple[int, int]]:
+    """How many pairs are how far apart: ``(most, count)`` for distances of 1, 2, up to 4 … values of the dtype.
+
+    Pairs with equal bits and pairs that are not finite are left out, as are dtypes without an order of bits: then the
+    list is empty. The two zeros are 0 apart: they count under ``most = 0``.
+
+    Raises:
+        ValueError: the buffers differ in length.
+    """
+    if len(a) != len(b):
+        raise ValueError(f"buffers of {len(a)} and {len(b)} bytes cannot be compared")
+    if dtype not in _FLOATS:
+        return []
+    word, kind = _FLOATS[dtype]
+    bits = [np.frombuffer(raw, word) for raw in (a, b)]
+    chosen = (bits[0] != bits[1]) & np.isfinite(_values(bits[0], kind)) & np.isfinite(_values(bits[1], kind))
+    sign = 1 << (bits[0].itemsize * 8 - 1)
+    # Python's integers: the distance of two fp64 of opposite sign does not fit 64 bits
+    ordered = [[-(v & (sign - 1)) if v & sign else v for v in side[chosen].tolist()] for side in bits]
+    counts = Counter(_most(abs(x - y)) for x, y in zip(*ordered, strict=True))
+    return sorted(counts.items())
+
+
+def _most(distance: int) -> int:
+    """The power of two that bounds a distance."""
+    return 0 if distance == 0 else 1 << (distance - 1).bit_length()
 
 
 def _ulp(x: int, y: int, bits: int) -> int:

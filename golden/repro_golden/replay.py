@@ -6,6 +6,7 @@ subject does wrong becomes one entry of the result file; the traceback goes to t
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import json
@@ -14,6 +15,7 @@ import shutil
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -86,8 +88,10 @@ def _run(door: ModuleType, job: dict[str, Any], run: dict[str, Any]) -> dict[str
 
     case = job["case"]
     recorded = RolloutSet(Path(run["rollouts"])) if run["rollouts"] else None
+    operations = _Operations(run["operations"])
     try:
-        subject = door.build({"config": case["subject"]["config"], "root": job["root"]})
+        with operations.making(run["first_step"]):
+            subject = door.build({"config": case["subject"]["config"], "root": job["root"]})
     except BaseException as error:
         raise _blame("build", -1, error) from error
     try:
@@ -96,10 +100,12 @@ def _run(door: ModuleType, job: dict[str, Any], run: dict[str, Any]) -> dict[str
     except BaseException as error:
         raise _blame("load", -1, error) from error
     recorder = _recorder(job, run, recorded.digest if recorded else "", subject.position[0])
-    return _train(door, subject, recorder, run, recorded)
+    return _train(door, subject, recorder, run, recorded, operations)
 
 
-def _train(door: ModuleType, subject: Any, recorder: Any, run: dict[str, Any], recorded: Any) -> dict[str, Any]:
+def _train(
+    door: ModuleType, subject: Any, recorder: Any, run: dict[str, Any], recorded: Any, operations: _Operations
+) -> dict[str, Any]:
     """Feed rollouts until the steps are made or a root differs from the baseline's."""
     from repro_golden.rollouts import RolloutData, write_rollout
 
@@ -107,7 +113,7 @@ def _train(door: ModuleType, subject: Any, recorder: Any, run: dict[str, Any], r
     states = _States({int(step): Path(folder) for step, folder in run["states"].items()}, run["states_budget"])
     next_step, rollout_id = subject.position
     step, made, diverged, seconds = next_step - 1, 0, False, list[float]()
-    observe = recorder or (lambda *_, **__: None)
+    observe = operations.observing(recorder or (lambda *_, **__: None))
     last_begun = time.perf_counter()
     states.save(subject, next_step)
     while made < run["steps"] and not diverged:
@@ -117,7 +123,9 @@ def _train(door: ModuleType, subject: Any, recorder: Any, run: dict[str, Any], r
             if run["save_rollouts"]:
                 path = Path(run["save_rollouts"]) / f"{rollout_id}.safetensors"
                 write_rollout(path, RolloutData(rollout.meta, rollout.tensors))
-            for step in subject.train(rollout, observe):
+            updates = iter(subject.train(rollout, observe))
+            while (done := operations.made(updates, step + 1)) is not None:
+                step = done
                 seconds.append(time.perf_counter() - last_begun)
                 made += 1
                 if recorder:
@@ -146,6 +154,61 @@ def _train(door: ModuleType, subject: Any, recorder: Any, run: dict[str, Any], r
 def _parted(records: list[Any], roots: dict[int, str]) -> bool:
     """Whether a step that was just written has another root than the baseline's."""
     return any(roots.get(record.step, record.root) != record.root for record in records)
+
+
+class _Operations:
+    """Records the operations of one step, where that is asked for."""
+
+    def __init__(self, ask: dict[str, Any] | None) -> None:
+        self._step, self._recorder = ask["step"] if ask else -1, None
+        if ask:
+            from repro_golden.operations.recorder import OperationRecorder
+
+            self._recorder = OperationRecorder(Path(ask["folder"]), ask["root"], ask["step"], dump=ask["dump"])
+            self._recorder.open()
+
+    @contextlib.contextmanager
+    def making(self, first: int) -> Iterator[None]:
+        """The block in which the trainer is made; what it does there belongs to its first step."""
+        if self._recorder is None or self._step != first:
+            yield
+            return
+        self._recorder.preparing = True
+        with self._recording():
+            yield
+        self._recorder.preparing = False
+
+    @contextlib.contextmanager
+    def _recording(self) -> Iterator[None]:
+        assert self._recorder is not None
+        self._recorder.begin()
+        try:
+            yield
+        finally:
+            self._recorder.pause()
+
+    def made(self, updates: Iterator[int], step: int) -> int | None:
+        """The next update's number, or None; `step` is what it is expected to be."""
+        if self._recorder is None or step != self._step:
+            return next(updates, None)
+        with self._recording():
+            done = next(updates, None)
+        if done is not None:
+            self._recorder.close()
+        return done
+
+    def observing(self, observe: Any) -> Any:
+        """An observer that notes the signals of the recorded step among its operations."""
+        recorder = self._recorder
+        if recorder is None:
+            return observe
+
+        def noted(phase: str, name: str, value: Any, placement: Any = None) -> None:
+            recorder.observed(phase, name, value)
+            with recorder.paused():
+                observe(phase, name, value, placement)
+
+        return noted
 
 
 class _States:

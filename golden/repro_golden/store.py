@@ -63,6 +63,12 @@ class GoldenRun:
         return Identity.from_mapping(self.record["identity"])
 
     @property
+    def states(self) -> dict[int, Path]:
+        """The training states that are kept with it, by the step that each lies before."""
+        folder = self.directory / "states"
+        return {int(path.name): path for path in folder.iterdir()} if folder.is_dir() else {}
+
+    @property
     def noisy(self) -> bool:
         """Whether it was kept although it does not reproduce itself."""
         return bool(self.record.get("noise"))

@@ -31,7 +31,7 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
 
     settings = Settings.from_text(os.environ[VARIABLE])
     session = Session(settings)
-    steps = Steps(session.begin, session.step)
+    steps = Steps(session.begin, _stepped(session, settings))
     # the compiler must leave the recorder alone; torch's optimizers are marked in the same way
     untraced = torch._disable_dynamo  # type: ignore[attr-defined]
     optimizers.register_optimizer_step_pre_hook(untraced(lambda optimizer, *_: steps.enter(optimizer)))
@@ -58,6 +58,23 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     if settings.activations and settings.record:
         Activations(settings.activations, session, untraced).watch()
     os.register_at_fork(after_in_child=session.forked)
+
+
+def _stepped(session: Any, settings: Any) -> Callable[[list[Any], bool], None]:
+    """What is done at the end of a step; where a step's operations are asked for, the first step begins here."""
+    if not settings.operations:
+        step: Callable[[list[Any], bool], None] = session.step
+        return step
+    from repro_golden.attach.operations import StepOperations
+
+    operations = session.operations = StepOperations(settings.operations)
+    operations.at(0)
+
+    def stepped(optimizers: list[Any], skipped: bool) -> None:
+        session.step(optimizers, skipped)
+        operations.at(session.made)
+
+    return stepped
 
 
 def _clipping(utils: Any, session: Any) -> None:

@@ -108,12 +108,14 @@ class Session:
     Attributes:
         dead: Whether recording has ended.
         lock: Held while a signal or a step is taken.
+        operations: Told of every signal, where a step's operations are recorded.
     """
 
     def __init__(self, settings: Settings) -> None:
         """Record as the instrument asks."""
         self.settings = settings
         self.hear: Callable[[], None] = lambda: None
+        self.operations: Any = None
         self._reset()
         repro_golden._sink, repro_golden._settle = self.observe, self.settle
         atexit.register(self._close)
@@ -171,6 +173,8 @@ class Session:
 
         if self._signals is None:
             self._signals = Signals()
+        if self.operations is not None:
+            self.operations.observed(phase, name, value)
         if self.settings.plant or self.settings.dump:
             for key, tensor in (value if isinstance(value, Mapping) else {"": value}).items():
                 if isinstance(tensor, torch.Tensor):
@@ -198,6 +202,11 @@ class Session:
                 path.write_bytes(reading.finish().result()[0][0].values or b"")
 
     # -- steps
+
+    @property
+    def made(self) -> int:
+        """How many steps were made."""
+        return self._step
 
     def begin(self, optimizer: Any, outermost: bool) -> None:
         """A step is about to be made."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ class Settings:
         dump: ``[step, phase, name]`` of signals whose whole content is written.
         home: The user's checkout, from which nothing may be imported when `place` is another.
         place: The code under test.
+        operations: The step whose operations are recorded, as `children.Run.operations` has it, counted from the first
+            that the process makes.
     """
 
     out: str
@@ -41,6 +43,7 @@ class Settings:
     dump: Sequence[Sequence[Any]] = ()
     home: str | None = None
     place: str | None = None
+    operations: Mapping[str, Any] | None = None
 
     def to_text(self) -> str:
         """The variable's value."""
