@@ -1,0 +1,265 @@
+"""The operation that began a difference, from the recordings of one step in two versions. Pure: no git, no torch.
+
+An operation did the same in both if it has the same name and arguments, read the same bits and made the same bits. From
+the first signal that differs, the way leads back through operations that did not, to those that read only bits which
+the other version has too: there the difference begins. Harmless changes of structure are not on that way, or end in
+bits that the other version has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from repro_bisect.explain.align import aligned, matched
+from repro_golden.operations.stream import OBSERVED, Operation, Stream, Value
+
+__all__ = ["Cause", "Kind", "Touches", "find_cause"]
+
+Kind = Literal["operation", "arguments", "structure", "gap", "inputs", "random"]
+"""``operation``: the same was asked and something else came out. ``arguments``: something else was asked of the same
+operation. ``structure``: other operations, or in another order. ``gap``: what an operation read was written by nothing
+that was recorded. ``inputs``: the step began with other values. ``random``: other random numbers were drawn."""
+
+Touches = Callable[[Operation], bool]
+"""Whether an operation's source, or that of a caller of it, is among what a change touched."""
+
+_UNTOUCHED = 2
+"""Rank from which on an operation's source is not what the change touched."""
+_WINDOW = 4000
+"""Operations behind the cause in which a pair is looked for whose results can be compared."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Where a difference begins.
+
+    Attributes:
+        kind: What differs.
+        before: The operation of the first version; None where it has none in this place.
+        after: That of the second.
+        gap: The operations between which something unseen wrote, where that is the cause.
+        pair: Operations of both whose first results have one shape, to measure the difference by; None without.
+        side: Which of both the answer stands in: the one whose source was touched.
+        others: Further operations at which the difference begins too.
+    """
+
+    kind: Kind
+    before: Operation | None
+    after: Operation | None
+    gap: tuple[Operation | None, Operation] | None
+    pair: tuple[Operation, Operation] | None
+    side: Literal["before", "after"]
+    others: Sequence[Operation] = ()
+
+    @property
+    def operation(self) -> Operation:
+        """The one that is named first."""
+        first, second = (self.before, self.after) if self.side == "before" else (self.after, self.before)
+        found = first or second
+        assert found is not None, "a cause has an operation"
+        return found
+
+
+def find_cause(
+    a: Stream, b: Stream, signal: tuple[str, str] | None, touches: tuple[Touches, Touches] | None = None
+) -> Cause | None:
+    """Where the difference of two recordings of one step begins; None where none of their operations differ.
+
+    Args:
+        a: The first version's.
+        b: The second's.
+        signal: Phase and name of the first observed signal that differs, where the way begins; None takes all.
+        touches: For each version, whether an operation's source is what the change touched. Of several beginnings those
+            come first.
+    """
+    keys = [o.key for o in a.operations], [o.key for o in b.operations]
+    ordered = dict(aligned(*keys))
+    pairs = matched(*keys, ordered)
+    if len(pairs) == len(a.operations) == len(b.operations) == len(ordered):
+        return None
+    back = {j: i for i, j in pairs.items()}
+    sides = _Side(a, pairs, set(pairs) - set(ordered), b), _Side(b, back, set(back) - set(ordered.values()), a)
+    touched = touches or (_nothing, _nothing)
+    found = [side.beginnings(signal, touch) for side, touch in zip(sides, touched, strict=True)]
+    return _joined(sides, found, touched)
+
+
+def _nothing(_: Operation) -> bool:
+    return False
+
+
+class _Side:
+    """One version's recording, beside what is known of the other's.
+
+    Attributes:
+        operations: All of them.
+        pairs: Numbers of those that the other version has too, with theirs there.
+        moved: Those of them that come in another order there.
+    """
+
+    def __init__(self, stream: Stream, pairs: Mapping[int, int], moved: set[int], other: Stream) -> None:
+        self.operations, self.pairs, self.moved = stream.operations, pairs, moved
+        there = set(pairs.values())
+        rest = [o for o in other.operations if o.index not in there]
+        self._known = {value.key for o in other.operations for value in (*o.inputs, *o.outputs)}
+        # What two different ways lead to is the same only among what differs: a number such as 0 is in every program.
+        self._remade = {value.key for o in rest for value in o.outputs}
+        self._looks = {(o.look, _read(o)) for o in rest if o.view}
+
+    def beginnings(self, signal: tuple[str, str] | None, touched: Touches) -> list[Operation]:
+        """The operations at which the difference of a signal begins: the likeliest first."""
+        way = self._way(signal)
+        first = self._first(way, touched)
+        if first and self._rank(first[0], touched) < _UNTOUCHED:
+            return first
+        # No tensor leads from the change to the signal, but a number that Python decided by may, or an order of calls.
+        until = first[0].index if first else len(self.operations)
+        decided = [o for o in self._first(self._way(None), touched) if o.index < until and touched(o)]
+        reached = {maker for o in way for value in o.inputs for maker in value.makers}
+        reordered = [o for o in self.operations if o.index in self.moved & reached and touched(o)]
+        return decided + reordered + first
+
+    def _first(self, way: Sequence[Operation], touched: Touches) -> list[Operation]:
+        found = [o for o in way if o.name != OBSERVED and all(self.old(value) for value in o.inputs)]
+        return sorted(found, key=lambda o: (self._rank(o, touched), o.index))
+
+    def _rank(self, operation: Operation, touched: Touches) -> int:
+        new = self._asks_otherwise(operation) or any(
+            value.content and value.key not in self._remade for value in operation.outputs
+        )
+        return (0 if touched(operation) else _UNTOUCHED) + (0 if new else 1)
+
+    def knows(self, value: Value) -> bool:
+        """Whether the other version has a value too, wherever that is."""
+        return value.key in self._known
+
+    def old(self, value: Value) -> bool:
+        """Whether nothing that differs made a value, or what did came to the same bits as the other version.
+
+        A view of such a value is one too, unless the other version looks at it in another way.
+        """
+        makers = [self.operations[maker] for maker in value.makers if maker not in self.pairs]
+        if not makers or not value.content or value.key in self._remade:
+            return True
+        return all(o.view and not self._asks_otherwise(o) and all(self.old(v) for v in o.inputs) for o in makers)
+
+    def _asks_otherwise(self, operation: Operation) -> bool:
+        """Whether an operation is a view that the other version takes of the same value with other arguments."""
+        return (
+            operation.view and operation.index not in self.pairs and (operation.look, _read(operation)) in self._looks
+        )
+
+    def _way(self, signal: tuple[str, str] | None) -> list[Operation]:
+        """The differing operations that lead to a signal, in order; all of them where no signal is given."""
+        differing = [o for o in self.operations if o.index not in self.pairs]
+        if signal is None:
+            return differing
+        front = [m for o in differing if o.name == OBSERVED for v in o.inputs if _is(o, v, signal) for m in v.makers]
+        reached: dict[int, Operation] = {}
+        while front:
+            index = front.pop()
+            if index in reached or index in self.pairs:
+                continue
+            operation = reached[index] = self.operations[index]
+            front += [maker for value in operation.inputs for maker in value.makers]
+            if operation.forward is not None:  # its saved tensors came from there
+                front.append(operation.forward)
+        return [reached[index] for index in sorted(reached)]
+
+
+def _is(operation: Operation, value: Value, signal: tuple[str, str]) -> bool:
+    phase, name = signal
+    return operation.arguments.partition(" ")[0] == phase and value.name == name
+
+
+def _joined(sides: tuple[_Side, _Side], found: list[list[Operation]], touched: tuple[Touches, Touches]) -> Cause | None:
+    """One cause of what both sides know of it."""
+    before, after = (operations[0] if operations else None for operations in found)
+    if before is None and after is None:
+        return None
+    side: Literal["before", "after"] = "after"
+    if after is None or (before is not None and touched[0](before) and not touched[1](after)):
+        side = "before"
+    before, after = _partners(found, before, after, side)
+    others = [o for operations in found for o in operations[1:] if o not in (before, after)]
+    kind = _kind(sides, before, after)
+    gap = None
+    main, own = (before, sides[0]) if side == "before" else (after, sides[1])
+    assert main is not None, "the side of the answer has an operation"
+    if kind == "gap":
+        writers = [maker for value in main.inputs for maker in value.makers]
+        gap = (own.operations[max(writers)] if writers else None, main)
+    return Cause(kind, before, after, gap, _pair(sides, before, after), side, others)
+
+
+def _partners(
+    found: list[list[Operation]],
+    before: Operation | None,
+    after: Operation | None,
+    side: str,
+) -> tuple[Operation | None, Operation | None]:
+    """The other version's operation in the place of the one that is named, where it has one."""
+    main, rest = (before, found[1]) if side == "before" else (after, found[0])
+    if main is None:
+        return before, after
+    alike = [o for o in rest if o.look == main.look and _read(o) == _read(main)]
+    named = [o for o in rest if o.name == main.name and o.phase == main.phase and o.module == main.module]
+    partner = next(iter(alike or named or rest), None)
+    return (main, partner) if side == "before" else (partner, main)
+
+
+def _read(operation: Operation) -> tuple[object, ...]:
+    return tuple(value.key for value in operation.inputs)
+
+
+def _kind(sides: tuple[_Side, _Side], before: Operation | None, after: Operation | None) -> Kind:
+    if before is None or after is None or before.name != after.name:
+        return "structure"
+    if _read(before) == _read(after):
+        if before.arguments != after.arguments:
+            return "arguments"
+        if before.key == after.key:  # it only moved
+            return "structure"
+        return "random" if before.draws else "operation"
+    if before.look != after.look or before.arguments != after.arguments:
+        return "structure"
+    new = [(v, w) for v, w in zip(before.inputs, after.inputs, strict=True) if v.key != w.key]
+    if any(v.makers and tuple(sides[0].pairs.get(m) for m in v.makers) == w.makers for v, w in new):
+        return "gap"  # the same operations made it, and it is not the same any more
+    outside = all(not v.makers and not w.makers and not sides[1].knows(w) for v, w in new)
+    return "inputs" if outside else "structure"
+
+
+def _pair(
+    sides: tuple[_Side, _Side], before: Operation | None, after: Operation | None
+) -> tuple[Operation, Operation] | None:
+    """Operations at one place of both programs whose results differ and have one shape: nearest to the cause."""
+    if before is not None and after is not None and before.name == after.name and _comparable(before, after):
+        return before, after
+    starts = [min(o.index for o in (before or after, after or before) if o is not None)] * 2
+    if before is not None:
+        starts[0] = before.index
+    if after is not None:
+        starts[1] = after.index
+    rest = [
+        [o for o in side.operations[start : start + _WINDOW] if o.name != OBSERVED]
+        for side, start in zip(sides, starts, strict=True)
+    ]
+    for i, j in aligned([_place(o) for o in rest[0]], [_place(o) for o in rest[1]]):
+        one, other = rest[0][i], rest[1][j]
+        if one.index not in sides[0].pairs and other.index not in sides[1].pairs and _comparable(one, other):
+            return one, other
+    return None
+
+
+def _place(operation: Operation) -> tuple[object, ...]:
+    return operation.phase, operation.module, operation.name, tuple(value.shape for value in operation.inputs)
+
+
+def _comparable(one: Operation, other: Operation) -> bool:
+    if not one.outputs or not other.outputs:
+        return False
+    x, y = one.outputs[0], other.outputs[0]
+    return x.shape == y.shape and x.key != y.key and bool(x.content) and bool(y.content)

@@ -1,0 +1,224 @@
+"""Explaining a difference: the divergent step of two versions, recorded operation by operation and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from repro_bisect.axis import Axis, short
+from repro_bisect.desk import Desk
+from repro_bisect.executors import State
+from repro_bisect.explain.cause import Cause, find_cause
+from repro_bisect.explain.result import Answer, Explained, Explanation, Size, Version
+from repro_bisect.explain.source import Diff, Place, Sources, read_diff
+from repro_bisect.explain.source import Version as Source
+from repro_bisect.explain.words import UNSEEN, differing_inputs, sentence, size_of
+from repro_bisect.onestep import prepare, same_step, state_key
+from repro_bisect.probe import Recording, Skip, trace_of
+from repro_bisect.states import States
+from repro_golden.checkout import Checkout
+from repro_golden.compare import Divergence, first_difference
+from repro_golden.errors import NotVerifiableError
+from repro_golden.operations.stream import Operation, Stream, dump_of
+from repro_golden.subjects.environments import environment_changes
+from repro_golden.trace import Trace
+
+__all__ = ["explain"]
+
+
+def explain(
+    desk: Desk, checkout: Checkout, before: str, after: str, *, golden: Mapping[int, Path] | None = None
+) -> Explanation:
+    """Say why the numbers of one point of the desk's axis differ from those of another.
+
+    Args:
+        desk: Where replays run; `before` and `after` are points of its axis.
+        checkout: The repository.
+        before: The first version.
+        after: The second.
+        golden: Saved states of the first version that are at hand, by step.
+
+    Raises:
+        NotVerifiableError: a version does not reproduce itself, or not under the recorder.
+        ReproError: a version cannot be replayed.
+    """
+    return _Explainer(desk, checkout, (before, after), golden or {}).run()
+
+
+class _Explainer:
+    def __init__(self, desk: Desk, checkout: Checkout, points: tuple[str, str], golden: Mapping[int, Path]) -> None:
+        self.desk, self.checkout, self.points, self.golden = desk, checkout, points, golden
+        self.axis: Axis = desk.history
+        self.subjects = self.axis.subjects(points)
+        self.state: State | None = None
+
+    def run(self) -> Explanation:
+        """From two traces to an answer."""
+        traces = self._traces()
+        divergence = first_difference(*traces)
+        environment = [str(change) for change in environment_changes(traces[0].header, traces[1].header)]
+        before, after = (Version(point, self.subjects.get(point, ""), 0, None) for point in self.points)
+        text = f"{_said(self.points)} agree bit for bit over {len(traces[0].steps)} steps"
+        found = Explanation("agree", self._case, text, divergence, before, after, environment=environment)
+        if divergence is None:
+            return found
+        self.desk.say(f"{_said(self.points)} differ at {divergence}: recording that step's operations")
+        recordings = self._recordings(divergence, traces)
+        for rank in range(len(recordings[0].streams)):
+            streams = (recordings[0].streams[rank], recordings[1].streams[rank])
+            versions = [
+                replace(version, operations=len(stream.operations))
+                for version, stream in zip((before, after), streams, strict=True)
+            ]
+            found = replace(
+                found, before=versions[0], after=versions[1], rank=rank, start=self.state.step if self.state else None
+            )
+            sources = self._sources(streams)
+            signal = (divergence.phase, divergence.signal)
+            if cause := find_cause(*streams, signal, (sources[0].touched, sources[1].touched)):
+                return self._answer(found, cause, divergence, traces, sources)
+        return replace(found, answer="unseen", text=UNSEEN)
+
+    @property
+    def _case(self) -> str:
+        return self.desk.prober.case.name
+
+    # -- replays
+
+    def _traces(self) -> tuple[Trace, Trace]:
+        """Both versions' traces, the second up to where it leaves the first."""
+        prober, (before, after) = self.desk.prober, self.points
+        steps = prober.case.steps
+        prober.baseline = None
+        (first,) = self.desk.results([self.desk.submit(before, steps, stage="explanation")])
+        a = prober.baseline = trace_of(first, short(before))
+        (second,) = self.desk.results([self.desk.submit(after, steps, stage="explanation")])
+        return a, trace_of(second, short(after))
+
+    def _recordings(self, divergence: Divergence, traces: tuple[Trace, Trace]) -> tuple[Recording, Recording]:
+        """The divergent step of both under the recorder, from the last equal state where both can start there."""
+        step = divergence.step
+        found = self._recorded(step, ((), ()), self._state(step, traces))
+        for point, recording, trace in zip(self.points, found, traces, strict=True):
+            if not same_step(recording.trace, trace, step):
+                raise NotVerifiableError(
+                    f"step {step} of {short(point)} has other numbers under the recorder than without it: it does not "
+                    "reproduce itself, or compiles what it runs; `repro bisect` tells whether it is noisy"
+                )
+        return found
+
+    def _state(self, step: int, traces: tuple[Trace, Trace]) -> State | None:
+        """The first version's state before the step, if both make the same of it as on their own way there."""
+        if step == 0:
+            return None
+        prober, before = self.desk.prober, self.points[0]
+        key = state_key(prober.case, prober.key(before))
+        states = States(self.checkout.state / "states", key)
+        try:
+            shortcut = prepare(self.desk, states, self.golden, self.points, step, traces)
+        finally:
+            states.close(prober.case.case.states_budget)
+        self.state = shortcut.state if shortcut else None
+        return self.state
+
+    def _recorded(
+        self, step: int, values: tuple[Sequence[int], Sequence[int]], state: State | None
+    ) -> tuple[Recording, Recording]:
+        prober = self.desk.prober
+
+        def started(point: str, own: Sequence[int]) -> Future[Any]:
+            return self.desk.start(point, lambda flight: prober.operations(point, step, state, own, **flight.ways))
+
+        found: list[Any] = self.desk.results([started(*each) for each in zip(self.points, values, strict=True)])
+        for point, recording in zip(self.points, found, strict=True):
+            if isinstance(recording, Skip):
+                raise NotVerifiableError(f"{short(point)} does not run under the recorder: {recording.reason}")
+            for stream in recording.streams:
+                if stream.problem:
+                    raise NotVerifiableError(f"the recording of {short(point)} is not whole: {stream.problem}")
+        return found[0], found[1]
+
+    # -- what they say
+
+    def _sources(self, streams: tuple[Stream, Stream]) -> tuple[Sources, Sources]:
+        commits = [self.axis.commit(point) for point in self.points]
+        diff = read_diff(self.checkout, *commits) if commits[0] != commits[1] else Diff()
+        return (
+            Sources(Source(self.checkout, commits[0], diff.before, "before"), streams[0]),
+            Sources(Source(self.checkout, commits[1], diff.after, "after"), streams[1]),
+        )
+
+    def _answer(
+        self,
+        found: Explanation,
+        cause: Cause,
+        divergence: Divergence,
+        traces: tuple[Trace, Trace],
+        sources: tuple[Sources, Sources],
+    ) -> Explanation:
+        cause, size = self._measured(cause, divergence.step, found.rank)
+        operations = list(zip((cause.before, cause.after), sources, strict=True))
+        told = [None if o is None else Explained.of(o, source.place(o), source.stack(o)) for o, source in operations]
+        mentions: list[Place] = []
+        if not any(one and one.place and one.place.touched for one in told):
+            for operation, source in operations:
+                mentions += source.mentions(operation) if operation else []
+        own = sources[0 if cause.side == "before" else 1]
+        gap = cause.gap and (_edge(cause.gap[0], own), _edge(cause.gap[1], own))
+        inputs = differing_inputs(divergence, traces)
+        same_code = self.axis.commit(self.points[0]) == self.axis.commit(self.points[1])
+        answer: Answer = "inputs" if inputs else cause.kind
+        if same_code and found.environment and answer == "operation":
+            answer = "environment"
+        return replace(
+            found,
+            answer=answer,
+            text=sentence(cause, inputs, gap, told),
+            before=replace(found.before, explained=told[0]),
+            after=replace(found.after, explained=told[1]),
+            side=cause.side,
+            gap=gap,
+            size=size,
+            mentions=mentions,
+            others=len(cause.others),
+        )
+
+    def _measured(self, cause: Cause, step: int, rank: int) -> tuple[Cause, Size | None]:
+        """The size of the difference, from a second recording that keeps values; and what its inputs really held."""
+        wanted = [
+            sorted({o.index for o in (own, cause.pair[k] if cause.pair else None) if o is not None})
+            for k, own in enumerate((cause.before, cause.after))
+        ]
+        if not any(wanted):
+            return cause, None
+        again = self._recorded(step, (wanted[0], wanted[1]), self.state)
+        streams = [recording.streams[rank] for recording in again]
+        if cause.kind in ("operation", "random") and cause.before and cause.after:
+            places = range(len(cause.before.inputs))
+            if any(_held(streams[0], cause.before, "in", k) != _held(streams[1], cause.after, "in", k) for k in places):
+                # its inputs changed behind the back of who read them first
+                makers = [index for value in cause.after.inputs for index in value.makers]
+                writer = streams[1].operations[max(makers)] if makers else None
+                return replace(cause, kind="gap", gap=(writer, cause.after)), None
+        if cause.pair is None:
+            return cause, None
+        raw = [_held(stream, operation, "out", 0) for stream, operation in zip(streams, cause.pair, strict=True)]
+        if raw[0] is None or raw[1] is None:
+            return cause, None
+        return cause, size_of(cause.pair, (raw[0], raw[1]))
+
+
+def _said(points: Sequence[str]) -> str:
+    return " and ".join(short(point) for point in points)
+
+
+def _edge(operation: Operation | None, source: Sources) -> str:
+    return "the beginning of the step" if operation is None else f"{operation.name} at {source.place(operation)}"
+
+
+def _held(stream: Stream, operation: Operation, kind: str, place: int) -> bytes | None:
+    path = dump_of(stream.folder, operation.index, kind, place)
+    return path.read_bytes() if path.exists() else None

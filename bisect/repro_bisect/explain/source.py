@@ -1,0 +1,252 @@
+"""Where in the source an operation was asked for, and whether a change touched that place.
+
+A change touches a statement if one of its lines is among those that the change removed (before) or added (after). The
+lines of a statement are those from its first to its last; of a compound one (``if``, ``def`` …) those of its head.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import git
+
+from repro_golden.checkout import Checkout
+from repro_golden.operations.stream import Frame, Operation, Stream
+
+__all__ = ["Diff", "Place", "Sources", "Version", "read_diff"]
+
+_HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_TOUCHING = 4
+"""Hunks that are shown of a change that no stack crosses."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One line of the source.
+
+    Attributes:
+        file: Relative to the repository, or as Python knows it outside of it.
+        line: From 1.
+        function: That it is in.
+        text: The statement's lines, stripped of their common indent; "" where the file is not at hand.
+        touched: Whether the change touched the statement.
+        hunk: The part of the change that did, as `git diff` has it.
+    """
+
+    file: str
+    line: int
+    function: str
+    text: str = ""
+    touched: bool = False
+    hunk: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Hunk:
+    """One part of a change.
+
+    Attributes:
+        before: The lines that it removed.
+        after: The lines that it added.
+        text: As `git diff` has it.
+    """
+
+    before: range
+    after: range
+    text: str
+
+
+@dataclass(frozen=True)
+class Diff:
+    """A change, by file: hunks under the file's name before (`before`) and after (`after`) it."""
+
+    before: Mapping[str, Sequence[Hunk]] = field(default_factory=dict)
+    after: Mapping[str, Sequence[Hunk]] = field(default_factory=dict)
+
+
+def read_diff(checkout: Checkout, before: str, after: str) -> Diff:
+    """What `git diff` says of two commits, without context and without the user's own diff settings."""
+    quiet = ("--no-ext-diff", "--no-textconv", "--no-color", "--unified=0", "--find-renames", "--src-prefix=a/")
+    text = git.Git(str(checkout.root)).diff_tree("-r", "-p", *quiet, "--dst-prefix=b/", before, after)
+    found = Diff({}, {})
+    names: dict[str, str] = {}
+    hunk: list[str] = []
+    at: tuple[range, range] | None = None
+
+    def close() -> None:
+        if at is not None:
+            whole = Hunk(*at, "\n".join(hunk))
+            for side, name in ((found.before, names.get("---")), (found.after, names.get("+++"))):
+                if name is not None:
+                    side.setdefault(name, []).append(whole)  # type: ignore[attr-defined]
+
+    for line in text.splitlines():
+        if line.startswith("diff --git "):
+            close()
+            at, names = None, {}
+        elif at is None and line.startswith(("--- ", "+++ ")):
+            names[line[:3]] = line[6:] if line[4:] != "/dev/null" else ""
+        elif match := _HUNK.match(line):
+            close()
+            first = [int(match[1]), int(match[3])]
+            count = [int(match[k]) if match[k] is not None else 1 for k in (2, 4)]
+            at, hunk = (range(first[0], first[0] + count[0]), range(first[1], first[1] + count[1])), [line]
+        elif at is not None:
+            hunk.append(line)
+    close()
+    return found
+
+
+@dataclass(frozen=True)
+class Version:
+    """The source of one version.
+
+    Attributes:
+        checkout: The repository.
+        commit: Of it.
+        hunks: What the change touched here, by file.
+        side: ``before`` or ``after``: which lines of a hunk are this version's.
+    """
+
+    checkout: Checkout
+    commit: str
+    hunks: Mapping[str, Sequence[Hunk]]
+    side: str
+
+    def lines(self, hunk: Hunk) -> range:
+        """Those of this version."""
+        return hunk.before if self.side == "before" else hunk.after
+
+
+class Sources:
+    """Places of one version's recording."""
+
+    def __init__(self, version: Version, stream: Stream) -> None:
+        """Look up places of a recording in the source that made it."""
+        self._version, self._stream = version, stream
+        self._read = cache(self._file)
+        self._touch = cache(self._touching)
+
+    def touched(self, operation: Operation) -> bool:
+        """Whether the change touched the statement that asked for an operation, or one that called it."""
+        return any(self._touch(frame) is not None for frame in self._frames(operation))
+
+    def place(self, operation: Operation) -> Place | None:
+        """The line that is named for an operation: the innermost that was touched, else the subject's innermost."""
+        frames = list(self._frames(operation))
+        for frame in frames:
+            if (hunk := self._touch(frame)) is not None:
+                return self._place(frame, hunk)
+        own = [frame for frame in frames if self._is_code(frame.file)]
+        rest = [frame for frame in frames if "/torch/" not in frame.file]
+        first = next(iter(own or rest or frames), None)
+        return None if first is None else self._place(first, None)
+
+    def stack(self, operation: Operation) -> list[Place]:
+        """Its frames, innermost first; of a backward operation those of its forward one first."""
+        return [self._place(frame, self._touch(frame)) for frame in self._frames(operation)]
+
+    def mentions(self, operation: Operation) -> list[Place]:
+        """Where no stack crosses the change: touched statements that define a name which the operation's lines read.
+
+        A constant, a default, a field: what a statement far away computes with.
+        """
+        named = {name for frame in self._frames(operation) for name in self._names_read(frame)}
+        found = []
+        for file, hunks in self._version.hunks.items():
+            for hunk in hunks:
+                for name, line in self._defined(file, self._version.lines(hunk)):
+                    if name in named:
+                        found.append(self._place(Frame(file, line, name), hunk))
+        return found[:_TOUCHING]
+
+    def _frames(self, operation: Operation) -> Iterator[Frame]:
+        if operation.forward is not None:
+            yield from self._stream.operations[operation.forward].stack
+        yield from operation.stack
+
+    def _is_code(self, file: str) -> bool:
+        return not file.startswith("/") and "site-packages" not in file
+
+    def _place(self, frame: Frame, hunk: Hunk | None) -> Place:
+        lines, span = self._read(frame.file)[0], self._span(frame)
+        text = "\n".join(lines[span.start - 1 : span.stop - 1]) if lines else ""
+        return Place(frame.file, frame.line, frame.function, _dedent(text), hunk is not None, hunk.text if hunk else "")
+
+    def _touching(self, frame: Frame) -> Hunk | None:
+        span = self._span(frame)
+        for hunk in self._version.hunks.get(frame.file, ()):
+            own = self._version.lines(hunk)
+            if own.start < span.stop and span.start < own.stop:
+                return hunk
+        return None
+
+    def _span(self, frame: Frame) -> range:
+        """The lines of the statement that a frame is in."""
+        best = range(frame.line, frame.line + 1)
+        for span in self._read(frame.file)[1]:
+            if frame.line in span:
+                best = span  # the last that holds it is the innermost: they come in order of their beginning
+        return best
+
+    def _file(self, name: str) -> tuple[list[str], list[range]]:
+        """A file's lines, and the lines of each of its statements."""
+        if name.startswith("/"):
+            return [], []
+        try:
+            text = str(git.Git(str(self._version.checkout.root)).show(f"{self._version.commit}:{name}"))
+            tree = ast.parse(text)
+        except (git.GitCommandError, SyntaxError, ValueError):
+            return [], []
+        statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+        return text.splitlines(), sorted(
+            (_head(node) for node in statements), key=lambda span: (span.start, -span.stop)
+        )
+
+    def _names_read(self, frame: Frame) -> set[str]:
+        lines, _ = self._read(frame.file)
+        span = self._span(frame)
+        text = _dedent("\n".join(lines[span.start - 1 : span.stop - 1]))
+        return set(re.findall(r"[A-Za-z_]\w*", text))
+
+    def _defined(self, file: str, touched: range) -> Iterator[tuple[str, int]]:
+        """Names that touched statements bind, with their lines: variables, fields, arguments with their defaults."""
+        lines, _ = self._read(file)
+        if not lines:
+            return
+        for node in ast.walk(ast.parse("\n".join(lines))):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                yield from ((a.arg, a.lineno) for a in given if a.lineno in touched)
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)) and _overlap(_head(node), touched):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for target in targets:
+                    for name in ast.walk(target):
+                        if isinstance(name, ast.Name):
+                            yield name.id, node.lineno
+                        elif isinstance(name, ast.Attribute):
+                            yield name.attr, node.lineno
+
+
+def _overlap(a: range, b: range) -> bool:
+    return a.start < b.stop and b.start < a.stop
+
+
+def _head(node: ast.stmt) -> range:
+    body = getattr(node, "body", None)
+    if isinstance(body, list) and body and isinstance(body[0], ast.stmt):
+        decorators = [d.lineno for d in getattr(node, "decorator_list", ())]
+        return range(min([node.lineno, *decorators]), max(body[0].lineno, node.lineno + 1))
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def _dedent(text: str) -> str:
+    return textwrap.dedent(text)

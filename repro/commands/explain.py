@@ -1,0 +1,98 @@
+"""`repro explain`: the operation, the line and the size of what moved the numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from repro.output import emit, json_option
+
+if TYPE_CHECKING:
+    from repro_golden.case import Case
+    from repro_golden.checkout import Checkout
+
+__all__ = ["explain"]
+
+
+@click.command()
+@click.argument("what", metavar="COMMIT|A..B|TRACE")
+@click.argument("other", required=False, metavar="[TRACE]")
+@click.option("--case", "name", help="The case to replay; may be left out when there is only one.")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), help="Replays at once; by default what the machine serves.")
+@click.option("--ray", metavar="ADDRESS", help="Replay on this Ray cluster; auto finds a running one.")
+@click.option("--path", "paths", multiple=True, help="A folder or file that holds what matters; may be repeated.")
+@click.option("--fresh", is_flag=True, help="Use nothing that earlier bisects found.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for the report (Markdown and HTML).")
+@json_option
+def explain(
+    what: str,
+    other: str | None,
+    name: str | None,
+    jobs: int | None,
+    ray: str | None,
+    paths: tuple[str, ...],
+    fresh: bool,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    """Name the operation and the source line that moved the numbers of a case, and by how much.
+
+    COMMIT is compared with its first parent, A..B the one end with the other, and of two TRACEs the commits that they
+    were recorded from.
+
+    Both versions are replayed up to the first step that differs; that step runs once more in each with every operation
+    recorded. The answer is the first operation that reads the same bits in both and makes others, or the place where
+    the operations themselves differ.
+    """
+    from repro.live import bisect_view
+    from repro.report.explain import explain_text, write_report
+    from repro_bisect.axis import short
+    from repro_bisect.bench import Options, bench, commits_of
+    from repro_bisect.explain.driver import explain as explained
+    from repro_bisect.predicates import Bitwise
+    from repro_golden.checkout import find_checkout
+
+    checkout = find_checkout(Path.cwd())
+    case, spec = _asked(checkout, what, other, name)
+    options = Options(jobs, ray, paths=paths, fresh=fresh)
+    axis = commits_of(checkout, case, spec, options)
+    with bisect_view() as watch, bench(checkout, case, axis, Bitwise(), watch, options) as (desk, golden):
+        kept = golden.states if golden else {}
+        found = explained(desk, checkout, axis.good, axis.bad, golden=kept)
+    again = f"repro explain {short(axis.good)}..{short(axis.bad)} --case {case.name}"
+    again += "".join(f" --path {path}" for path in paths)
+    folder = out or checkout.state / "reports" / f"explain-{short(axis.good)}..{short(axis.bad)}-{case.name}"
+    written: tuple[Path, ...] = ()
+    try:
+        written = write_report(found, folder, again)
+    finally:  # whatever becomes of the files, the answer is told
+        data = found.to_mapping() | {"reports": [str(path) for path in written], "reproduce": again}
+        reports = "".join(f"\nreport: {path}" for path in written)
+        emit(as_json, data, f"{explain_text(found)}\n{reports}\nreproduce with: {again}")
+    return 3 if found.answer == "unseen" else 0
+
+
+def _asked(checkout: Checkout, what: str, other: str | None, name: str | None) -> tuple[Case, str]:
+    """The case and the range that the arguments mean.
+
+    Raises:
+        ReproError: they mean none.
+    """
+    from repro_golden.case import find_case
+    from repro_golden.errors import ReproError
+    from repro_golden.trace import Trace
+
+    if other is None and not (Path(what) / "header.json").is_file():
+        return find_case(checkout.root, name), what if ".." in what else f"{what}^..{what}"
+    if other is None:
+        raise ReproError(f"{what} is a trace: give the one to compare it with too")
+    traces = [Trace(Path(path)) for path in (what, other)]
+    commits = [trace.header.subject.get("commit") for trace in traces]
+    for path, commit in zip((what, other), commits, strict=True):
+        if not commit:
+            raise ReproError(f"{path} was recorded from a checkout with changes of its own: commit them, record again")
+    recorded = str(traces[0].header.case.get("name", ""))
+    case: Case = find_case(checkout.root, name or recorded or None)
+    return case, f"{commits[0]}..{commits[1]}"

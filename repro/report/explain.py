@@ -1,0 +1,109 @@
+"""An explanation, for a terminal, as Markdown and as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repro import __version__
+from repro.report.pages import templates
+from repro_bisect.axis import short
+from repro_golden.canonical import write_atomic
+
+if TYPE_CHECKING:
+    from repro_bisect.explain.result import Explained, Explanation, Size, Version
+
+__all__ = ["explain_lines", "explain_text", "write_report"]
+
+_DEEP = 6
+"""Frames of a stack that a terminal shows."""
+
+
+def explain_lines(found: Explanation) -> list[str]:
+    """The answer for a terminal, without what a bisect has said already."""
+    lines = [found.text]
+    if found.divergence is None:
+        return lines
+    for version in (found.before, found.after):
+        lines += ["", *_version(version)]
+    if found.mentions:
+        lines += ["", "the change is not on the way there, but defines what these lines read:"]
+        for place in found.mentions:
+            lines += [f"  {place} {place.function}", *_indented(place.hunk)]
+    elif found.named and not any(place.touched for place in found.places):
+        lines += ["", "no line of the change is on the way there: what it computes with was made elsewhere"]
+    if found.size:
+        lines += ["", *size_lines(found.size)]
+    if found.environment:
+        lines += ["", "the environments differ:", *(f"  {change}" for change in found.environment)]
+    if found.others:
+        more = "operation" if found.others == 1 else "operations"
+        lines += ["", f"{found.others} more {more} of that step read the same bits and differ: see --json"]
+    return lines
+
+
+def explain_text(found: Explanation) -> str:
+    """The answer for a terminal."""
+    lines = explain_lines(found)
+    if found.divergence is not None:
+        start = (
+            f"both started from the saved state before step {found.start}" if found.start else "both ran from step 0"
+        )
+        counts = f"{found.before.operations} and {found.after.operations} operations"
+        lines += ["", f"first signal that differs: {found.divergence}", f"recorded: {counts}; {start}"]
+    return "\n".join(lines)
+
+
+def _version(version: Version) -> list[str]:
+    said = f"{short(version.point)} {version.subject}".rstrip()
+    one = version.explained
+    if one is None:
+        return [f"{said}: nothing in this place"]
+    lines = [f"{said}:", f"  {title(one)}"]
+    if one.place:
+        lines.append(f"  {one.place} in {one.place.function}{' (changed)' if one.place.touched else ''}")
+        lines += _indented(one.place.text)
+    reads = ", ".join(f"T{k} {text}" for k, text in enumerate(one.inputs))
+    lines.append(f"  ({one.arguments}){f' with {reads}' if reads else ''} -> {', '.join(one.outputs) or 'nothing'}")
+    rest = [place for place in one.stack if place != one.place and not place.file.startswith(("/", "<"))][:_DEEP]
+    lines += [f"  called from {place} in {place.function}" for place in rest]
+    return lines
+
+
+def title(one: Explained) -> str:
+    """An operation in one line."""
+    parts = [one.name, one.phase]
+    parts += [one.module] if one.module else []
+    parts += [one.node] if one.node else []
+    return ", ".join(parts)
+
+
+def size_lines(size: Size) -> list[str]:
+    """How large the difference is where it begins."""
+    lines = [f"size, at {size.where}: {size.magnitude}"]
+    if size.dtypes[0] != size.dtypes[1]:
+        lines.append(f"  {size.dtypes[0]} became {size.dtypes[1]}: their values are compared")
+    if size.histogram:
+        total = max(count for _, count in size.histogram)
+        for most, count in size.histogram:
+            lines.append(f"  up to {most:>8} ULP  {count:>8}  {'#' * max(1, round(30 * count / total))}")
+    return lines
+
+
+def _indented(text: str) -> list[str]:
+    return [f"    {line}" for line in text.splitlines()]
+
+
+def write_report(found: Explanation, folder: Path, command: str) -> tuple[Path, Path]:
+    """Write ``report.md`` and ``report.html`` (self-contained) and return both paths."""
+    context = {
+        "found": found,
+        "sides": [side for side in (found.before, found.after) if side.explained],
+        "size": "\n".join(size_lines(found.size)) if found.size else "",
+        "command": command,
+        "version": __version__,
+    }
+    paths = folder / "report.md", folder / "report.html"
+    for path, name in zip(paths, ("explain.md.jinja", "explain.html.jinja"), strict=True):
+        write_atomic(path, templates().get_template(name).render(**context))
+    return paths
