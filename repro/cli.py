@@ -48,6 +48,8 @@ class LazyGroup(click.Group):
         "init": ("repro.commands.init:init", "Prepare a repository: golden/, a first case, DVC."),
         "golden": ("repro.commands.golden:golden", "Record, verify and manage golden runs."),
         "bisect": ("repro.commands.bisect:bisect", "Find the commit of GOOD..BAD that moved the numbers."),
+        "history": ("repro.commands.history:history", "List every commit of GOOD..BAD that changed the numbers."),
+        "explain": ("repro.commands.explain:explain", "Name the operation and the line that moved the numbers."),
         "trace": ("repro.commands.trace:trace", "Record any PyTorch program's training steps, without changing it."),
         "diff": ("repro.commands.diff:diff", "Compare two traces."),
         "demo": ("repro.commands.demo:demo", "The whole job on a scratch repository with a hidden regression."),

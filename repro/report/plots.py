@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
+from repro_bisect.axis import short
+from repro_bisect.drift import Drift, HistoryResult
 from repro_bisect.result import BisectResult
 from repro_golden.compare import Comparison
 
-__all__ = ["commit_strip", "distance_plot", "drift_plot"]
+__all__ = ["commit_strip", "distance_plot", "drift_plot", "history_plot"]
 
 SHOWN = ("grad_norm", "kl_loss", "loss", "train_rollout_logprob_abs_diff")
 BEFORE, AFTER = "#4878a8", "#c8503c"
@@ -88,6 +91,81 @@ def commit_strip(result: BisectResult) -> str:
         shape="triangle-up", size=90, filled=True, color="#222", yOffset=22
     )
     return _svg((bars + mark).properties(width=700, height=44))
+
+
+def history_plot(result: HistoryResult) -> str:
+    """How far each change left the numbers from GOOD's: one place for each row, in order, on a log scale.
+
+    0 has no logarithm and is drawn at the bottom, what has no size (NaN, or relative to 0) at the top; both have shapes
+    of their own.
+    """
+    import altair as alt
+
+    found = [
+        (n, row, name, size)
+        for n, row in enumerate(result.rows)
+        if row.cumulative
+        for name, size in _drifts(row.cumulative).items()
+    ]
+    real = [size for *_, size in found if math.isfinite(size) and size > 0]
+    if not found:
+        return ""
+    low = max(-300, math.floor(math.log10(min(real, default=1e-9))) - 1)
+    high = max(low + 2, min(300, math.ceil(math.log10(max(real, default=1e-9))) + 1))
+    kinds = {"measured": "circle", "0": "triangle-down", "no size: NaN, or relative to 0": "cross"}
+    rows: list[dict[str, Any]] = []
+    for n, row, name, size in found:
+        kind = list(kinds)[2 if not math.isfinite(size) else 1 if size == 0 else 0]
+        height = {"measured": size, "0": 10.0**low}.get(kind, 10.0**high)
+        label = f"{short(row.commit.commit)} {row.commit.subject}"
+        rows.append(
+            {
+                "n": n,
+                "what": name,
+                "kind": kind,
+                "size": height,
+                "commit": label[:34] + "…" * (len(label) > 34),
+                "at": n + 0.06 * (_DRIFTS.index(name) - 1.5),
+            }  # equal values lie side by side
+        )
+    names = [name for name in _DRIFTS if any(r["what"] == name for r in rows)]
+    shown = [kind for kind in kinds if any(r["kind"] == kind for r in rows)]
+    labels: dict[int, str] = {r["n"]: r["commit"] for r in rows}
+    base = _chart(rows).encode(
+        x=alt.X("at:Q", title=f"{result.what}s that changed the numbers, oldest first",
+                scale=alt.Scale(domain=[-0.5, len(result.rows) - 0.5], nice=False),
+                axis=alt.Axis(values=list(labels), labelAngle=-35, labelLimit=260, labelOverlap=False, grid=False,
+                              labelExpr=f"{json.dumps(list(labels.values()))}[indexof({list(labels)}, datum.value)]")),
+        y=alt.Y("size:Q", title=["distance from GOOD at the worst step: relative;",
+                                 f"KL k3 and log-prob gap in nats (0 is drawn at 1e{low})"],
+                scale=alt.Scale(type="log", domain=[10.0 ** (low - 0.5), 10.0 ** (high + 0.5)]),
+                axis=alt.Axis(format=".0e", tickCount=6)),
+        color=alt.Color("what:N", title=None, sort=names, scale=alt.Scale(domain=names, scheme="tableau10")),
+    )  # fmt: skip
+    points = base.mark_point(filled=True, size=70, opacity=0.9).encode(
+        shape=alt.Shape(
+            "kind:N", title=None, scale=alt.Scale(domain=shown, range=[kinds[k] for k in shown]),
+            legend=alt.Legend(labelLimit=0) if len(shown) > 1 else None,
+        ),
+        tooltip=["commit:N", "what:N", "size:Q", "kind:N"],
+    )  # fmt: skip
+    width = max(420, len(result.rows) * max(18, min(60, 1100 // len(result.rows))))
+    return _svg((base.mark_line(strokeWidth=1.5) + points).properties(width=width, height=260))
+
+
+_DRIFTS = ("grad_norm", "loss", "KL k3", "log-prob gap")
+
+
+def _drifts(drift: Drift) -> dict[str, float]:
+    """What is drawn of a drift: sizes without sign; a side that is missing has none."""
+    found: dict[str, float] = {}
+    for name in _DRIFTS:
+        if name == "KL k3":
+            found |= {name: abs(drift.kl["k3"]["worst"][1])} if "k3" in drift.kl else {}
+        elif moved := drift.metric(SHOWN[3] if name == "log-prob gap" else name):
+            size = moved.worst.absolute if name == "log-prob gap" else moved.worst.relative
+            found[name] = math.nan if size is None else abs(size)
+    return found
 
 
 def _chart(rows: list[dict[str, Any]]) -> Any:

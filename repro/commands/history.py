@@ -1,0 +1,89 @@
+"""`repro history`: every commit that changed the numbers, and by how much."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from repro.output import emit, json_option
+
+if TYPE_CHECKING:
+    from repro_bisect.axis import Axis
+    from repro_bisect.bench import Options
+    from repro_golden.case import Case
+    from repro_golden.checkout import Checkout
+
+__all__ = ["history"]
+
+
+@click.command()
+@click.argument("commits", metavar="GOOD..BAD")
+@click.option("--case", "name", help="The case to replay; may be left out when there is only one.")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), help="Probes at once; by default what the machine serves.")
+@click.option("--ray", metavar="ADDRESS", help="Run the probes on this Ray cluster; auto finds a running one.")
+@click.option("--path", "paths", multiple=True, help="A folder or file that holds what matters; may be repeated.")
+@click.option("--first-parent", is_flag=True, help="Follow only the first parent of merges.")
+@click.option("--every", is_flag=True, help="Test every commit: also finds what changed the numbers and changed back.")
+@click.option("--fresh", is_flag=True, help="Use nothing that earlier searches found.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for the report (Markdown, HTML, drift.svg).")
+@json_option
+def history(
+    commits: str,
+    name: str | None,
+    jobs: int | None,
+    ray: str | None,
+    paths: tuple[str, ...],
+    first_parent: bool,
+    every: bool,
+    fresh: bool,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    """List every commit of GOOD..BAD that changed the numbers of a case, in order, and by how much.
+
+    Each is shown with the first step, phase and signal that differ, and with the sizes of the change: against the
+    commit before it, and against GOOD. Numbers are the same where every bit of every signal of every step is.
+
+    Between two commits with the same numbers nothing is tested, so a change that is taken back before the next tested
+    commit is not seen: --every tests all commits and finds both.
+
+    Exit codes: 0 the list is complete, 3 it is not (commits that cannot be tested hide a change, or one is FLAKY).
+    """
+    from repro.live import bisect_view
+    from repro.report.history import history_text, write_report
+    from repro_bisect.axis import short
+    from repro_bisect.bench import Options
+    from repro_bisect.history import history_of
+    from repro_golden.case import find_case
+    from repro_golden.checkout import find_checkout
+
+    checkout = find_checkout(Path.cwd())
+    case = find_case(checkout.root, name)
+    options = Options(jobs=jobs, ray=ray, paths=paths, first_parent=first_parent, every=every, fresh=fresh)
+    axis = _axis(checkout, case, commits, options)
+    with bisect_view() as watch:
+        result = history_of(checkout, case, axis, watch, options)
+    said = [f"repro history {short(result.good)}..{short(result.bad)} --case {case.name}"]
+    said += [f"--path {shlex.quote(path)}" for path in paths]
+    said += [flag for flag, given in (("--first-parent", first_parent), ("--every", every)) if given]
+    again = " ".join(said)
+    folder = out or checkout.state / "reports" / f"history-{short(result.good)}..{short(result.bad)}-{case.name}"
+    written: Sequence[Path] = []
+    try:
+        written = write_report(result, folder, again)
+    finally:  # whatever becomes of the files, the answer is told
+        data = result.to_mapping() | {"reports": [str(p) for p in written], "reproduce": again}
+        reports = "".join(f"\nreport: {path}" for path in written)
+        emit(as_json, data, f"{history_text(result)}{reports}\nreproduce with: {again}")
+    return 0 if result.verifiable else 3
+
+
+def _axis(checkout: Checkout, case: Case, spec: str, options: Options) -> Axis:
+    """What the history goes along."""
+    from repro_bisect.bench import commits_of
+
+    return commits_of(checkout, case, spec, options)

@@ -1,0 +1,262 @@
+"""The report of a history: one table of what changed the numbers, for a terminal, as Markdown and as a page."""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repro import __version__
+from repro.text import count, table
+from repro_bisect.axis import short
+from repro_bisect.drift import Drift, HistoryResult, Moved, Row
+from repro_golden.canonical import write_atomic
+from repro_golden.compare import Divergence
+
+if TYPE_CHECKING:
+    import jinja2
+
+__all__ = ["METRICS", "headline", "history_table", "history_text", "markdown", "write_report"]
+
+METRICS = {"grad_norm": "grad_norm", "loss": "loss", "logp gap": "train_rollout_logprob_abs_diff"}
+"""Columns of metrics, with the names that they go by in traces."""
+HEAD = ("commit", "date", "subject", "step", "phase", "signal", "max ULP", "grad_norm", "loss", "KL k3", "logp gap")
+LEFT = 6
+"""The first so many columns are words; numbers follow, to the right."""
+WIDTH = 120
+_SHOWN = 10
+"""Skipped points, and points of a group, that a terminal shows; the report shows all."""
+_LARGE = 100_000
+
+
+def headline(result: HistoryResult) -> str:
+    """What was found, in one line."""
+    changed, what = len(result.of_kind("change")), result.what
+    whole = f"{count(result.points, what)} of {short(result.good)}..{short(result.bad)}"
+    more = []
+    if groups := result.of_kind("group"):
+        more.append(f"{count(len(groups), 'group')} of {what}s cannot be told apart")
+    if flaky := result.of_kind("flaky"):
+        more.append(f"{len(flaky)} FLAKY")
+    tail = f" ({', '.join(more)})" if more else ""
+    if changed or more:
+        return f"{changed} of {whole} changed the numbers of {result.case}{tail}"
+    return f"none of {whole} changed the numbers of {result.case}"
+
+
+def notes(result: HistoryResult) -> list[str]:
+    """What a reader must know to read the table."""
+    said = []
+    if any(row.against_previous for row in result.rows):
+        said.append(
+            f"Each {result.what} against the one before it, then against GOOD, at the step where that metric differs "
+            "most, with its sign: grad_norm and loss relative (Δ: absolute, where the first is 0), KL and the "
+            "train/rollout log-prob gap in nats. >= is what samples of a tensor show."
+        )
+    if result.noise:
+        said.append(f"{result.noise}.")
+    if result.of_kind("merge"):
+        said.append("A [merge] joins sides that had both changed the numbers; it is no change of its own.")
+    if not result.every:
+        equal = "GOOD and BAD agree bit for bit. " if result.agree else ""
+        said.append(f"{equal}What changed and changed back between two tested commits is found by `--every` alone.")
+    return said
+
+
+def _fit(text: str, column: str, width: int) -> str:
+    """A cell as wide as its column: words to the left, numbers to the right."""
+    if column == "subject" and len(text) > width:
+        return f"{text[: width - 1]}…"
+    return cut(text, width).ljust(width) if HEAD.index(column) < LEFT else text.rjust(width)
+
+
+def cut(text: str, width: int) -> str:
+    """A long name without its middle, because names differ at their ends."""
+    if len(text) <= width:
+        return text
+    left = (width - 1) // 2
+    return f"{text[: width - 1 - left]}…{text[len(text) - left :]}"
+
+
+def ulp(divergence: Divergence | None) -> str:
+    """The largest distance in representable values; what else differs where it has none."""
+    if divergence is None:
+        return "0"
+    size = divergence.magnitude
+    if size is None:
+        return divergence.kind
+    if size.nonfinite:
+        return "NaN/inf"
+    if size.max_ulp is None:
+        return "?"
+    shown = str(size.max_ulp) if size.max_ulp < _LARGE else f"{size.max_ulp:.1e}"
+    return shown if size.exact else f">={shown}"
+
+
+def signed(moved: Moved | None, *, relative: bool = True) -> str:
+    """The change of a metric at its worst step, relative to what it was or in its own unit."""
+    if moved is None:
+        return "-"
+    gap, value = moved.worst, moved.worst.relative
+    if gap.a is None or gap.b is None or value is None:
+        return "gone" if gap.b is None else "new"
+    if value == 0:
+        return "0"
+    if math.isnan(value):
+        return "NaN"
+    if relative and gap.a != 0:
+        return f"{value:+.1e}"
+    return f"{'Δ' if relative else ''}{gap.b - gap.a:+.1e}"
+
+
+def kl(drift: Drift) -> str:
+    """The farthest KL of any step by k3."""
+    if "k3" not in drift.kl:
+        return "-"
+    value = drift.kl["k3"]["worst"][1]
+    return "0" if value == 0 else "NaN" if math.isnan(value) else f"{value:.1e}"
+
+
+def sizes(drift: Drift | None) -> list[str]:
+    """The columns from step on."""
+    if drift is None:
+        return ["-"] * (len(HEAD) - 3)
+    d = drift.divergence
+    where = [str(d.step), d.phase, d.signal] if d else ["-", "-", "(equal)"]
+    grad_norm, loss, gap = (drift.metric(name) for name in METRICS.values())
+    return [*where, ulp(d), signed(grad_norm), signed(loss), kl(drift), signed(gap, relative=False)]
+
+
+def subject(row: Row) -> str:
+    """A row's subject, with what it is where it is no plain change."""
+    marks = {"merge": "[merge] ", "flaky": "[FLAKY] ", "group": f"[one of {len(row.points)}] "}
+    return marks.get(row.kind, "") + row.commit.subject
+
+
+def cells(result: HistoryResult) -> list[list[str]]:
+    """Two lines for each row: against the one before it, and against GOOD where that is another one."""
+    found = []
+    for row in result.rows:
+        found.append([short(row.commit.commit), row.commit.date[:10], subject(row), *sizes(row.against_previous)])
+        if row.cumulative and row.cumulative != row.against_previous:
+            found.append(["", "", "since GOOD", *sizes(row.cumulative)])
+    return found
+
+
+def history_table(result: HistoryResult, width: int = WIDTH) -> str:
+    """The table for a terminal, no wider than it may be: columns without a value are left out, long names are cut."""
+    rows = cells(result)
+    if not rows:
+        return ""
+    kept = [i for i in range(len(HEAD)) if i < LEFT or any(row[i] not in ("-", "") for row in rows)]
+    kept = [i for i in kept if i != 1 or any(row[1] for row in rows)]  # another axis has no dates
+    lines = [[line[i] for i in kept] for line in ([*HEAD], *rows)]
+    widths = [max(len(line[n]) for line in lines) for n in range(len(kept))]
+    names = [HEAD[i] for i in kept]
+    for name, least in (("signal", 14), ("subject", 12), ("signal", 8)):  # each as far as it goes
+        over = max(0, sum(widths) + 2 * (len(widths) - 1) - width)
+        n = names.index(name)
+        widths[n] = max(min(least, widths[n]), widths[n] - over)
+    shown = []
+    for line in lines:
+        parts = [_fit(cell, name, w) for cell, name, w in zip(line, names, widths, strict=True)]
+        shown.append("  ".join(parts).rstrip())
+    return "\n".join(shown)
+
+
+def listed(result: HistoryResult, most: int | None = None) -> list[str]:
+    """What a line of the table has no room for: members of groups, why flaky ones are, changed environments."""
+    lines = []
+    for row in result.rows:
+        name = short(row.commit.commit)
+        if row.kind == "flaky":
+            lines.append(f"FLAKY {name}: {row.detail}")
+        if row.kind == "group":
+            lines.append(f"{name}: the change is in one or more of these, which cannot be told apart:")
+            lines += [
+                f"  {short(p)} {result.subjects.get(p, '')}{'  (not tried)' if p in row.untried else ''}".rstrip()
+                for p in row.points[:most]
+            ]
+            lines += [f"  and {len(row.points) - most} more"] if most and len(row.points) > most else []
+        if row.environment:
+            lines.append(
+                f"{name}: its environment changed, which may be the cause: {'; '.join(row.environment[:most])}"
+            )
+    return lines
+
+
+def cost_line(result: HistoryResult) -> str:
+    """What it took."""
+    total, c = result.cost.total, result.cost
+    parts = [count(result.points, result.what), count(total.probes, "probe"), count(total.steps, "trained step")]
+    parts += [f"{result.seconds:.0f} s"]
+    parts += [f"{count(c.reused, 'probe')} reused"] if c.reused else []
+    parts += [f"{count(len(result.skips), result.what)} skipped"] if result.skips else []
+    bills = (("the ends", c.ends), ("the search", c.search), ("the confirmation", c.confirmation))
+    spent = ", ".join(f"{bill.steps} for {name}" for name, bill in bills)
+    return ", ".join(parts) + (f"; trained steps: {spent}" if total.steps else "")
+
+
+def history_text(result: HistoryResult) -> str:
+    """The result for a terminal."""
+    said = [textwrap.fill(note, WIDTH) for note in notes(result)]
+    more = [textwrap.fill(line, WIDTH, subsequent_indent="    ") for line in listed(result, _SHOWN)]
+    blocks = [[headline(result)], [history_table(result)], more, said]
+    skipped = [f"skipped {short(c)}: {reason}" for c, reason in list(result.skips.items())[:_SHOWN]]
+    skipped += [f"and {len(result.skips) - _SHOWN} more"] if len(result.skips) > _SHOWN else []
+    blocks += [[*skipped, textwrap.fill(cost_line(result), WIDTH)]]
+    return "\n\n".join("\n".join(block) for block in blocks if any(block))
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    import jinja2
+
+    loader = jinja2.PackageLoader("repro", "report/templates")
+    made = jinja2.Environment(loader=loader, autoescape=jinja2.select_autoescape(), undefined=jinja2.StrictUndefined)
+    made.filters["short"] = short
+    return made
+
+
+def _context(result: HistoryResult, command: str) -> dict[str, Any]:
+    return {
+        "result": result,
+        "headline": headline(result),
+        "head": HEAD,
+        "rows": cells(result),
+        "table": table(HEAD, [[_plain(cell) for cell in row] for row in cells(result)]) if result.rows else "",
+        "listed": listed(result),
+        "notes": notes(result),
+        "cost": cost_line(result),
+        "command": command,
+        "version": __version__,
+    }
+
+
+def _plain(text: str) -> str:
+    """A cell whose marks and tags Markdown would read is shown as it is; bars are the table's own business."""
+    return re.sub(r"([\\`*_<>\[\]])", r"\\\1", text)
+
+
+def markdown(result: HistoryResult, command: str) -> str:
+    """The report as Markdown."""
+    return _templates().get_template("history.md.jinja").render(**_context(result, command))
+
+
+def write_report(result: HistoryResult, folder: Path, command: str) -> Sequence[Path]:
+    """Write ``report.md``, ``report.html`` (self-contained) and, where something drifted, ``drift.svg``."""
+    from repro.report.plots import history_plot
+
+    plot = history_plot(result)
+    paths = [folder / "report.md", folder / "report.html"]
+    write_atomic(paths[0], markdown(result, command))
+    page = _templates().get_template("history.html.jinja").render(**_context(result, command), plot=plot)
+    write_atomic(paths[1], page)
+    if plot:
+        paths.append(folder / "drift.svg")
+        write_atomic(paths[2], plot)
+    return paths
