@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 from view_kit import CPU, CUDA, DEVICE, DTYPES, INTERPRETED, QUANTIZED, View, agree, observe, view
 
 from repro_golden.errors import ReproError
-from repro_golden.fingerprint import Collector, dtype_name, fingerprint, merge
+from repro_golden.fingerprint import Collector, dtype_name, fingerprint, merge, scan
 from repro_golden.fingerprint.gpu import Gpu, _memory
 from repro_golden.fingerprint.placement import box, padding, stack
+from repro_golden.fingerprint.singles import Singles
 
 NO_KERNELS = "kernels need a GPU or Triton's interpreter"
 kernels = pytest.mark.skipif(not (CUDA or INTERPRETED), reason=NO_KERNELS)
@@ -189,3 +190,17 @@ def test_quantized_tensors_are_refused() -> None:
     for dtype in QUANTIZED:
         with pytest.raises(ReproError, match=r"quantized .* observe its int_repr"):
             observe([torch.empty(8, dtype=dtype, device=DEVICE)])
+
+
+@kernels
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 4095, 70_001])
+def test_tensors_read_one_by_one_have_the_same_lanes(size: int) -> None:
+    """What `Singles` reads of a tensor of any size, or of a strided view of one, is what `scan` says of it."""
+    generator = torch.Generator().manual_seed(size)
+    bytes_ = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator).to(DEVICE)
+    tensors = [bytes_, bytes_[: size // 8 * 8].view(torch.float64), bytes_.expand(2, size).t(), bytes_[8:]]
+    singles = Singles(torch.device(DEVICE))
+    numbers = [singles.add(tensor) for tensor in tensors]
+    assert numbers == list(range(len(tensors)))
+    assert singles.result() == [(lanes.a, lanes.b) for lanes in (scan(t.cpu()).lanes for t in tensors)]
+    assert size < 16 or singles.add(bytes_[1:]) is None, "which does not begin at a word"

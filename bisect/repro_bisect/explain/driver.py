@@ -30,7 +30,13 @@ __all__ = ["explain"]
 
 
 def explain(
-    desk: Desk, checkout: Checkout, before: str, after: str, *, golden: Mapping[int, Path] | None = None
+    desk: Desk,
+    checkout: Checkout,
+    before: str,
+    after: str,
+    *,
+    golden: Mapping[int, Path] | None = None,
+    until: int | None = None,
 ) -> Explanation:
     """Say why the numbers of one point of the desk's axis differ from those of another.
 
@@ -40,17 +46,26 @@ def explain(
         before: The first version.
         after: The second.
         golden: Saved states of the first version that are at hand, by step.
+        until: A step in which they are known to differ; None looks at all of the case.
 
     Raises:
         NotVerifiableError: a version does not reproduce itself, or not under the recorder.
         ReproError: a version cannot be replayed.
     """
-    return _Explainer(desk, checkout, (before, after), golden or {}).run()
+    return _Explainer(desk, checkout, (before, after), golden or {}, until).run()
 
 
 class _Explainer:
-    def __init__(self, desk: Desk, checkout: Checkout, points: tuple[str, str], golden: Mapping[int, Path]) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        checkout: Checkout,
+        points: tuple[str, str],
+        golden: Mapping[int, Path],
+        until: int | None,
+    ) -> None:
         self.desk, self.checkout, self.points, self.golden = desk, checkout, points, golden
+        self.steps = desk.prober.case.steps if until is None else until + 1
         self.axis: Axis = desk.history
         self.subjects = self.axis.subjects(points)
         self.state: State | None = None
@@ -90,8 +105,7 @@ class _Explainer:
 
     def _traces(self) -> tuple[Trace, Trace]:
         """Both versions' traces, the second up to where it leaves the first."""
-        prober, (before, after) = self.desk.prober, self.points
-        steps = prober.case.steps
+        prober, (before, after), steps = self.desk.prober, self.points, self.steps
         prober.baseline = None
         (first,) = self.desk.results([self.desk.submit(before, steps, stage="explanation")])
         a = prober.baseline = trace_of(first, short(before))

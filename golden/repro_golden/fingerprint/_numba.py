@@ -234,6 +234,17 @@ def run(jobs: Table, luts: npt.NDArray[np.float64], sums: npt.NDArray[np.uint64]
 
 
 @numba.njit(nogil=True, cache=True)
+def lanes(address: int, words: int, tail: int) -> tuple[Any, Any]:
+    """The two lanes of so many words at an address, and of `tail` bytes behind them: `run` for one small buffer."""
+    start = np.uint64(address)
+    a, b = _mix(start, words, _C1)
+    if tail:
+        c, d = _mix_tail(start, words, tail, (np.uint64(words) + _ONE) * _C1)
+        a, b = a + c, b + d
+    return a, b
+
+
+@numba.njit(nogil=True, cache=True)
 def gather(table: Table, out: npt.NDArray[np.uint64]) -> None:
     """The 1 to 8 bytes at each address of `table` [n, 2] (address, bytes) as a little-endian word of `out` [n]."""
     for k in range(table.shape[0]):

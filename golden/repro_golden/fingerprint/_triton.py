@@ -15,7 +15,7 @@ import triton.language as tl
 
 from repro_golden.fingerprint import definition, kinds
 
-__all__ = ["gather", "pieces"]
+__all__ = ["gather", "pieces", "whole"]
 
 
 def _signed(value: int) -> int:
@@ -223,6 +223,57 @@ def pieces(
             largest = _number(largest, KIND)
         tl.store(out + 3, largest.to(tl.int64, bitcast=True))
         tl.store(out + 4, tl.sum(squares, 0).to(tl.int64, bitcast=True))
+
+
+@triton.jit(do_not_specialize=["address", "words", "tail", "slot"])
+def whole(
+    address,
+    words,
+    tail,
+    out,
+    slot,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UNROLL: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Add the lanes of `words` words at `address`, and of `tail` bytes behind them, to row `slot` of `out` [n, 2].
+
+    The address is a multiple of 8, with `ALIGNED` of 16. Integer sums have one result in any order, so programs may
+    add to one place. `STEP` is ``BLOCK * C1`` modulo 2^64.
+    """
+    first = tl.program_id(0).to(tl.int64) * (BLOCK * UNROLL * ROUNDS)
+    i = tl.arange(0, BLOCK).to(tl.int64)
+    base = address.to(tl.pointer_type(tl.int64))
+    if ALIGNED:
+        base = tl.multiple_of(base, 16)
+    key = (first + 1 + i) * C1
+    a = tl.zeros((BLOCK,), tl.int64)
+    b = tl.zeros((BLOCK,), tl.int64)
+    count = words.to(tl.int64) + (tail > 0)
+    end = tl.minimum(first + BLOCK * UNROLL * ROUNDS, count)
+    full = first + tl.maximum(tl.minimum(end, words.to(tl.int64)) - first, 0) // (BLOCK * UNROLL) * (BLOCK * UNROLL)
+    at = first
+    while at < full:
+        for u in tl.static_range(UNROLL):
+            x, y = _mix(tl.load(base + at + u * BLOCK + i), key)
+            a += x
+            b += y
+            key += STEP
+        at += BLOCK * UNROLL
+    while at < end:
+        inside = at + i < end
+        word = tl.load(base + at + i, mask=inside, other=0)
+        cut = (at + i == words) & (tail > 0)
+        word = tl.where(cut, word & ((tl.full((), 1, tl.int64) << (tail.to(tl.int64) * 8)) - 1), word)
+        x, y = _mix(word, key)
+        a += tl.where(inside, x, 0)
+        b += tl.where(inside, y, 0)
+        key += STEP
+        at += BLOCK
+    tl.atomic_add(out + slot * 2, tl.sum(a, 0))
+    tl.atomic_add(out + slot * 2 + 1, tl.sum(b, 0))
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +16,10 @@ from repro_golden.fingerprint.scans import Scan
 from repro_golden.fingerprint.share import Share
 from repro_golden.fingerprint.views import carried
 
-__all__ = ["content", "fingerprint", "fingerprints", "scan", "shares"]
+__all__ = ["content", "fingerprint", "fingerprints", "lanes_of_small", "scan", "shares"]
+
+_SMALL = 1 << 20
+"""Bytes up to which one core reads a tensor at once."""
 
 
 def content(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
@@ -43,6 +48,31 @@ def fingerprints(tensors: Iterable[torch.Tensor]) -> list[str]:
 def fingerprint(tensor: torch.Tensor) -> str:
     """128 bits, as 32 hex digits, that stand for content, dtype and shape of one whole tensor; see `fingerprints`."""
     return fingerprints([tensor])[0]
+
+
+def lanes_of_small(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """The lanes of a small plain tensor on the CPU, without what many or large ones need; None for all others.
+
+    Where numba is not installed, always None.
+    """
+    kernel = _kernel()
+    if kernel is None or not tensor.is_cpu or tensor.is_conj() or tensor.is_neg():
+        return None
+    size = tensor.numel() * tensor.element_size()
+    if size > _SMALL:
+        return None
+    held = tensor if tensor.is_contiguous() else tensor.contiguous()
+    a, b = kernel(held.data_ptr(), size >> 3, size & 7)
+    return int(a), int(b)
+
+
+@functools.cache
+def _kernel() -> Any:
+    try:
+        from repro_golden.fingerprint._numba import lanes
+    except ImportError:
+        return None
+    return lanes
 
 
 def scan(tensor: torch.Tensor) -> Scan:

@@ -15,7 +15,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -106,7 +106,10 @@ class OperationRecorder(TorchDispatchMode):
         self._wrote: dict[_Memory, int] = {}
         self._since: dict[_Memory, int] = {}
         self._numbers: dict[str, int] = {}
-        self._readings: dict[_Signature, tuple[int, tuple[int, int]]] = {}
+        self._values_of: dict[_Signature, tuple[int | str, tuple[int, int]]] = {}
+        self._readings: list[tuple[Any, int]] = []
+        self._singles: dict[torch.device, Any] = {}
+        self._small: Callable[[torch.Tensor], tuple[int, int] | None] = _nothing
         self._known: dict[Any, _Facts] = {}
         self._empty: set[_Memory] = set()
 
@@ -127,6 +130,11 @@ class OperationRecorder(TorchDispatchMode):
             first.add([torch.zeros(2)], [None])
             first.finish().result()
         self._collector = collector()
+        with contextlib.suppress(ImportError):  # without NumPy, the collector alone reads
+            from repro_golden.fingerprint.tensors import lanes_of_small
+
+            lanes_of_small(torch.zeros(2))
+            self._small = lanes_of_small
 
     def begin(self) -> None:
         """Record from here on, until `pause`."""
@@ -150,7 +158,13 @@ class OperationRecorder(TorchDispatchMode):
     def close(self) -> None:
         """Write the stream's end; only now it goes by its own name."""
         with _unseen():
-            contents = [f"{s[0].lanes.a:016x}{s[0].lanes.b:016x}" for s in self._collector.finish().result()]
+            found: dict[Any, list[str]] = {
+                None: [_hex(s[0].lanes.a, s[0].lanes.b) for s in self._collector.finish().result()]
+            }
+            found |= {
+                one: [_hex(*lanes) for lanes in one.result()] for one in self._singles.values() if one is not None
+            }
+            contents = [found[source][number] for source, number in self._readings]
         self._line({"contents": contents})
         self._line({"end": self._problem})
         self._flush()
@@ -310,18 +324,37 @@ class OperationRecorder(TorchDispatchMode):
             found.append([*_look(tensor), number, makers, names[place] if names else ""])
         return found
 
-    def _number(self, tensor: torch.Tensor, memory: _Memory, signature: _Signature) -> int:
-        """Of a reading of a tensor; the last one serves as long as nobody who says so has written to it."""
+    def _number(self, tensor: torch.Tensor, memory: _Memory, signature: _Signature) -> int | str:
+        """What a tensor holds, or the number of its reading; the last one serves as long as nobody says he wrote."""
         state = (self._wrote.get(memory, -1), tensor._version)
-        known = self._readings.get(signature)
+        known = self._values_of.get(signature)
         if known is not None and known[1] == state:
             return known[0]
-        number = -1
-        if _readable(tensor):
-            number, self._read = self._read, self._read + 1
-            self._collector.add([tensor], [None])  # with a placement no recipe is kept: each is read but once
-        self._readings[signature] = (number, state)
+        number: int | str = ""
+        if not _readable(tensor):
+            pass
+        elif (lanes := self._small(tensor)) is not None:
+            number = _hex(*lanes)
+        else:
+            number = len(self._readings)
+            self._readings.append(self._singly(tensor) or self._collected(tensor))
+        self._values_of[signature] = (number, state)
         return number
+
+    def _singly(self, tensor: torch.Tensor) -> tuple[Any, int] | None:
+        """A reading of its own on the device; None where that does not go."""
+        if not tensor.is_cuda or tensor.is_conj() or tensor.is_neg():
+            return None
+        if tensor.device not in self._singles:
+            self._singles[tensor.device] = _singles(tensor.device)
+        singles = self._singles[tensor.device]
+        slot = None if singles is None else singles.add(tensor)
+        return None if slot is None else (singles, slot)
+
+    def _collected(self, tensor: torch.Tensor) -> tuple[Any, int]:
+        self._collector.add([tensor], [None])  # with a placement no recipe is kept: each is read but once
+        self._read += 1
+        return None, self._read - 1
 
     def _makers(self, memory: _Memory, signature: _Signature) -> list[int]:
         since, found = self._since.get(memory, -1), []
@@ -398,6 +431,24 @@ def _unseen() -> Iterator[None]:
                 yield
     finally:
         torch._C._set_grad_enabled(before)
+
+
+def _hex(a: int, b: int) -> str:
+    return f"{a:016x}{b:016x}"
+
+
+def _singles(device: torch.device) -> Any:
+    """What reads tensors of a device one by one; None where the collector must, which says why."""
+    try:
+        from repro_golden.fingerprint.backends import _gpu_ready
+        from repro_golden.fingerprint.singles import Singles
+    except ImportError:
+        return None
+    return Singles(device) if _gpu_ready(device) else None
+
+
+def _nothing(_: torch.Tensor) -> None:
+    return None
 
 
 def _innermost() -> Any:

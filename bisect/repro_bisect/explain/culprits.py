@@ -1,0 +1,35 @@
+"""What a bisect found, with why: each culprit is explained against the point before it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from repro_bisect.desk import Desk
+from repro_bisect.explain.driver import explain
+from repro_bisect.result import BisectResult, Culprit
+from repro_golden.checkout import Checkout
+from repro_golden.errors import NotVerifiableError, ReproError
+from repro_golden.store import GoldenRun
+
+__all__ = ["with_explanations"]
+
+
+def with_explanations(desk: Desk, checkout: Checkout, result: BisectResult, golden: GoldenRun | None) -> BisectResult:
+    """The result of a bisect whose culprits say why, where their traces tell; what cannot be explained says that."""
+    if result.outcome != "found":
+        return result
+    culprits = [_explained(desk, checkout, culprit, golden) for culprit in result.culprits]
+    return replace(result, culprits=culprits, cost=desk.prober.cost)
+
+
+def _explained(desk: Desk, checkout: Checkout, culprit: Culprit, golden: GoldenRun | None) -> Culprit:
+    info, divergence = culprit.commit, culprit.divergence
+    if divergence is None or culprit.comparison is None:  # an exit code, or verdicts that are noisy
+        return culprit
+    before = info.parents[0] if info.parents else desk.history.good
+    kept = golden.states if golden and before == desk.history.good else {}
+    try:
+        found = explain(desk, checkout, before, info.commit, golden=kept, until=divergence.step)
+    except (NotVerifiableError, ReproError) as error:  # the answer stands without it
+        return replace(culprit, unexplained=str(error))
+    return replace(culprit, explanation=found)
