@@ -91,7 +91,7 @@ def test_no_unknown_key_passes(table: str, key: str) -> None:
     """No key outside the documented ones is ever accepted, whichever table it is in."""
     known = {
         "case": {"name", "steps", "proof_steps", "rollouts", "states"},
-        "subject": {"kind", "module", "path", "timeout", "env", "config"},
+        "subject": {"kind", "module", "path", "timeout", "env", "packages", "config"},
         "compare": {"mode", "bounds"},
         "first_step": {"check", "grad_norm_max"},
         "resources": {"cpus", "gpus", "ranks"},
@@ -139,6 +139,15 @@ def test_the_trainers_own_keys_are_its_own(tmp_path: Path) -> None:
         ("case = 1\n", "case: "),
         (CASE + '[subject]\nkind = "slimy"\n', "subject.kind"),
         (CASE + "[subject.env]\nX = 1\n", "subject.env.X"),
+        (CASE + '[subject.packages]\n"a b" = "1"\n', "subject.packages: 'a b' is no package's name: write one such as"),
+        (CASE + '[subject.packages]\n"" = "1"\n', "subject.packages: '' is no package's name"),
+        (
+            CASE + '[subject.packages]\ntorch = "new"\n',
+            "subject.packages: 'new' is no version of torch: write one such",
+        ),
+        (CASE + '[subject.packages]\ntorch = ">=2"\n', "subject.packages: '>=2' is no version of torch"),
+        (CASE + "[subject.packages]\ntorch = 2.9\n", "subject.packages.torch: Input should be a valid string"),
+        (CASE + '[subject.packages]\nA-b = "1"\na_B = "2"\n', "subject.packages: asks for two versions of a-b"),
         (CASE + "[resources]\nranks = 2\n", "resources.ranks"),
         (CASE + "[resources]\ncpus = 0\n", "resources.cpus"),
         (CASE + "x", "is not TOML"),
@@ -267,6 +276,24 @@ def test_the_order_of_keys_leaves_no_trace(lines: list[str]) -> None:
             read(Path(folder), text).digest
             == read(Path(folder), CASE + "[subject.config]\n" + "\n".join(sorted(lines))).digest
         )
+
+
+COMMAND = '[case]\nname = "tiny"\nsteps = 1\n[subject]\nkind = "command"\ncommand = "train"\n'
+
+
+@pytest.mark.parametrize("text", [CASE + SUBJECT, COMMAND])
+def test_packages_are_part_of_a_case_only_where_it_has_some(tmp_path: Path, text: str) -> None:
+    """Cases of both kinds without any are what they were before there was the key; how one is spelt plays no part."""
+    plain = read(tmp_path, text)
+    assert "packages" not in plain.canonical()["subject"]
+    assert read(tmp_path, text + "packages = {}\n").digest == plain.digest
+    cases = [
+        read(tmp_path, f'{text}packages = {{ "{name}" = "{version}", x = "1" }}\n')
+        for name, version in (("A-b.C", "1.0RC1"), ("a_b-c", "1.0.rc1"), ("a-b-c", "1.0rc1"), ("a-b-c", "1.0"))
+    ]
+    assert cases[0].canonical()["subject"]["packages"] == {"a-b-c": "1.0rc1", "x": "1"}
+    assert len({case.digest for case in cases[:3]}) == 1
+    assert len({case.digest for case in (plain, cases[0], cases[3])}) == 3
 
 
 # -- finding cases

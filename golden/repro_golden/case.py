@@ -27,6 +27,8 @@ from pydantic import (
 
 from repro_golden.canonical import canonical_json, digest
 from repro_golden.errors import ReproError
+from repro_golden.layout import Layout
+from repro_golden.pins import checked_pins
 
 __all__ = [
     "Bound",
@@ -93,6 +95,8 @@ class _Subject(_Table):
     """Longest one run may take: seconds, or a string such as "30m"."""
     env: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the trainer, set before it starts."""
+    packages: Annotated[dict[str, str], AfterValidator(checked_pins)] = Field(default_factory=dict)
+    """Released versions of packages that replace the environment's own. What one needs and has not there moves too."""
 
     @field_validator("env")
     @classmethod
@@ -292,6 +296,7 @@ class Case(_Table):
     compare: Compare = Compare()
     first_step: FirstStep = FirstStep()
     resources: Resources = Resources()
+    layouts: dict[str, Layout] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> Case:
@@ -362,7 +367,8 @@ class Case(_Table):
 
 def _unset(subject: Subject) -> set[str]:
     """Keys that change nothing where they are not set, so that older golden runs and journals still serve."""
-    return {"lock"} if isinstance(subject, CommandSubject) and not subject.lock else set()
+    unset = {"lock"} if isinstance(subject, CommandSubject) and not subject.lock else set()
+    return unset | (set() if subject.packages else {"packages"})
 
 
 def read_case(path: Path) -> Case:
@@ -396,12 +402,12 @@ def _first_problem(error: ValidationError) -> str:
     where = ".".join(str(part) for part in parts)
     if problem["type"] != "extra_forbidden":
         return f"{where or 'case'}: {problem['msg'].removeprefix('Value error, ')}"
-    tables: dict[str, type[_Table]] = {"core": CoreSubject, "command": CommandSubject}
+    tables: dict[str, type[BaseModel]] = {"core": CoreSubject, "command": CommandSubject}
     table: Any = Case
     for part in problem["loc"][:-1]:
-        if table is Compare and part == "bounds":
-            table = Bound
-        elif table is not Bound and part != "subject":
+        if (table, part) in ((Compare, "bounds"), (Case, "layouts")):
+            table = Bound if part == "bounds" else Layout
+        elif table not in (Bound, Layout) and part != "subject":
             table = tables.get(str(part)) or table.model_fields[str(part)].annotation
     key, known = str(problem["loc"][-1]), list(table.model_fields)
     near = difflib.get_close_matches(key, known, 1)

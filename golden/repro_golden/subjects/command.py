@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import re
-import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from repro_golden.attach.collect import Gathering, read_terminal
-from repro_golden.attach.run import PACKAGE, environment_for, said_of
+from repro_golden.attach.run import environment_for, said_of
 from repro_golden.attach.settings import Settings
 from repro_golden.case import Case, CommandSubject
 from repro_golden.checkout import find_checkout
@@ -33,8 +31,9 @@ from repro_golden.errors import MachineFailureError, ReproError
 from repro_golden.identity import Identity
 from repro_golden.rollouts import open_rollouts
 from repro_golden.scratch import scratch_folder
-from repro_golden.subjects.environments import Environment, held
-from repro_golden.subjects.words import interpreter, variables_of, words
+from repro_golden.subjects.environments import Environment, held, identity_in
+from repro_golden.subjects.overlays import Overlay, held_overlay
+from repro_golden.subjects.words import interpreter, told, variables_of, words
 from repro_golden.trace import Header, StepRecord, Trace
 
 __all__ = ["exit_code", "identity", "interpreter", "run", "try_out", "words"]
@@ -47,18 +46,6 @@ _STOPPED = re.compile(r"repro: recording stopped at step .*(No space left on dev
 
 # -- who it is
 
-_ASK = """\
-import importlib.util, sys
-package, threads, ranks = sys.argv[1:]
-spec = importlib.util.spec_from_file_location(
-    "repro_golden", package + "/__init__.py", submodule_search_locations=[package])
-module = sys.modules["repro_golden"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-from repro_golden.attach.identify import say
-say(int(threads), int(ranks))
-"""
-"""`repro_golden` from its own folder and nothing else of our environment, in another Python."""
-
 
 def identity(case: Case, subject: CommandSubject, root: Path) -> tuple[Identity, list[str]]:
     """The identity that the program's processes would have, and the packages of its environment.
@@ -66,32 +53,23 @@ def identity(case: Case, subject: CommandSubject, root: Path) -> tuple[Identity,
     Raises:
         ReproError: its environment does not build, or its Python does not start, or has no torch.
     """
+    place = Place(root)
     try:
-        with held(case, subject, Place(root)) as built:
+        with held(case, subject, place) as built:
             python = (built and built.python) or interpreter(subject, root)
-            variables = variables_of(case, subject, python, {"root": str(root), "python": python})
-            told = tuple(sorted(variables.items()))
-            return _asked(python, told, case.resources.cpus, case.resources.ranks, str(root))
+            with contextlib.ExitStack() as exits:
+                overlay = None
+                if subject.packages:
+                    overlay = exits.enter_context(held_overlay(case, subject, place, python, subject.packages))
+                    python = overlay.python
+                variables = variables_of(case, subject, python, {"root": str(root), "python": python})
+                if overlay:
+                    variables |= told(overlay.variables(variables), subject)
+                    overlay.notice(variables, root, overlay.folder)
+                return identity_in(case, python, variables, root)
     except ChildFailure as failure:
-        raise ReproError(f"no environment for {root}: {failure}; correct its lock files, or subject.setup") from None
-
-
-@functools.lru_cache(maxsize=32)
-def _asked(
-    python: str, variables: tuple[tuple[str, str], ...], threads: int, ranks: int, root: str
-) -> tuple[Identity, list[str]]:
-    done = subprocess.run(
-        [python, "-c", _ASK, str(PACKAGE), str(threads), str(ranks)],
-        env=dict(variables), cwd=root, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    try:
-        raw = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        lines = done.stderr.strip().splitlines() or ["no output"]
-        raise ReproError(
-            f"{python} does not serve to train ({lines[-1][:200]}): correct subject.python or its lock files"
-        ) from None
-    return Identity.from_mapping(raw["identity"]), raw["packages"]
+        cure = "correct its lock files, subject.setup or subject.packages"
+        raise ReproError(f"no environment for {root}: {failure}; {cure}") from None
 
 
 # -- a run
@@ -107,11 +85,13 @@ class _Job:
     raw: Path
     out: Path
     built: Environment | None = None
+    overlay: Overlay | None = None
 
     @functools.cached_property
     def python(self) -> str:
         """Its own environment may lie in the worktree."""
-        return (self.built and self.built.python) or interpreter(self.subject, self.place.root)
+        own = self.overlay or self.built
+        return (own and own.python) or interpreter(self.subject, self.place.root)
 
     @functools.cached_property
     def tokens(self) -> dict[str, str]:
@@ -141,7 +121,8 @@ class _Job:
         """The environment without the recorder."""
         found = variables_of(self.case, self.subject, self.python, self.tokens)
         ours = self.built.variables(self.subject) if self.built else {}
-        return found | {k: v for k, v in ours.items() if k not in self.subject.env} | dict(self.place.variables)
+        ours |= self.overlay.variables(found) if self.overlay else {}
+        return found | told(ours, self.subject) | dict(self.place.variables)
 
     def child(self, text: str, variables: Mapping[str, str]) -> Child:
         command = words(text, self.tokens, self.subject.shell)
@@ -155,12 +136,14 @@ class _Job:
             str(self.raw), steps=run.steps, record=run.trace is not None, terminal=run.terminal,
             activations=observe.activations, metrics=observe.metrics, ignore=observe.ignore, plant=run.plant,
             dump=run.dump, home=str(self.place.home) if self.place.home else None, place=str(self.place.root),
+            operations=run.operations and {**run.operations, "step": run.operations["step"] - run.first_step},
         )  # fmt: skip
 
     def header(self, about: Mapping[str, Any], _: int) -> Header:
         rollouts = open_rollouts(Path(self.run.rollouts)).digest if self.run.rollouts else ""
         place = {"kind": "command", "commit": self.place.commit, "tree": self.place.tree}
-        built = {"environment": self.built.to_mapping()} if self.built else {}
+        own = self.overlay or self.built
+        built = {"environment": own.to_mapping()} if own else {}
         where = place | built | said_of(about)
         return Header(self.case.canonical(), rollouts, where, about["identity"], self.run.steps, self.run.first_step)
 
@@ -179,9 +162,10 @@ def run(
         raw, out = scratch / "raw", scratch / "out"
         raw.mkdir()
         out.mkdir()
-        with held(case, subject, place, cancel) as built:
-            job = _Job(case, subject, place, asked, log, raw, out, built)
-            _prepare(job, cancel)
+        with (
+            held(case, subject, place, cancel) as built,
+            _prepared(_Job(case, subject, place, asked, log, raw, out, built), cancel) as job,
+        ):
             return _train(job, cancel, enough)
 
 
@@ -190,9 +174,10 @@ def exit_code(case: Case, subject: CommandSubject, place: Place, log: Path, canc
     with _scratch(place) as scratch:
         out = scratch / "out"
         out.mkdir()
-        with held(case, subject, place, cancel) as built:
-            job = _Job(case, subject, place, Run(case.steps), log, scratch, out, built)
-            _prepare(job, cancel)
+        with (
+            held(case, subject, place, cancel) as built,
+            _prepared(_Job(case, subject, place, Run(case.steps), log, scratch, out, built), cancel) as job,
+        ):
             code = _started(job, job.child(subject.command, job.variables), cancel)
     if code:
         blame_the_machine(code, log)
@@ -209,8 +194,9 @@ def try_out(case: Case, subject: CommandSubject, place: Place, log: Path) -> Non
     with _scratch(place) as scratch:
         try:
             with held(case, subject, place) as built:
-                job = _Job(case, subject, place, Run(case.steps), log, scratch, scratch, built)
-                _step(job, "import", subject.check, None)
+                own = _Job(case, subject, place, Run(case.steps), log, scratch, scratch, built)
+                with _overlaid(own, None) as job:
+                    _step(job, "import", subject.check, None)
         except ChildFailure as failure:
             raise ReproError(f"subject.check fails on the working tree: {failure.message}") from None
 
@@ -228,16 +214,33 @@ def _scratch(place: Place) -> Iterator[Path]:
         yield made
 
 
-def _prepare(job: _Job, cancel: threading.Event | None) -> None:
-    """In a worktree, what builds a commit, and what tells that it cannot be tested; the user's checkout is theirs."""
-    if job.place.home is None:
-        return
+@contextlib.contextmanager
+def _prepared(job: _Job, cancel: threading.Event | None) -> Iterator[_Job]:
+    """A job that can be run, for the block.
+
+    In a worktree that takes what builds a commit, and what tells that it cannot be tested; the user's checkout is
+    theirs. What is built serves all versions of `subject.packages`, and so is built in the environment below them.
+    """
     done = job.place.root.parent / _SET_UP
-    if job.subject.setup and not job.built and not done.exists():
+    if job.place.home is not None and job.subject.setup and not job.built and not done.exists():
         _step(job, "build", job.subject.setup, cancel)
         done.touch()
-    if job.subject.check:
-        _step(job, "import", job.subject.check, cancel)
+    with _overlaid(job, cancel) as own:
+        if job.place.home is not None and job.subject.check:
+            _step(own, "import", job.subject.check, cancel)
+        yield own
+
+
+@contextlib.contextmanager
+def _overlaid(job: _Job, cancel: threading.Event | None) -> Iterator[_Job]:
+    """The job in its environment with the packages that the case asks for, for the block."""
+    if not job.subject.packages:
+        yield job
+        return
+    with held_overlay(job.case, job.subject, job.place, job.python, job.subject.packages, cancel) as overlay:
+        own = replace(job, overlay=overlay)
+        overlay.notice(own.variables, own.place.root, own.log)
+        yield own
 
 
 def _step(job: _Job, stage: Any, text: str, cancel: threading.Event | None) -> None:

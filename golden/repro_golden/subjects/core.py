@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+from repro_golden.attach.identify import importable
 from repro_golden.canonical import canonical_json
 from repro_golden.case import Case, CoreSubject
 from repro_golden.children import (
@@ -26,6 +28,9 @@ from repro_golden.children import (
 )
 from repro_golden.errors import MachineFailureError, ReproError
 from repro_golden.identity import Identity, collect
+from repro_golden.subjects.environments import identity_in
+from repro_golden.subjects.overlays import held_overlay
+from repro_golden.subjects.words import told
 from repro_golden.trace import Trace
 
 __all__ = ["environment", "identity", "run_all"]
@@ -43,10 +48,21 @@ def environment(case: Case, subject: CoreSubject, root: Path) -> dict[str, str]:
 
 
 def identity(case: Case, subject: CoreSubject, root: Path) -> tuple[Identity, list[str]]:
-    """The identity that a child would have, and the packages it could import: those of this process."""
-    found = collect(environment(case, subject, root), threads=case.resources.cpus, ranks=case.resources.ranks)
-    packages = {f"{d.metadata['Name']}=={d.version}" for d in metadata.distributions()}
-    return found, sorted(packages, key=str.lower)
+    """The identity that a child would have, and the packages it could import: those of this process or its overlay.
+
+    Raises:
+        ReproError: the packages that the case asks for make no environment.
+    """
+    variables = environment(case, subject, root)
+    if not subject.packages:
+        return collect(variables, threads=case.resources.cpus, ranks=case.resources.ranks), importable()
+    try:
+        with held_overlay(case, subject, Place(root), sys.executable, subject.packages) as overlay:
+            variables |= told(overlay.variables(variables), subject)
+            overlay.notice(variables, root, overlay.folder)
+            return identity_in(case, overlay.python, variables, root)
+    except ChildFailure as failure:
+        raise ReproError(f"no environment for {root}: {failure}; correct subject.packages") from None
 
 
 def run_all(
@@ -59,27 +75,34 @@ def run_all(
     enough: Callable[[], bool] | None = None,
 ) -> list[RunResult]:
     """See `subjects.launch`."""
-    with tempfile.TemporaryDirectory(prefix="repro-child-") as scratch:  # also the neutral working directory
-        result = Path(scratch) / "result.json"
+    with contextlib.ExitStack() as exits:
+        scratch = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="repro-child-")))  # also where it starts
+        about: dict[str, Any] = {"kind": subject.kind, "commit": place.commit, "tree": place.tree}
+        variables, python = environment(case, subject, place.root) | dict(place.variables), sys.executable
+        if subject.packages:
+            overlay = exits.enter_context(held_overlay(case, subject, place, python, subject.packages, cancel))
+            about["environment"], python = overlay.to_mapping(), overlay.python
+            variables |= told(overlay.variables(variables), subject)
+            overlay.notice(variables, place.root, log)
+        result = scratch / "result.json"
         job = {
             "case": case.canonical(),
             "root": str(place.root),
-            "subject": {"kind": subject.kind, "commit": place.commit, "tree": place.tree},
+            "subject": about,
             "runs": [asdict(run) for run in runs],
             "result": str(result),
         }
-        job_file = Path(scratch) / "job.json"
+        job_file = scratch / "job.json"
         job_file.write_text(canonical_json(job), encoding="utf-8")
-        command = [sys.executable, "-m", "repro_golden.replay", str(job_file)]
-        variables = environment(case, subject, place.root) | dict(place.variables)
+        command = [python, "-m", "repro_golden.replay", str(job_file)]
         ended: list[bool] = []
 
-        def told() -> bool:
+        def stop() -> bool:
             ended[:] = [enough()] if enough else []
             return any(ended)
 
-        child = Child(command, Path(scratch), variables, log, subject.timeout * len(runs))
-        code = child.run(cancel, told if enough else None)
+        child = Child(command, scratch, variables, log, subject.timeout * len(runs))
+        code = child.run(cancel, stop if enough else None)
         return [] if any(ended) and not result.exists() else _result(result, runs, code, log)
 
 

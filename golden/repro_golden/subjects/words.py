@@ -8,11 +8,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from repro_golden.case import Case, CommandSubject
+from repro_golden.case import Case, CommandSubject, CoreSubject
 from repro_golden.children import base_environment
 from repro_golden.errors import ReproError
 
-__all__ = ["interpreter", "replaced", "variables_of", "words"]
+__all__ = ["interpreter", "replaced", "told", "variables_of", "words"]
 
 
 def words(text: str, tokens: Mapping[str, str], shell: bool) -> list[str]:
@@ -52,3 +52,8 @@ def variables_of(case: Case, subject: CommandSubject, python: str, tokens: Mappi
     found = base_environment(case)
     found["PATH"] = os.pathsep.join([str(Path(python).parent), found.get("PATH", os.defpath)])
     return found | {name: replaced(value, tokens) for name, value in subject.env.items()}
+
+
+def told(ours: Mapping[str, str], subject: CommandSubject | CoreSubject) -> dict[str, str]:
+    """What an environment tells its processes, without what the case says itself; PATH is made of both."""
+    return {name: value for name, value in ours.items() if name == "PATH" or name not in subject.env}
