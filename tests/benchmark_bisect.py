@@ -146,7 +146,7 @@ def side_by_side(folder: Path, seconds: float) -> dict[str, Any]:
 
         shutil.rmtree(repo.root / ".git" / "repro", ignore_errors=True)  # nothing is known beforehand
         began = time.monotonic()
-        done = repo.repro("bisect", f"{good}..HEAD", "--json", "-j", str(jobs), timeout=3600)
+        done = repo.repro("bisect", f"{good}..HEAD", "--no-explain", "--json", "-j", str(jobs), timeout=3600)
         result = json.loads(done.stdout)
         assert result["culprit"]["commit"] == moved, done.stderr
         cost = {part: result["cost"][part] for part in ("ends", "search", "confirmation")}
@@ -182,7 +182,7 @@ def window(folder: Path) -> dict[str, Any]:
     """136 commits of which 60 neighbours do not build, for real."""
     repo = guarded(folder / "window", 0.0, 3)
     good, moved = grow(repo, 136, set(range(40, 100)), 115, 1)
-    done = repo.repro("bisect", f"{good}..HEAD", "--json", "-j", "1", timeout=3600)
+    done = repo.repro("bisect", f"{good}..HEAD", "--no-explain", "--json", "-j", "1", timeout=3600)
     result = json.loads(done.stdout)
     assert result["culprit"]["commit"] == moved, done.stderr
     search = result["cost"]["search"]

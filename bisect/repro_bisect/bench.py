@@ -39,6 +39,7 @@ class Options:
         fresh: Use nothing that earlier bisects found.
         confidence: Where verdicts are noisy, the probability at which a commit is the answer; None for the default.
         open_end: The case has as many steps as GOOD makes.
+        explain: Say of each culprit why its numbers moved.
     """
 
     jobs: int | None = None
@@ -50,6 +51,7 @@ class Options:
     fresh: bool = False
     confidence: float | None = None
     open_end: bool = False
+    explain: bool = False
 
 
 def commits_of(checkout: Checkout, case: Case, spec: str, options: Options) -> History:

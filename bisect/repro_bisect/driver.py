@@ -2,74 +2,40 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
-from repro_bisect.commits import History
+from repro_bisect.axis import Axis, short
+from repro_bisect.bench import Options, bench
 from repro_bisect.confirm import Confirmed, Interval, confirm
 from repro_bisect.dag import Dag
 from repro_bisect.desk import Desk
 from repro_bisect.ends import Ends
-from repro_bisect.executors import Executor
-from repro_bisect.executors.local import Local, default_jobs
+from repro_bisect.explain.culprits import with_explanations
 from repro_bisect.gitrule import git_probes
 from repro_bisect.hunt import Hunt, Tested
 from repro_bisect.noisy import NoisySearch
 from repro_bisect.onestep import Shortcut, prepare
 from repro_bisect.predicates import Bitwise, Exit, first_violation, of_case, parse_predicate
-from repro_bisect.probe import Prober
-from repro_bisect.result import BisectResult, Culprit, Event, Outcome, Watch
+from repro_bisect.result import BisectResult, Culprit, Outcome, Watch
 from repro_bisect.search import Ambiguous, Found, Search
-from repro_golden.case import Case, CoreSubject
+from repro_golden.case import Case
 from repro_golden.checkout import Checkout
 from repro_golden.compare import Divergence
-from repro_golden.errors import NotVerifiableError, ReproError
-from repro_golden.rollouts import place_of
-from repro_golden.store import GoldenRun, Store
-from repro_golden.subjects import identity_of
+from repro_golden.errors import NotVerifiableError
 from repro_golden.trace import Trace
 
-__all__ = ["Options", "bisect_range"]
+__all__ = ["bisect_range"]
 
 
-@dataclass(frozen=True)
-class Options:
-    """How to search.
-
-    Attributes:
-        jobs: Probes at once; None for what the machine, or the cluster, serves.
-        ray: Address of a Ray cluster, or ``auto``; None runs probes here.
-        when: The predicate as text; None for what the case says.
-        paths: Folders and files that hold all that matters; empty for the subject's own.
-        first_parent: Follow only the first parent of merges.
-        every: Move the baseline from culprit to culprit until the ends agree.
-        fresh: Use nothing that earlier bisects found.
-        confidence: Where verdicts are noisy, the probability at which a commit is the answer; None for the default.
-        open_end: The case has as many steps as GOOD makes.
-    """
-
-    jobs: int | None = None
-    ray: str | None = None
-    when: str | None = None
-    paths: Sequence[str] = ()
-    first_parent: bool = False
-    every: bool = False
-    fresh: bool = False
-    confidence: float | None = None
-    open_end: bool = False
-
-
-def bisect_range(checkout: Checkout, case: Case, spec: str, watch: Watch, options: Options) -> BisectResult:
-    """Find the commit of ``GOOD..BAD`` that moved the numbers of a case.
+def bisect_range(checkout: Checkout, case: Case, axis: Axis, watch: Watch, options: Options) -> BisectResult:
+    """Find the point of an axis that moved the numbers of a case.
 
     Args:
         checkout: The repository; nothing in it changes.
         case: The case.
-        spec: ``GOOD..BAD``.
+        axis: What to search; `commits_of` and `repro_bisect.axes` make one.
         watch: Called with every line of progress, and about once a second.
         options: How to search.
 
@@ -79,61 +45,15 @@ def bisect_range(checkout: Checkout, case: Case, spec: str, watch: Watch, option
         MachineFailureError: the machine failed; the same command resumes.
     """
     predicate = parse_predicate(options.when, checkout.root) if options.when else of_case(case.compare)
-    paths = case.paths(options.paths)
-    if isinstance(case.subject, CoreSubject) and not case.subject.path:
-        raise ReproError(
-            f"the subject of {case.name} is the installed {case.subject.module}, which no commit changes: "
-            "set subject.path to its folder in this repository"
-        )
-    history = History(checkout, spec, paths, first_parent=options.first_parent)
-    store = Store(checkout.root)
-    rollouts = store.rollouts(case)
-    if case.case.rollouts is not None and len(rollouts) == 0:
-        raise ReproError(f"{rollouts.directory} holds no rollouts: `repro golden record {case.name}` records them")
-    if len({history.tree(c) for c in (history.good, *history.parents)}) == 1:
-        raise NotVerifiableError(
-            f"no commit of {spec} changes {', '.join(paths)}/, the code of {case.name}, so nothing is to be replayed: "
-            "widen subject.path (or --path) if what it reads lies elsewhere"
-        )
-    identity = identity_of(case, checkout.root)
-    executor: Executor
-    if options.ray:
-        from repro_bisect.executors.cluster import Cluster
-
-        executor = Cluster(options.ray, checkout, case, history, place_of(rollouts), options.jobs)
-    else:
-        executor = Local(checkout, case, place_of(rollouts), options.jobs or default_jobs(case))
-    with contextlib.ExitStack() as exits:
-        exits.callback(executor.close)
-        prober = Prober(checkout, case, history, rollouts.digest, identity, executor, predicate, fresh=options.fresh)
-        exits.callback(prober.close)
-        try:
-            golden = _golden_of(store, case, history, identity.machine, rollouts.digest)
-        except ReproError as error:  # it spares a replay, and is no more needed than that
-            watch(Event(f"the golden run of GOOD is not used: {error}"))
-            golden = None
-        with ThreadPoolExecutor(max_workers=executor.slots) as pool:
-            desk = Desk(prober, history, pool, watch)
-            ends = Ends(desk, golden, checkout.state / "states", open_end=options.open_end)
-            return _Bisection(desk, ends, options, identity.machine).run()
-
-
-def _golden_of(store: Store, case: Case, history: History, machine: str, rollouts: str) -> GoldenRun | None:
-    """The golden run of GOOD's own code on this machine, if there is one."""
-    path = store.run_path(machine, case.name)
-    if list(history.paths) != case.paths():
-        return None
-    if not (path.exists() or path.with_name(path.name + ".dvc").exists()):
-        return None
-    golden = store.load(machine, case.name)
-    same = golden.record.get("tree") == history.tree(history.good)
-    current = golden.record["case"] == case.canonical() and golden.record["rollouts"] == rollouts
-    return golden if same and current and not golden.noisy else None
+    with bench(checkout, case, axis, predicate, watch, options) as (desk, golden):
+        ends = Ends(desk, golden, checkout.state / "states", open_end=options.open_end)
+        result = _Bisection(desk, ends, options).run()
+        return with_explanations(desk, checkout, result, golden) if options.explain else result
 
 
 class _Bisection:
-    def __init__(self, desk: Desk, ends: Ends, options: Options, machine: str) -> None:
-        self.desk, self.ends, self.options, self.machine = desk, ends, options, machine
+    def __init__(self, desk: Desk, ends: Ends, options: Options) -> None:
+        self.desk, self.ends, self.options, self.machine = desk, ends, options, desk.prober.machine
         self.history, self.prober, self.predicate = desk.history, desk.prober, desk.prober.predicate
         self.began = time.monotonic()
         self.one_step = False
@@ -141,14 +61,11 @@ class _Bisection:
         self.accepted: dict[str, str] = {}
 
     def run(self) -> BisectResult:
-        """Ends, search and confirmation; what is in flight never outlives it."""
+        """Ends, search and confirmation."""
         try:
             if self.prober.journalled:
                 self.desk.say(f"resuming: {self.prober.journalled} finished probes are in the journal")
             return self._run()
-        except BaseException:
-            self.desk.cancel(self.desk.flights.values())
-            raise
         finally:
             self.ends.close()
 
@@ -181,7 +98,7 @@ class _Bisection:
             assert confirmed is not None
             if confirmed.flaky and isinstance(self.predicate, Exit):
                 return self._noisy(
-                    f"a second run of {confirmed.culprit.commit.commit[:10]} or its parent says otherwise"
+                    f"a second run of {short(confirmed.culprit.commit.commit)} or its parent says otherwise"
                 )
             if confirmed.flaky:
                 return self._result("flaky", [*culprits, confirmed.culprit])
@@ -191,12 +108,12 @@ class _Bisection:
                 return self._result("found", [confirmed.culprit], explains=explains)
             commit = confirmed.culprit.commit.commit
             if brought := self._brought_in(interval, commit):
-                self.desk.say(f"{commit[:10]} is a merge: searching what it brought in")
+                self.desk.say(f"{short(commit)} is a merge: searching what it brought in")
                 waiting += brought
             elif commit not in {c.commit.commit for c in culprits}:
                 culprits.append(confirmed.culprit)
             if confirmed.explains is False and interval.bad != commit:
-                self.desk.say(f"the baseline moves to {commit[:10]}")
+                self.desk.say(f"the baseline moves to {short(commit)}")
                 self.prober.baseline = confirmed.after
                 waiting.append(Interval(commit, interval.bad, confirmed.after, confirmed.last))
         return self._result("found", culprits, explains=explains)
@@ -223,7 +140,7 @@ class _Bisection:
             confirmed = confirm(self.desk, hunt, answer.commit, interval, end)
             if confirmed is not None:
                 return answer, confirmed
-            commit = answer.commit[:10]
+            commit = short(answer.commit)
             if shortcut:
                 self.desk.say(f"full replays do not bear {commit} out: searching again with probes from step 0")
                 shortcut = None

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from repro_bisect.axis import PointInfo
 from repro_bisect.cost import Cost
+from repro_bisect.explain.result import Explanation
 from repro_golden.compare import Comparison, Divergence, jsonable
 
 __all__ = ["BisectResult", "Culprit", "Event", "Outcome", "Watch"]
@@ -52,16 +53,22 @@ class Culprit:
         divergence: Where its numbers first differ from its parent's; of a flaky one, from its own. None for exit codes.
         comparison: Its full replay against its parent's; None for exit codes and noisy verdicts.
         environment: What its lock files changed in the environment that it ran in: a possible culprit beside the code.
+        explanation: The operation and the line at which its numbers leave its parent's; None where that was not asked.
+        unexplained: Why there is none although it was.
     """
 
     commit: PointInfo
     divergence: Divergence | None
     comparison: Comparison | None
     environment: Sequence[str] = ()
+    explanation: Explanation | None = None
+    unexplained: str = ""
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
         return {
+            "explanation": self.explanation.to_mapping() if self.explanation else None,
+            "unexplained": self.unexplained,
             "commit": asdict(self.commit),
             "environment": list(self.environment),
             "divergence": jsonable(asdict(self.divergence)) if self.divergence else None,

@@ -1,32 +1,36 @@
-"""`repro bisect`: the commit that moved the numbers."""
+"""`repro bisect`: the commit, release or change that moved the numbers, or where two layouts part."""
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from repro.commands.axes import AxisCommand, axis_of, axis_options, axis_words
+from repro.commands.choose import case_of, command_options
 from repro.output import emit, json_option
 
 if TYPE_CHECKING:
+    from repro_bisect.axis import Axis
+    from repro_bisect.bench import Options
+    from repro_bisect.result import BisectResult, Watch
     from repro_golden.case import Case
     from repro_golden.checkout import Checkout
 
 __all__ = ["bisect"]
 
-_OPEN_END = 1_000_000
-"""Steps of a command that is to be replayed to its own end."""
 
-
-@click.command()
-@click.argument("commits", metavar="GOOD..BAD")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]")
+@click.command(cls=AxisCommand)
+@axis_options
 @click.option("--case", "name", help="The case to replay; may be left out when there is only one.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Probes at once; by default what the machine serves.")
 @click.option("--ray", metavar="ADDRESS", help="Run the probes on this Ray cluster; auto finds a running one.")
-@click.option("--when", metavar="PREDICATE", help="What makes a commit BAD; by default what the case says.")
+@click.option("--when", metavar="PREDICATE", help="What makes a point BAD; by default what the case says.")
 @click.option("--path", "paths", multiple=True, help="A folder or file that holds what matters; may be repeated.")
 @click.option("--first-parent", is_flag=True, help="Follow only the first parent of merges.")
 @click.option("--all", "every", is_flag=True, help="Name every culprit: move the baseline until the ends agree.")
@@ -34,15 +38,19 @@ _OPEN_END = 1_000_000
     "--confidence", type=click.FloatRange(0.5, 1, min_open=True, max_open=True), help="Noisy verdicts: when to stop."
 )
 @click.option("--fresh", is_flag=True, help="Use nothing that earlier bisects found.")
-@click.option("--steps", type=click.IntRange(min=1), help="With CMD: steps to replay; by default all it makes.")
-@click.option("--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="With CMD: processes.")
-@click.option("--gpus", type=click.IntRange(min=0), default=0, show_default=True, help="With CMD: GPUs of a probe.")
-@click.option("--metric", "metrics", multiple=True, help="With CMD: pattern of output whose named groups are metrics.")
+@click.option("--explain/--no-explain", "why", default=True, help="Also name the operation and the line; the default.")
 @click.option("--export", type=click.Path(path_type=Path), help="Also write what is known as a `git bisect log`.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the report (Markdown and HTML).")
+@command_options
 @json_option
 def bisect(
-    commits: str,
+    commits: str | None,
+    package: str | None,
+    flags: Path | None,
+    layout: str | None,
+    at: str | None,
+    index_url: str | None,
+    tolerance: float | None,
     command: tuple[str, ...],
     name: str | None,
     jobs: int | None,
@@ -53,6 +61,7 @@ def bisect(
     every: bool,
     confidence: float | None,
     fresh: bool,
+    why: bool,
     steps: int | None,
     ranks: int,
     gpus: int,
@@ -63,6 +72,9 @@ def bisect(
 ) -> int:
     """Replay a case across GOOD..BAD and name the first commit that moved its numbers.
 
+    In place of commits: --package goes along the releases of a dependency, --flags finds the smallest part of a file's
+    changes that moves the numbers, and --layout names the first signal at which two layouts part.
+
     With CMD, a training program that knows nothing of repro, no case file is needed.
 
     PREDICATE is one of: bitwise, finite, exit (CMD's exit code, as for `git bisect run`), kl>NUMBER, ulp>NUMBER,
@@ -72,57 +84,99 @@ def bisect(
     interrupted resumes when the same command is run again.
     """
     from repro.live import bisect_view
-    from repro.report.bisect import bisect_text, write_report
-    from repro_bisect.driver import Options, bisect_range
-    from repro_bisect.gitrule import git_log
-    from repro_golden.canonical import write_atomic
+    from repro_bisect.axes import LayoutLine
+    from repro_bisect.bench import Options
     from repro_golden.checkout import find_checkout
 
     checkout = find_checkout(Path.cwd())
-    case = _case(checkout, name, command, steps, {"ranks": ranks, "gpus": gpus}, metrics)
+    case = case_of(checkout, name, command, steps, {"ranks": ranks, "gpus": gpus}, metrics)
     open_end = bool(command) and steps is None and when != "exit"
-    options = Options(jobs, ray, when, paths, first_parent, every, fresh, confidence, open_end)
-    with bisect_view() as watch:
-        result = bisect_range(checkout, case, commits, watch, options)
-    said = [f"repro bisect {result.good[:10]}..{result.bad[:10]}"]
+    options = Options(jobs, ray, when, paths, first_parent, every, fresh, confidence, open_end, why)
+    chosen = {"package": package, "flags": flags, "layout": layout, "index_url": index_url}
+    axis = axis_of(checkout, case, commits, options, at=at, tolerance=tolerance, **chosen)  # type: ignore[arg-type]
+    _refuse(axis, {"--when": when, "--all": every, "--confidence": confidence, "--export": export})
+    said = [f"repro bisect {axis_words(axis, **chosen)}"]  # type: ignore[arg-type]
+    said += [f"--tolerance {tolerance:g}"] if tolerance is not None else []
     said += [f"--case {case.name}"] if not command else []
     said += [f"--when {shlex.quote(when)}"] if when else []
     said += [f"--path {shlex.quote(path)}" for path in paths]
     said += [flag for flag, given in (("--first-parent", first_parent), ("--all", every)) if given]
     said += [f"--confidence {confidence}"] if confidence else []
+    said += [] if why else ["--no-explain"]
     said += [f"--steps {steps}"] if steps else []
     said += [f"--metric {shlex.quote(metric)}" for metric in metrics]
     said += [f"--ranks {ranks}"] if ranks > 1 else []
     said += [f"--gpus {gpus}"] if gpus else []
     again = " ".join([*said, *(["--", shlex.join(command)] if command else [])])
-    folder = out or checkout.state / "reports" / f"{result.good[:10]}..{result.bad[:10]}-{case.name}"
-    written: list[Path] = []
-    try:
-        written += write_report(result, folder, again)
+    folder = out or checkout.state / "reports" / _folder(axis, case)
+    if isinstance(axis, LayoutLine):
+        from repro.report.layouts import layout_text, write_layout_report
+        from repro_bisect.layouts import TOLERANCE
+        from repro_bisect.sides import compare_sides
+
+        with bisect_view() as watch:
+            sides = compare_sides(
+                checkout, case, axis, TOLERANCE if tolerance is None else tolerance, watch, options
+            )  # fmt: skip
+        with _told(as_json, sides.to_mapping(), layout_text(sides), again) as written:
+            written += write_layout_report(sides, folder, again)
+        return 3 if sides.outcome == "flaky" else 0
+    from repro.report.bisect import bisect_text, write_report
+    from repro_bisect.gitrule import git_log
+    from repro_golden.canonical import write_atomic
+
+    with bisect_view() as watch:
+        result = _searched(checkout, case, axis, watch, options)
+    with _told(as_json, result.to_mapping() | {"what": axis.what}, bisect_text(result, axis.what), again) as written:
+        written += write_report(result, folder, again, axis.what)
         if export:
             write_atomic(export, git_log(result.good, result.bad, result.accepted, result.subjects))
-    finally:  # whatever becomes of the files, the answer is told
-        data = result.to_mapping() | {"reports": [str(p) for p in written], "reproduce": again}
-        reports = "".join(f"\nreport: {path}" for path in written)
-        emit(as_json, data, f"{bisect_text(result)}{reports}\nreproduce with: {again}")
     return 0 if result.outcome in ("found", "agree") else 3
 
 
-def _case(
-    checkout: Checkout,
-    name: str | None,
-    command: tuple[str, ...],
-    steps: int | None,
-    resources: dict[str, int],
-    metrics: tuple[str, ...],
-) -> Case:
-    from repro_golden.case import command_case, find_case
+def _refuse(axis: Axis, given: dict[str, Any]) -> None:
+    """Refuse options that say nothing of an axis."""
+    from repro_bisect.axes import FlagSet, LayoutLine
     from repro_golden.errors import ReproError
 
-    if command and name:
-        raise ReproError("--case and a command after -- exclude each other: give one of them")
-    if not command and (steps or metrics or resources != {"ranks": 1, "gpus": 0}):
-        raise ReproError("--steps, --ranks, --gpus and --metric are for a command after --: a case says them itself")
-    if command:
-        return command_case(checkout.root, "command", command, steps or _OPEN_END, resources, metrics)
-    return find_case(checkout.root, name)
+    refused = ["--export"] if axis.what != "commit" else []
+    if isinstance(axis, FlagSet):
+        refused += ["--all", "--confidence"]
+    if isinstance(axis, LayoutLine):
+        refused += ["--when", "--all", "--confidence"]
+    if wrong := next((flag for flag in refused if given[flag]), None):
+        raise ReproError(f"{wrong} is not for a search along a {axis.what}: leave it out")
+
+
+def _searched(checkout: Checkout, case: Case, axis: Axis, watch: Watch, options: Options) -> BisectResult:
+    """The search of a line, or among a set."""
+    from repro_bisect.axes import FlagSet
+    from repro_bisect.delta import minimal_set
+    from repro_bisect.driver import bisect_range
+
+    if isinstance(axis, FlagSet):
+        return minimal_set(checkout, case, axis, watch, options)
+    return bisect_range(checkout, case, axis, watch, options)
+
+
+def _folder(axis: Axis, case: Case) -> str:
+    from repro_bisect.axis import short
+    from repro_golden.canonical import digest
+
+    name = f"{short(axis.good)}..{short(axis.bad)}-{case.name}"
+    if axis.what == "commit":
+        return name
+    plain = re.sub(r"[^A-Za-z0-9.=,_-]+", "-", name)[:60]
+    return f"{plain}-{digest(axis.what, name, axis.commit(axis.good), *axis.parents)[:8]}"
+
+
+@contextlib.contextmanager
+def _told(as_json: bool, data: dict[str, Any], text: str, again: str) -> Iterator[list[Path]]:
+    """Tell the answer when the block has written its files, whatever becomes of those."""
+    written: list[Path] = []
+    try:
+        yield written
+    finally:
+        reports = "".join(f"\nreport: {path}" for path in written)
+        data = data | {"reports": [str(p) for p in written], "reproduce": again}
+        emit(as_json, data, f"{text}{reports}\nreproduce with: {again}")

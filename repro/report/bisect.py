@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from repro import __version__
+from repro.report.explain import explain_lines
+from repro.report.pages import templates
 from repro.text import METRICS_HEAD, count, duration, metrics_rows, metrics_table
+from repro_bisect.axis import short
+from repro_bisect.delta import SetResult
 from repro_bisect.result import BisectResult, Culprit
 from repro_golden.canonical import write_atomic
-
-if TYPE_CHECKING:
-    import jinja2
 
 __all__ = ["bisect_text", "markdown", "write_report"]
 
@@ -20,40 +20,72 @@ _SHOWN = 10
 """Skipped commits that a terminal shows; the report shows all."""
 
 
-def headline(result: BisectResult) -> str:
+def headline(result: BisectResult, what: str = "commit") -> str:
     """The verdict in one line."""
     how = "bit for bit" if result.bitwise else f"by {result.predicate}"
     d = result.divergence
     where = f"step {d.step}, phase {d.phase}, signal {d.signal}" if d else ""
     if result.outcome == "found" and result.culprit:
-        name = result.culprit.commit[:10]
+        name = short(result.culprit.commit)
         if result.posterior:
             sure = f"{100 * result.posterior[result.culprit.commit]:.1f} %"
             return f"{name} moved the numbers of {result.case}, with probability {sure}"
+        if isinstance(result, SetResult):
+            return set_headline(result, where)
         if len(result.culprits) > 1:
-            return f"{len(result.culprits)} commits moved the numbers of {result.case}; the first, {name}, at {where}"
+            return f"{len(result.culprits)} {what}s moved the numbers of {result.case}; the first, {name}, at {where}"
         return (
-            f"{name} moved the numbers of {result.case}: first at {where}" if d else f"{name} is the first bad commit"
+            f"{name} moved the numbers of {result.case}: first at {where}" if d else f"{name} is the first bad {what}"
         )
     if result.outcome == "flaky" and result.culprit:
-        return f"{result.culprit.commit[:10]} is FLAKY: two replays of it differ on {result.case}"
+        return f"{short(result.culprit.commit)} is FLAKY: two replays of it differ on {result.case}"
     if result.outcome == "ambiguous":
-        return f"one of {len(result.suspects)} commits moved the numbers of {result.case}; the rest cannot be tested"
-    return f"{result.good[:10]} and {result.bad[:10]} agree {how} on {result.case}"
+        return f"one of {len(result.suspects)} {what}s moved the numbers of {result.case}; the rest cannot be tested"
+    return f"{short(result.good)} and {short(result.bad)} agree {how} on {result.case}"
 
 
-def explanation(result: BisectResult) -> str:
+def set_headline(result: SetResult, where: str) -> str:
+    """Which changes it takes."""
+    few = f"{count(len(result.chosen), 'change')} of {result.changes}"
+    moved = f"{'moves' if len(result.chosen) == 1 else 'move'} the numbers of {result.case}"
+    return f"{few} {moved}: {' + '.join(result.chosen)}" + (f", first at {where}" if where else "")
+
+
+def set_lines(result: BisectResult) -> list[str]:
+    """Each change of a set with what it does, and whether the set is known to be minimal."""
+    if not isinstance(result, SetResult) or not result.chosen:
+        return []
+    lines = [f"  {label}" + (f": {does}" if does != label else "") for label, does in _pairs(result)]
+    if result.proved:
+        return [*lines, "None of them can be left out: the rest of them moves nothing."]
+    hidden = ", ".join(result.hidden)
+    return [*lines, f"Whether it takes {hidden} is not known: the others without it cannot be tested."]
+
+
+def _pairs(result: SetResult) -> list[tuple[str, str]]:
+    return list(zip(result.chosen, result.does, strict=True))
+
+
+def explanation(result: BisectResult, what: str = "commit") -> str:
     """Whether the culprit is the whole story."""
     if result.explains_bad is None:
         return ""
+    if isinstance(result, SetResult):
+        whole = "equals that of all changes" if result.bitwise else f"agrees with that of all by {result.predicate}"
+        alone = "Alone it makes" if len(result.chosen) == 1 else "Alone they make"
+        if result.explains_bad:
+            return f"{alone} up the whole difference: the trace {whole}, to the last step."
+        return "The other changes move the numbers too: the trace differs from that of all changes."
     same = "equals BAD's" if result.bitwise else f"agrees with BAD's by {result.predicate}"
     if result.explains_bad and len(result.culprits) > 1:
         return f"Together they explain BAD: the last one's own trace {same}, to the last step."
     if result.explains_bad:
         return f"It alone explains BAD: its own trace {same}, to the last step."
+    if what != "commit":
+        return f"Later {what}s move the numbers too: its trace differs from BAD's. `--all` names them."
     return (
         "Later commits move the numbers too: its trace differs from BAD's. `--all` names them, or search on with "
-        f"`repro bisect {result.culprit.commit[:10] if result.culprit else ''}..{result.bad[:10]}`."
+        f"`repro bisect {short(result.culprit.commit) if result.culprit else ''}..{short(result.bad)}`."
     )
 
 
@@ -66,65 +98,79 @@ def environment_lines(culprit: Culprit) -> list[str]:
     return ["", "its environment changed, which may be the cause:", *shown, *more]
 
 
-def noise_line(result: BisectResult) -> str:
+def why_lines(culprit: Culprit) -> list[str]:
+    """The operation and the line at which the culprit's numbers leave those before it."""
+    if culprit.unexplained:
+        return ["", f"not explained: {culprit.unexplained}"]
+    if culprit.explanation is None:
+        return []
+    return ["", *explain_lines(culprit.explanation)]
+
+
+def noise_line(result: BisectResult, what: str = "commit") -> str:
     """Where verdicts are noisy: how noisy, and the likeliest culprits."""
     if not result.posterior or result.rates is None:
         return ""
     rates = [f"{100 * rate:.0f} %" for rate in result.rates]
     said = [
-        f"Verdicts are noisy: a commit without the culprit is BAD in {rates[0]} of replays, one with it in {rates[1]}."
+        f"Verdicts are noisy: a {what} without the culprit is BAD in {rates[0]} of replays, one with it in {rates[1]}."
     ]
     likely = sorted(result.posterior.items(), key=lambda item: -item[1])[:5]
-    said += [f"  {100 * p:5.1f} %  {commit[:10]} {result.subjects.get(commit, '')}" for commit, p in likely]
+    said += [f"  {100 * p:5.1f} %  {short(commit)} {result.subjects.get(commit, '')}" for commit, p in likely]
     return "\n".join(said)
 
 
-def bisect_text(result: BisectResult) -> str:
-    """The result for a terminal."""
-    lines = [headline(result)]
+def culprit_lines(culprit: Culprit, what: str) -> list[str]:
+    """Who, when and what."""
+    c = culprit.commit
+    if what == "commit":
+        told = [f"commit {c.commit}", f"author {c.author}", f"date   {c.date}", f"       {c.subject}", "", c.diffstat]
+    else:
+        told = [f"{what} {c.commit}", *([f"       {c.subject}"] if c.subject != c.commit else [])]
+    return ["", *told, *environment_lines(culprit)]
+
+
+def bisect_text(result: BisectResult, what: str = "commit") -> str:
+    """The result for a terminal, of an axis whose points are commits, versions or changes."""
+    lines = [headline(result, what), *set_lines(result)]
     for culprit in result.culprits:
-        c = culprit.commit
-        lines += [
-            "",
-            f"commit {c.commit}",
-            f"author {c.author}",
-            f"date   {c.date}",
-            f"       {c.subject}",
-            "",
-            c.diffstat,
-            *environment_lines(culprit),
-        ]
+        lines += culprit_lines(culprit, what) if not isinstance(result, SetResult) else environment_lines(culprit)
         if len(result.culprits) > 1 and culprit.divergence:
-            lines += ["", f"against its parent: {culprit.divergence}"]
+            lines += ["", f"against its parent: {culprit.divergence}", *why_lines(culprit)]
     if result.outcome == "ambiguous":
-        lines += [f"  {c[:10]}{'  (not tried)' if c in result.untried else ''}" for c in result.suspects]
+        lines += [f"  {short(c)}{'  (not tried)' if c in result.untried else ''}" for c in result.suspects]
     if (d := result.divergence) and result.outcome != "agree" and len(result.culprits) < 2:
         lines += ["", f"first difference: step {d.step}, phase {d.phase}, signal {d.signal}: {d.detail}"]
         if d.magnitude:
             lines.append(f"size: {d.magnitude}")
+    if len(result.culprits) == 1:
+        lines += why_lines(result.culprits[0])
     if result.comparison:
         lines += ["", metrics_table(result.comparison)]
-    lines += ["", *filter(None, [noise_line(result), explanation(result)]), cost_line(result)]
+    lines += ["", *filter(None, [noise_line(result, what), explanation(result, what)]), cost_line(result, what)]
     if result.skips:
-        lines += [f"skipped {c[:10]}: {reason}" for c, reason in list(result.skips.items())[:_SHOWN]]
+        lines += [f"skipped {short(c)}: {reason}" for c, reason in list(result.skips.items())[:_SHOWN]]
         lines += [f"and {len(result.skips) - _SHOWN} more"] if len(result.skips) > _SHOWN else []
     return "\n".join(lines)
 
 
-def cost_line(result: BisectResult) -> str:
-    """What it took, beside what `git bisect run` would have trained with the same trainer."""
+def cost_line(result: BisectResult, what: str = "commit") -> str:
+    """What it took; of commits beside what `git bisect run` would have trained with the same trainer."""
     c = result.cost
-    total, parts = c.total, [count(result.commits, "commit")]
+    total, parts = c.total, [count(result.commits, what)]
+    if isinstance(result, SetResult):
+        parts = [f"{count(result.asked, 'set')} of changes tried"]
     parts += [count(total.probes, "probe"), count(total.steps, "trained step"), f"{result.seconds:.0f} s"]
     if c.reused:
         parts.append(f"{count(c.reused, 'probe')} reused")
     if result.skips:
-        parts.append(f"{count(len(result.skips), 'commit')} skipped")
+        parts.append(f"{count(len(result.skips), what)} skipped")
     text = ", ".join(parts)
     if total.steps:
-        bills = (("the ends", c.ends), ("the search", c.search), ("the confirmation", c.confirmation))
+        bills = [("the ends", c.ends), ("the search", c.search), ("the confirmation", c.confirmation)]
+        bills += [("the explanation", c.explanation)] if c.explanation.steps else []
         text += "; trained steps: " + ", ".join(f"{bill.steps} for {name}" for name, bill in bills)
-    if result.git_probes and not result.posterior:
+    if what == "commit" and result.git_probes and not result.posterior:
         said = [count(result.git_probes, "test")]
         if result.predicate != "exit":
             said.append(f"{result.git_probes * result.git_steps} trained steps")
@@ -134,44 +180,42 @@ def cost_line(result: BisectResult) -> str:
     return text
 
 
-@cache
-def _templates() -> jinja2.Environment:
-    import jinja2
-
-    loader = jinja2.PackageLoader("repro", "report/templates")
-    return jinja2.Environment(loader=loader, autoescape=jinja2.select_autoescape(), undefined=jinja2.StrictUndefined)
-
-
-def _context(result: BisectResult, command: str) -> dict[str, Any]:
+def _context(result: BisectResult, command: str, what: str) -> dict[str, Any]:
     return {
         "result": result,
-        "headline": headline(result),
-        "explanation": explanation(result),
-        "noise": noise_line(result),
+        "what": what,
+        "headline": headline(result, what),
+        "changes": _pairs(result) if isinstance(result, SetResult) else [],
+        "explanation": " ".join(filter(None, [*set_lines(result)[-1:], explanation(result, what)])),
+        "noise": noise_line(result, what),
         "environment": [line for culprit in result.culprits for line in environment_lines(culprit)],
-        "cost": cost_line(result),
+        "why": "\n".join(line for culprit in result.culprits for line in why_lines(culprit)).strip(),
+        "cost": cost_line(result, what),
         "metrics": metrics_table(result.comparison) if result.comparison else "",
         "command": command,
         "version": __version__,
     }
 
 
-def markdown(result: BisectResult, command: str) -> str:
+def markdown(result: BisectResult, command: str, what: str = "commit") -> str:
     """The report as Markdown."""
-    return _templates().get_template("bisect.md.jinja").render(**_context(result, command))
+    return templates().get_template("bisect.md.jinja").render(**_context(result, command, what))
 
 
-def write_report(result: BisectResult, folder: Path, command: str) -> tuple[Path, Path]:
+def write_report(result: BisectResult, folder: Path, command: str, what: str = "commit") -> tuple[Path, Path]:
     """Write ``report.md`` and ``report.html`` (self-contained, plots as SVG) and return both paths."""
     from repro.report.plots import commit_strip, distance_plot, drift_plot
 
-    context = _context(result, command)
+    context = _context(result, command, what)
     context["head"] = METRICS_HEAD
     context["rows"] = metrics_rows(result.comparison) if result.comparison else []
     context["drift"] = drift_plot(result.comparison) if result.comparison else ""
     context["distance"] = distance_plot(result.comparison) if result.comparison else ""
     context["strip"] = commit_strip(result)
+    if what != "commit":
+        title = "sets of changes" if isinstance(result, SetResult) else f"{what}s, in order"
+        context["strip"] = context["strip"].replace("commits, oldest first", title)
     paths = folder / "report.md", folder / "report.html"
-    write_atomic(paths[0], markdown(result, command))
-    write_atomic(paths[1], _templates().get_template("bisect.html.jinja").render(**context))
+    write_atomic(paths[0], markdown(result, command, what))
+    write_atomic(paths[1], templates().get_template("bisect.html.jinja").render(**context))
     return paths

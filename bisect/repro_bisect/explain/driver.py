@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from repro_bisect.axis import Axis, short
@@ -15,10 +15,11 @@ from repro_bisect.explain.cause import Cause, find_cause
 from repro_bisect.explain.result import Answer, Explained, Explanation, Size, Version
 from repro_bisect.explain.source import Diff, Place, Sources, read_diff
 from repro_bisect.explain.source import Version as Source
-from repro_bisect.explain.words import UNSEEN, differing_inputs, sentence, size_of
+from repro_bisect.explain.words import UNSEEN, differing_inputs, only_the_environment, sentence, size_of
 from repro_bisect.onestep import prepare, same_step, state_key
 from repro_bisect.probe import Recording, Skip, trace_of
 from repro_bisect.states import States
+from repro_golden.case import CommandSubject
 from repro_golden.checkout import Checkout
 from repro_golden.compare import Divergence, first_difference
 from repro_golden.errors import NotVerifiableError
@@ -68,6 +69,8 @@ class _Explainer:
         self.steps = desk.prober.case.steps if until is None else until + 1
         self.axis: Axis = desk.history
         self.subjects = self.axis.subjects(points)
+        self.commits = a, b = (self.axis.commit(points[0]), self.axis.commit(points[1]))
+        self.diff = read_diff(checkout, a, b) if a != b else Diff()
         self.state: State | None = None
 
     def run(self) -> Explanation:
@@ -157,12 +160,18 @@ class _Explainer:
 
     # -- what they say
 
+    def _same_code(self) -> bool:
+        """Whether no file of the subject's code differs, but for those that say what environment it wants."""
+        subject, paths = self.desk.prober.case.subject, [PurePosixPath(path) for path in self.axis.paths]
+        locks = subject.locks if isinstance(subject, CommandSubject) else ()
+        files = [PurePosixPath(file) for file in {*self.diff.before, *self.diff.after} - set(locks)]
+        return not any(file.is_relative_to(path) for file in files for path in paths)
+
     def _sources(self, streams: tuple[Stream, Stream]) -> tuple[Sources, Sources]:
-        commits = [self.axis.commit(point) for point in self.points]
-        diff = read_diff(self.checkout, *commits) if commits[0] != commits[1] else Diff()
+        a, b = self.commits
         return (
-            Sources(Source(self.checkout, commits[0], diff.before, "before"), streams[0]),
-            Sources(Source(self.checkout, commits[1], diff.after, "after"), streams[1]),
+            Sources(Source(self.checkout, a, self.diff.before, "before"), streams[0]),
+            Sources(Source(self.checkout, b, self.diff.after, "after"), streams[1]),
         )
 
     def _answer(
@@ -183,14 +192,14 @@ class _Explainer:
         own = sources[0 if cause.side == "before" else 1]
         gap = cause.gap and (_edge(cause.gap[0], own), _edge(cause.gap[1], own))
         inputs = differing_inputs(divergence, traces)
-        same_code = self.axis.commit(self.points[0]) == self.axis.commit(self.points[1])
         answer: Answer = "inputs" if inputs else cause.kind
-        if same_code and found.environment and answer == "operation":
-            answer = "environment"
+        text = sentence(cause, inputs, gap, told)
+        if found.environment and self._same_code():
+            answer, text = "environment", f"{only_the_environment(found.environment)}: {text}"
         return replace(
             found,
             answer=answer,
-            text=sentence(cause, inputs, gap, told),
+            text=text,
             before=replace(found.before, explained=told[0]),
             after=replace(found.after, explained=told[1]),
             side=cause.side,

@@ -135,6 +135,11 @@ class Explanation:
         own = [s.explained.place for s in sides if s.explained and s.explained.place]
         return [*own, *self.mentions]
 
+    @property
+    def hunks(self) -> list[tuple[str, str]]:
+        """The parts of the change that these lines are in, each once, with their files."""
+        return list(dict.fromkeys((place.file, place.hunk) for place in self.places if place.hunk))
+
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
         found: dict[str, Any] = _plain(asdict(self))

@@ -14,7 +14,7 @@ from repro_golden.magnitude import decode, measure, ulp_histogram
 from repro_golden.operations.stream import Operation
 from repro_golden.trace import Trace
 
-__all__ = ["UNSEEN", "differing_inputs", "sentence", "size_of"]
+__all__ = ["UNSEEN", "differing_inputs", "only_the_environment", "sentence", "size_of"]
 
 UNSEEN = "no operation differs, so the difference is made by something that does not pass torch's dispatcher"
 
@@ -40,6 +40,12 @@ def differing_inputs(divergence: Divergence, traces: tuple[Trace, Trace]) -> str
         if elements[0] == elements[1]:
             return f"the order of the data of the step ({signal} holds the same elements in another order)"
     return f"the data of the step ({signal})"
+
+
+def only_the_environment(changes: Sequence[str]) -> str:
+    """That it, and no code, differs: the first part by name."""
+    more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
+    return f"only the environment differs ({changes[0]}{more})"
 
 
 def size_of(pair: tuple[Operation, Operation], raw: tuple[bytes, bytes]) -> Size:

@@ -1,0 +1,148 @@
+"""What commands that go along an axis have in common: ``GOOD..BAD``, or releases, a file of changes, two layouts."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from repro_bisect.axis import Axis
+    from repro_bisect.bench import Options
+    from repro_golden.case import Case
+    from repro_golden.checkout import Checkout
+
+__all__ = ["AxisCommand", "axis_of", "axis_options", "axis_words"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_DASHES = "\0--"
+
+
+class AxisCommand(click.Command):
+    """A command of `axis_options` and ``[-- CMD...]``: what follows the dashes is never taken for ``GOOD..BAD``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse with a mark after the dashes, which click itself forgets."""
+        if "--" in args:
+            at = args.index("--") + 1
+            args = [*args[:at], _DASHES, *args[at:]]
+        rest = super().parse_args(ctx, args)
+        if ctx.params.get("commits") == _DASHES:
+            ctx.params["commits"] = None
+        elif _DASHES in (command := ctx.params.get("command") or ()):
+            ctx.params["command"] = tuple(word for word in command if word != _DASHES)
+        return rest
+
+
+def axis_options(function: F) -> F:
+    """``[GOOD..BAD]`` and what may stand in its place."""
+    for option in reversed((
+        click.argument("commits", required=False, metavar="[GOOD..BAD]"),
+        click.option("--package", metavar="NAME==LOW..HIGH", help="Go along the releases of a package, not commits."),
+        click.option(
+            "--flags", metavar="FILE", type=click.Path(path_type=Path), help="Go among the changes that a file lists."
+        ),
+        click.option("--layout", metavar="A..B", help="Compare two layouts, such as threads=1..threads=4."),
+        click.option("--at", metavar="COMMIT", help="With these: the commit whose code is run; HEAD by default."),
+        click.option("--index-url", metavar="URL", help="With --package: the index, in place of pip's own settings."),
+        click.option(
+            "--tolerance", type=click.FloatRange(min=0), metavar="EPS",
+            help="With --layout: units of epsilon that another order of sums may make.  [default: 64]",
+        ),
+    )):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def axis_of(
+    checkout: Checkout,
+    case: Case,
+    commits: str | None,
+    options: Options,
+    *,
+    package: str | None = None,
+    flags: Path | None = None,
+    layout: str | None = None,
+    at: str | None = None,
+    index_url: str | None = None,
+    tolerance: float | None = None,
+    line: bool = False,
+) -> Axis:
+    """The one axis that is asked for.
+
+    Args:
+        checkout: The repository.
+        case: The case.
+        commits: ``GOOD..BAD``.
+        options: How to search.
+        package: ``NAME==LOW..HIGH``.
+        flags: A file of changes.
+        layout: ``A..B``.
+        at: Whose code is run, where that is not what varies.
+        index_url: Where releases come from.
+        tolerance: Of layouts.
+        line: The points must follow each other, so that each has one before it.
+
+    Raises:
+        ReproError: none or several axes are given, or what belongs to another one, or the axis cannot be used.
+    """
+    from repro_golden.errors import ReproError
+
+    given = {"GOOD..BAD": commits, "--package": package, "--flags": flags, "--layout": layout}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        problem = f"{' and '.join(named)} exclude each other" if named else "nothing to search"
+        raise ReproError(f"{problem}: give one of GOOD..BAD, --package, --flags and --layout")
+    (kind,) = named
+    for flag, value, kinds in (
+        ("--at", at, ("--package", "--flags", "--layout")),
+        ("--index-url", index_url, ("--package",)),
+        ("--tolerance", tolerance, ("--layout",)),
+        ("--first-parent", options.first_parent or None, ("GOOD..BAD",)),
+        ("--path", options.paths or None, ("GOOD..BAD",)),
+    ):
+        if value is not None and kind not in kinds:
+            raise ReproError(f"{flag} goes with {' or '.join(kinds)}, not with {kind}: leave one of them out")
+    if commits is not None:
+        from repro_bisect.bench import commits_of
+
+        return commits_of(checkout, case, commits, options)
+    from repro_bisect import axes
+
+    if package is not None:
+        if index_url:
+            if options.ray:
+                raise ReproError("--index-url does not reach the nodes of a cluster: set PIP_INDEX_URL on them")
+            # for the installers that probes start; it may hold a credential, which has no business in a case
+            os.environ |= {"PIP_INDEX_URL": index_url, "UV_DEFAULT_INDEX": index_url}
+            os.environ.pop("PIP_NO_INDEX", None)
+        return axes.package_axis(checkout, case, package, at=at, index=index_url)
+    if flags is not None:
+        found = axes.flags_axis(checkout, case, flags, at=at)
+        if line and isinstance(found, axes.FlagSet):
+            raise ReproError(
+                f'{flags} is a set, whose changes do not follow each other: use repro bisect, or say order = "list"'
+            )
+        return found
+    assert layout is not None
+    return axes.layout_axis(checkout, case, layout, at=at)
+
+
+def axis_words(axis: Axis, package: str | None, flags: Path | None, layout: str | None, index_url: str | None) -> str:
+    """What says the same axis again, whatever HEAD is by then."""
+    from repro_bisect.axis import short
+    from repro_golden.subjects.releases import redacted
+
+    if package is None and flags is None and layout is None:
+        return f"{short(axis.good)}..{short(axis.bad)}"
+    said = [f"--package {shlex.quote(package)}"] if package is not None else []
+    said += [f"--flags {shlex.quote(str(flags))}"] if flags is not None else []
+    said += [f"--layout {shlex.quote(layout)}"] if layout is not None else []
+    said += [f"--at {short(axis.commit(axis.good))}"]
+    said += [f"--index-url {shlex.quote(redacted(index_url))}"] if index_url else []
+    return " ".join(said)

@@ -1,0 +1,95 @@
+"""The report of a comparison of two layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from repro import __version__
+from repro.report.pages import templates
+from repro.text import count
+from repro_bisect.axis import short
+from repro_bisect.layouts import LayoutComparison
+from repro_bisect.sides import Between, LayoutResult
+from repro_golden.canonical import write_atomic
+
+__all__ = ["layout_text", "write_layout_report"]
+
+_SHOWN = 3
+
+
+def headline(result: LayoutResult) -> str:
+    """The verdict in one line."""
+    pair, c = f"{result.a} and {result.b}", result.comparison
+    if c is None:
+        who = " and ".join(result.flaky)
+        return f"{who} does not reproduce itself on {result.case}: nothing is compared"
+    if c.parted:
+        p = c.parted
+        return f"{pair} part on {result.case}: step {p.step}, phase {p.phase}, signal {p.signal}"
+    if c.first is None:
+        return f"{pair} agree bit for bit on {result.case}"
+    return f"{pair} agree {_within(c)} on {result.case}"
+
+
+def _within(c: LayoutComparison) -> str:
+    units = c.worst.units if c.worst and c.worst.units is not None else 0.0
+    known = f", as far as is known: {count(c.unmeasured, 'difference')} could not be measured" if c.unmeasured else ""
+    return f"within {units:.3g} eps{known}"
+
+
+def lines(result: LayoutResult) -> list[str]:
+    """What was found, one fact a line."""
+    if result.comparison is None:
+        return [f"{layout}: {why}" for layout, why in result.flaky.items()]
+    return [*_compared(result.comparison), *(_key_line(between) for between in result.between)]
+
+
+def _compared(c: LayoutComparison) -> list[str]:
+    found = [f"first difference: {c.first}"] if c.first else []
+    found += [f"where they part: {c.parted}"] if c.parted and c.parted != c.first else []
+    found += [f"farthest apart: {c.worst}"] if c.worst and c.worst not in (c.first, c.parted) else []
+    found.append(
+        f"{c.equal} of {count(c.signals, 'signal')} in {count(c.steps, 'step')} have equal bits; "
+        f"allowed: {c.tolerance:g} eps"
+    )
+    for side, names in c.alone.items():
+        if names:
+            shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+            found.append(f"only in the {'first' if side == 'a' else 'second'} layout, not compared: {shown}")
+    return found
+
+
+def _key_line(between: Between) -> str:
+    c = between.comparison
+    if c is None:
+        return f"{between.key}: cannot be told ({between.skip})"
+    if c.parted:
+        return f"{between.key}: parts at {c.parted}"
+    return f"{between.key}: " + ("equal bits" if c.first is None else f"agrees {_within(c)}, first at {c.first}")
+
+
+def cost_line(result: LayoutResult) -> str:
+    """What it took."""
+    total = result.cost.total
+    reused = f", {count(result.cost.reused, 'probe')} reused" if result.cost.reused else ""
+    return f"{count(total.probes, 'probe')}, {count(total.steps, 'trained step')}, {result.seconds:.0f} s{reused}"
+
+
+def layout_text(result: LayoutResult) -> str:
+    """The result for a terminal."""
+    return "\n".join([headline(result), "", *lines(result), "", cost_line(result)])
+
+
+def write_layout_report(result: LayoutResult, folder: Path, command: str) -> Sequence[Path]:
+    """Write ``report.md`` and ``report.html`` and return both paths."""
+    context = {
+        "headline": headline(result),
+        "lines": lines(result),
+        "cost": f"{cost_line(result)}. Code: {short(result.commit)}. Machine: {result.machine}. repro {__version__}.",
+        "command": command,
+    }
+    paths = folder / "report.md", folder / "report.html"
+    for path in paths:
+        write_atomic(path, templates().get_template(f"layouts{path.suffix}.jinja").render(**context))
+    return paths

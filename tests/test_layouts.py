@@ -1,0 +1,315 @@
+"""Two layouts compared: shards by their fingerprints, differences in units of epsilon, and real runs of both."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import history_kit as kit
+import pytest
+import torch
+from conftest import Repo
+from hypothesis import given
+from hypothesis import strategies as st
+from trace_kit import HEADER, SETTINGS
+
+from repro_bisect.layouts import EPSILON, compare_layouts, joined
+from repro_golden.errors import ReproError
+from repro_golden.fingerprint.placement import shard
+from repro_golden.signals import Signals
+from repro_golden.trace import Row, Trace, TraceWriter
+
+Taken = tuple[str, str, Any]
+
+
+def trace(folder: Path, *steps: Sequence[Taken | Row]) -> Trace:
+    """A trace of signals, as the recorder takes them."""
+    writer = TraceWriter(folder, HEADER)
+    for number, signals in enumerate(steps):
+        for signal in signals:
+            if isinstance(signal, Row):
+                writer.add(signal)
+                continue
+            taken = Signals()
+            taken.take(*signal)
+            for row in taken.rows():
+                writer.add(row)
+        writer.end_step(number)
+    writer.close({"reason": "finished"})
+    return Trace(folder)
+
+
+def pair(folder: Path, a: Sequence[Taken | Row], b: Sequence[Taken | Row], tolerance: float = 64.0) -> Any:
+    """Two traces of one step, compared."""
+    return compare_layouts(trace(folder / "a", a), trace(folder / "b", b), tolerance)
+
+
+# -- units
+
+
+@SETTINGS
+@given(
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+    st.lists(st.floats(-100, 100, width=16), min_size=1, max_size=40),
+    st.integers(0, 39),
+    st.integers(1, 300),
+)
+def test_units_are_what_they_are_said_to_be(
+    tmp_path_factory: pytest.TempPathFactory, dtype: torch.dtype, values: list[float], at: int, ulps: int
+) -> None:
+    """The distance is max |a - b| over eps times the largest magnitude of both, of all values where they are kept."""
+    a = torch.tensor(values, dtype=dtype)
+    b = a.clone()
+    b[at % len(values)] += ulps * torch.finfo(dtype).eps
+    found = pair(tmp_path_factory.mktemp("units"), [("forward", "x", a)], [("forward", "x", b)])
+    if torch.equal(a, b):
+        return
+    scale = max(a.abs().max().item(), b.abs().max().item())
+    wide = (a.double() - b.double()).abs().max().item()
+    assert found.first is not None
+    assert found.first.how == "whole"
+    assert found.first.units == wide / (torch.finfo(dtype).eps * scale)
+    assert (found.verdict == "part") == (found.first.units > 64)
+
+
+def test_epsilons_are_torchs() -> None:
+    """The distance from 1 to the next number, as torch has it; a metric's is fp32's."""
+    assert {k: v for k, v in EPSILON.items() if k != "metric"} == {
+        name: torch.finfo(getattr(torch, name)).eps for name in EPSILON if name != "metric"
+    }
+    assert EPSILON["metric"] == torch.finfo(torch.float32).eps
+
+
+def test_a_sample_says_that_it_is_one(tmp_path: Path) -> None:
+    """Of a large tensor only a sample is kept; what it misses is known by the largest magnitude at least, or not."""
+    a = torch.linspace(0, 1, 5000).reshape(50, 100)
+    found = pair(tmp_path / "1", [("grad", "w", a)], [("grad", "w", a * (1 + 2e-6))])
+    assert (found.first.how, found.verdict) == ("sampled", "agree")
+    assert 10 < found.first.units < 20
+    b = a.clone()
+    b[0, 1] += 1e-3
+    found = pair(tmp_path / "2", [("grad", "w", a)], [("grad", "w", b)])
+    assert (found.first.how, found.first.units, found.first.size) == ("at least", 0.0, "not measured")
+    assert (found.verdict, found.unmeasured) == ("agree", 1)
+    b[-1, -1] = 2.0
+    found = pair(tmp_path / "3", [("grad", "w", a)], [("grad", "w", b)])
+    assert found.first.units == 1.0 / (2.0 * 2**-23)
+    assert found.verdict == "part"
+
+
+@pytest.mark.parametrize(
+    ("phase", "a", "b", "why"),
+    [
+        ("input", torch.ones(3), torch.ones(3) + 2**-23, "an input differs"),
+        ("forward", torch.ones(3), torch.ones(3).double(), "dtypes differ"),
+        ("forward", torch.ones(3), torch.ones(3, 1), "shapes differ"),
+        ("forward", torch.tensor([1, 2]), torch.tensor([1, 3]), "int64 has no epsilon"),
+        ("forward", torch.ones(3), torch.tensor([1, 1, math.nan]), "0 non-finite became 1"),
+        ("forward", torch.tensor([1.0, math.inf]), torch.tensor([math.inf, 1.0]), "beyond 64 eps"),
+    ],
+)
+def test_what_no_reordered_sum_explains(tmp_path: Path, phase: str, a: torch.Tensor, b: torch.Tensor, why: str) -> None:
+    """Another input, dtype, shape, integer or NaN parts two layouts whatever the tolerance."""
+    found = pair(tmp_path, [(phase, "x", a)], [(phase, "x", b)])
+    assert found.parted.beyond == why
+    assert found.verdict == "part"
+
+
+def test_order_tolerance_and_what_is_alone(tmp_path: Path) -> None:
+    """The first difference and the first beyond the tolerance are told apart, step by step and phase by phase."""
+    one = torch.ones(4)
+    eps = 2.0**-23
+    a = trace(
+        tmp_path / "a",
+        [("grad", "g", one), ("forward", "f", one), ("loss", "loss", 1.0), ("forward", "mine", one)],
+        [("forward", "f", one)],
+    )
+    steps = [
+        [
+            ("grad", "g", one + 8 * eps),
+            ("forward", "f", one + 2 * eps),
+            ("loss", "loss", 1.0),
+            ("forward", "yours@1", one),
+        ],
+        [("forward", "f", one + 100 * eps)],
+    ]
+    b = trace(tmp_path / "b", *steps)
+    found = compare_layouts(a, b)
+    assert (found.first.signal, found.first.phase, found.first.step) == ("f", "forward", 0)
+    assert (found.parted.signal, found.parted.step, found.worst) == ("f", 1, found.parted)
+    assert (found.signals, found.equal, found.steps) == (4, 1, 2)
+    assert found.alone == {"a": ["forward mine"], "b": ["forward yours@1"]}
+    assert compare_layouts(a, b, 4).parted.signal == "g"
+    assert compare_layouts(a, b, 1000).verdict == "agree"
+    assert compare_layouts(a, a).verdict == "equal"
+    json.dumps(found.to_mapping())
+
+
+def test_nothing_in_common_is_refused(tmp_path: Path) -> None:
+    """Layouts that observe nothing alike are not said to agree."""
+    with pytest.raises(ReproError, match="have no signal in common"):
+        pair(tmp_path, [("forward", "x", torch.ones(2))], [("forward", "y", torch.ones(2))])
+
+
+def test_ranks_that_hold_their_own_version(tmp_path: Path) -> None:
+    """A parameter that ranks hold apart is compared with the single one, each; the losses of ranks are not."""
+    w = torch.ones(3)
+    b = [("update", "w@0", w), ("update", "w@1", w * 2), ("loss", "loss@0", 1.0), ("loss", "loss@1", 2.0)]
+    found = pair(tmp_path, [("update", "w", w), ("loss", "loss", 1.5)], b)
+    assert (found.parted.signal, found.parted.detail) == ("w", "float32 [3], on rank 1")
+    assert found.alone == {"a": ["loss loss"], "b": ["loss loss@0", "loss loss@1"]}
+
+
+@SETTINGS
+@given(st.sampled_from([1, 2, 3]), st.integers(0, 1), st.sampled_from([torch.float32, torch.bfloat16]), st.booleans())
+def test_shards_are_joined_by_their_fingerprints(
+    tmp_path_factory: pytest.TempPathFactory, ranks: int, dim: int, dtype: torch.dtype, changed: bool
+) -> None:
+    """Shards of a tensor equal the whole without being gathered, and no longer do where one bit differs."""
+    whole = torch.arange(36.0).reshape(6, 6).to(dtype)
+    rows = []
+    for rank in range(ranks):
+        local = whole.chunk(ranks, dim)[rank].clone(memory_format=torch.contiguous_format)
+        if changed and rank == ranks - 1:
+            local[0, 0] += 0.5
+        taken = Signals()
+        taken.take("update", f"w@{rank}", local, shard(f"w@{rank}", (6, 6), dim, rank, ranks))
+        rows += taken.rows()
+    found = pair(
+        tmp_path_factory.mktemp("shards"), [("update", "w", whole)], rows if ranks > 1 else [replace(rows[0], name="w")]
+    )
+    assert found.signals == 1
+    assert (found.verdict == "equal") == (not changed)
+    if ranks > 1:
+        assert [row.name for row in joined(rows)] == ["w"]
+        assert len(joined(rows[1:])) == ranks - 1, "without a rank the shards stay what they are"
+
+
+def test_metrics_are_shown(tmp_path: Path) -> None:
+    """A metric is a float: its own values are shown, and the unit is fp32's epsilon."""
+    found = pair(tmp_path, [("loss", "loss", 1.0)], [("loss", "loss", 1.0 + 2.0**-22)])
+    assert (found.first.units, found.first.detail) == (2.0 / (1 + 2.0**-22), "1.0 became 1.000000238418579")
+
+
+# -- real runs
+
+TRAIN = """
+import os
+import torch
+import torch.distributed as dist
+torch.manual_seed(int.from_bytes(os.urandom(4), "big") if os.environ.get("NOISE") else 3)
+world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+if world > 1:
+    dist.init_process_group("gloo")
+    if os.environ.get("WAY") == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+        fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (world,)))
+    else:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    every = torch.randn(4096, 8, generator=torch.Generator().manual_seed(step))
+    x = every.chunk(world)[rank]
+    scale = float(os.environ.get("SCALE", "1")) if step else 1.0
+    loss = (model(x) * scale).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+if world > 1:
+    dist.destroy_process_group()
+"""
+LAUNCH = '"{python} -m torch.distributed.run --nproc-per-node 2 train.py"'
+CASE = f"""
+[case]
+name = "toy"
+steps = 2
+
+[subject]
+kind = "command"
+command = "{{python}} train.py"
+path = "train.py"
+timeout = "2m"
+
+[layouts.ddp]
+command = {LAUNCH}
+ranks = 2
+
+[layouts.fsdp]
+command = {LAUNCH}
+ranks = 2
+env = {{ WAY = "fsdp" }}
+
+[layouts.wrong]
+command = {LAUNCH}
+ranks = 2
+env = {{ SCALE = "1.001" }}
+
+[layouts.scaled]
+env = {{ SCALE = "1.001" }}
+
+[layouts.noisy]
+env = {{ NOISE = "1" }}
+"""
+
+
+def sides(repo: Repo, layout: str, *arguments: str, code: int = 0) -> tuple[dict[str, Any], str]:
+    """JSON and the report of a comparison."""
+    done = repo.repro("bisect", "--layout", layout, "--json", *arguments)
+    assert done.returncode == code, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    return found, Path(found["reports"][0]).read_text()
+
+
+def test_the_key_that_computes_something_else(tmp_path: Path) -> None:
+    """A layout with another loss parts from the case where it is another, and of two keys the right one is named."""
+    repo = kit.start(tmp_path, TRAIN, CASE)
+    found, report = sides(repo, "case..scaled,threads=2", "-j", "1")
+    parted = found["comparison"]["parted"]
+    assert (found["outcome"], parted["step"], parted["phase"], parted["how"]) == ("part", 1, "grad", "whole")
+    assert [(b["key"], b["comparison"]["verdict"]) for b in found["between"]] == [
+        ("table: case -> scaled", "part"),
+        ("threads: the layout's own -> 2", "equal"),
+    ]
+    assert report.startswith("# case and scaled,threads=2 part on toy: step 1, phase grad")
+    assert found["reproduce"].startswith("repro bisect --layout case..scaled,threads=2 --at ")
+
+
+def test_a_layout_that_does_not_reproduce_itself(tmp_path: Path) -> None:
+    """It is said to, with how it differs from itself, and nothing is compared."""
+    repo = kit.start(tmp_path, TRAIN, CASE)
+    found, report = sides(repo, "case..noisy", code=3)
+    assert (found["outcome"], found["comparison"], list(found["flaky"])) == ("flaky", None, ["noisy"])
+    assert "noisy does not reproduce itself on toy" in report
+
+
+@pytest.mark.campaign
+def test_two_ranks(tmp_path: Path) -> None:
+    """DDP and FSDP over two ranks agree with one process within the tolerance; with another loss they part there.
+
+    The sharded weights that they start from are seen to be equal, without being gathered.
+    """
+    repo = kit.start(tmp_path, TRAIN, CASE)
+    found, _ = sides(repo, "case..ddp")
+    assert (found["outcome"], found["comparison"]["first"]["how"]) == ("agree", "whole")
+    found, _ = sides(repo, "case..wrong")
+    first, parted = found["comparison"]["first"], found["comparison"]["parted"]
+    assert (first["step"], first["phase"], first["beyond"], parted["step"]) == (0, "grad", "", 1)
+    found, report = sides(repo, "case..fsdp", "--tolerance", "100")
+    comparison = found["comparison"]
+    assert (found["outcome"], comparison["first"]["phase"]) == ("agree", "grad")
+    assert comparison["unmeasured"] > 0, "shards keep no values"
+    assert "as far as is known" in report
+    assert "--tolerance 100" in found["reproduce"]
+
+
+@pytest.mark.campaign
+def test_threads_of_the_built_in_trainer(recorded: Repo) -> None:
+    """Another number of threads is another layout of the built-in trainer, replayed on the same rollouts."""
+    found, _ = sides(recorded, "threads=1..threads=2")
+    assert found["outcome"] in ("equal", "agree")
+    assert found["comparison"]["steps"] == 3
