@@ -18,7 +18,7 @@ from repro_bisect.result import Event, Watch
 from repro_golden.case import Case, CoreSubject
 from repro_golden.checkout import Checkout
 from repro_golden.errors import NotVerifiableError, ReproError
-from repro_golden.rollouts import place_of
+from repro_golden.rollouts import Rollouts, place_of
 from repro_golden.store import GoldenRun, Store
 from repro_golden.subjects import identity_of
 
@@ -59,8 +59,9 @@ def commits_of(checkout: Checkout, case: Case, spec: str, options: Options) -> H
 
     Raises:
         NotVerifiableError: no commit of the range changes the subject's code.
-        ReproError: the range cannot be used, or commits do not hold the subject.
+        ReproError: there are no rollouts, the range cannot be used, or commits do not hold the subject.
     """
+    _rollouts(checkout, case)
     paths = case.paths(options.paths)
     if isinstance(case.subject, CoreSubject) and not case.subject.path:
         raise ReproError(
@@ -85,10 +86,7 @@ def bench(
     Raises:
         ReproError: the case's rollouts are not there, or the cluster cannot be used.
     """
-    store = Store(checkout.root)
-    rollouts = store.rollouts(case)
-    if case.case.rollouts is not None and len(rollouts) == 0:
-        raise ReproError(f"{rollouts.directory} holds no rollouts: `repro golden record {case.name}` records them")
+    store, rollouts = Store(checkout.root), _rollouts(checkout, case)
     identity = identity_of(case, checkout.root)
     executor: Executor
     if options.ray:
@@ -113,6 +111,18 @@ def bench(
             except BaseException:  # what is in flight never outlives it
                 desk.cancel(desk.flights.values())
                 raise
+
+
+def _rollouts(checkout: Checkout, case: Case) -> Rollouts:
+    """What the case is replayed on.
+
+    Raises:
+        ReproError: it is not there.
+    """
+    rollouts = Store(checkout.root).rollouts(case)
+    if case.case.rollouts is not None and len(rollouts) == 0:
+        raise ReproError(f"{rollouts.directory} holds no rollouts: `repro golden record {case.name}` records them")
+    return rollouts
 
 
 def _golden_of(store: Store, case: Case, axis: Axis, machine: str, rollouts: str) -> GoldenRun | None:

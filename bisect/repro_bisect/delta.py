@@ -12,6 +12,7 @@ from repro_bisect.confirm import Confirmed, Interval, confirm
 from repro_bisect.dag import Dag
 from repro_bisect.desk import Desk
 from repro_bisect.ends import Ends
+from repro_bisect.explain.culprits import with_explanations
 from repro_bisect.hunt import Hunt, Tested, verdict_of_code
 from repro_bisect.minimal import Minimal, Response, minimal
 from repro_bisect.onestep import Shortcut, prepare
@@ -66,9 +67,10 @@ def minimal_set(checkout: Checkout, case: Case, axis: FlagSet, watch: Watch, opt
     with bench(checkout, case, axis, predicate, watch, options) as (desk, _):
         ends = Ends(desk, None, checkout.state / "states", open_end=options.open_end)
         try:
-            return _Reduction(desk, axis, ends).run()
+            result = _Reduction(desk, axis, ends).run()
         finally:
             ends.close()
+        return with_explanations(desk, checkout, result, None) if options.explain else result
 
 
 class _Reduction:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from repro.commands.axes import AxisCommand, axis_of, axis_options, axis_words
 from repro.output import emit, json_option
-
-if TYPE_CHECKING:
-    from repro_bisect.axis import Axis
-    from repro_bisect.bench import Options
-    from repro_golden.case import Case
-    from repro_golden.checkout import Checkout
 
 __all__ = ["history"]
 
 
-@click.command()
-@click.argument("commits", metavar="GOOD..BAD")
+@click.command(cls=AxisCommand)
+@axis_options
 @click.option("--case", "name", help="The case to replay; may be left out when there is only one.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Probes at once; by default what the machine serves.")
 @click.option("--ray", metavar="ADDRESS", help="Run the probes on this Ray cluster; auto finds a running one.")
@@ -32,7 +27,13 @@ __all__ = ["history"]
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the report (Markdown, HTML, drift.svg).")
 @json_option
 def history(
-    commits: str,
+    commits: str | None,
+    package: str | None,
+    flags: Path | None,
+    layout: str | None,
+    at: str | None,
+    index_url: str | None,
+    tolerance: float | None,
     name: str | None,
     jobs: int | None,
     ray: str | None,
@@ -45,6 +46,9 @@ def history(
 ) -> int:
     """List every commit of GOOD..BAD that changed the numbers of a case, in order, and by how much.
 
+    In place of commits: --package lists the releases of a dependency that did, --flags the changes of a file that has
+    an order, --layout the keys of a layout.
+
     Each is shown with the first step, phase and signal that differ, and with the sizes of the change: against the
     commit before it, and against GOOD. Numbers are the same where every bit of every signal of every step is.
 
@@ -55,23 +59,29 @@ def history(
     """
     from repro.live import bisect_view
     from repro.report.history import history_text, write_report
+    from repro_bisect.axes import roomy
     from repro_bisect.axis import short
     from repro_bisect.bench import Options
     from repro_bisect.history import history_of
     from repro_golden.case import find_case
     from repro_golden.checkout import find_checkout
+    from repro_golden.errors import ReproError
 
     checkout = find_checkout(Path.cwd())
     case = find_case(checkout.root, name)
     options = Options(jobs=jobs, ray=ray, paths=paths, first_parent=first_parent, every=every, fresh=fresh)
-    axis = _axis(checkout, case, commits, options)
+    if tolerance is not None:
+        raise ReproError("--tolerance is for `repro bisect --layout`: a history compares bits, leave it out")
+    chosen = {"package": package, "flags": flags, "layout": layout, "index_url": index_url}
+    axis = axis_of(checkout, case, commits, options, at=at, line=True, **chosen)  # type: ignore[arg-type]
     with bisect_view() as watch:
-        result = history_of(checkout, case, axis, watch, options)
-    said = [f"repro history {short(result.good)}..{short(result.bad)} --case {case.name}"]
+        result = history_of(checkout, roomy(axis, case), axis, watch, options)
+    said = [f"repro history {axis_words(axis, **chosen)} --case {case.name}"]  # type: ignore[arg-type]
     said += [f"--path {shlex.quote(path)}" for path in paths]
     said += [flag for flag, given in (("--first-parent", first_parent), ("--every", every)) if given]
     again = " ".join(said)
-    folder = out or checkout.state / "reports" / f"history-{short(result.good)}..{short(result.bad)}-{case.name}"
+    ends = re.sub(r"[^\w.+=-]+", "-", f"{short(result.good)}..{short(result.bad)}")
+    folder = out or checkout.state / "reports" / f"history-{ends}-{case.name}"
     written: Sequence[Path] = []
     try:
         written = write_report(result, folder, again)
@@ -80,10 +90,3 @@ def history(
         reports = "".join(f"\nreport: {path}" for path in written)
         emit(as_json, data, f"{history_text(result)}{reports}\nreproduce with: {again}")
     return 0 if result.verifiable else 3
-
-
-def _axis(checkout: Checkout, case: Case, spec: str, options: Options) -> Axis:
-    """What the history goes along."""
-    from repro_bisect.bench import commits_of
-
-    return commits_of(checkout, case, spec, options)

@@ -6,19 +6,16 @@ import math
 import re
 import textwrap
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from repro import __version__
+from repro.report.pages import templates
 from repro.text import count, table
 from repro_bisect.axis import short
 from repro_bisect.drift import Drift, HistoryResult, Moved, Row
 from repro_golden.canonical import write_atomic
 from repro_golden.compare import Divergence
-
-if TYPE_CHECKING:
-    import jinja2
 
 __all__ = ["METRICS", "headline", "history_table", "history_text", "markdown", "write_report"]
 
@@ -212,16 +209,6 @@ def history_text(result: HistoryResult) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if any(block))
 
 
-@cache
-def _templates() -> jinja2.Environment:
-    import jinja2
-
-    loader = jinja2.PackageLoader("repro", "report/templates")
-    made = jinja2.Environment(loader=loader, autoescape=jinja2.select_autoescape(), undefined=jinja2.StrictUndefined)
-    made.filters["short"] = short
-    return made
-
-
 def _context(result: HistoryResult, command: str) -> dict[str, Any]:
     return {
         "result": result,
@@ -244,7 +231,7 @@ def _plain(text: str) -> str:
 
 def markdown(result: HistoryResult, command: str) -> str:
     """The report as Markdown."""
-    return _templates().get_template("history.md.jinja").render(**_context(result, command))
+    return templates().get_template("history.md.jinja").render(**_context(result, command))
 
 
 def write_report(result: HistoryResult, folder: Path, command: str) -> Sequence[Path]:
@@ -254,7 +241,7 @@ def write_report(result: HistoryResult, folder: Path, command: str) -> Sequence[
     plot = history_plot(result)
     paths = [folder / "report.md", folder / "report.html"]
     write_atomic(paths[0], markdown(result, command))
-    page = _templates().get_template("history.html.jinja").render(**_context(result, command), plot=plot)
+    page = templates().get_template("history.html.jinja").render(**_context(result, command), plot=plot)
     write_atomic(paths[1], page)
     if plot:
         paths.append(folder / "drift.svg")

@@ -19,7 +19,11 @@ def templates() -> jinja2.Environment:
     import jinja2
 
     loader = jinja2.PackageLoader("repro", "report/templates")
-    made = jinja2.Environment(loader=loader, autoescape=jinja2.select_autoescape(), undefined=jinja2.StrictUndefined)
+    made = jinja2.Environment(
+        loader=loader,
+        autoescape=jinja2.select_autoescape(("html.jinja",)),  # by default only names that end in .html are escaped
+        undefined=jinja2.StrictUndefined,
+    )
     made.filters["short"] = short
     made.filters["cell"] = lambda text: " ".join(str(text).split()).replace("|", "\\|")
     return made

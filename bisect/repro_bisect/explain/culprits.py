@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 from repro_bisect.desk import Desk
 from repro_bisect.explain.driver import explain
@@ -13,8 +14,10 @@ from repro_golden.store import GoldenRun
 
 __all__ = ["with_explanations"]
 
+R = TypeVar("R", bound=BisectResult)
 
-def with_explanations(desk: Desk, checkout: Checkout, result: BisectResult, golden: GoldenRun | None) -> BisectResult:
+
+def with_explanations(desk: Desk, checkout: Checkout, result: R, golden: GoldenRun | None) -> R:
     """The result of a bisect whose culprits say why, where their traces tell; what cannot be explained says that."""
     if result.outcome != "found":
         return result
