@@ -61,7 +61,6 @@ def commits_of(checkout: Checkout, case: Case, spec: str, options: Options) -> H
         NotVerifiableError: no commit of the range changes the subject's code.
         ReproError: there are no rollouts, the range cannot be used, or commits do not hold the subject.
     """
-    _rollouts(checkout, case)
     paths = case.paths(options.paths)
     if isinstance(case.subject, CoreSubject) and not case.subject.path:
         raise ReproError(
@@ -69,6 +68,7 @@ def commits_of(checkout: Checkout, case: Case, spec: str, options: Options) -> H
             "set subject.path to its folder in this repository"
         )
     history = History(checkout, spec, paths, first_parent=options.first_parent)
+    _rollouts(checkout, case)
     if len({history.tree(c) for c in (history.good, *history.parents)}) == 1:
         raise NotVerifiableError(
             f"no commit of {spec} changes {', '.join(paths)}/, the code of {case.name}, so nothing is to be replayed: "

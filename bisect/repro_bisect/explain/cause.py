@@ -106,7 +106,7 @@ class _Side:
         self._known = {value.key for o in other.operations for value in (*o.inputs, *o.outputs)}
         # What two different ways lead to is the same only among what differs: a number such as 0 is in every program.
         self._remade = {value.key for o in rest for value in o.outputs}
-        self._looks = {(o.look, _read(o)) for o in rest if o.view}
+        self._looks = {(o.look, _read(o)) for o in rest}
 
     def beginnings(self, signal: tuple[str, str] | None, touched: Touches) -> list[Operation]:
         """The operations at which the difference of a signal begins: the likeliest first."""
@@ -129,6 +129,7 @@ class _Side:
         new = self._asks_otherwise(operation) or any(
             value.content and value.key not in self._remade for value in operation.outputs
         )
+        new = new and not self._hands_on(operation)
         return (0 if touched(operation) else _UNTOUCHED) + (0 if new else 1)
 
     def knows(self, value: Value) -> bool:
@@ -138,12 +139,23 @@ class _Side:
     def old(self, value: Value) -> bool:
         """Whether nothing that differs made a value, or what did came to the same bits as the other version.
 
-        A view of such a value is one too, unless the other version looks at it in another way.
+        A view or a copy of such a value is one too, unless the other version does something else with it there.
         """
         makers = [self.operations[maker] for maker in value.makers if maker not in self.pairs]
         if not makers or not value.content or value.key in self._remade:
             return True
-        return all(o.view and not self._asks_otherwise(o) and all(self.old(v) for v in o.inputs) for o in makers)
+        return all(self._came_out(o) or (self._hands_on(o) and all(self.old(v) for v in o.inputs)) for o in makers)
+
+    def _came_out(self, operation: Operation) -> bool:
+        """Whether all that an operation made is among what the other version made in another way."""
+        made = [value for value in operation.outputs if value.content]
+        return bool(made) and all(value.key in self._remade for value in made)
+
+    def _hands_on(self, operation: Operation) -> bool:
+        """Whether an operation only looks at what it read, or made the same bits of it, where the other has none."""
+        made = [value.key for value in operation.outputs]
+        same = operation.view or (len(operation.inputs) == 1 and made == [operation.inputs[0].key])
+        return same and (operation.look, _read(operation)) not in self._looks
 
     def _asks_otherwise(self, operation: Operation) -> bool:
         """Whether an operation is a view that the other version takes of the same value with other arguments."""
@@ -189,7 +201,10 @@ def _joined(sides: tuple[_Side, _Side], found: list[list[Operation]], touched: t
     main, own = (before, sides[0]) if side == "before" else (after, sides[1])
     assert main is not None, "the side of the answer has an operation"
     if kind == "gap":
-        writers = [maker for value in main.inputs for maker in value.makers]
+        assert before is not None, "a gap is seen in both"
+        assert after is not None, "a gap is seen in both"
+        new = [k for k, (v, w) in enumerate(zip(before.inputs, after.inputs, strict=True)) if v.key != w.key]
+        writers = [maker for k in new for maker in main.inputs[k].makers]
         gap = (own.operations[max(writers)] if writers else None, main)
     return Cause(kind, before, after, gap, _pair(sides, before, after), side, others)
 

@@ -221,9 +221,10 @@ class _Explainer:
         streams = [recording.streams[rank] for recording in again]
         if cause.kind in ("operation", "random") and cause.before and cause.after:
             places = range(len(cause.before.inputs))
-            if any(_held(streams[0], cause.before, "in", k) != _held(streams[1], cause.after, "in", k) for k in places):
+            held = [[_held(streams[s], o, "in", k) for k in places] for s, o in enumerate((cause.before, cause.after))]
+            if other := [k for k in places if held[0][k] != held[1][k]]:
                 # its inputs changed behind the back of who read them first
-                makers = [index for value in cause.after.inputs for index in value.makers]
+                makers = [index for k in other for index in cause.after.inputs[k].makers]
                 writer = streams[1].operations[max(makers)] if makers else None
                 return replace(cause, kind="gap", gap=(writer, cause.after)), None
         if cause.pair is None:

@@ -24,6 +24,20 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from repro_golden.operations.looks import (
+    Facts,
+    Memory,
+    Signature,
+    fills,
+    local,
+    look,
+    memory_of,
+    qualified,
+    readable,
+    signature_of,
+    sort,
+    told,
+)
 from repro_golden.operations.modules import Modules
 from repro_golden.operations.stream import FORMAT, OBSERVED, dump_of
 
@@ -31,44 +45,18 @@ __all__ = ["OperationRecorder"]
 
 _OURS = str(Path(__file__).parents[1])
 _TORCH = str(Path(str(torch.__file__)).parent)
-_PASSED_OVER = tuple(f"{_TORCH}/{part}" for part in ("_ops.py", "utils/_python_dispatch.py", "utils/_contextlib.py"))
+_PASSED_OVER = tuple(
+    f"{_TORCH}/{part}"
+    for part in ("_ops.py", "utils/_python_dispatch.py", "utils/_contextlib.py", "_dynamo/eval_frame.py")
+)
 _NOWHERE = (1 << 64) - 1
 """The sequence number of nodes that no operation made: those that accumulate gradients."""
-_COLLECTIVES = ("c10d.", "_c10d_functional.", "symm_mem.")
-_UNWRITTEN = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_")
-_Memory = tuple[str, int]
-_Signature = tuple[Any, ...]
+_NOT_COMPUTED = ("FakeTensor", "FunctionalTensor")
+"""Tensors that torch uses to find out shapes: what is done with them makes no number."""
 _AT_ONCE = 512
 """Lines that are written together. No buffer of Python's: a fork would write it twice."""
-_LONGEST = 400
-"""Characters of an argument that is no tensor."""
-
-
-class _Facts:
-    """What is known of an operation before it is called.
-
-    Attributes:
-        view: Whether it only looks at what is there.
-        unwritten: Whether its results are memory that nobody has written.
-        unread: Whether its results mean nothing yet, for that reason or because it is still at work.
-        draws: Whether it takes random numbers.
-    """
-
-    def __init__(self, func: Any) -> None:
-        name, written = str(func), [a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments]
-        collective = name.startswith(_COLLECTIVES)
-        self.view = bool(func.is_view) and not collective
-        self.unwritten = name.split(".")[1] in _UNWRITTEN
-        self.unread = (collective and "wait" not in name) or self.unwritten
-        self.draws = torch.Tag.nondeterministic_seeded in func.tags
-        self._changed = [(k, a.name) for k, (a, w) in enumerate(zip(func._schema.arguments, written, strict=True)) if w]
-
-    def changed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        """The tensors that a call changes in place."""
-        found = list[torch.Tensor]()
-        for place, name in self._changed:
-            _sort(args[place] if place < len(args) else kwargs.get(name), found, [])
-        return found
+_WRITERS = 64
+"""How many writers of parts of one memory are remembered."""
 
 
 class OperationRecorder(TorchDispatchMode):
@@ -82,7 +70,8 @@ class OperationRecorder(TorchDispatchMode):
         dump: Operations, by number, whose inputs and outputs are written whole.
 
     Attributes:
-        preparing: Whether the trainer is still being made.
+        preparing: Whether the trainer is still being made; it no longer is once a module, a backward pass or an
+            optimizer has run.
     """
 
     def __init__(self, folder: Path, root: str, step: int, rank: int = 0, dump: Sequence[int] = ()) -> None:
@@ -102,16 +91,16 @@ class OperationRecorder(TorchDispatchMode):
         self._kept: dict[CodeType, bool] = {}
         self._of_node: dict[int, int] = {}
         self._seen = -1
-        self._made: dict[_Signature, int] = {}
-        self._wrote: dict[_Memory, int] = {}
-        self._since: dict[_Memory, int] = {}
+        self._made: dict[Signature, int] = {}
+        self._wrote: dict[Memory, list[int]] = {}
+        self._since: dict[Memory, int] = {}
         self._numbers: dict[str, int] = {}
-        self._values_of: dict[_Signature, tuple[int | str, tuple[int, int]]] = {}
+        self._values_of: dict[Signature, tuple[int | str, tuple[int, int]]] = {}
         self._readings: list[tuple[Any, int]] = []
         self._singles: dict[torch.device, Any] = {}
         self._small: Callable[[torch.Tensor], tuple[int, int] | None] = _nothing
-        self._known: dict[Any, _Facts] = {}
-        self._empty: set[_Memory] = set()
+        self._known: dict[Any, Facts] = {}
+        self._empty: set[Memory] = set()
 
     # -- what is under way
 
@@ -183,7 +172,7 @@ class OperationRecorder(TorchDispatchMode):
         self._shown, self._back = phase, self._back and phase in ("grad", "update")
         with self._guarded(), _unseen():
             entry = self._entry(OBSERVED, f"{phase} {name}", self._phase())
-            tensors = [(name + key, found) for key, found in group.items() if isinstance(found, torch.Tensor)]
+            tensors = [(name + key, local(found)) for key, found in group.items() if isinstance(found, torch.Tensor)]
             entry["in"] = self._values([found for _, found in tensors], [key for key, _ in tensors])
             if isinstance(value, (int, float)):
                 makers = [self._numbers[repr(float(value))]] if repr(float(value)) in self._numbers else []
@@ -195,6 +184,8 @@ class OperationRecorder(TorchDispatchMode):
 
         What follows a backward pass belongs to the optimizer until a module runs again: accumulating, clipping.
         """
+        if self._modules.path or self._optimizing or self._back:
+            self.preparing = False
         if self.preparing:
             return "input"
         if self._modules.path and not self._optimizing:
@@ -212,6 +203,8 @@ class OperationRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the operation, and note it."""
         kwargs = kwargs or {}
+        if any(kind.__name__ in _NOT_COMPUTED for kind in types):
+            return func(*args, **kwargs)
         if any(
             kind not in (torch.Tensor, torch.nn.Parameter) for kind in types
         ):  # a wrapper around plain tensors: what it does with those comes here in its turn
@@ -241,7 +234,7 @@ class OperationRecorder(TorchDispatchMode):
         name = str(func)
         tensors: list[torch.Tensor] = []
         arguments = ", ".join(
-            [*(_told(a, tensors) for a in args), *(f"{k}={_told(v, tensors)}" for k, v in kwargs.items())]
+            [*(told(a, tensors) for a in args), *(f"{k}={told(v, tensors)}" for k, v in kwargs.items())]
         )
         entry = self._entry(name, arguments, "")
         node: Any = torch._C._current_autograd_node()
@@ -260,7 +253,7 @@ class OperationRecorder(TorchDispatchMode):
         overwritten = {id(t) for t in facts.changed(args, kwargs)} if self._empty else set[int]()
         entry["in"] = [
             [*value[:2], "", *value[3:]]
-            if id(tensor) in overwritten and _memory(tensor) in self._empty  # what lies there is nobody's
+            if id(tensor) in overwritten and memory_of(tensor) in self._empty  # what lies there is nobody's
             else value
             for tensor, value in zip(tensors, self._values(tensors), strict=True)
         ]
@@ -275,25 +268,26 @@ class OperationRecorder(TorchDispatchMode):
             self._seen = number
             self._of_node.setdefault(number, index)
         facts, tensors, numbers = self._facts(func), list[torch.Tensor](), list[Any]()
-        _sort(out, tensors, numbers)
+        sort(out, tensors, numbers)
         given = list[torch.Tensor]()
-        _sort([args, kwargs], given, [])
+        sort([args, kwargs], given, [])
         every = [*tensors, *(t for t in facts.changed(args, kwargs) if all(t is not one for one in tensors))]
         for number in numbers:
             entry["out"].append([type(number).__name__, [], repr(number), [], ""])
             self._numbers[repr(number)] = index
         self._dumped("out", every)
-        known = {_memory(tensor) for tensor in given}
+        known = {memory_of(tensor) for tensor in given}
         for tensor in every:
-            memory = _memory(tensor)
+            memory = memory_of(tensor)
             if memory not in known:  # new, and nothing of what was there before
                 self._since[memory] = index
             if not facts.view:
-                self._wrote[memory] = index
+                whole = memory not in known or memory[0] == "none" or fills(tensor)
+                self._wrote[memory] = [index] if whole else [*self._wrote.get(memory, ())[-_WRITERS:], index]
                 (self._empty.add if facts.unwritten else self._empty.discard)(memory)
-            self._made[_signature(tensor, memory)] = index
+            self._made[signature_of(tensor, memory)] = index
         if facts.unread or facts.view:
-            entry["out"] = [[*_look(tensor), "", [], ""] for tensor in every] + entry["out"]
+            entry["out"] = [[*look(tensor), "", [], ""] for tensor in every] + entry["out"]
         else:
             entry["out"] = self._values(every, made=True) + entry["out"]
         self._keep(entry)
@@ -317,21 +311,21 @@ class OperationRecorder(TorchDispatchMode):
         """Notes on tensors; their contents are filled in when the stream is written."""
         found = []
         for place, tensor in enumerate(tensors):
-            memory = _memory(tensor)
-            signature = _signature(tensor, memory)
+            memory = memory_of(tensor)
+            signature = signature_of(tensor, memory)
             number = self._number(tensor, memory, signature)
             makers = [] if made else self._makers(memory, signature)
-            found.append([*_look(tensor), number, makers, names[place] if names else ""])
+            found.append([*look(tensor), number, makers, names[place] if names else ""])
         return found
 
-    def _number(self, tensor: torch.Tensor, memory: _Memory, signature: _Signature) -> int | str:
+    def _number(self, tensor: torch.Tensor, memory: Memory, signature: Signature) -> int | str:
         """What a tensor holds, or the number of its reading; the last one serves as long as nobody says he wrote."""
-        state = (self._wrote.get(memory, -1), tensor._version)
+        state = (self._wrote.get(memory, [-1])[-1], tensor._version)
         known = self._values_of.get(signature)
         if known is not None and known[1] == state:
             return known[0]
         number: int | str = ""
-        if not _readable(tensor):
+        if not readable(tensor):
             pass
         elif (lanes := self._small(tensor)) is not None:
             number = _hex(*lanes)
@@ -356,20 +350,17 @@ class OperationRecorder(TorchDispatchMode):
         self._read += 1
         return None, self._read - 1
 
-    def _makers(self, memory: _Memory, signature: _Signature) -> list[int]:
+    def _makers(self, memory: Memory, signature: Signature) -> list[int]:
         since, found = self._since.get(memory, -1), []
         maker = self._made.get(signature, -1)
         if maker >= max(since, 0):
             found.append(maker)
-        writer = self._wrote.get(memory, -1)
-        if writer >= 0 and writer not in found:
-            found.append(writer)
-        return found
+        return found + [writer for writer in self._wrote.get(memory, ()) if writer not in found]
 
-    def _facts(self, func: Any) -> _Facts:
+    def _facts(self, func: Any) -> Facts:
         facts = self._known.get(func)
         if facts is None:
-            facts = self._known[func] = _Facts(func)
+            facts = self._known[func] = Facts(func)
         return facts
 
     def _dumped(self, kind: str, tensors: Sequence[torch.Tensor]) -> None:
@@ -377,7 +368,7 @@ class OperationRecorder(TorchDispatchMode):
         if index not in self._dump:
             return
         for place, tensor in enumerate(tensors):
-            if _readable(tensor):
+            if readable(tensor):
                 dump_of(self._folder, index, kind, place).write_bytes(_bytes(tensor))
 
     # -- where it was asked for
@@ -399,7 +390,7 @@ class OperationRecorder(TorchDispatchMode):
         if number is None:
             number = self._stacks[key] = len(self._stacks)
             files = [code.co_filename.removeprefix(self._root) for code, _ in found]
-            names = [_qualified(code) for code, _ in found]
+            names = [qualified(code) for code, _ in found]
             self._line({"frames": list(zip(files, (line for _, line in found), names, strict=True))})
         return number
 
@@ -461,67 +452,6 @@ def _next_node() -> int:
     """The number that autograd's next node of this thread gets."""
     number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
     return number
-
-
-def _told(value: Any, tensors: list[torch.Tensor]) -> str:
-    """An argument in words; tensors are taken out, in their order."""
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return f"T{len(tensors) - 1}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_told(item, tensors) for item in value) + "]"
-    if isinstance(value, torch.Generator):
-        return "Generator"
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return repr(value)[:_LONGEST]
-    text = str(value)
-    return text[:_LONGEST] if " at 0x" not in text else type(value).__name__
-
-
-def _qualified(code: CodeType) -> str:
-    """The function's name with its class, where Python tells it (from 3.11 on)."""
-    return getattr(code, "co_qualname", code.co_name)
-
-
-def _sort(value: Any, tensors: list[torch.Tensor], numbers: list[Any]) -> None:
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _sort(item, tensors, numbers)
-    elif isinstance(value, dict):
-        for item in value.values():
-            _sort(item, tensors, numbers)
-    elif isinstance(value, (bool, int, float)):
-        numbers.append(value)
-
-
-def _look(tensor: torch.Tensor) -> tuple[str, list[int]]:
-    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
-
-
-def _memory(tensor: torch.Tensor) -> _Memory:
-    """Which memory a tensor lies in; all that have none share one."""
-    if tensor.layout is not torch.strided or tensor.is_meta:
-        return "none", id(tensor)
-    return tensor.device.type + str(tensor.device.index or 0), tensor.untyped_storage().data_ptr()
-
-
-def _signature(tensor: torch.Tensor, memory: _Memory) -> _Signature:
-    if memory[0] == "none":
-        return memory
-    return memory, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
-
-
-def _readable(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has a content of its own that is there."""
-    plain = type(tensor).__torch_dispatch__ in (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
-    if not plain or tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
-        return False
-    reach = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return (
-        not tensor.numel() or tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + reach) * tensor.itemsize
-    )
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

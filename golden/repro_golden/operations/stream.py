@@ -48,8 +48,8 @@ class Value:
         shape: Of the tensor.
         content: 32 hex digits of its two lanes, a number's own text, or "" where the content means nothing (memory that
             nobody has written yet) or cannot be known (a collective that may still be under way).
-        makers: Numbers of the operations that this content may be from: the one that made this view of it, and the last
-            that wrote its memory. Empty for what the step began with.
+        makers: Numbers of the operations that this content may be from: the one that made this view of it, and those
+            that wrote its memory since the last that wrote all of it. Empty for what the step began with.
         name: Of an observed signal.
     """
 

@@ -1,0 +1,138 @@
+"""What is told of an operation and of tensors without reading them: names, memory, views, what a call changes.
+
+It runs inside the trainer, for every operation of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import CodeType
+from typing import Any
+
+import torch
+
+__all__ = [
+    "Facts", "Memory", "Signature", "fills", "local", "look", "memory_of", "qualified", "readable", "signature_of",
+    "sort", "told",
+]  # fmt: skip
+
+_COLLECTIVES = ("c10d.", "_c10d_functional.", "symm_mem.")
+_UNWRITTEN = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_")
+_LONGEST = 400
+"""Characters of an argument that is no tensor."""
+
+Memory = tuple[str, int]
+Signature = tuple[Any, ...]
+
+
+class Facts:
+    """What is known of an operation before it is called.
+
+    Attributes:
+        view: Whether it only looks at what is there.
+        unwritten: Whether its results are memory that nobody has written.
+        unread: Whether its results mean nothing yet, for that reason or because it is still at work.
+        draws: Whether it takes random numbers.
+    """
+
+    def __init__(self, func: Any) -> None:
+        name, written = str(func), [a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments]
+        collective = name.startswith(_COLLECTIVES)
+        self.view = bool(func.is_view) and not collective
+        self.unwritten = name.split(".")[1] in _UNWRITTEN
+        self.unread = (collective and "wait" not in name) or self.unwritten
+        self.draws = torch.Tag.nondeterministic_seeded in func.tags
+        self._changed = [(k, a.name) for k, (a, w) in enumerate(zip(func._schema.arguments, written, strict=True)) if w]
+
+    def changed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """The tensors that a call changes in place."""
+        found = list[torch.Tensor]()
+        for place, name in self._changed:
+            sort(args[place] if place < len(args) else kwargs.get(name), found, [])
+        return found
+
+
+def told(value: Any, tensors: list[torch.Tensor]) -> str:
+    """An argument in words; tensors are taken out, in their order."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return f"T{len(tensors) - 1}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(told(item, tensors) for item in value) + "]"
+    if isinstance(value, torch.Generator):
+        return "Generator"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)[:_LONGEST]
+    text = str(value)
+    return text[:_LONGEST] if " at 0x" not in text else type(value).__name__
+
+
+def qualified(code: CodeType) -> str:
+    """The function's name with its class, where Python tells it (from 3.11 on)."""
+    return getattr(code, "co_qualname", code.co_name)
+
+
+def sort(value: Any, tensors: list[torch.Tensor], numbers: list[Any]) -> None:
+    """Add the tensors and the numbers of arguments, or of a result, to two lists."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            sort(item, tensors, numbers)
+    elif isinstance(value, dict):
+        for item in value.values():
+            sort(item, tensors, numbers)
+    elif isinstance(value, (bool, int, float)):
+        numbers.append(value)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor that several share."""
+    found: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return found
+
+
+def look(tensor: torch.Tensor) -> tuple[str, list[int]]:
+    """Dtype and shape."""
+    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+
+
+def memory_of(tensor: torch.Tensor) -> Memory:
+    """Which memory a tensor lies in; all that have none share one."""
+    if not _plain(tensor) or tensor.layout is not torch.strided or tensor.is_meta:
+        return "none", id(tensor)
+    return tensor.device.type + str(tensor.device.index or 0), tensor.untyped_storage().data_ptr()
+
+
+def signature_of(tensor: torch.Tensor, memory: Memory) -> Signature:
+    """Equal for tensors that look at one memory in one way."""
+    if memory[0] == "none":
+        return memory
+    return memory, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is no wrapper of others, and so has memory of its own."""
+    ways = (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
+    return type(tensor).__torch_dispatch__ in ways
+
+
+def readable(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a content of its own that is there."""
+    if (
+        not _plain(tensor)
+        or tensor.layout is not torch.strided
+        or tensor.is_meta
+        or tensor.is_quantized
+        or tensor.is_nested
+    ):
+        return False
+    reach = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return (
+        not tensor.numel() or tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + reach) * tensor.itemsize
+    )
+
+
+def fills(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is all of its memory."""
+    return tensor.numel() * tensor.itemsize >= tensor.untyped_storage().nbytes()

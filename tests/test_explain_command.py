@@ -1,0 +1,144 @@
+"""`repro explain` as a user calls it: what it takes, what it prints and writes, how it ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import history_kit as kit
+import pytest
+from conftest import Repo
+
+SCALE, OTHER = "scale = 1.0", "scale = 1.5"
+CASE = (
+    kit.CASE.replace("steps = 6", "steps = 2")
+    .replace("proof_steps = 2", "proof_steps = 1")
+    .replace("--steps 6", "--steps 2")
+)
+CASE = "".join(line for line in CASE.splitlines(keepends=True) if not line.startswith(("save", "resume")))
+LINE = kit.TRAIN[: kit.TRAIN.index("loss = (model")].count("\n") + 1
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Repo:
+    """A good commit, and one that scales what the model gives."""
+    repo = kit.start(tmp_path, kit.TRAIN, CASE)
+    kit.edit(repo, "model(x) * scale", "model(x) * scale * 1.001", "Scale more")
+    return repo
+
+
+def refused(repo: Repo, *arguments: str) -> str:
+    """The one line with which a command is refused, with exit code 2."""
+    done = repo.repro("explain", *arguments)
+    assert (done.returncode, done.stdout) == (2, ""), done.stdout + done.stderr
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+def test_a_commit_is_explained(repo: Repo, tmp_path: Path) -> None:
+    """HEAD against its parent: JSON holds answer, operation and line, and so do both reports; exit code 0."""
+    done = repo.repro("explain", "HEAD", "--json", "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    after = found["after"]["explained"]
+    assert (found["answer"], found["side"], found["before"]["point"]) == (
+        "structure", "after", repo.git("rev-parse", "HEAD^")
+    )  # fmt: skip
+    assert (after["name"], after["arguments"], after["phase"]) == ("aten.mul.Tensor", "T0, 1.001", "forward")
+    assert (after["place"]["file"], after["place"]["line"], after["place"]["touched"]) == ("train.py", LINE, True)
+    assert "* scale * 1.001" in after["place"]["hunk"] and after["place"]["hunk"].startswith("@@ -")
+    assert found["divergence"]["step"] == 0 and found["start"] is None
+    assert found["reproduce"].startswith("repro explain ") and ".." in found["reproduce"]
+    texts = [Path(path).read_text() for path in found["reports"]]
+    assert [Path(path).name for path in found["reports"]] == ["report.md", "report.html"]
+    for text in texts:
+        assert f"train.py:{LINE}" in text and "aten.mul.Tensor" in text and "1.001" in text
+
+
+@pytest.mark.campaign
+def test_the_text_says_what_the_json_says(repo: Repo) -> None:
+    """A..B, twice: the text's facts are those of the JSON, and the second call replays only what it records."""
+    spec = f"{repo.git('rev-parse', 'HEAD^')}..HEAD"
+    found = json.loads(repo.repro("explain", spec, "--json").stdout)
+    done = repo.repro("explain", spec)
+    assert done.returncode == 0 and max(map(len, done.stdout.splitlines())) < 400
+    said = [found["text"], f"train.py:{LINE} in", "(changed)", found["after"]["explained"]["name"]]
+    said += [f"{found['before']['operations']} and {found['after']['operations']} operations", "both ran from step 0"]
+    said += [f"reproduce with: {found['reproduce']}", *found["reports"]]
+    for text in said:
+        assert text in done.stdout, (text, done.stdout)
+    if found["size"]:
+        assert f"{found['size']['magnitude']['differing']} of" in done.stdout
+        assert done.stdout.count(" ULP  ") == len(found["size"]["histogram"])
+    assert sum(Path(path).is_file() for path in found["reports"]) == 2
+
+
+@pytest.mark.campaign
+def test_commits_that_agree(repo: Repo) -> None:
+    """Where no number differs this is the answer, exit code 0, and the report says it too."""
+    kit.note(repo, "nothing")
+    done = repo.repro("explain", "HEAD", "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["answer"], found["divergence"]) == (0, "agree", None)
+    assert "agree bit for bit over 2 steps" in Path(found["reports"][0]).read_text()
+
+
+@pytest.mark.campaign
+def test_two_traces_are_explained(repo: Repo) -> None:
+    """Traces that replays left behind: the commits that they were recorded from, and their case."""
+    first = json.loads(repo.repro("explain", "HEAD", "--json").stdout)
+    probes = sorted((repo.root / ".git" / "repro" / "probes").iterdir())
+    headers = {json.loads((path / "header.json").read_text())["subject"]["commit"]: path for path in probes}
+    before, after = (str(headers[first[side]["point"]]) for side in ("before", "after"))
+    done = repo.repro("explain", before, after, "--json")
+    assert done.returncode == 0, done.stderr
+    second = json.loads(done.stdout)
+    assert {**second, "reports": 0} == {**first, "reports": 0}
+    assert "a trace: give the one to compare it with too" in refused(repo, before)
+
+
+@pytest.mark.campaign
+def test_what_no_operation_shows(tmp_path: Path) -> None:
+    """Numbers that differ where no operation does: exit code 3, and the text says what that means."""
+    train = kit.TRAIN.replace('print(f"step {step} loss={loss.item()!r}", flush=True)',
+                              'print(f"step {step} loss={float(step) + 1.0!r}", flush=True)')  # fmt: skip
+    repo = kit.start(tmp_path, train, f"{CASE}\n[observe]\nmetrics = ['loss=(?P<loss>\\S+)']\n")
+    kit.edit(repo, "float(step) + 1.0", "float(step) + 2.0", "Say more")
+    done = repo.repro("explain", "HEAD", "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["answer"]) == (3, "unseen"), done.stdout + done.stderr
+    assert "does not pass torch's dispatcher" in found["text"]
+
+
+def test_what_is_refused(repo: Repo, tmp_path: Path) -> None:
+    """The root commit, an unknown commit, a trace alone: one line each, exit code 2."""
+    root = repo.git("rev-list", "--max-parents=0", "HEAD")
+    assert root[:10] in refused(repo, root)
+    assert "nowhere" in refused(repo, "nowhere")
+    traces = [tmp_path / name for name in ("a", "b")]
+    for trace in traces:
+        trace.mkdir()
+        (trace / "header.json").write_text("{}")
+    assert f"{traces[0]} is a trace: give the one to compare it with too" in refused(repo, str(traces[0]))
+
+
+@pytest.mark.campaign
+def test_traces_of_a_changed_checkout_are_refused(tmp_path: Path) -> None:
+    """What was recorded from no commit has no source to name lines in."""
+    repo = kit.start(tmp_path, kit.TRAIN, None)
+    for name in ("a", "b"):
+        done = repo.repro("trace", "--out", name, "--", sys.executable, "train.py", "--steps", "1")
+        assert done.returncode == 0, done.stderr
+    assert "was recorded from" in refused(repo, "a", "b")
+
+
+@pytest.mark.campaign
+def test_a_bisect_ends_with_the_explanation(repo: Repo) -> None:
+    """`repro bisect` names operation and line behind the culprit; --no-explain does without."""
+    kit.note(repo, "later")
+    good = repo.git("rev-list", "--max-parents=0", "HEAD")
+    done = repo.repro("bisect", f"{good}..HEAD")
+    assert done.returncode == 0 and f"train.py:{LINE}" in done.stdout and "aten.mul.Tensor" in done.stdout, done.stdout
+    done = repo.repro("bisect", f"{good}..HEAD", "--no-explain")
+    assert done.returncode == 0 and "aten.mul" not in done.stdout
