@@ -39,7 +39,7 @@ TRAIN = kit.TRAIN.replace("options", ADDED, 1).replace(
 
 def searched(repo: Repo, *arguments: str, code: int = 0) -> tuple[dict[str, Any], str]:
     """JSON and progress of a bisect."""
-    done = repo.repro("bisect", "--json", *arguments)
+    done = repo.repro("bisect", "--no-explain", "--json", *arguments)
     assert done.returncode == code, done.stdout + done.stderr
     return json.loads(done.stdout), done.stderr
 
@@ -173,7 +173,7 @@ def test_sets_share_the_journal(flagged: Repo) -> None:
     """The same search again trains nothing but the replays that confirm it."""
     (flagged.root / "flags.toml").write_text(SET)
     searched(flagged, "--flags", "flags.toml")
-    done = flagged.repro("bisect", "--flags", "flags.toml")
+    done = flagged.repro("bisect", "--no-explain", "--flags", "flags.toml")
     assert done.returncode == 0
     assert done.stdout.startswith("3 changes of 4 move the numbers of toy")
     assert "0 for the ends, 0 for the search" in done.stdout

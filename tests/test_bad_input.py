@@ -240,5 +240,5 @@ def test_a_full_disk_is_one_line_and_loses_nothing(recorded: Repo) -> None:
     )  # fmt: skip
     assert done.returncode == 2, done.stdout + done.stderr
     assert "space" in only_line(done) and "again" in only_line(done)
-    resumed = recorded.repro("bisect", f"{good}..HEAD", "--json")
+    resumed = recorded.repro("bisect", "--no-explain", f"{good}..HEAD", "--json")
     assert json.loads(resumed.stdout)["culprit"]["commit"] == culprit

@@ -33,7 +33,7 @@ def note(repo: Repo, text: str, path: str = LOSS) -> str:
 
 def bisect(repo: Repo, spec: str, *arguments: str) -> tuple[int, dict[str, Any], str]:
     """Exit code, JSON and progress of one bisect."""
-    done = repo.repro("bisect", spec, "--json", *arguments)
+    done = repo.repro("bisect", "--no-explain", spec, "--json", *arguments)
     assert done.stdout, done.stderr
     result = json.loads(done.stdout)
     assert "error" not in result, done.stderr
@@ -122,7 +122,7 @@ def test_filters_of_the_repository_do_not_run(hidden: tuple[Repo, str, str], tmp
 def start(repo: Repo, *arguments: str) -> subprocess.Popen[str]:
     """A bisect in the background."""
     return subprocess.Popen(
-        [sys.executable, "-m", "repro", "bisect", *arguments], cwd=repo.root, env=environment(), text=True,
+        [sys.executable, "-m", "repro", "bisect", "--no-explain", *arguments], cwd=repo.root, env=environment(), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
 
@@ -186,7 +186,7 @@ def test_a_flaky_good_end_is_not_verifiable(fork: Repo) -> None:
     repo.edit(LOSS, SHARP, "rows.float() / temperature * (1 + int.from_bytes(__import__('os').urandom(2)) * 1e-6), dim")
     good = repo.commit("Noise")
     note(repo, "one")
-    done = repo.repro("bisect", f"{good}..HEAD")
+    done = repo.repro("bisect", "--no-explain", f"{good}..HEAD")
     assert done.returncode == 3 and "FLAKY" in done.stderr.strip().splitlines()[-1]
 
 
@@ -223,7 +223,7 @@ def test_ends_that_agree_are_said_to(recorded: Repo) -> None:
     note(repo, "one")
     (repo.root / "README").write_text("words")
     repo.commit("words")
-    done = repo.repro("bisect", f"{good}..HEAD")
+    done = repo.repro("bisect", "--no-explain", f"{good}..HEAD")
     assert done.returncode == 0 and "agree bit for bit" in done.stdout
 
 

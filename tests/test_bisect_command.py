@@ -22,7 +22,7 @@ COMMAND = ("--", sys.executable, "train.py", "--steps", "3")
 def bisect(repo: Repo, spec: str, *arguments: str, code: int = 0) -> tuple[dict[str, Any], str]:
     """JSON and progress of a bisect."""
     options, dashes, command = _split(arguments)
-    done = repo.repro("bisect", spec, "--json", *options, *dashes, *command)
+    done = repo.repro("bisect", "--no-explain", spec, "--json", *options, *dashes, *command)
     assert done.returncode == code, done.stdout + done.stderr
     return json.loads(done.stdout), done.stderr
 
@@ -54,7 +54,7 @@ def test_a_command_that_leaves_no_trace_is_an_error(tmp_path: Path) -> None:
     """With any predicate but `exit`, a program that trains nothing ends the search in one line that says so."""
     repo = start(tmp_path, case=None)
     note(repo, "one")
-    done = repo.repro("bisect", "HEAD~1..HEAD", "--", sys.executable, "-c", "print(1)")
+    done = repo.repro("bisect", "--no-explain", "HEAD~1..HEAD", "--", sys.executable, "-c", "print(1)")
     assert done.returncode == 2
     assert "no optimizer step was seen" in done.stderr.splitlines()[-1]
 
@@ -80,10 +80,10 @@ def test_exit_codes_mean_what_git_means(tmp_path: Path) -> None:
         assert culprit in result["suspects"]
         assert len(result["suspects"]) == 2
     bad = commit(200, "killed")
-    done = repo.repro("bisect", f"{good}..{bad}", "--when", "exit", *test)
+    done = repo.repro("bisect", "--no-explain", f"{good}..{bad}", "--when", "exit", *test)
     assert done.returncode == 2
     assert "neither good nor bad" in done.stderr
-    done = repo.repro("bisect", f"{culprit}~1..{culprit}", "--when", "exit", *test)
+    done = repo.repro("bisect", "--no-explain", f"{culprit}~1..{culprit}", "--when", "exit", *test)
     assert done.returncode == 2, "a commit that exits with 125 cannot be an end"
 
 
@@ -252,7 +252,7 @@ gpus = 2
     os.environ["CUDA_VISIBLE_DEVICES"] = "3,1,2,0"
     try:
         result, progress = bisect(repo, f"{good}..HEAD", "-j", "2")
-        done = repo.repro("bisect", f"{good}..HEAD", "-j", "3")
+        done = repo.repro("bisect", "--no-explain", f"{good}..HEAD", "-j", "3")
     finally:
         if old is None:
             del os.environ["CUDA_VISIBLE_DEVICES"]

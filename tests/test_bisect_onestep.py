@@ -20,7 +20,7 @@ SCALE, MOVED = "scale = 1.0\n", "scale = 1.0 + 1e-6 * (step >= 4)\n"
 
 def bisect(repo: Repo, good: str, *arguments: str) -> tuple[dict[str, Any], str]:
     """JSON and progress of a bisect that ends well."""
-    done = repo.repro("bisect", f"{good}..HEAD", "--json", *arguments)
+    done = repo.repro("bisect", "--no-explain", f"{good}..HEAD", "--json", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout), done.stderr
 
@@ -148,6 +148,6 @@ def test_save_and_resume_go_together(tmp_path: Path) -> None:
         folder.mkdir()
         repo = start(folder, case=CASE.replace(old, new))
         note(repo, "one")
-        done = repo.repro("bisect", "HEAD~1..HEAD")
+        done = repo.repro("bisect", "--no-explain", "HEAD~1..HEAD")
         assert done.returncode == 2
         assert "save and resume" in done.stderr

@@ -190,7 +190,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 def bisecting(repo: Repo, tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """`repro bisect --json` under way."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "repro", "bisect", *arguments, "--json"],
+        [sys.executable, "-m", "repro", "bisect", "--no-explain", *arguments, "--json"],
         cwd=repo.root, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=variables(tmp_path),
     )  # fmt: skip
     try:

@@ -25,7 +25,7 @@ def command(steps: int) -> tuple[str, ...]:
 
 def bisect(repo: Repo, spec: str, *arguments: str, code: int = 0) -> tuple[dict[str, Any], str]:
     """JSON and progress of a bisect."""
-    done = repo.repro("bisect", spec, "--json", *arguments)
+    done = repo.repro("bisect", "--no-explain", spec, "--json", *arguments)
     assert done.returncode == code, done.stdout + done.stderr
     return json.loads(done.stdout), done.stderr
 

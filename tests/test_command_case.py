@@ -108,7 +108,7 @@ def test_golden_run_verify_and_bisect(guarded: Repo) -> None:
     broken = guarded.commit("Break")
     guarded.edit("src/model.py", "def broken(:\n\n", "")
     guarded.commit("Mend")
-    done = guarded.repro("bisect", f"{good}..HEAD", "--json", "-j", "1")
+    done = guarded.repro("bisect", "--no-explain", f"{good}..HEAD", "--json", "-j", "1")
     found = json.loads(done.stdout)
     assert found["outcome"] == "found", done.stderr
     assert (found["culprit"]["commit"], found["divergence"]["phase"], found["divergence"]["step"]) == (
@@ -249,7 +249,7 @@ def test_nothing_to_replay_is_not_agreement(program: Repo) -> None:
     path.write_text(CASE.replace("setup =", 'path = "src"\nsetup ='))
     (program.root / "config.json").write_text("{}")
     program.commit("Configure")
-    done = program.repro("bisect", f"{good}..HEAD", "--case", "toy")
+    done = program.repro("bisect", "--no-explain", f"{good}..HEAD", "--case", "toy")
     assert (done.returncode, "widen subject.path" in done.stderr) == (3, True), done.stderr
 
 

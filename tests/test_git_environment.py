@@ -47,7 +47,9 @@ def started(root: Path, variables: dict[str, str], *arguments: str) -> subproces
 def finds(repo: Repo, variables: dict[str, str], spec: str, culprit: str) -> None:
     """The culprit is found, and neither the index nor the files nor HEAD change."""
     before = ((git_folder(repo) / "index").read_bytes(), (git_folder(repo) / "HEAD").read_bytes())
-    done = started(repo.root, variables, "bisect", spec, "--when", "exit", "--json", "-j", "1", *COMMAND)
+    done = started(
+        repo.root, variables, "bisect", "--no-explain", spec, "--when", "exit", "--json", "-j", "1", *COMMAND
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["culprit"]["commit"] == culprit
     assert ((git_folder(repo) / "index").read_bytes(), (git_folder(repo) / "HEAD").read_bytes()) == before
@@ -75,7 +77,9 @@ def test_the_variables_of_a_hook_in_a_linked_worktree(tmp_path: Path) -> None:
 def test_a_pre_commit_hook(tmp_path: Path) -> None:
     """A hook that bisects before `git commit -a`, which has an index of its own: the commit holds what it should."""
     repo, spec, culprit = with_culprit(tmp_path)
-    command = " ".join(f"'{part}'" for part in (sys.executable, "-m", "repro", "bisect", spec, "--when", "exit"))
+    command = " ".join(
+        f"'{part}'" for part in (sys.executable, "-m", "repro", "bisect", "--no-explain", spec, "--when", "exit")
+    )
     test = " ".join(f'"{part}"' for part in COMMAND)
     hook = repo.root / ".git" / "hooks" / "pre-commit"
     hook.parent.mkdir(exist_ok=True)

@@ -51,7 +51,9 @@ def test_a_terminal_shows_the_range_and_what_runs(tmp_path: Path) -> None:
     culprit = edit(repo, "scale = 1.0\n", "scale = 1.0 + 1e-6\n", "Warm up")
     note(repo, "two")
     slow = [sys.executable, "train.py", "--steps", "3"]
-    code, shown = on_a_terminal([sys.executable, "-m", "repro", "bisect", f"{good}..HEAD", "--", *slow], repo.root)
+    code, shown = on_a_terminal(
+        [sys.executable, "-m", "repro", "bisect", "--no-explain", f"{good}..HEAD", "--", *slow], repo.root
+    )
     assert code == 0, shown
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert re.search(r"GOOD \[[.?+x]{3}\] BAD", plain), plain

@@ -48,7 +48,7 @@ def test_a_foreign_trainer_is_recorded_verified_and_bisected(tmp_path: Path) -> 
     culprit = repo.commit("Regularise")
     repo.edit("training/door.py", '"""The door."""', '"""The one door."""')
     repo.commit("Say that better too")
-    found = repo.repro("bisect", f"{good}..HEAD", "--json")
+    found = repo.repro("bisect", "--no-explain", f"{good}..HEAD", "--json")
     result = json.loads(found.stdout)
     assert (found.returncode, result["culprit"]["commit"]) == (0, culprit), found.stderr
     assert (result["divergence"]["step"], result["divergence"]["phase"]) == (0, "update")

@@ -67,7 +67,7 @@ def test_a_submodule_that_moved_the_numbers(tmp_path: Path) -> None:
     culprit = repo.commit("Update outer")
     note(repo, "two", "other")
     before = {p: p.read_bytes() for p in (repo.root / ".git" / "modules").rglob("*") if p.is_file()}
-    done = repo.repro("bisect", f"{good}..HEAD", "--json", *COMMAND)
+    done = repo.repro("bisect", "--no-explain", f"{good}..HEAD", "--json", *COMMAND)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["culprit"]["commit"] == culprit, done.stderr
     assert {p: p.read_bytes() for p in (repo.root / ".git" / "modules").rglob("*") if p.is_file()} == before
@@ -81,14 +81,14 @@ def test_a_submodule_that_is_not_here_is_refused(tmp_path: Path) -> None:
     clone = Repo(tmp_path / "clone")
     repo.git("clone", "--quiet", "--no-recurse-submodules", str(repo.root), str(clone.root))
     note(clone, "one", "other")
-    done = clone.repro("bisect", "HEAD~1..HEAD", *COMMAND)
+    done = clone.repro("bisect", "--no-explain", "HEAD~1..HEAD", *COMMAND)
     assert done.returncode == 2
     assert "git submodule update --init --recursive" in done.stderr.splitlines()[-1]
     (outer.root / "values.py").write_text("SCALE = 2.0\n")
     unknown = outer.commit("Never fetched")
     repo.git("update-index", "--cacheinfo", f"160000,{unknown},outer")
     repo.git("commit", "--quiet", "--message", "Update outer")
-    done = repo.repro("bisect", "HEAD~1..HEAD", *COMMAND)
+    done = repo.repro("bisect", "--no-explain", "HEAD~1..HEAD", *COMMAND)
     assert done.returncode == 2
     assert f"commit {unknown[:10]} of the submodule outer is not here" in done.stderr.splitlines()[-1]
 
