@@ -122,7 +122,8 @@ def test_filters_of_the_repository_do_not_run(hidden: tuple[Repo, str, str], tmp
 def start(repo: Repo, *arguments: str) -> subprocess.Popen[str]:
     """A bisect in the background."""
     return subprocess.Popen(
-        [sys.executable, "-m", "repro", "bisect", "--no-explain", *arguments], cwd=repo.root, env=environment(), text=True,
+        [sys.executable, "-m", "repro", "bisect", "--no-explain", *arguments],
+        cwd=repo.root, env=environment(), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
 
