@@ -23,7 +23,7 @@ from repro.demo.repository import trainer_source, write_repository
 from repro.demo.run import MARKER, DemoResult, prepare_folder
 from repro.demo.seal import open_answer, seal_answer
 from repro.demo.show import result_text
-from repro_bisect.commits import CommitInfo
+from repro_bisect.axis import PointInfo
 from repro_bisect.cost import Cost
 from repro_bisect.result import BisectResult
 from repro_bisect.result import Culprit as BisectCulprit
@@ -384,7 +384,7 @@ def result(commit: str, step: int, phase: str = "forward") -> DemoResult:
     """A demo that found `commit` at `step` where a commit of forty a's at step 7 was planted."""
     divergence = Divergence(step, phase, "log_probs", "value", "float32 [3]")
     comparison = Comparison(STEPS, divergence, [], {})
-    info = CommitInfo(commit, "A <a@example.org>", "2025-01-06", "Tidy", (), "")
+    info = PointInfo(commit, "A <a@example.org>", "2025-01-06", "Tidy", (), "")
     found = BisectResult(
         outcome="found", good="c" * 40, bad="d" * 40, case="demo", predicate="bitwise",
         culprits=[BisectCulprit(info, divergence, comparison)], suspects=[], untried=[], end=divergence,
