@@ -18,6 +18,7 @@ import git
 from pydantic import ValidationError
 
 from repro_bisect.axis import Axis, Change, Varied
+from repro_bisect.commits import resolve
 from repro_bisect.flags import FlagChange, changed, check_changes, read_flags, set_name
 from repro_golden.canonical import digest
 from repro_golden.case import Case, CommandSubject
@@ -45,11 +46,7 @@ class _Code:
         Raises:
             ReproError: there is no such commit, or it has none of the code.
         """
-        ask = git.Git(str(checkout.root))
-        try:
-            commit = str(ask.rev_parse("--verify", "--quiet", "--end-of-options", f"{at or 'HEAD'}^{{commit}}"))
-        except git.GitCommandError:
-            raise ReproError(f"git knows no commit {at or 'HEAD'!r} here: check the spelling, or fetch it") from None
+        ask, commit = git.Git(str(checkout.root)), resolve(checkout, at or "HEAD")
 
         def holds(path: str) -> str | None:
             try:

@@ -22,7 +22,7 @@ from repro_golden.rollouts import Rollouts, place_of
 from repro_golden.store import GoldenRun, Store
 from repro_golden.subjects import identity_of
 
-__all__ = ["Options", "bench", "commits_of"]
+__all__ = ["Options", "bench", "check_rollouts", "commits_of"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def commits_of(checkout: Checkout, case: Case, spec: str, options: Options) -> H
             "set subject.path to its folder in this repository"
         )
     history = History(checkout, spec, paths, first_parent=options.first_parent)
-    _rollouts(checkout, case)
+    check_rollouts(checkout, case)
     if len({history.tree(c) for c in (history.good, *history.parents)}) == 1:
         raise NotVerifiableError(
             f"no commit of {spec} changes {', '.join(paths)}/, the code of {case.name}, so nothing is to be replayed: "
@@ -86,7 +86,7 @@ def bench(
     Raises:
         ReproError: the case's rollouts are not there, or the cluster cannot be used.
     """
-    store, rollouts = Store(checkout.root), _rollouts(checkout, case)
+    store, rollouts = Store(checkout.root), check_rollouts(checkout, case)
     identity = identity_of(case, checkout.root)
     executor: Executor
     if options.ray:
@@ -113,7 +113,7 @@ def bench(
                 raise
 
 
-def _rollouts(checkout: Checkout, case: Case) -> Rollouts:
+def check_rollouts(checkout: Checkout, case: Case) -> Rollouts:
     """What the case is replayed on.
 
     Raises:

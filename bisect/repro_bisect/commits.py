@@ -12,11 +12,29 @@ from repro_golden.case import Case
 from repro_golden.checkout import Checkout, joined_trees, whole_tree
 from repro_golden.errors import ReproError
 
-__all__ = ["History"]
+__all__ = ["Commits", "History", "merge_base", "resolve"]
 
 
-class History:
-    """The commits of a range GOOD..BAD: the `Axis` that a search goes along unless another one is asked for.
+def resolve(checkout: Checkout, revision: str) -> str:
+    """The full id of the commit that a revision names.
+
+    Raises:
+        ReproError: there is none.
+    """
+    try:
+        wanted = f"{revision}^{{commit}}"
+        return str(git.Git(str(checkout.root)).rev_parse("--verify", "--quiet", "--end-of-options", wanted))
+    except git.GitCommandError:
+        raise ReproError(f"git knows no commit {revision!r} here: check the spelling, or fetch it first") from None
+
+
+def merge_base(checkout: Checkout, a: str, b: str) -> str | None:
+    """The newest commit that two have in common; None where they have none."""
+    return str(git.Git(str(checkout.root)).merge_base(a, b, with_exceptions=False)) or None
+
+
+class Commits:
+    """Some commits, the good one first, and how they follow each other.
 
     Every question is a git process of its own: GitPython's shared object reader must not be used by two threads.
 
@@ -24,51 +42,27 @@ class History:
         what: What a point is.
         good: Full id of the good end.
         bad: Full id of the bad end.
-        parents: Every commit of the range, newest first, with its parents.
+        parents: Every commit after the good end, newest first, with those before it.
         paths: What holds the subject's code.
     """
 
-    def __init__(self, checkout: Checkout, spec: str, paths: Sequence[str], *, first_parent: bool = False) -> None:
-        """Resolve ``GOOD..BAD`` (an empty BAD means HEAD) and look up the subject's `paths` in every commit.
+    def __init__(
+        self, checkout: Checkout, good: str, parents: Mapping[str, Sequence[str]], paths: Sequence[str]
+    ) -> None:
+        """Look up the subject's `paths` in every commit.
 
         Args:
             checkout: The repository.
-            spec: The range.
+            good: Full id of the good end.
+            parents: Full ids of those after it, newest first, each with those before it.
             paths: Folders or files, relative to the root, that hold all that matters: commits in which they are
                 identical are one.
-            first_parent: Follow only the first parent of merges, so that a merge stands for all that it brought.
-
-        Raises:
-            ReproError: not a range, an unknown revision, GOOD no ancestor of BAD, or nothing between them.
         """
         self._git, self.paths, self.what = git.Git(str(checkout.root)), paths, "commit"
-        good, dots, bad = spec.partition("..")
-        if not dots or not good or bad.startswith("."):
-            raise ReproError(f"{spec!r} is no range: write GOOD..BAD, such as v1.2..HEAD")
-        self.good, self.bad = self._resolve(good), self._resolve(bad or "HEAD")
-        if self.good == self.bad:
-            raise ReproError(f"{good} and {bad or 'HEAD'} are the same commit: there is nothing between them")
-        base = self._git.merge_base(self.good, self.bad, with_exceptions=False)
-        if base != self.good:
-            cure = f"; their merge base is {base[:10]}, try {base[:10]}..{bad or 'HEAD'}" if base else ""
-            raise ReproError(f"GOOD {good} is not an ancestor of BAD {bad or 'HEAD'}{cure}")
-        how = ["--first-parent"] if first_parent else []
-        lines = self._git.rev_list("--parents", "--topo-order", *how, f"{self.good}..{self.bad}").splitlines()
-        most = 1 if first_parent else None
-        self.parents: Mapping[str, Sequence[str]] = {c: p[:most] for c, *p in (line.split() for line in lines)}
-        if first_parent and not any(self.good in p for p in self.parents.values()):
-            raise ReproError(
-                f"GOOD {good} is not on the first-parent line of {bad or 'HEAD'}: leave --first-parent out"
-            )
-        every = [self.good, *self.parents, *(p for ps in self.parents.values() for p in ps)]
+        self.good, self.bad, self.parents = good, next(iter(parents), good), parents
+        every = [good, *parents, *(p for ps in parents.values() for p in ps)]
         trees = [self._read_trees(every, path) for path in paths]
         self._trees = {c: joined_trees([found[c] for found in trees]) for c in every}
-
-    def _resolve(self, revision: str) -> str:
-        try:
-            return str(self._git.rev_parse("--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"))
-        except git.GitCommandError:
-            raise ReproError(f"git knows no commit {revision!r} here: check the spelling, or fetch it first") from None
 
     def _read_trees(self, commits: Sequence[str], path: str) -> dict[str, str | None]:
         """One ``git cat-file --batch-check`` for all commits."""
@@ -139,3 +133,40 @@ class History:
         fields = self._git.log("-1", "--format=%an <%ae>%x00%aI%x00%s%x00%P", commit).split("\0")
         stat = self._git.show("--stat=100", "--format=", "-m", "--first-parent", commit, "--").strip("\n")
         return PointInfo(commit, fields[0], fields[1], fields[2], tuple(fields[3].split()), stat)
+
+
+class History(Commits):
+    """The commits of a range GOOD..BAD: the `Axis` that a search goes along unless another one is asked for."""
+
+    def __init__(self, checkout: Checkout, spec: str, paths: Sequence[str], *, first_parent: bool = False) -> None:
+        """Resolve ``GOOD..BAD`` (an empty BAD means HEAD) and look up the subject's `paths` in every commit.
+
+        Args:
+            checkout: The repository.
+            spec: The range.
+            paths: See `Commits`.
+            first_parent: Follow only the first parent of merges, so that a merge stands for all that it brought.
+
+        Raises:
+            ReproError: not a range, an unknown revision, GOOD no ancestor of BAD, or nothing between them.
+        """
+        left, dots, right = spec.partition("..")
+        if not dots or not left or right.startswith("."):
+            raise ReproError(f"{spec!r} is no range: write GOOD..BAD, such as v1.2..HEAD")
+        good, bad = resolve(checkout, left), resolve(checkout, right or "HEAD")
+        if good == bad:
+            raise ReproError(f"{left} and {right or 'HEAD'} are the same commit: there is nothing between them")
+        base = merge_base(checkout, good, bad)
+        if base != good:
+            cure = f"; their merge base is {base[:10]}, try {base[:10]}..{right or 'HEAD'}" if base else ""
+            raise ReproError(f"GOOD {left} is not an ancestor of BAD {right or 'HEAD'}{cure}")
+        how = ["--first-parent"] if first_parent else []
+        ask = git.Git(str(checkout.root))
+        lines = ask.rev_list("--parents", "--topo-order", *how, f"{good}..{bad}").splitlines()
+        most = 1 if first_parent else None
+        parents = {c: p[:most] for c, *p in (line.split() for line in lines)}
+        if first_parent and not any(good in p for p in parents.values()):
+            raise ReproError(
+                f"GOOD {left} is not on the first-parent line of {right or 'HEAD'}: leave --first-parent out"
+            )
+        super().__init__(checkout, good, parents, paths)

@@ -101,8 +101,9 @@ class Drift:
         divergence: The first difference, with its magnitude; None where all common steps agree.
         metrics: Every metric that either side has.
         kl: KL(a || b) over a step's recorded tokens by the estimators ``k1`` and ``k3``, each as (step, value) where it
-            is ``worst`` (farthest from 0; NaN is farther than any number) and at the ``last`` step. Empty where no
-            log-probs of one shape were recorded on both sides.
+            is ``worst`` (farthest from 0; NaN is farther than any number) and at the ``last`` step, and at the
+            ``first`` where it is not 0, if there is one. Empty where no log-probs of one shape were recorded on both
+            sides.
     """
 
     steps: int
@@ -175,6 +176,8 @@ def _kl(a: Trace, b: Trace, known: Mapping[int, tuple[float, float]]) -> dict[st
         steps = [(step, pair[index]) for step, pair in known.items()]
         worst = _worst(steps, lambda s: math.inf if math.isnan(s[1]) else abs(s[1]))
         found[name] = {"worst": worst, "last": steps[-1]}
+        if worst[1] != 0:
+            found[name]["first"] = next(s for s in steps if s[1] != 0)
     return found
 
 

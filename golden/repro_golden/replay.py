@@ -22,6 +22,7 @@ from typing import Any
 
 from repro_golden.canonical import write_atomic
 from repro_golden.errors import MachineFailureError, ReproError
+from repro_golden.spent import measure
 
 __all__ = ["main"]
 
@@ -147,7 +148,8 @@ def _train(
         raise _blame("step", step, error) from error
     if recorder:
         diverged = _parted(recorder.drain(), roots) or diverged
-        recorder.close({"reason": "diverged" if diverged else "finished", "terminal": terminal})
+        reason = "diverged" if diverged else "finished"
+        recorder.close({"reason": reason, "terminal": terminal, "spent": measure(seconds)})
     return {"steps": made, "diverged": diverged, "terminal": terminal, "seconds": seconds}
 
 

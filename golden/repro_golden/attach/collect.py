@@ -13,6 +13,7 @@ from typing import Any
 from repro_golden.attach.metrics import NORM, number_of
 from repro_golden.errors import ReproError
 from repro_golden.fingerprint.share import merge
+from repro_golden.spent import slowest
 from repro_golden.trace import Header, Row, StepRecord, TraceWriter, seal
 from repro_golden.trace.frames import FrameReader
 from repro_golden.trace.model import METRIC, RECORDER
@@ -159,6 +160,7 @@ class Gathering:
         terminal = read_terminal(self._raw)
         if complete or reason == "diverged":
             closing = {"reason": reason, "ranks": len(self._ranks), "exit": code}
+            closing["spent"] = slowest([end["spent"] for end in ends if end and "spent" in end])
             self._writer.close(closing | ({"terminal": terminal} if terminal else {}))
         dumps = self._raw / "dumps"
         if dumps.exists():

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +32,7 @@ from repro_golden.attach.metrics import Metrics, number_of
 from repro_golden.attach.names import Names
 from repro_golden.attach.readings import gradients, learning_rates, state
 from repro_golden.attach.settings import Settings
+from repro_golden.spent import measure
 
 __all__ = ["Session"]
 
@@ -128,6 +129,8 @@ class Session:
         self._file = -1
         self._world = 1
         self._step = 0
+        self._seconds: deque[float] = deque(maxlen=4096)
+        self._began: float | None = None
         self._metrics = Metrics(self.settings.ignore)
         self._met: dict[int, tuple[Callable[[], Any], str]] = {}  # optimizers and their labels
         self._alike: Counter[str] = Counter()
@@ -253,6 +256,10 @@ class Session:
         """Read what the step left behind."""
         if self._stem is None:
             self._open()
+        now = time.perf_counter()
+        if self._began is not None:
+            self._seconds.append(now - self._began)
+        self._began = now
         self._flush()  # another thread's, which ended while this one was made
         logged = self._metrics.end()
         if not self.settings.record:
@@ -376,7 +383,8 @@ class Session:
         if self.settings.terminal:
             met = [optimizer() for optimizer, _ in self._met.values()]
             self._put(".terminal", terminal(met, self.names, self._first, self._logged))
-        self._put(".end", {"steps": self._step, "stopped": stopped, "ignored": self._metrics.ignored})
+        end = {"steps": self._step, "stopped": stopped, "ignored": self._metrics.ignored}
+        self._put(".end", end | {"spent": measure(self._seconds)})
 
     def fail(self, error: Exception) -> None:
         """End the recording; the program goes on."""

@@ -1,0 +1,333 @@
+"""Two commits of one case, replayed side by side on this machine: do the numbers agree, and if not, by how much?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from repro_bisect.axis import PointInfo, short
+from repro_bisect.bench import Options, bench, check_rollouts
+from repro_bisect.commits import Commits, History, merge_base, resolve
+from repro_bisect.desk import Desk
+from repro_bisect.drift import Drift, drift
+from repro_bisect.driver import bisect_range
+from repro_bisect.executors import Signal
+from repro_bisect.predicates import Bitwise
+from repro_bisect.probe import Answer, unusable
+from repro_bisect.result import BisectResult, Culprit, Watch
+from repro_golden.case import Bound, Case, Compare
+from repro_golden.checkout import Checkout
+from repro_golden.compare import Divergence, first_difference, jsonable, violations
+from repro_golden.errors import NotVerifiableError, ReproError
+from repro_golden.picture import Picture, picture_of
+from repro_golden.spent import Spent, spent_of
+from repro_golden.store import GoldenRun
+from repro_golden.subjects import identity_of
+from repro_golden.trace import Trace
+
+__all__ = ["Compared", "PairResult", "Verdict", "compare_commits", "compare_traces", "now"]
+
+Verdict = Literal["identical", "within", "moved", "flaky", "unverifiable"]
+
+_REPLAY = 2
+"""Number of the replays that dump tensors."""
+
+
+def now() -> str:
+    """The time in UTC, to the second, as ISO 8601."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How the numbers of `b` compare with those of `a`.
+
+    Attributes:
+        verdict: ``identical`` bits; ``within`` the case's bounds; ``moved``; or ``flaky`` (`b` does not reproduce
+            itself).
+        drift: Sizes over all common steps.
+        violations: Where metrics left the case's bounds, in order.
+        picture: What plots show; None where all is equal.
+        flaky: How two replays of `b` differ.
+    """
+
+    verdict: Literal["identical", "within", "moved", "flaky"]
+    drift: Drift
+    violations: Sequence[Divergence] = ()
+    picture: Picture | None = None
+    flaky: str = ""
+
+    @property
+    def first(self) -> Divergence | None:
+        """The first violation where bounds count; else the first difference."""
+        return self.violations[0] if self.violations else self.drift.divergence
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types."""
+        return {
+            "verdict": self.verdict,
+            "drift": self.drift.to_mapping(),
+            "violations": [jsonable(asdict(v)) for v in self.violations],
+            "picture": self.picture.to_mapping() if self.picture else None,
+            "flaky": self.flaky,
+        }
+
+
+def compare_traces(a: Trace, b: Trace, rule: Compare, *, dumped: tuple[Trace, Trace] | None = None) -> Compared:
+    """How `b` compares with the baseline `a`.
+
+    Args:
+        a: The baseline.
+        b: The other one.
+        rule: What counts as equal.
+        dumped: Further replays of both that hold the first signal that differs whole, for its exact size.
+
+    Raises:
+        ReproError: they cannot be compared.
+    """
+    found = drift(a, b)
+    if found.divergence is None:
+        complete = len(b.steps) >= len(a.steps)
+        return Compared("identical" if complete else "moved", found)
+    if dumped:
+        found = found.with_divergence(first_difference(*dumped))
+    left: list[Divergence] = []
+    if rule.mode == "bounds":
+        count = min(len(a.steps), len(b.steps))
+        left = [violation for i in range(count) for violation in violations(a, b, i, rule.bounds)]
+    fine = rule.mode == "bounds" and not left and len(b.steps) >= len(a.steps)
+    return Compared("within" if fine else "moved", found, left, picture_of(a, b, dumped))
+
+
+@dataclass(frozen=True)
+class PairResult:
+    """What replaying two commits of a case found.
+
+    Attributes:
+        case: The case's name.
+        base: The baseline's commit: where HEAD's branch left it.
+        head: The other one.
+        verdict: As in `Compared`, or ``unverifiable``.
+        reason: Why it is not verifiable, or what spared the replays; else empty.
+        compared: The sizes; None where nothing was replayed.
+        bounds: The case's own, by metric.
+        spent: What both replays took, ``base`` and ``head``; None where a trace does not say.
+        commits: How many commits of the range may matter.
+        culprits: The commits that moved the numbers, as far as they are known.
+        bisect: The search that named them; None where there was none.
+        unnamed: Why a search that was asked for named none.
+        notes: What a reader should know beside that.
+        machine: Where.
+        at: When, in UTC.
+        seconds: Wall time.
+    """
+
+    case: str
+    base: PointInfo
+    head: PointInfo
+    verdict: Verdict
+    reason: str
+    compared: Compared | None
+    bounds: Mapping[str, Bound]
+    spent: Mapping[str, Spent | None]
+    commits: int
+    culprits: Sequence[Culprit]
+    bisect: BisectResult | None
+    unnamed: str
+    notes: Sequence[str]
+    machine: str
+    at: str
+    seconds: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the numbers are what the case allows."""
+        return self.verdict in ("identical", "within")
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types."""
+        spent = {side: found.to_mapping() if found else None for side, found in self.spent.items()}
+        return {
+            "case": self.case,
+            "base": asdict(self.base),
+            "head": asdict(self.head),
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "compared": self.compared.to_mapping() if self.compared else None,
+            "bounds": {name: bound.model_dump() for name, bound in self.bounds.items()},
+            "spent": spent,
+            "commits": self.commits,
+            "culprits": [culprit.to_mapping() for culprit in self.culprits],
+            "bisect": self.bisect.to_mapping() if self.bisect else None,
+            "unnamed": self.unnamed,
+            "notes": list(self.notes),
+            "machine": self.machine,
+            "at": self.at,
+            "seconds": self.seconds,
+        }
+
+
+def compare_commits(
+    checkout: Checkout, case: Case, base: str, head: str, watch: Watch, options: Options, *, name: bool = False
+) -> PairResult:
+    """Replay a case on two commits and compare. A side that cannot be replayed makes the answer ``unverifiable``.
+
+    Args:
+        checkout: The repository; nothing in it changes.
+        case: The case.
+        base: Revision of the baseline; where it is no ancestor of `head`, the commit at which they parted serves.
+        head: Revision of the other side.
+        watch: Called with every line of progress.
+        options: How to replay.
+        name: Whether to search for every commit that moved the numbers, and to explain each.
+
+    Raises:
+        ReproError: a revision or the rollouts cannot be used.
+        MachineFailureError: the machine failed; the same command resumes.
+    """
+    pair = _Pair(checkout, case, base, head, watch, options)
+    found = pair.result()
+    return pair.named(found) if name and found.verdict == "moved" else found
+
+
+@dataclass
+class _Pair:
+    """One question, as far as it is answered."""
+
+    checkout: Checkout
+    case: Case
+    base: str
+    head: str
+    watch: Watch
+    options: Options
+    notes: list[str] = field(default_factory=list)
+    history: Commits | None = None
+    began: float = field(default_factory=time.monotonic)
+
+    def result(self) -> PairResult:
+        """The comparison, without names."""
+        case, checkout = self.case, self.checkout
+        self.head, good = resolve(checkout, self.head), resolve(checkout, self.base)
+        fork = merge_base(checkout, good, self.head)
+        if fork is None:
+            raise ReproError(f"{self.base} and {short(self.head)} have no commit in common: give a base that they have")
+        if fork != good:
+            self.notes.append(f"compared with {short(fork)}, where the branch left {self.base} ({short(good)})")
+        self.base = fork
+        paths = case.paths(self.options.paths)
+        if not case.subject.path:
+            raise ReproError(f"the subject of {case.name} is an installed module, which no commit changes")
+        if fork == self.head:
+            self.history = Commits(checkout, fork, {}, paths)
+            return self._without_replay("it adds no commit to its base")
+        history = self.history = History(checkout, f"{fork}..{self.head}", paths)
+        check_rollouts(checkout, case)
+        if history.tree(fork) == history.tree(self.head):
+            return self._without_replay(f"it changes nothing in {', '.join(paths)}, the code of {case.name}")
+        with bench(checkout, case, history, Bitwise(), self.watch, self.options) as (desk, golden):
+            return self._replayed(desk, golden)
+
+    def named(self, found: PairResult) -> PairResult:
+        """The same with every commit that moved the numbers, searched for and explained."""
+        assert self.history is not None
+        options = replace(self.options, every=True, explain=True)
+        try:
+            bisected = bisect_range(self.checkout, self.case, self.history, self.watch, options)
+        except NotVerifiableError as error:
+            return replace(found, unnamed=str(error), seconds=time.monotonic() - self.began)
+        why = "" if bisected.culprits else f"the search ended with {bisected.outcome!r}"
+        seconds = time.monotonic() - self.began
+        return replace(found, culprits=bisected.culprits, bisect=bisected, unnamed=why, seconds=seconds)
+
+    def _replayed(self, desk: Desk, golden: GoldenRun | None) -> PairResult:
+        history, steps = desk.history, self.case.steps
+        if golden:
+            desk.prober.give(history.good, golden.trace)
+        desk.say(f"replaying {self.case.name} on {short(history.good)} and {short(history.bad)}")
+        asked = [
+            (history.good, 0),
+            (history.bad, 0),
+            (history.good, 1),
+        ]  # the first two side by side, as fair costs are
+        futures = [desk.submit(c, steps, stage="ends", run=run, full=True, partial=True) for c, run in asked]
+        first, other, again = desk.results(futures)
+        for name, answer in (("BASE", first), ("HEAD", other), ("BASE", again)):
+            if not isinstance(answer, Trace):
+                return self._result("unverifiable", unusable(name, answer).partition(";")[0])
+        assert isinstance(first, Trace)
+        assert isinstance(other, Trace)
+        assert isinstance(again, Trace)
+        if noise := first_difference(first, again):
+            if self.case.compare.mode == "bitwise":
+                return self._result("unverifiable", f"BASE does not reproduce itself: two replays differ at {noise}")
+            self.notes.append(
+                f"BASE does not reproduce itself (two replays differ at {noise}): bounds alone are judged"
+            )
+        compared = self._compared(desk, first, other, noisy=noise is not None)
+        spent = {"base": spent_of(first.end), "head": spent_of(other.end)}
+        culprits = []
+        if compared.verdict == "moved" and len(history.parents) == 1:
+            culprits = [Culprit(history.info(history.bad), compared.first, None)]
+        return self._result(compared.verdict, "", compared, spent, culprits)
+
+    def _compared(self, desk: Desk, a: Trace, b: Trace, *, noisy: bool) -> Compared:
+        """Both once more up to the first signal that differs, which is kept whole and shows whether HEAD is itself."""
+        differs = first_difference(a, b)
+        if differs is None or noisy:
+            return compare_traces(a, b, self.case.compare)
+        signal: Signal = (differs.step, differs.phase, differs.signal)
+        desk.say(f"they differ at {differs}; measuring it whole")
+        steps = differs.step - a.header.first_step + 1
+        how: dict[str, Any] = {"stage": "confirmation", "run": _REPLAY, "partial": True, "dump": [signal]}
+        asked = [desk.submit(point, steps, **how) for point in (desk.history.good, desk.history.bad)]
+        before, after = desk.results(asked)
+        flaky = _unlike("HEAD", b, after)
+        whole = (before, after) if isinstance(before, Trace) and isinstance(after, Trace) and not flaky else None
+        if whole and first_difference(a, whole[0]):
+            whole = None  # BASE's third replay is another: its first two were equal, so this is said and no more
+            self.notes.append("a third replay of BASE differs from the first two")
+        found = compare_traces(a, b, self.case.compare, dumped=whole)
+        return replace(found, verdict="flaky", flaky=flaky) if flaky and found.verdict == "moved" else found
+
+    def _without_replay(self, why: str) -> PairResult:
+        return self._result("identical", why)
+
+    def _result(
+        self,
+        verdict: Verdict,
+        reason: str,
+        compared: Compared | None = None,
+        spent: Mapping[str, Spent | None] | None = None,
+        culprits: Sequence[Culprit] = (),
+    ) -> PairResult:
+        assert self.history is not None
+        return PairResult(
+            case=self.case.name,
+            base=self.history.info(self.base),
+            head=self.history.info(self.head),
+            verdict=verdict,
+            reason=reason,
+            compared=compared,
+            bounds=self.case.compare.bounds,
+            spent=spent or {"base": None, "head": None},
+            commits=len(self.history.parents),
+            culprits=culprits,
+            bisect=None,
+            unnamed="",
+            notes=list(self.notes),
+            machine=identity_of(self.case, self.checkout.root).machine,
+            at=now(),
+            seconds=time.monotonic() - self.began,
+        )
+
+
+def _unlike(name: str, first: Trace, again: Answer) -> str:
+    """How a second replay differs from the first; empty where it does not."""
+    if not isinstance(again, Trace):
+        return unusable(f"a second replay of {name}", again).partition(";")[0]
+    if differs := first_difference(first, again):
+        return f"two replays of {name} differ at {differs}"
+    return ""
