@@ -52,6 +52,7 @@ class LazyGroup(click.Group):
         "explain": ("repro.commands.explain:explain", "Name the operation and the line that moved the numbers."),
         "trace": ("repro.commands.trace:trace", "Record any PyTorch program's training steps, without changing it."),
         "diff": ("repro.commands.diff:diff", "Compare two traces."),
+        "report": ("repro.commands.report:report", "The pull request, the night, the page."),
         "demo": ("repro.commands.demo:demo", "The whole job on a scratch repository with a hidden regression."),
     },
     epilog="Exit codes: 0 agrees or found, 1 differs, 2 usage or environment error, 3 not verifiable.",

@@ -139,7 +139,7 @@ def _cell(a: Trace, b: Trace, index: int, signal: int, kind: str, row: Row, othe
     if size.differing == 0 or size.max_abs is None:
         return Cell(index, signal, None, None, size.exact, "differs, size not measured")
     scale = max(row.absmax, other.absmax)
-    relative = size.max_abs / scale if scale else math.inf
+    relative = size.max_abs / scale if size.max_abs else 0.0  # 0.0 and -0.0 differ, by nothing
     return Cell(index, signal, relative if math.isfinite(relative) else None, size.max_ulp, size.exact)
 
 

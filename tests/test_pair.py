@@ -1,0 +1,130 @@
+"""Two commits side by side: the verdict, what spares a replay, what makes it unverifiable, and what is measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import Repo
+from history_kit import CASE, TRAIN, edit, note, start
+
+from repro_bisect.bench import Options
+from repro_bisect.pair import PairResult, compare_commits
+from repro_golden.case import find_case
+from repro_golden.checkout import find_checkout
+from repro_golden.errors import ReproError
+
+SCALE = "scale = 1.0\n"
+NOISE = "scale = 1.0 + int.from_bytes(os.urandom(2)) * 1e-6\n"
+OBSERVE = "\n[observe]\nmetrics = ['loss=(?P<loss>\\S+)']\n"
+BOUNDS = OBSERVE + '\n[compare]\nmode = "bounds"\n\n[compare.bounds.loss]\nrtol = 1e-3\n'
+
+
+def pair(repo: Repo, base: str, head: str = "HEAD", *, name: bool = False) -> PairResult:
+    """The result of a pair in a repository."""
+    checkout = find_checkout(repo.root)
+    found = compare_commits(
+        checkout, find_case(repo.root, None), base, head, lambda _: None, Options(jobs=2), name=name
+    )
+    json.dumps(found.to_mapping(), allow_nan=False)  # whatever was found can be written
+    return found
+
+
+def test_a_commit_that_moves_numbers_is_measured_and_named(tmp_path: Path) -> None:
+    """The only commit of a range is the culprit; sizes are of whole tensors, and both sides say what they took."""
+    repo = start(tmp_path, TRAIN, CASE + OBSERVE)
+    base = repo.git("rev-parse", "HEAD")
+    head = edit(repo, SCALE, "scale = 1.0 + 1e-6 * (step > 2)\n", "Scale later")
+    found = pair(repo, base)
+    assert (found.verdict, found.agrees, [c.commit.commit for c in found.culprits]) == ("moved", False, [head])
+    assert found.compared is not None
+    divergence, picture = found.compared.drift.divergence, found.compared.picture
+    assert divergence is not None
+    assert picture is not None
+    assert divergence.step == 3
+    assert divergence.magnitude is not None
+    assert divergence.magnitude.exact and divergence.magnitude.max_ulp
+    assert picture.of["exact"] and sum(count for _, count in picture.histogram) == divergence.magnitude.differing
+    assert all(
+        spent is not None and len(spent.step_us) == 5 and spent.memory > 1 << 20 for spent in found.spent.values()
+    )
+    assert found.at.endswith("Z") and found.base.commit == base
+
+
+def test_equal_code_is_not_replayed(tmp_path: Path) -> None:
+    """A range that leaves the code as it was, or comes back to it, is identical, and no process trains."""
+    repo = start(tmp_path)
+    base = repo.git("rev-parse", "HEAD")
+    note(repo, "words", "docs/words")
+    edit(repo, SCALE, "scale = 2.0\n", "Scale")
+    edit(repo, "scale = 2.0\n", SCALE, "Do not scale")
+    for head, why in (("HEAD", "it changes nothing in train.py"), (base, "it adds no commit to its base")):
+        found = pair(repo, base, head)
+        assert found.verdict == "identical" and found.reason.startswith(why) and found.compared is None
+    assert not (repo.root / ".git" / "repro" / "probes").exists()
+
+
+def test_a_base_that_went_on_is_left_where_the_branch_did(tmp_path: Path) -> None:
+    """What the base branch changed since then is not held against HEAD; the report says which commit served."""
+    repo = start(tmp_path)
+    fork = repo.git("rev-parse", "HEAD")
+    repo.git("checkout", "--quiet", "-b", "side")
+    note(repo, "words", "docs/words")
+    repo.git("checkout", "--quiet", "main")
+    edit(repo, SCALE, "scale = 2.0\n", "Scale on main")
+    found = pair(repo, "main", "side")
+    assert found.verdict == "identical" and found.base.commit == fork
+    assert found.notes[0].startswith(f"compared with {fork[:10]}, where the branch left main")
+    repo.git("checkout", "--quiet", "--orphan", "other")
+    repo.commit("Another root")
+    with pytest.raises(ReproError, match="no commit in common"):
+        pair(repo, "main", "other")
+
+
+def test_bounds_judge_and_are_named_where_they_are_left(tmp_path: Path) -> None:
+    """Bits may move within the case's bounds; the first metric that leaves one is what the verdict names."""
+    repo = start(tmp_path, TRAIN, CASE + BOUNDS)
+    base = repo.git("rev-parse", "HEAD")
+    small = edit(repo, SCALE, "scale = 1.0 + 1e-6\n", "Scale a little")
+    found = pair(repo, base, small)
+    assert found.verdict == "within" and found.agrees and found.compared and found.compared.drift.divergence
+    edit(repo, "scale = 1.0 + 1e-6\n", "scale = 1.0 if step < 2 else 1.5\n", "Scale much")
+    found = pair(repo, base)
+    assert found.verdict == "moved" and found.compared and found.compared.first
+    assert (found.compared.first.kind, found.compared.first.signal, found.compared.first.step) == ("bound", "loss", 2)
+    assert not found.culprits and found.commits == 2, "one of two, and nobody searched"
+
+
+def test_noise_is_told_apart(tmp_path: Path) -> None:
+    """HEAD that does not reproduce itself is flaky; BASE that does not makes the answer unverifiable."""
+    repo = start(tmp_path)
+    base = repo.git("rev-parse", "HEAD")
+    noisy = edit(repo, SCALE, NOISE, "Add noise")
+    found = pair(repo, base)
+    assert found.verdict == "flaky" and found.compared and "two replays of HEAD differ" in found.compared.flaky
+    edit(repo, NOISE, SCALE + "    # quiet\n", "Take noise away")
+    found = pair(repo, noisy)
+    assert found.verdict == "unverifiable" and found.reason.startswith("BASE does not reproduce itself")
+
+
+def test_a_head_that_does_not_run_is_not_verifiable(tmp_path: Path) -> None:
+    """A side that crashes is no difference in numbers: its reason stands in one line."""
+    repo = start(tmp_path)
+    base = repo.git("rev-parse", "HEAD")
+    edit(repo, "import torch\n", "import torch\nimport no_such_module\n", "Import what is not there")
+    found = pair(repo, base)
+    assert found.verdict == "unverifiable" and "HEAD cannot be tested" in found.reason and "\n" not in found.reason
+
+
+@pytest.mark.campaign
+def test_every_commit_that_moved_them_is_named(tmp_path: Path) -> None:
+    """With `name`, each of two planted commits is found and explained, and what lies between is not."""
+    repo = start(tmp_path)
+    base = repo.git("rev-parse", "HEAD")
+    one = edit(repo, "lr=0.01", "lr=0.0100001", "Learn faster")
+    note(repo, "words")
+    two = edit(repo, SCALE, "scale = 1.0 + 1e-6\n", "Scale")
+    found = pair(repo, base, name=True)
+    assert [culprit.commit.commit for culprit in found.culprits] == [one, two]
+    assert all(culprit.explanation for culprit in found.culprits) and found.bisect and not found.unnamed

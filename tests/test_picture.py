@@ -1,0 +1,128 @@
+"""What plots show of two traces: where they differ and how far, never a size that was not measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trace_kit import RAM, SETTINGS, write
+
+from repro_golden.fingerprint import reference
+from repro_golden.picture import PAIRS, SIGNALS, picture_of
+from repro_golden.spent import Spent, measure, slowest, spent_of
+from repro_golden.trace import Row, Trace
+from repro_golden.trace.writer import metric_row
+
+
+def row(phase: str, name: str, values: list[float], *, kept: bool = True, sketch: int = 0) -> Row:
+    """A float32 signal; all of its values are kept, or a sketch of the first so many."""
+    x = np.array(values, "<f4")
+    raw, finite = x.tobytes(), x[np.isfinite(x)]
+    absmax = float(np.abs(finite).max(initial=0.0))
+    bad = int((~np.isfinite(x)).sum())
+    return Row(
+        phase, name, "float32", x.shape, reference(raw), bad, absmax, absmax, raw[: 4 * sketch], raw if kept else None
+    )
+
+
+def traces(folder: Path, a: list[list[Row]], b: list[list[Row]]) -> tuple[Trace, Trace]:
+    """Both, read back."""
+    return Trace(write(folder / "a", a)), Trace(write(folder / "b", b))
+
+
+def test_equal_traces_have_no_picture(tmp_path: Path) -> None:
+    """Where every bit agrees there is nothing to draw, however long one side goes on."""
+    step = [row("grad", "w", [1.0, 2.0])]
+    assert picture_of(*traces(tmp_path, [step], [step, step])) is None
+
+
+def test_cells_say_where_and_how_far(tmp_path: Path) -> None:
+    """A cell for each signal of each step that differs, in the order in which signals part; sizes as they are."""
+    a = [[row("forward", "x", [1.0, 2.0]), row("grad", "w", [4.0, -8.0])] for _ in range(3)]
+    b = [list(step) for step in a]
+    b[1][1] = row("grad", "w", [4.0, -8.5])
+    b[2] = [row("forward", "x", [1.0, np.nextafter(np.float32(2), np.float32(3))]), row("grad", "w", [4.0, -8.0])]
+    picture = picture_of(*traces(tmp_path, a, b))
+    assert picture is not None
+    assert (picture.steps, picture.signals, picture.more) == ([0, 1, 2], ["grad w", "forward x"], 0)
+    first, second = picture.cells
+    assert (first.step, first.signal, first.relative, first.exact) == (1, 0, 0.5 / 8.5, True)
+    assert (second.step, second.signal, second.ulp) == (2, 1, 1)
+    assert picture.of == {"step": 1, "phase": "grad", "signal": "w", "dtype": "float32", "exact": True}
+    assert picture.histogram == [(1 << 19, 1)]
+
+
+def test_what_has_no_size_gets_none(tmp_path: Path) -> None:
+    """Missing signals, other shapes, values that are not finite and differences that a sketch missed have no number."""
+    a = [[
+        row("forward", "nan", [1.0, 2.0]), row("forward", "gone", [1.0]), row("forward", "cut", [1.0, 2.0]),
+        row("grad", "missed", [1.0, 2.0], kept=False, sketch=1), row("grad", "zero", [0.0]),
+    ]]  # fmt: skip
+    b = [[
+        row("forward", "nan", [1.0, math.nan]), row("forward", "cut", [1.0]),
+        row("grad", "missed", [1.0, 3.0], kept=False, sketch=1), row("grad", "zero", [-0.0]),
+    ]]  # fmt: skip
+    picture = picture_of(*traces(tmp_path, a, b))
+    assert picture is not None
+    found = {picture.signals[cell.signal].split()[1]: cell for cell in picture.cells}
+    assert {name for name, cell in found.items() if cell.relative is None} == {"nan", "gone", "cut", "missed"}
+    assert found["zero"].relative == 0.0 and found["zero"].text == ""
+    assert found["gone"].text == "missing" and found["cut"].text == "shape" and found["nan"].text == "1 not finite"
+    assert found["missed"].text == "differs, size not measured" and not found["missed"].exact
+    json.dumps(picture.to_mapping(), allow_nan=False)
+
+
+@SETTINGS
+@given(st.integers(1, 3 * SIGNALS), st.integers(1, 3))
+def test_the_picture_is_bounded(signals: int, steps: int) -> None:
+    """However many signals differ, at most `SIGNALS` are drawn, the rest is counted, and no cell points outside."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(dir=RAM) as folder:
+        sides = [
+            [[metric_row("loss", f"m{k}", float(k) + shift) for k in range(signals)] for _ in range(steps)]
+            for shift in (0.0, 1.0)
+        ]
+        picture = picture_of(*traces(Path(folder), *sides))
+    assert picture is not None
+    assert len(picture.signals) == min(signals, SIGNALS) and picture.more == max(0, signals - SIGNALS)
+    assert len(picture.cells) == steps * len(picture.signals)
+    assert all(c.step < steps and c.signal < len(picture.signals) for c in picture.cells)
+
+
+@pytest.mark.parametrize("count", [2, PAIRS, 3 * PAIRS + 1])
+def test_tokens_are_those_that_count(tmp_path: Path, count: int) -> None:
+    """Log-probs of masked tokens only, of the step with the largest KL, thinned evenly with both ends kept."""
+    mask = [1.0] * count + [0.0] * 5
+
+    def side(shift: float, far: float) -> list[list[Row]]:
+        columns = [[-(k % 7) - 0.5 + s for k in range(count + 5)] for s in (shift, far)]
+        return [[row("input", "loss_mask", mask), row("forward", "log_probs", column)] for column in columns]
+
+    picture = picture_of(*traces(tmp_path, side(0.0, 0.0), side(0.01, 0.2)))
+    assert picture is not None
+    assert picture.tokens is not None
+    assert (picture.tokens.step, picture.tokens.total) == (1, count)
+    assert len(picture.tokens.pairs) == min(count, PAIRS)
+    assert picture.tokens.pairs[0][0] == np.float32(-0.5) and all(
+        abs(y - x - 0.2) < 1e-6 for x, y in picture.tokens.pairs
+    )
+
+
+def test_what_a_run_took_comes_home() -> None:
+    """A closing line with what was spent reads back as it was; an older or cut one says nothing."""
+    raw = measure([0.5, 0.25, 0.125])
+    found = spent_of({"spent": json.loads(json.dumps(raw))})
+    assert found is not None
+    assert found.step_seconds == pytest.approx(0.1875) and found.host_bytes > 1 << 20
+    assert found.device_bytes > 0 or found.memory == found.host_bytes
+    assert spent_of(None) is None and spent_of({"reason": "finished"}) is None
+    assert Spent([], 1, 2).step_seconds is None and Spent([7], 1, 2).memory == 2
+    ranks = [Spent([1, 2], 10, 0), Spent([5, 5], 3, 0)]
+    assert slowest([rank.to_mapping() for rank in ranks]) == Spent([5, 5], 10, 0).to_mapping()
+    assert slowest([]) == Spent([], 0, 0).to_mapping()
