@@ -23,6 +23,7 @@ from repro.demo.repository import trainer_source, write_repository
 from repro.demo.run import MARKER, DemoResult, prepare_folder
 from repro.demo.seal import open_answer, seal_answer
 from repro.demo.show import result_text
+from repro.demo.syntax import unbound
 from repro_bisect.axis import PointInfo
 from repro_bisect.cost import Cost
 from repro_bisect.result import BisectResult
@@ -82,6 +83,19 @@ def missing_modules(files: dict[str, str]) -> set[str]:
 
 
 # -- histories
+
+
+@pytest.mark.parametrize("seed", [*SEEDS, 26])
+def test_no_commit_reads_a_name_that_nobody_binds(seed: int) -> None:
+    """What a refactor moved into a helper never leaves the culprit's own names behind: seed 26 once did."""
+    made = make_history(trainer_source(), seed)
+    texts = {text for c in made.commits for path, text in c.changes.items() if path.endswith(".py")}
+    assert not {name for text in texts for name in unbound(text)}
+    assert unbound("def f(x):\n    return [y + z for y in x]\n") == {"z"}
+    assert (
+        unbound("import a\nB = 1\ndef f(x, k=B):\n    def g():\n        return x + a.b(len(k))\n    return g\n")
+        == set()
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)

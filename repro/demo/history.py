@@ -20,6 +20,7 @@ from repro.demo.culprits import CULPRITS, Culprit, kinds
 from repro.demo.edits import Edit, anchored, apply
 from repro.demo.prose import AUTHORS, START_FILES, WINDOWS, outside_change, subject
 from repro.demo.refactors import refactor
+from repro.demo.syntax import unbound
 
 __all__ = ["CASE", "FIRST_STEPS", "STEPS", "SUBJECT", "Answer", "History", "Planned", "choose", "make_history"]
 
@@ -266,7 +267,7 @@ class _Writer:
             changes[path] = refactor(
                 files[path],
                 self.rng,
-                lambda text, m=module, due=due: anchored(due, {m: text}),  # type: ignore[misc]
+                lambda text, m=module, due=due: _takes(due, m, text),  # type: ignore[misc]
             )
             said = said or subject(module, self.rng, self.used)
         files |= changes
@@ -287,6 +288,11 @@ class _Writer:
         date = self.commits[-1].date + self.rng.randint(900, 36_000) if self.commits else _EPOCH
         self.commits.append(Planned(role, said, self.rng.choice(AUTHORS), date, parents, dict(changes)))
         return len(self.commits) - 1
+
+
+def _takes(due: Sequence[Edit], module: str, text: str) -> bool:
+    """Whether a module can still be edited: each anchor is there, and in the function whose names the edit uses."""
+    return anchored(due, {module: text}) and not unbound(apply(due, {module: text})[module])
 
 
 def _after_imports(source: str, line: str) -> str:

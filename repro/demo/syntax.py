@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import symtable
 from collections.abc import Iterator
 
-__all__ = ["end", "functions", "insert", "start", "substitute"]
+__all__ = ["end", "functions", "insert", "start", "substitute", "unbound"]
 
 
 def functions(node: ast.AST) -> Iterator[ast.FunctionDef]:
@@ -42,3 +44,15 @@ def substitute(source: str, spans: list[tuple[int, int, int, str]]) -> str:
         raw = lines[line - 1]
         lines[line - 1] = raw[:column] + text.encode() + raw[column + size :]
     return b"".join(lines).decode()
+
+
+def unbound(source: str) -> set[str]:
+    """Names that a module's functions read and nobody binds: each would be a NameError when its line is reached."""
+    top = symtable.symtable(source, "<module>", "exec")
+    bound = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}
+    bound |= {*dir(builtins), "__name__", "__file__", "__doc__"}
+    tables, read = list(top.get_children()), set[str]()
+    for table in tables:  # grows as it goes
+        tables += table.get_children()
+        read |= {s.get_name() for s in table.get_symbols() if s.is_global() and s.is_referenced()}
+    return read - bound
