@@ -51,7 +51,7 @@ class LazyGroup(click.Group):
         "history": ("repro.commands.history:history", "List every commit of GOOD..BAD that changed the numbers."),
         "explain": ("repro.commands.explain:explain", "Name the operation and the line that moved the numbers."),
         "trace": ("repro.commands.trace:trace", "Record any PyTorch program's training steps, without changing it."),
-        "diff": ("repro.commands.diff:diff", "Compare two traces."),
+        "diff": ("repro.commands.diff:diff", "Compare two traces, or one with TensorBoard's event files."),
         "report": ("repro.commands.report:report", "The pull request, the night, the page."),
         "demo": ("repro.commands.demo:demo", "The whole job on a scratch repository with a hidden regression."),
     },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from repro_golden.canonical import canonical_json
@@ -18,8 +18,9 @@ from repro_golden.rollouts import place_of
 from repro_golden.scratch import scratch_folder
 from repro_golden.store import GoldenRun, Store
 from repro_golden.subjects import identity_of
+from repro_golden.trace import Trace
 
-__all__ = ["Verification", "verify"]
+__all__ = ["Verification", "agreeing_steps", "verify"]
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,13 @@ class Verification:
         golden: The golden run.
         comparison: Golden run against replay.
         steps: Steps the case has.
+        agreeing: Of each compared step, whether its bits agree, whatever those before it did.
     """
 
     golden: GoldenRun
     comparison: Comparison
     steps: int
+    agreeing: Mapping[int, bool] = field(default_factory=dict)
 
     @property
     def agrees(self) -> bool:
@@ -105,4 +108,10 @@ def verify(checkout: Checkout, case: Case, say: Say) -> Verification:
         differences = golden.identity.differences(Identity.from_mapping(replay.header.identity))
         if differences:
             raise NotVerifiableError(f"the replay ran under another identity: {differences[0]}")
-        return Verification(golden, compare(golden.trace, replay, case.compare), case.steps)
+        found = compare(golden.trace, replay, case.compare)
+        return Verification(golden, found, case.steps, agreeing_steps(golden.trace, replay))
+
+
+def agreeing_steps(a: Trace, b: Trace) -> dict[int, bool]:
+    """Of each step that both have, whether its bits agree, whatever those before it did."""
+    return {x.step: x.root == y.root for x, y in zip(a.steps, b.steps, strict=False)}

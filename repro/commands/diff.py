@@ -1,13 +1,16 @@
-"""`repro diff`: two traces."""
+"""`repro diff`: two traces, or a trace and what a trainer gave to TensorBoard."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from repro.output import emit, json_option, vary_option
+
+if TYPE_CHECKING:
+    from repro_golden.events import EventsComparison
 
 __all__ = ["diff"]
 
@@ -15,13 +18,26 @@ __all__ = ["diff"]
 @click.command()
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
+@click.option("--offset", type=int, default=0, help="Number that event files give to a trace's step 0.")
 @vary_option
 @json_option
-def diff(a: Path, b: Path, vary: tuple[str, ...], as_json: bool) -> int:
+def diff(a: Path, b: Path, offset: int, vary: tuple[str, ...], as_json: bool) -> int:
     """Compare trace A (the baseline) with trace B, bit for bit.
 
-    A trace is a folder with a header.json; a golden run's folder serves too.
+    A trace is a folder with a header.json; a golden run's folder serves too. Either side may be a folder of TensorBoard
+    event files: then the metrics that both sides have are compared, in float32, as event files hold no more.
     """
+    from repro_golden.errors import ReproError
+
+    events = [_holds_events(path) for path in (a, b)]
+    if any(events):
+        return _diff_events(a, b, events, offset, as_json)
+    if offset:
+        raise ReproError("--offset is for TensorBoard event files: neither side is a folder of them")
+    return _diff_traces(a, b, vary, as_json)
+
+
+def _diff_traces(a: Path, b: Path, vary: tuple[str, ...], as_json: bool) -> int:
     from repro.text import comparison_text
     from repro_golden.compare import check_identities, compare
 
@@ -39,12 +55,81 @@ def diff(a: Path, b: Path, vary: tuple[str, ...], as_json: bool) -> int:
     return 1 if not found.equal else 3 if broken else 0
 
 
+def _diff_events(a: Path, b: Path, events: list[bool], offset: int, as_json: bool) -> int:
+    from repro_golden.errors import ReproError
+    from repro_golden.events import differences, read_events
+
+    sides: list[dict[int, dict[str, float]]] = []
+    broken = []
+    for name, path, logged in zip("AB", (a, b), events, strict=True):
+        if logged:
+            sides.append(read_events(path))
+            continue
+        trace = open_trace(path)
+        sides.append({step.step: dict(step.metrics) for step in trace.steps})
+        if why := _broken(trace):
+            broken.append(f"{name} is incomplete: {why}")
+    # the steps of the first side count: seen from a trace, event files are ahead by the offset
+    found = differences(sides[0], sides[1], {}, offset if events[0] else -offset)
+    if not found.changes:
+        raise ReproError(f"{a} and {b} have no metric at a common step: {_why_nothing(sides, offset)}")
+    text = "\n".join([_events_text(found, sides), *broken])
+    option = f" --offset {offset}" if offset else ""
+    emit(as_json, found.to_mapping() | {"offset": offset}, f"{text}\nreproduce with: repro diff{option} {a} {b}")
+    return 1 if not found.agrees else 3 if broken else 0
+
+
+def _why_nothing(sides: list[dict[int, dict[str, float]]], offset: int) -> str:
+    """What the two sides have, and what may help."""
+    from repro_golden.events import matched
+
+    names = [sorted({name for values in side.values() for name in values}) for side in sides]
+    if not matched(*names):
+        shown = [", ".join(n[:4]) + (f" and {len(n) - 4} more" if len(n) > 4 else "") or "no metric" for n in names]
+        return f"A has {shown[0]}; B has {shown[1]}"
+    steps = [f"steps {min(side)} to {max(side)}" if side else "no step" for side in sides]
+    return f"A has {steps[0]}, B has {steps[1]}, with --offset {offset}: try another offset"
+
+
+def _events_text(found: EventsComparison, sides: list[dict[int, dict[str, float]]]) -> str:
+    from repro.text import count, metrics_table
+    from repro_golden.compare import Comparison
+
+    steps = {change.step for change in found.changes}
+    names = ", ".join(a if a == b else f"{a} ~ {b}" for a, b in found.metrics)
+    compared = f"{count(found.values, 'value')} of {count(len(steps), 'step')} compared in float32: {names}"
+    known = [{name for values in side.values() for name in values} for side in sides]
+    alone = [sorted(k - {pair[i] for pair in found.metrics}) for i, k in enumerate(known)]
+    notes = [f"only in {side}: {', '.join(names)}" for side, names in zip("AB", alone, strict=True) if names]
+    if found.nonfinite:
+        c = found.nonfinite[0]
+        notes.append(
+            f"not finite on both sides: {count(len(found.nonfinite), 'value')}, first {c.metric} at step {c.step}"
+        )
+    if found.agrees:
+        return "\n".join([f"agrees: {compared}", *notes])
+    if not found.differing:
+        return "\n".join([f"nothing differs, but values that are not finite agree on nothing: {compared}", *notes])
+    first = found.differing[0]
+    table = metrics_table(Comparison(len(steps), None, found.changes, {}))
+    head = f"differs at step {first.step}, metric {first.metric}: {first.a!r} became {first.b!r}"
+    return "\n".join([head, compared, *notes, "", table])
+
+
 def _broken(trace: Any) -> str:
     """Why a trace that agrees as far as it goes proves no more."""
     if trace.end is None:
         return f"its recording broke off after {len(trace.steps)} steps"
     code = trace.end.get("exit", 0)
     return f"its program failed (exit code {code}) after {len(trace.steps)} steps" if code else ""
+
+
+def _holds_events(path: Path) -> bool:
+    """Whether a folder holds event files and is no trace, whose program may have written some beside it."""
+    from repro_golden.events import event_files
+
+    trace = any((path / name).exists() for name in ("header.json", "run.json"))
+    return not trace and path.is_dir() and bool(event_files(path))
 
 
 def open_trace(path: Path):  # type: ignore[no-untyped-def]  # the Trace class is imported late

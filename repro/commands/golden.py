@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 from pathlib import Path
 from typing import Any
 
 import click
 
+from repro.commands.golden_verify import verify
 from repro.output import emit, json_option, progress, vary_option
 
 __all__ = ["golden"]
@@ -101,56 +100,7 @@ def _record(case: str | None, allow_noise: bool, allow_failed_checks: bool, reas
     return 0
 
 
-@golden.command(short_help="Replay a case and compare, signal by signal.")
-@click.argument("case", required=False)
-@click.option("--all", "every", is_flag=True, help="Every case of the repository.")
-@click.option("--metrics", type=click.Path(path_type=Path), help="Also write a small JSON file for `dvc metrics diff`.")
-@json_option
-def verify(case: str | None, every: bool, metrics: Path | None, as_json: bool) -> int:
-    """Replay CASE on the working tree and compare it with its golden run, signal by signal."""
-    from repro.text import comparison_text
-    from repro_golden.canonical import write_atomic
-    from repro_golden.case import find_case, list_cases
-    from repro_golden.checkout import find_checkout
-    from repro_golden.errors import NotVerifiableError
-    from repro_golden.verify import verify as run_verify
-
-    checkout = find_checkout(Path.cwd())
-    names = [p.stem for p in list_cases(checkout.root)] if every else [case]
-    cases = [find_case(checkout.root, name) for name in names] or [find_case(checkout.root, None)]
-    results: dict[str, Any] = {}
-    small: dict[str, Any] = {}
-    texts, codes = [], []
-    for found in cases:
-        try:
-            with progress("replaying") as say:
-                result = run_verify(checkout, found, say)
-            results[found.name] = result.to_mapping()
-            small[found.name] = _small(result)
-            texts.append(f"{found.name}: {comparison_text(result.comparison)}")
-            codes.append(0 if result.agrees else 1)
-        except NotVerifiableError as error:
-            if not every:
-                raise
-            results[found.name] = {"agrees": None, "not_verifiable": str(error)}
-            texts.append(f"{found.name}: not verifiable: {error}")
-            codes.append(error.exit_code)
-    if metrics:
-        write_atomic(metrics, json.dumps(small, indent=2, sort_keys=True) + "\n")
-    texts.append(f"reproduce with: repro golden verify {'--all' if every else cases[0].name}")
-    emit(as_json, results, "\n".join(texts))
-    return 1 if 1 in codes else max(codes)
-
-
-def _small(result: Any) -> dict[str, float]:
-    """What `dvc metrics diff` can show: plain finite numbers."""
-    d = result.comparison.divergence
-    last = {m.metric: m.b for m in result.comparison.metrics if m.b is not None and math.isfinite(m.b)}
-    return {
-        "agrees": int(result.agrees),
-        "steps": result.comparison.steps,
-        "divergent_step": d.step if d else -1,
-    } | last
+golden.add_command(verify)
 
 
 @golden.command("list", short_help="Golden runs, and which verify here.")

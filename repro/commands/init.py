@@ -33,6 +33,37 @@ n_samples_per_prompt = 8
 global_batch_size = 32
 """
 
+STAGE = "golden/dvc.yaml"
+"""Beside the golden runs, so that it is no part of the code of a subject that is all of the repository."""
+
+FIRST_STAGE = """\
+# A check stage: `dvc repro {stage}` replays every golden run and writes what `dvc metrics diff`, `dvc plots diff` and
+# `dvc exp show` read. It never records one: golden runs are `dvc add` pointers and no stage's output. It measures, and
+# so ends well where numbers differ; `repro golden verify --all` is the gate that exits 1.
+stages:
+  check:
+    desc: Replay every golden run of this machine on the working tree
+    cmd: repro golden verify --all --exit-zero --metrics check.json --plots check-steps.json
+    metrics:
+      - check.json:
+          cache: false
+    plots:
+      - check-steps.json:
+          cache: false
+          title: "{name}: steps whose bits agree with the golden run's"
+          x: step
+          x_label: optimizer update
+          y: {name}/bits_agree
+          y_label: 1 where they agree
+    always_changed: true
+# More plots, of names that check-steps.json has (CASE/METRIC):
+# plots:
+#   - loss:
+#       x: step
+#       y:
+#         check-steps.json: [{name}/loss]
+"""
+
 
 @click.command()
 @click.option("--case", "name", default="first", show_default=True, help="Name of the first case.")
@@ -41,7 +72,10 @@ global_batch_size = 32
 )
 @json_option
 def init(name: str, remote: str | None, as_json: bool) -> int:
-    """Write golden/, a first case and, where missing, DVC with a remote. Twice is harmless."""
+    """Write golden/, a first case and, where missing, DVC with a remote. Twice is harmless.
+
+    Where there is no dvc.yaml, golden/dvc.yaml gets a stage that replays the golden runs.
+    """
     from repro_golden.case import CASES
     from repro_golden.checkout import find_checkout
     from repro_golden.dvc import Dvc
@@ -63,6 +97,10 @@ def init(name: str, remote: str | None, as_json: bool) -> int:
         path = "core" if (root / "core" / "repro_core").is_dir() else ""
         case.write_text(FIRST_CASE.format(name=name, path=path), encoding="utf-8")
         done.append(str(case.relative_to(root)))
+    if not any((root / path).exists() for path in ("dvc.yaml", STAGE)):
+        case = sorted((root / CASES).glob("*.toml"))[0]
+        (root / STAGE).write_text(FIRST_STAGE.format(name=case.stem, stage=STAGE), encoding="utf-8")
+        done.append(f"{STAGE} (check stage: dvc repro {STAGE})")
     text = "\n".join(f"wrote {line}" for line in done) if done else "nothing to do: golden/, DVC and a case are here"
     emit(as_json, {"wrote": done}, text + "\nnext: repro golden record")
     return 0

@@ -1,0 +1,113 @@
+"""`repro golden verify`: replay golden runs; also as a DVC stage that keeps metrics and plots."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from repro.output import emit, json_option, progress
+
+__all__ = ["step_records", "verify"]
+
+
+@click.command(short_help="Replay a case and compare, signal by signal.")
+@click.argument("case", required=False)
+@click.option("--all", "every", is_flag=True, help="Every case of the repository.")
+@click.option("--metrics", type=click.Path(path_type=Path), help="Also write a small JSON file for `dvc metrics diff`.")
+@click.option("--plots", type=click.Path(path_type=Path), help="Also write every step as JSON for `dvc plots diff`.")
+@click.option(
+    "--exit-zero", is_flag=True, help="Exit 0 also where numbers differ, so that a DVC stage keeps what it measured."
+)
+@json_option
+def verify(
+    case: str | None, every: bool, metrics: Path | None, plots: Path | None, exit_zero: bool, as_json: bool
+) -> int:
+    """Replay CASE on the working tree and compare it with its golden run, signal by signal."""
+    from repro.text import comparison_text
+    from repro_golden.case import find_case, list_cases
+    from repro_golden.checkout import find_checkout
+    from repro_golden.errors import NotVerifiableError
+    from repro_golden.verify import verify as run_verify
+
+    checkout = find_checkout(Path.cwd())
+    names = [p.stem for p in list_cases(checkout.root)] if every else [case]
+    cases = [find_case(checkout.root, name) for name in names] or [find_case(checkout.root, None)]
+    results: dict[str, Any] = {}
+    small: dict[str, Any] = {}
+    steps: dict[str, Any] = {}
+    texts, codes = [], []
+    for found in cases:
+        try:
+            with progress("replaying") as say:
+                result = run_verify(checkout, found, say)
+            results[found.name] = result.to_mapping()
+            small[found.name] = _small(result)
+            steps[found.name] = step_records(found.name, result)
+            texts.append(f"{found.name}: {comparison_text(result.comparison)}")
+            codes.append(0 if result.agrees else 1)
+        except NotVerifiableError as error:
+            if not every:
+                raise
+            results[found.name] = {"agrees": None, "not_verifiable": str(error)}
+            texts.append(f"{found.name}: not verifiable: {error}")
+            codes.append(error.exit_code)
+    for path, data in ((metrics, small), (plots, steps)):
+        if path:
+            _write(path, data)
+    texts.append(f"reproduce with: repro golden verify {'--all' if every else cases[0].name}")
+    emit(as_json, results, "\n".join(texts))
+    if exit_zero and small:  # where nothing could be judged there is nothing to keep, and silence is no agreement
+        return 0
+    return 1 if 1 in codes else max(codes)
+
+
+def _write(path: Path, data: Mapping[str, Any]) -> None:
+    from repro_golden.canonical import write_atomic
+
+    write_atomic(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+def _small(result: Any) -> dict[str, float]:
+    """What `dvc metrics diff` can show: plain finite numbers."""
+    d = result.comparison.divergence
+    last = {m.metric: m.b for m in result.comparison.metrics if m.b is not None and math.isfinite(m.b)}
+    return dict(sorted(last.items())) | {
+        "agrees": int(result.agrees),
+        "steps": result.comparison.steps,
+        "divergent_step": d.step if d else -1,
+    }
+
+
+def step_records(case: str, result: Any) -> list[dict[str, float | None]]:
+    """One record a step for `dvc plots`, in the shape that it merges into one table for all cases.
+
+    DVC lays the lists of a JSON file side by side, so names begin with the case's and `step` alone is shared. It drops
+    a list in which a record lacks a key: what is absent, or is NaN or infinite and has no place in JSON, is null.
+    """
+    comparison, golden = result.comparison, result.golden.trace
+    numbers = [record.step for record in golden.steps[: comparison.steps]]
+    replayed: dict[int, dict[str, float | None]] = {step: {} for step in numbers}
+    for change in comparison.metrics:
+        replayed[change.step][change.metric] = change.b
+    names = sorted({c.metric for c in comparison.metrics if c.b is not None})
+    first = min((step for step, same in result.agreeing.items() if not same), default=math.inf)
+    # equal bits are an equal policy, whose KL is 0 without being computed; a run without log-probs has none
+    same = (0.0, 0.0) if comparison.kl or golden.row(len(numbers) - 1, "forward", "log_probs") else (None, None)
+    records = []
+    for step in numbers:
+        k1, k3 = comparison.kl.get(step, same if step < first else (None, None))
+        own: dict[str, float | None] = {
+            "bits_agree": int(result.agreeing[step]),
+            "golden_kl_k1": k1,
+            "golden_kl_k3": k3,
+        }
+        values = own | {n if n not in (*own, "finite") else f"metric/{n}": replayed[step].get(n) for n in names}
+        finite = all(v is None or math.isfinite(v) for v in values.values())
+        clean = {n: v if v is None or math.isfinite(v) else None for n, v in values.items()}
+        records.append({"step": step} | {f"{case}/{n}": v for n, v in ({"finite": int(finite)} | clean).items()})
+    return records
