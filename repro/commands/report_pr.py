@@ -1,0 +1,191 @@
+"""`repro report pr`: what BASE..HEAD does to the numbers of every case, for a pull request."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from repro.output import emit, json_option
+
+if TYPE_CHECKING:
+    from repro.github import PullComments
+    from repro.report.pull_result import Entry, PullReport
+    from repro_bisect.bench import Options
+    from repro_bisect.result import Watch
+    from repro_golden.case import Case
+    from repro_golden.checkout import Checkout
+
+__all__ = ["pr"]
+
+
+@click.command()
+@click.argument("commits", metavar="BASE..HEAD")
+@click.option("--case", "names", multiple=True, help="A case to replay; by default every one. May be repeated.")
+@click.option("--bisect", "name", is_flag=True, help="Name every commit that moved the numbers, and explain it.")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), help="Replays at once; by default what the machine serves.")
+@click.option("--fresh", is_flag=True, help="Use nothing that earlier searches found.")
+@click.option("--path", "paths", multiple=True, help="A folder or file that holds what matters; may be repeated.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for comment.md, report.html, .json, junit.xml.")
+@click.option("--post", is_flag=True, help="Write the comment on the pull request; anew where it is there already.")
+@click.option("--pr", "number", type=click.IntRange(min=1), help="With --post: its number; in a GitHub job its own.")
+@click.option("--repo", "repository", metavar="OWNER/NAME", help="With --post: where; in a GitHub job its own.")
+@click.option("--key", default="default", show_default=True, help="Tells comments of several workflows apart.")
+@click.option("--tensorboard", type=click.Path(path_type=Path), help="Folder for both sides as TensorBoard runs.")
+@json_option
+def pr(
+    commits: str,
+    names: tuple[str, ...],
+    name: bool,
+    jobs: int | None,
+    fresh: bool,
+    paths: tuple[str, ...],
+    out: Path | None,
+    post: bool,
+    number: int | None,
+    repository: str | None,
+    key: str,
+    tensorboard: Path | None,
+    as_json: bool,
+) -> int:
+    """Replay every case on BASE and on HEAD, from the same rollouts on this machine, and say whether numbers moved.
+
+    BASE is taken to be the commit at which HEAD's branch left it; an empty HEAD means the current commit. What the
+    journal holds of earlier replays is used again.
+
+    Your checkout, index and branches are not touched.
+
+    Exit codes: 0 all cases agree, 1 numbers moved or HEAD does not reproduce itself, 2 a case failed or the comment
+    could not be posted, 3 a case cannot be verified here.
+    """
+    from repro.github import PullComments
+    from repro.github_pull import find_pull, find_token, marker
+    from repro.live import bisect_view
+    from repro.report.pull import pull_text, write_report
+    from repro.report.pull_result import PullReport
+    from repro_bisect.axis import short
+    from repro_bisect.bench import Options
+    from repro_bisect.commits import resolve
+    from repro_bisect.pair import now
+    from repro_golden.checkout import find_checkout
+
+    checkout, (left, right) = find_checkout(Path.cwd()), _range(commits)
+    marker(key)
+    base, head = resolve(checkout, left), resolve(checkout, right)
+    # what a post needs is asked for before hours of replays, not after them
+    comments = PullComments(find_pull(checkout.root, repository, number), find_token()) if post else None
+    options = Options(jobs=jobs, fresh=fresh, paths=paths)
+    with bisect_view() as watch:
+        entries = _entries(checkout, names, (left, head), watch, options, name=name)
+    ends = f"{short(base)}..{short(head)}"
+    said = ["repro report pr", ends, *(f"--case {shlex.quote(case)}" for case in names)]
+    said += [f"--path {shlex.quote(path)}" for path in paths] + (["--bisect"] if name else [])
+    report = PullReport(base, head, entries, " ".join(said), now())
+    written: list[Path] = []
+    try:
+        written = write_report(report, out or checkout.state / "reports" / f"pr-{ends}", key)
+        if tensorboard:
+            from repro.report.tensorboard import write_pulls
+
+            write_pulls(report.results, tensorboard)
+    finally:  # whatever becomes of the files, the answer is told
+        files = "".join(f"\nreport: {path}" for path in written)
+        text = f"{pull_text(report)}\n{files}\nreproduce with: {report.command}"
+        annotate(report)
+        if not as_json:
+            print(text, flush=True)
+    data = report.to_mapping() | {"reports": [str(path) for path in written]}
+    code = report.exit_code
+    if comments:
+        data["comment"], problem = _posted(comments, written[0], marker(key))
+        code = code or 2 if problem else code
+        code = 2 if problem and code == 3 else code
+        if not as_json and data["comment"]:
+            print(f"comment: {data['comment']}")
+        if problem:
+            data["error"] = problem
+            print(f"repro: {problem}", file=sys.stderr)
+    if as_json:
+        emit(as_json, data, "")
+    return code
+
+
+def _range(commits: str) -> tuple[str, str]:
+    """Both revisions as they are written.
+
+    Raises:
+        ReproError: it is no range.
+    """
+    from repro_golden.errors import ReproError
+
+    left, dots, right = commits.partition("..")
+    if not dots or not left or right.startswith("."):
+        raise ReproError(f"{commits!r} is no range: write BASE..HEAD, such as origin/main..HEAD")
+    return left, right or "HEAD"
+
+
+def _entries(
+    checkout: Checkout,
+    names: Sequence[str],
+    ends: tuple[str, str],
+    watch: Watch,
+    options: Options,
+    *,
+    name: bool,
+) -> list[Entry]:
+    """What was found of each case; one that fails does not keep the others from it.
+
+    Raises:
+        ReproError: there is no case, or none of a name that was given.
+        MachineFailureError: the machine failed; the same command resumes.
+    """
+    from repro.report.pull_result import Failed
+    from repro_bisect.pair import compare_commits
+    from repro_golden.case import CASES, find_case, list_cases
+    from repro_golden.errors import MachineFailureError, NotVerifiableError, ReproError
+
+    known = [path.stem for path in list_cases(checkout.root)]
+    if not known:
+        raise ReproError(f"no cases in {checkout.root / CASES}: `repro init` writes a first one")
+    if wrong := [given for given in names if given not in known]:
+        raise ReproError(f"no case {wrong[0]!r} in {checkout.root / CASES}; known: {', '.join(known)}")
+    found: list[Entry] = []
+    for case_name in dict.fromkeys(names or known):
+        try:
+            case: Case = find_case(checkout.root, case_name)
+            found.append(compare_commits(checkout, case, *ends, watch, options, name=name))
+        except MachineFailureError:
+            raise
+        except NotVerifiableError as error:
+            found.append(Failed(case_name, str(error), "unverifiable"))
+        except ReproError as error:
+            found.append(Failed(case_name, str(error)))
+    return found
+
+
+def annotate(report: PullReport) -> None:
+    """Mark the GitHub job, where this is one, with each case that does not agree."""
+    from repro.github import annotation
+    from repro.report.pieces import clean, plain
+    from repro.report.pull_result import WORDS, verdict_line
+
+    for entry in report.entries:
+        title, text = f"{clean(entry.case)}: {WORDS[entry.verdict]}", plain(verdict_line(entry))
+        if entry.verdict in ("moved", "flaky", "error"):
+            annotation("error", title, text)
+        elif entry.verdict == "unverifiable":
+            annotation("warning", title, text)
+
+
+def _posted(comments: PullComments, file: Path, marker: str) -> tuple[str, str]:
+    """The comment's page; or why there is none."""
+    from repro_golden.errors import ReproError
+
+    try:
+        return comments.write(marker, file.read_text(encoding="utf-8")).url, ""
+    except ReproError as error:
+        return "", f"{error} (the comment is kept in {file})"
