@@ -67,6 +67,13 @@ class _AgainError(ReproError):
     """A comment that may or may not have been posted."""
 
 
+def _trusted(comment: dict[str, Any]) -> bool:
+    """Whether a comment is a bot's, as those of jobs are, or of somebody who may write to the repository."""
+    user = comment.get("user")
+    bot = isinstance(user, dict) and user.get("type") == "Bot"
+    return bot or comment.get("author_association") in ("OWNER", "MEMBER", "COLLABORATOR")
+
+
 @dataclass(frozen=True)
 class PullComments:
     """The comments of a pull request.
@@ -141,7 +148,7 @@ class PullComments:
         return request
 
     def _find(self, session: Any, marker: str) -> int | None:
-        """The id of the oldest comment that starts with the marker."""
+        """The id of the oldest comment that starts with the marker and is no stranger's: anybody can write the line."""
         first = f"{self.api.rstrip('/')}/repos/{self.pull.repository}/issues/{self.pull.number}/comments"
         url, page, seen = f"{first}?per_page={_PAGE}&page=1", 1, set[str]()
         while url not in seen:
@@ -153,7 +160,7 @@ class PullComments:
             for comment in comments:
                 if not isinstance(comment, dict) or type(comment.get("id")) is not int:
                     raise self._strange()
-                if str(comment.get("body") or "").startswith(marker):
+                if str(comment.get("body") or "").startswith(marker) and _trusted(comment):
                     return int(comment["id"])
             page += 1
             following = response.links.get("next", {}).get("url", "")

@@ -82,7 +82,8 @@ class GitHub(BaseHTTPRequestHandler):
         where = self.server.elsewhere or self.server.url
         link = f'<{where}/repos/o/r/issues/7/comments?per_page={size}&page={page + 1}>; rel="next"'
         headers = {"Link": link} if left and self.server.links else {}
-        self._answer(200, self.server.comments[(page - 1) * size : page * size], **headers)
+        bot = {"user": {"login": "github-actions[bot]", "type": "Bot"}, "author_association": "NONE"}
+        self._answer(200, [bot | c for c in self.server.comments[(page - 1) * size : page * size]], **headers)
 
     do_GET = do_POST = do_PATCH = _handle  # noqa: N815 (the names that http.server looks for)
 
@@ -334,3 +335,14 @@ def test_a_comment_that_was_written_before_is_posted(served: Server, tmp_path: P
         done = post(tmp_path, name, "--pr", "7", **job)
         assert done.returncode == 2 and words in done.stderr and len(done.stderr.splitlines()) == 1
     assert len(served.comments) == 1
+
+
+def test_a_strangers_comment_is_left_alone() -> None:
+    """Who copies the marker into a comment of their own gets no report under their name; a maintainer's is kept up."""
+    stranger = {"id": 1, "body": BODY, "user": {"login": "x", "type": "User"}, "author_association": "CONTRIBUTOR"}
+    with github() as served:
+        served.comments.append(dict(stranger))
+        assert served.write(BODY + "first").created and not served.write(BODY + "second").created
+        assert served.comments[0] == stranger and served.comments[1]["body"] == BODY + "second"
+        served.comments[:] = [dict(stranger), stranger | {"id": 2, "author_association": "MEMBER"}]
+        assert not served.write(BODY + "third").created and served.comments[1]["body"] == BODY + "third"
