@@ -28,6 +28,7 @@ from pydantic import (
 from repro_golden.canonical import canonical_json, digest
 from repro_golden.errors import ReproError
 from repro_golden.layout import Layout
+from repro_golden.nightly_table import NightlyTable, OfLayouts
 from repro_golden.pins import checked_pins
 
 __all__ = [
@@ -46,14 +47,12 @@ __all__ = [
 
 CASES = Path("golden/cases")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def _seconds(value: object) -> object:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", value) if isinstance(value, str) else None
     return float(match[1]) * _UNITS[match[2]] if match else value
-
-
-_SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def _bytes(value: object) -> object:
@@ -297,6 +296,7 @@ class Case(_Table):
     first_step: FirstStep = FirstStep()
     resources: Resources = Resources()
     layouts: dict[str, Layout] = Field(default_factory=dict)
+    nightly: OfLayouts = NightlyTable()
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> Case:

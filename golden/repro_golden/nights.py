@@ -6,15 +6,17 @@ conflict, and git or DVC keeps them.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from repro_golden.canonical import check_format, decode_float, encode_float, read_json, write_atomic
-from repro_golden.errors import ReproError
+from repro_golden.errors import MachineFailureError, ReproError
 
 __all__ = ["FORMAT", "STATUSES", "Baseline", "Check", "Night", "Nights", "Status", "Summary", "worst"]
 
@@ -179,11 +181,19 @@ class Nights:
         self.folder = folder
 
     def write(self, night: Night) -> Path:
-        """Add a night and return its file."""
-        path = self.folder / night.machine / night.case / night.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(night.to_mapping(), sort_keys=True, indent=1, allow_nan=False) + "\n")
-        return path
+        """Add a night and return its file; a second one of the same second and commit gets a number behind its name.
+
+        Raises:
+            MachineFailureError: the disk is full or the folder cannot be written.
+        """
+        folder = self.folder / night.machine / night.case
+        text = json.dumps(night.to_mapping(), sort_keys=True, indent=1, allow_nan=False) + "\n"
+        whole = folder / f".{uuid.uuid4().hex}"
+        write_atomic(whole, text)
+        try:
+            return _linked(whole, folder / night.name)
+        finally:
+            whole.unlink(missing_ok=True)
 
     def read(self, machine: str = "*", case: str = "*") -> list[Night]:
         """Every night, oldest first; of one machine or case where that is named.
@@ -202,3 +212,17 @@ class Nights:
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ReproError(f"{path} is damaged ({error}): restore it from git or DVC, or remove it") from None
         return sorted(found, key=lambda night: (night.at, night.machine, night.case))
+
+
+def _linked(whole: Path, wanted: Path) -> Path:
+    """Give a whole file its name, or the first one like it that is free: unlike a rename, a link replaces nothing."""
+    for number in itertools.count(1):
+        path = wanted if number == 1 else wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")
+        try:
+            path.hardlink_to(whole)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise MachineFailureError(f"cannot write {path}: {error.strerror}; use a folder on another disk") from error
+        return path
+    raise AssertionError("there is always a next number")

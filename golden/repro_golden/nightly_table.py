@@ -1,0 +1,53 @@
+"""What a night asks of a case beside its numbers, as a table of its file: no part of the case, and of no golden run."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
+
+__all__ = ["NightlyTable", "OfLayouts"]
+
+_KEY = re.compile(r"(?:threads|ranks)=[1-9]\d{0,5}")
+
+
+class NightlyTable(BaseModel):
+    """`[nightly]`: what `repro report nightly` asks, and by what it judges."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    threads: tuple[Annotated[int, Field(ge=1, le=999_999)], ...] = Field(default=(), strict=False)
+    """Other numbers of threads."""
+    batches: tuple[str, ...] = Field(default=(), strict=False)
+    """Names of ``[layouts.NAME]`` tables that cut batches otherwise."""
+    layouts: tuple[str, ...] = Field(default=(), strict=False)
+    """Names of ``[layouts.NAME]`` tables, or KEY=N as ``repro bisect --layout`` takes them."""
+    tolerance: float = Field(default=64.0, ge=0, allow_inf_nan=False, strict=False)
+    """Units of epsilon that another order of sums may make."""
+    history: int = Field(default=14, ge=1)
+    """How many trusted nights metrics are judged by, the newest."""
+    least: int = Field(default=5, ge=1)
+    """With fewer of them metrics are not judged."""
+    mads: float = Field(default=6.0, gt=0, allow_inf_nan=False, strict=False)
+    """How far a metric may be from the median: in standard deviations, as 1.4826 median absolute deviations are."""
+
+
+def _known(table: NightlyTable, info: ValidationInfo) -> NightlyTable:
+    """Refuse names that are no layout of the case, whose tables are read before this one."""
+    named = info.data.get("layouts", {})
+    for key, texts in (("batches", table.batches), ("layouts", table.layouts)):
+        for text in texts:
+            words = [text] if key == "batches" else [word.strip() for word in text.split(",")]
+            wrong = [word for word in words if word not in named and (key == "batches" or not _KEY.fullmatch(word))]
+            if wrong:
+                known = ", ".join(named) or "none"
+                also = "" if key == "batches" else ", or write threads=N or ranks=N"
+                raise ValueError(f"{key}: {wrong[0]!r} is no [layouts.NAME] table (there is: {known}){also}")
+    if table.least > table.history:
+        raise ValueError(f"least = {table.least} nights of history = {table.history} never come: make it no larger")
+    return table
+
+
+OfLayouts = Annotated[NightlyTable, AfterValidator(_known)]
+"""The table in a model that has the case's ``layouts`` before it."""

@@ -1,0 +1,165 @@
+"""`repro report nightly`: judge every case tonight, and bisect what changed."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from repro.output import emit, json_option
+
+if TYPE_CHECKING:
+    from repro_golden.case import Case
+
+__all__ = ["nightly"]
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[CASE]...")
+@click.option(
+    "--results", type=click.Path(path_type=Path), help="Folder of all nights' results.  [default: golden/nights]"
+)
+@click.option("--at", metavar="COMMIT", default="HEAD", show_default=True, help="The commit that is judged.")
+@click.option("--no-bisect", is_flag=True, help="Do not search for the commits that changed what changed.")
+@click.option(
+    "--last", type=click.IntRange(min=1), help="Trusted nights to judge metrics by; by default the case says."
+)
+@click.option("-j", "--jobs", type=click.IntRange(min=1), help="Replays at once; by default what the machine serves.")
+@click.option(
+    "--tensorboard", type=click.Path(path_type=Path), help="Also write all nights as TensorBoard event files."
+)
+@click.option(
+    "--baseline", metavar="EVENTS", type=click.Path(path_type=Path),
+    help="Also compare metrics with a run's TensorBoard event files.",
+)  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for the report (Markdown and HTML).")
+@json_option
+def nightly(
+    names: tuple[str, ...],
+    results: Path | None,
+    at: str,
+    no_bisect: bool,
+    last: int | None,
+    jobs: int | None,
+    tensorboard: Path | None,
+    baseline: Path | None,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    """Judge each CASE (names or globs; all by default) on one commit, and keep what came of it.
+
+    Two fresh replays must agree; their numbers are compared with the golden run of this machine or, without one, with
+    the last green commit, replayed here; other thread counts, batches and layouts where the case asks for them; and
+    metrics with those of earlier green nights. What changed is bisected from the last green commit.
+
+    The working tree's changes play no part. One small file for each machine, case and night is added to the results:
+    commit them with git or DVC.
+
+    Exit codes: 0 all green; 1 something changed, or a metric is not finite; 2 any other error; 3 something is flaky or
+    could not be judged.
+    """
+    from repro import __version__
+    from repro.live import bisect_view
+    from repro.report.nightly import annotate, nightly_text, write_report
+    from repro_bisect.commits import resolve
+    from repro_bisect.nightly import Asked, exit_code, night_of
+    from repro_bisect.result import Event
+    from repro_golden.checkout import find_checkout
+    from repro_golden.nights import Night, Nights
+
+    checkout = find_checkout(Path.cwd())
+    cases = _chosen(checkout.root, names)
+    _refuse(cases, last, baseline)
+    commit = resolve(checkout, at)
+    kept = Nights(results if results is not None else checkout.root / "golden" / "nights")
+    known = {
+        case.name: kept.read(case=case.name) for case in cases
+    }  # a damaged one is said before anything is replayed
+    events = None
+    if baseline is not None:
+        from repro_golden.events import read_events
+
+        events = read_events(baseline)
+    more = [f"--results {shlex.quote(str(results))}"] if results is not None else []
+    more += ["--no-bisect"] if no_bisect else []
+    more += [f"--last {last}"] if last else []
+    more += [f"--baseline {shlex.quote(str(baseline))}"] if baseline is not None else []
+
+    def again(*which: str) -> str:
+        return " ".join(["repro report nightly", *map(shlex.quote, which), f"--at {commit[:10]}", *more])
+
+    nights: list[Night] = []
+    files: list[Path] = []
+    for case in cases:
+        asked = Asked(again(case.name), __version__, jobs, not no_bisect, last, events)
+        with bisect_view() as watch:
+            night = night_of(checkout, case, commit, known[case.name], watch, asked)
+            files.append(kept.write(night))
+            watch(Event(f"{night.status}: {case.name}, {files[-1]}"))
+        nights.append(night)
+    folder = out if out is not None else _unused(checkout.state / "reports", nights[0].at.replace(":", ""))
+    command, code = again(*names), exit_code(nights)
+    try:
+        reports = write_report(nights, files, folder, command)
+        if tensorboard is not None:
+            from repro.report.tensorboard import write_nights
+
+            write_nights([*(night for each in known.values() for night in each), *nights], tensorboard)
+    finally:  # the answer stands without them
+        reports = [path for path in (folder / "report.md", folder / "report.html") if path.exists()]
+        data = {
+            "nights": [night.to_mapping() for night in nights],
+            "files": [str(path) for path in files],
+            "reports": [str(path) for path in reports],
+            "exit_code": code,
+            "reproduce": command,
+        }
+        text = nightly_text(nights, files, colour=sys.stdout.isatty())
+        said = "".join(f"\nreport: {path}" for path in reports)
+        emit(as_json, data, f"{text}\n{said}\nreproduce with: {command}")
+    annotate(nights)
+    return code
+
+
+def _chosen(root: Path, names: Sequence[str]) -> list[Case]:
+    """The cases that names and globs mean, each once, in the order of their names.
+
+    Raises:
+        ReproError: one means none, there is none, or a case file cannot be used.
+    """
+    from repro_golden.case import CASES, list_cases, read_case
+    from repro_golden.errors import ReproError
+
+    paths = {path.stem: path for path in list_cases(root)}
+    if not paths:
+        raise ReproError(f"no case in {root / CASES}: `repro init` writes a first one")
+    for name in names:
+        if not any(fnmatchcase(stem, name) for stem in paths):
+            raise ReproError(f"no case {name!r} in {root / CASES}; known: {', '.join(paths)}")
+    return [read_case(path) for stem, path in paths.items() if not names or any(fnmatchcase(stem, n) for n in names)]
+
+
+def _refuse(cases: Sequence[Case], last: int | None, baseline: Path | None) -> None:
+    """Refuse options that do not fit the cases."""
+    from repro_golden.errors import ReproError
+
+    if baseline is not None and len(cases) > 1:
+        raise ReproError(f"--baseline is of one run, and {len(cases)} cases are judged: name the one that it is of")
+    for case in cases:
+        if last is not None and last < case.nightly.least:
+            raise ReproError(f"--last {last} never reaches the {case.nightly.least} nights that {case.name} asks for")
+
+
+def _unused(reports: Path, time: str) -> Path:
+    """A folder for this report alone, also where two are made in one second."""
+    wanted = reports / f"nightly-{time}"
+    number = 2
+    while wanted.exists():
+        wanted = reports / f"nightly-{time}-{number}"
+        number += 1
+    return wanted

@@ -1,0 +1,222 @@
+"""What a night is compared with: the past of a commit, the last green commit, the golden run of the machine."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import history_kit as kit
+from conftest import Repo
+from nightly_kit import IDENTITY, approve, night
+from trace_kit import HEADER, kill
+
+from repro_bisect.bench import Options
+from repro_bisect.lineage import lineage, newest_green
+from repro_bisect.night_baseline import Judgement, Tonight, baseline_of
+from repro_golden.case import find_case
+from repro_golden.checkout import find_checkout
+from repro_golden.nights import Baseline, Night, Status
+from repro_golden.store import write_record
+from repro_golden.subjects import identity_of
+from repro_golden.trace import Trace, TraceWriter
+from repro_golden.trace.writer import metric_row
+from repro_golden.trusted import summarise
+
+OBSERVE = "\n[observe]\nmetrics = ['loss=(?P<loss>\\S+)']\n"
+BOUNDS = OBSERVE + '\n[compare]\nmode = "bounds"\n\n[compare.bounds.loss]\natol = 0.5\n'
+
+
+# -- what came before
+
+
+def test_the_past_of_a_commit(tmp_path: Path) -> None:
+    """The newest approval is the newest commit that brought or changed a pointer, of any machine; removals are none."""
+    repo = kit.start(tmp_path)
+    checkout = find_checkout(repo.root)
+    first = repo.git("rev-parse", "HEAD")
+    assert lineage(checkout, "toy", first).approved == ""
+    approved = approve(repo, "m1")
+    approve(repo, "m1", case="other")
+    later = kit.note(repo, "later")
+    past = lineage(checkout, "toy", later)
+    assert past.approved == approved and past.since == frozenset(repo.git("rev-list", f"{first}..HEAD").split())
+    assert list(past.order) == repo.git("rev-list", "HEAD").split()
+    # a side that was approved before a merge; and a removal
+    repo.git("checkout", "--quiet", "-b", "side", approved)
+    side = approve(repo, "m2", text="outs: [2]\n")
+    repo.git("checkout", "--quiet", "main")
+    repo.git("merge", "--quiet", "--no-ff", "--message", "Merge", "side")
+    merged = repo.git("rev-parse", "HEAD")
+    assert lineage(checkout, "toy", merged).since == frozenset({side, merged})
+    repo.git("checkout", "--quiet", "-b", "both", later)
+    approve(repo, "m3")
+    repo.git("merge", "--quiet", "--no-ff", "--message", "Merge what both approved", "side")
+    both = repo.git("rev-parse", "HEAD")
+    assert lineage(checkout, "toy", both).approved == both, "no side's own code has what both approved"
+    repo.git("checkout", "--quiet", "main")
+    (repo.root / "golden/runs/m1/toy.dvc").unlink()
+    gone = repo.commit("Retire m1")
+    past = lineage(checkout, "toy", gone)
+    assert past.approved == side
+    nights = [night(commit=first), night(commit=later, machine="m9"), night(commit=gone, status="changed")]
+    last = newest_green([*nights, night(commit=first, at="2027-01-01T00:00:00Z"), night(commit="f" * 40)], past)
+    assert last is nights[1], "the newest commit counts, not the newest file, and no commit that is not in its past"
+    assert newest_green(nights[2:], past) is None
+
+
+# -- the baseline, without training
+
+
+def made(folder: Path, *values: float) -> Trace:
+    """A trace with one metric."""
+    writer = TraceWriter(folder, HEADER)
+    for step, value in enumerate(values):
+        writer.add(metric_row("loss", "loss", value))
+        writer.end_step(step)
+    kill(writer)
+    return Trace(folder)
+
+
+def tonight(repo: Repo, trace: Trace, *nights: Night, machine: str = "m1") -> Tonight:
+    """A night of HEAD that has been replayed."""
+    checkout = find_checkout(repo.root)
+    case, commit = find_case(repo.root, None), repo.git("rev-parse", "HEAD")
+    return Tonight(
+        checkout=checkout, case=case, commit=commit, tree=_tree(repo), paths=case.paths(), machine=machine,
+        rollouts="rollouts", trace=trace, metrics=summarise(s.metrics for s in trace.steps),
+        past=lineage(checkout, "toy", commit), nights=nights, version="1", options=Options(jobs=1),
+        watch=lambda _: None,
+    )  # fmt: skip
+
+
+def _tree(repo: Repo, commit: str = "HEAD") -> str:
+    return repo.git("rev-parse", f"{commit}:train.py")
+
+
+def earlier(repo: Repo, trace: Trace, **given: Any) -> Night:
+    """A green night of HEAD's code, with a trace's chain."""
+    case = find_case(repo.root, None)
+    own = {"case": "toy", "commit": repo.git("rev-parse", "HEAD"), "tree": _tree(repo), "key": case.digest}
+    metrics = summarise(s.metrics for s in trace.steps)
+    return night(**own | {"steps": len(trace.steps), "chain": trace.chain, "metrics": metrics} | given)
+
+
+def said(found: Judgement) -> tuple[Status, str, str]:
+    return found.check.status, found.baseline.kind, found.check.text
+
+
+def test_a_first_night_is_never_a_pass(tmp_path: Path) -> None:
+    """Nothing to compare with: the case is not judged, and the text names the cure. Red nights are no baseline."""
+    repo, trace = kit.start(tmp_path, case=kit.CASE + OBSERVE), made(tmp_path / "t", 1.0, 2.0)
+    found = baseline_of(
+        tonight(repo, trace, earlier(repo, trace, status="changed"), earlier(repo, trace, status="flaky"))
+    )
+    assert said(found)[:2] == ("not judged", "none") and "`repro golden record toy`" in found.check.text
+
+
+def test_the_code_of_the_last_green_commit(tmp_path: Path) -> None:
+    """It is not replayed: the chain of this machine's own green night decides, and without one run-to-run says all."""
+    repo = kit.start(tmp_path, case=kit.CASE + OBSERVE)
+    same, other = made(tmp_path / "a", 1.0, 2.0), made(tmp_path / "b", 1.0, 2.5)
+    then = earlier(repo, same)
+    head = kit.note(repo, "words", "docs/words")
+    assert _tree(repo, "HEAD~") == _tree(repo)
+
+    def ask(*nights: Night) -> Judgement:
+        return baseline_of(tonight(repo, same, *nights))
+
+    found = ask(then)
+    assert said(found)[:2] == ("green", "last green") and "whose code is the same" in found.check.text
+    assert (found.baseline.commit, found.baseline.chain) == (then.commit["commit"], same.chain)
+    found = ask(replace(then, chain=other.chain))
+    assert said(found)[:2] == ("changed", "last green") and found.good == ""
+    assert "neither the code nor the machine changed: look at what the identity does not record" in found.check.text
+    for alone in (replace(then, machine="m2", chain="x"), replace(then, identity={"host": {"cpu": "x"}}, chain="x")):
+        assert said(ask(alone)) == (
+            "green", "last green",
+            f"the code is that of the last green commit {then.commit['commit'][:10]}: run-to-run says all",
+        )  # fmt: skip
+    found = ask(replace(then, chain="x", version="0"))
+    assert found.check.status == "green" and "repro was 0" in found.check.text
+    approved = approve(repo, "m2")
+    found = ask(replace(then, chain="x"))
+    assert said(found)[:2] == ("green", "approved") and found.baseline.commit == approved, "it begins anew"
+    assert head in lineage(find_checkout(repo.root), "toy", approved).order
+
+
+def test_bounds_where_the_code_is_the_same(tmp_path: Path) -> None:
+    """In bounds mode other bits are no change; metrics of the earlier night that left their bounds are."""
+    repo = kit.start(tmp_path, case=kit.CASE + BOUNDS)
+    trace = made(tmp_path / "a", 1.0, 2.0)
+    for value, status in ((2.4, "green"), (2.6, "changed")):
+        then = earlier(repo, made(tmp_path / f"{value}", 1.0, value))
+        found = baseline_of(tonight(repo, trace, then))
+        assert found.check.status == status, found.check.text
+    assert "loss (last) 2.6 became 2.0" in found.check.text
+
+
+def golden(repo: Repo, trace_of: Path, machine: str, **given: Any) -> Trace:
+    """A golden run of this machine in the working tree, without its proofs."""
+    case, folder = find_case(repo.root, None), repo.root / "golden" / "runs" / machine / "toy"
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["cp", "-r", trace_of, folder / "trace"], check=True)
+    trace = Trace(folder / "trace")
+    facts = {
+        "case": case.canonical(), "chain": trace.chain, "identity": IDENTITY, "recorded": {}, "proofs": [],
+        "rollouts": "rollouts", "commit": repo.git("rev-parse", "HEAD"), "tree": _tree(repo),
+    }  # fmt: skip
+    write_record(folder, facts | given)
+    return trace
+
+
+def test_the_golden_run_of_this_machine(tmp_path: Path) -> None:
+    """It is what numbers are compared with; a change is searched from the newest commit that had its numbers."""
+    repo = kit.start(tmp_path, case=kit.CASE + OBSERVE)
+    first, case = repo.git("rev-parse", "HEAD"), find_case(repo.root, None)
+    machine = identity_of(case, repo.root).machine
+    was, now = made(tmp_path / "a", 1.0, 2.0), made(tmp_path / "b", 1.0, 2.5)
+    kept = golden(repo, tmp_path / "a", machine)
+
+    def ask(trace: Trace, *nights: Night) -> Judgement:
+        return baseline_of(tonight(repo, trace, *nights, machine=machine))
+
+    found = ask(was)
+    assert said(found) == ("green", "golden", "the bits of the golden run") and found.compared is None
+    assert (found.baseline.chain, found.baseline.commit) == (kept.chain, first)
+    found = ask(now)
+    assert found.check.status == "changed" and found.good == "", "its own code: nothing to search"
+    assert "step 1, loss, loss" in found.check.text and "look at what the identity does not record" in found.check.text
+    kit.note(repo, "words")
+    assert ask(now).good == first, "no green night yet: from the golden run's own commit"
+    green = earlier(repo, was, machine=machine, baseline=Baseline("golden", first, kept.chain))
+    second = kit.note(repo, "more words")
+    assert ask(now, green).good == green.commit["commit"] != second
+    assert ask(now, replace(green, baseline=Baseline("golden", first, "x"))).good == first, "of another golden run"
+    golden(repo, tmp_path / "a", machine, commit=None, tree=None)
+    found = ask(now)
+    assert found.good == "" and "recorded from changes that are in no commit" in found.check.text
+    golden(repo, tmp_path / "a", machine, commit="f" * 40, tree=None)
+    assert ask(now).good == "" and "none that the tested one holds" in ask(now).check.text
+
+
+def test_a_golden_run_that_does_not_serve(tmp_path: Path) -> None:
+    """Of another case or other rollouts it is an error; a noisy one judges no bits, but bounds."""
+    repo = kit.start(tmp_path, case=kit.CASE + OBSERVE)
+    case = find_case(repo.root, None)
+    machine = identity_of(case, repo.root).machine
+    was, now = made(tmp_path / "a", 1.0, 2.0), made(tmp_path / "b", 1.0, 2.25)
+    golden(repo, tmp_path / "a", machine, case=case.canonical() | {"steps": 7})
+    found = baseline_of(tonight(repo, was, machine=machine))
+    assert found.check.status == "error" and "was changed since its golden run (steps)" in found.check.text
+    golden(repo, tmp_path / "a", machine, rollouts="others")
+    found = baseline_of(tonight(repo, was, machine=machine))
+    assert found.check.status == "error" and "rollouts are others" in found.check.text
+    golden(repo, tmp_path / "a", machine, noise={"runs": 3, "spread": {}})
+    found = baseline_of(tonight(repo, was, machine=machine))
+    assert found.check.status == "not judged" and "bits are not verifiable here" in found.check.text
+    (repo.root / "golden/cases/toy.toml").write_text(kit.CASE + BOUNDS)
+    found = baseline_of(tonight(repo, now, machine=machine))
+    assert found.check.status == "green" and found.check.text.startswith("within the case's bounds of the golden run")
+    assert found.compared is not None and found.compared.verdict == "within"
