@@ -1,0 +1,237 @@
+"""The files of the site."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from repro import __version__
+from repro.site.changes import Change, changes, together
+from repro.site.comparison import explanations, metrics, shown, spent_rows
+from repro.site.matrix import SHOWN, SYMBOLS, matrix
+from repro.site.names import page_name, script
+from repro.site.pictures import pictures
+from repro.site.results import Comparison, Results, damaged, when
+from repro.site.series import STATISTICS, case_data, figures
+from repro_bisect.axis import short
+from repro_golden.errors import ReproError
+from repro_golden.nights import Night
+
+if TYPE_CHECKING:
+    import jinja2
+
+__all__ = ["Options", "build"]
+
+_ASSETS = ("page.css", "page.js", "charts.js", "case.js")
+_LATEST = 12
+"""Changes of the first page."""
+
+_STATUS_OF = {"identical": "green", "within": "green", "moved": "changed", "unverifiable": "not judged"}
+"""A verdict's status: the two share colours and symbols."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the site says beside its results.
+
+    Attributes:
+        title: Of the first page.
+        results: The folder of nights, as it was given.
+        pulls: The reports on pull requests, as they were given.
+        repository: Where commits link to; empty for nowhere.
+    """
+
+    title: str
+    results: str
+    pulls: Sequence[str]
+    repository: str
+
+    def __post_init__(self) -> None:
+        """Refuse what is no address of a repository.
+
+        Raises:
+            ReproError: it would make a link that a browser runs, or none.
+        """
+        if self.repository and not re.fullmatch(r"https?://[^\s\"'<>]+", self.repository):
+            raise ReproError(
+                f"--repository {self.repository} is no http or https address, such as https://github.com/o/r"
+            )
+
+    @property
+    def command(self) -> str:
+        """What builds the same site again; its folder decides none of its bytes."""
+        words = ["repro", "report", "publish", "--out", "site", "--results", self.results]
+        words += [word for pull in self.pulls for word in ("--pull", pull)]
+        words += ["--title", self.title] if self.title != DEFAULT_TITLE else []
+        words += ["--repository", self.repository] if self.repository else []
+        return shlex.join(words)
+
+
+DEFAULT_TITLE = "Numbers by night"
+
+
+def build(results: Results, options: Options) -> dict[str, bytes]:
+    """Every file of the site by its path. The same results and options give the same bytes, whenever that is."""
+    files = {f"assets/{name}": _asset(name) for name in _ASSETS}
+    pages = _Pages(results, options)
+    cases: dict[str, list[Night]] = {}
+    for night in results.nights:
+        cases.setdefault(night.case, []).append(night)
+    every: list[Change] = []
+    for case, nights in cases.items():
+        with damaged(f"a result of {case} in {results.folder}"):
+            found = changes(nights)
+            files |= pages.case(case, nights, found)
+        every += found
+    for comparison in results.comparisons:
+        with damaged(comparison.source):
+            files |= pages.comparison(comparison)
+    files |= pages.overview(every)
+    if any(name.startswith("data/") for name in files):
+        files["assets/vega.js"] = _vega()
+    return files
+
+
+def _asset(name: str) -> bytes:
+    return resources.files("repro").joinpath("site", "assets", name).read_bytes()
+
+
+@cache
+def _vega() -> bytes:
+    """Vega, Vega-Lite and Vega-Embed in one file, from the package that also renders the reports' plots."""
+    import vl_convert
+
+    return str(vl_convert.javascript_bundle()).encode()  # type: ignore[call-arg]  # its stub forgets the default
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    import jinja2
+
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("repro", "site/templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["short"] = lambda name: short(str(name))
+    made.filters["page"] = page_name
+    made.filters["time"] = _time
+    made.filters["day"] = lambda at: _time(at)[:10]
+    made.filters["number"] = shown
+    made.filters["name"] = lambda author: re.sub(r"\s*<[^<>]*>$", "", str(author))
+    made.filters["status"] = lambda verdict: _STATUS_OF.get(verdict, verdict)
+    made.filters["kind"] = lambda status: str(status).replace(" ", "-")
+    made.globals["symbols"] = SYMBOLS
+    return made
+
+
+def _time(at: object) -> str:
+    """A time in UTC to read; of what is no time, the text."""
+    try:
+        return f"{when(str(at)):%Y-%m-%d %H:%M} UTC"
+    except ValueError:
+        return str(at)
+
+
+class _Pages:
+    def __init__(self, results: Results, options: Options) -> None:
+        self._results = results
+        nights = results.nights
+        self._facts: dict[str, Any] = {
+            "site": options.title,
+            "command": options.command,
+            "version": __version__,
+            "newest": results.newest,
+            "nights": len(nights),
+            "oldest": nights[0].at if nights else results.newest,
+            "pulls": len(results.pulls),
+            "repository": options.repository.rstrip("/"),
+        }
+
+    def _page(self, template: str, root: str, **context: Any) -> bytes:
+        text: str = _environment().get_template(template).render(self._facts, root=root, **context)
+        return text.encode()
+
+    def overview(self, every: Sequence[Change]) -> dict[str, bytes]:
+        """The first page, and that of all nights where there are more than it shows."""
+        latest = together(every)
+        context: dict[str, Any] = {
+            "latest": [_told(self._results, group) for group in latest[:_LATEST]],
+            "changed": len(latest),
+            "pairs": self._results.pulls[::-1],
+        }
+        dates = len({night.at[:10] for night in self._results.nights})
+        shown = {"index.html": SHOWN} | ({"nights.html": None} if dates > SHOWN else {})
+        return {
+            name: self._page(
+                "index.html.jinja", "", table=matrix(self._results, last), dates=dates, here=name, few=SHOWN, **context
+            )
+            for name, last in shown.items()
+        }
+
+    def case(self, case: str, nights: Sequence[Night], found: Sequence[Change]) -> dict[str, bytes]:
+        """A case's page and its data."""
+        drawn = figures(nights)
+        name, key = page_name(case), f"case:{case}"
+        page = self._page(
+            "case.html.jinja",
+            "../",
+            case=case,
+            key=key,
+            own=nights,
+            machines=sorted({night.machine for night in nights}),
+            found=[_told(self._results, group) for group in together(found)],
+            figures=drawn,
+            statistics=STATISTICS,
+            data=f"../data/{name}.js",
+        )
+        data = script(key, case_data(self._results, nights, found, drawn))
+        return {f"cases/{name}.html": page, f"data/{name}.js": data.encode()}
+
+    def comparison(self, found: Comparison) -> dict[str, bytes]:
+        """A comparison's page, and its data where it has charts."""
+        compared = found.compared
+        picture = compared["picture"] if compared else None
+        sides = (short(str(found.before["commit"])) or "the baseline", short(str(found.after["commit"])))
+        drawn = pictures(picture, sides) if picture else []
+        key = f"comparison:{found.name}"
+        page = self._page(
+            "comparison.html.jinja",
+            "../",
+            found=found,
+            key=key,
+            drift=compared["drift"] if compared else None,
+            metrics=metrics(compared["drift"]) if compared else [],
+            violations=compared["violations"] if compared else [],
+            flaky=compared["flaky"] if compared else "",
+            drawn=drawn,
+            culprits=list(explanations(found.culprits)),
+            spent=spent_rows(found.spent),
+            data=f"../data/comparisons/{found.name}.js" if drawn else "",
+            has_case=any(night.case == found.case for night in self._results.nights),
+        )
+        files = {f"comparisons/{found.name}.html": page}
+        if drawn:
+            charts = {chart.name: {"spec": chart.spec, "columns": chart.columns, "head": chart.head} for chart in drawn}
+            files[f"data/comparisons/{found.name}.js"] = script(key, {"charts": charts}).encode()
+        return files
+
+
+def _told(results: Results, group: Sequence[Change]) -> Mapping[str, Any]:
+    """A change for a template; the machines that saw it, each with its comparison and how long the numbers stayed."""
+    change = group[0]
+    return {
+        "change": change,
+        "night": change.night,
+        "machines": [(one.night.machine, results.page_of(one.night), one.nights) for one in group],
+        "commits": [culprit["commit"] for culprit in change.culprits],
+        "texts": [(culprit.get("explanation") or {}).get("text", "") for culprit in change.culprits],
+        "same": change.span is not None and change.span[0] == change.span[1],
+    }

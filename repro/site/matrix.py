@@ -1,0 +1,111 @@
+"""The overview: one row for each case on a machine, one column for each night."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from repro.site.names import night_key, page_name
+from repro.site.results import Results
+from repro_golden.nights import STATUSES, Night, worst
+
+__all__ = ["SHOWN", "SYMBOLS", "Cell", "Matrix", "Row", "matrix"]
+
+SHOWN = 30
+"""Nights of the first page."""
+
+SYMBOLS = {"green": "✓", "changed": "≠", "flaky": "~", "error": "!", "not judged": "?", "no run": "·"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a night found of a case on a machine.
+
+    Attributes:
+        status: The worst of that date's, or ``no run``.
+        href: The page that tells more; empty where there was no run.
+        text: What a pointer that rests there shows.
+    """
+
+    status: str
+    href: str = ""
+    text: str = ""
+
+    @property
+    def symbol(self) -> str:
+        """One character."""
+        return SYMBOLS[self.status]
+
+    @property
+    def kind(self) -> str:
+        """Its class in the style sheet."""
+        return self.status.replace(" ", "-")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case on a machine.
+
+    Attributes:
+        case: The case's name.
+        page: The file name of its page, without the ending.
+        machine: The machine.
+        cells: One for each date.
+    """
+
+    case: str
+    page: str
+    machine: str
+    cells: Sequence[Cell]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A table of nights.
+
+    Attributes:
+        dates: The columns, newest first, as ``2026-11-22``.
+        months: ``2026-11`` and how many columns it has.
+        rows: By case, then machine.
+        counts: How many cells have each status.
+    """
+
+    dates: Sequence[str]
+    months: Sequence[tuple[str, int]]
+    rows: Sequence[Row]
+    counts: dict[str, int]
+
+
+def matrix(results: Results, last: int | None = None) -> Matrix:
+    """The overview of the last so many dates, or of all."""
+    by_row: dict[tuple[str, str], dict[str, list[Night]]] = {}
+    for night in results.nights:
+        by_row.setdefault((night.case, night.machine), {}).setdefault(night.at[:10], []).append(night)
+    dates = sorted({night.at[:10] for night in results.nights}, reverse=True)[:last]
+    rows = [
+        Row(case, page_name(case), machine, [_cell(results, own.get(date, ())) for date in dates])
+        for (case, machine), own in sorted(by_row.items())
+    ]
+    counts = Counter(cell.status for row in rows for cell in row.cells)
+    months = [(month, len(list(days))) for month, days in groupby(dates, key=lambda date: date[:7])]
+    return Matrix(dates, months, rows, {status: counts[status] for status in (*_ORDER, "no run")})
+
+
+_ORDER = ("changed", "flaky", "error", "not judged", "green")
+assert set(_ORDER) == set(STATUSES)
+
+
+def _cell(results: Results, nights: Sequence[Night]) -> Cell:
+    """Of several on a date, the worst; of equally bad ones the last."""
+    if not nights:
+        return Cell("no run")
+    status = worst([night.status for night in nights])
+    night = [night for night in nights if night.status == status][-1]
+    page = results.page_of(night)
+    key = night_key(night.case, night.machine, night.at, str(night.commit["commit"]))
+    href = f"comparisons/{page}.html" if page else f"cases/{page_name(night.case)}.html#n-{key}"
+    said = next((check.text for check in night.checks if check.status == status and status != "green"), "")
+    more = f" (the worst of {len(nights)} that day)" if len(nights) > 1 else ""
+    return Cell(status, href, f"{night.at[:10]} {status}{more}{': ' if said else ''}{said[:160]}")

@@ -1,0 +1,158 @@
+"""Charts of a comparison: where numbers diverge and how far, the first difference in ULP, and tokens' log-probs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from repro.site.charts import filled
+from repro.site.names import number
+from repro.site.picture_charts import ROW, TOKEN_HEAD, heat_chart, token_chart, ulp_chart
+from repro_golden.canonical import decode_float
+
+__all__ = ["Drawn", "pictures"]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A chart of a comparison, with its data.
+
+    Attributes:
+        name: ``heat``, ``ulp`` or ``tokens``.
+        title: Its heading.
+        note: What a reader must know to read it.
+        spec: Vega-Lite, its data named ``rows``.
+        columns: The data, by field.
+        head: The columns of its table, as (field, heading).
+    """
+
+    name: str
+    title: str
+    note: str
+    spec: Mapping[str, Any]
+    columns: Mapping[str, Sequence[Any]]
+    head: Sequence[tuple[str, str]]
+
+
+def pictures(picture: Mapping[str, Any], sides: tuple[str, str]) -> list[Drawn]:
+    """The charts of a `repro_golden.picture.Picture`, given as JSON.
+
+    Args:
+        picture: It.
+        sides: What to call the baseline and the other one.
+    """
+    found = [_heat(picture)]
+    if picture["histogram"]:
+        found.append(_ulp(picture["histogram"], picture["of"]))
+    if picture["tokens"] and picture["tokens"]["pairs"]:
+        found.append(_tokens(picture["tokens"], sides))
+    return found
+
+
+def _heat(picture: Mapping[str, Any]) -> Drawn:
+    steps, signals = picture["steps"], picture["signals"]
+    cells = [
+        (steps[step], signals[signal], _finite(size), ulp, exact, text)
+        for step, signal, size, ulp, exact, text in picture["cells"]
+    ]
+    sizes = [cell[2] for cell in cells if cell[2]]
+    # whole powers of ten, so that the legend's ends are short
+    low = 10.0 ** math.floor(math.log10(min(sizes, default=1e-9)))
+    high = max(10 * low, 10.0 ** math.ceil(math.log10(max(sizes, default=low))))
+    columns: dict[str, list[Any]] = {
+        "step": [cell[0] for cell in cells],
+        "signal": [cell[1] for cell in cells],
+        "size": [number(cell[2]) for cell in cells],
+        "shade": [None if cell[2] is None else number(max(cell[2], low)) for cell in cells],
+        "ulp": [cell[3] for cell in cells],
+        "kind": [_kind(cell[2], cell[4]) for cell in cells],
+        "text": [cell[5] for cell in cells],
+    }
+    more = f" {picture['more']} further signals differ and are not drawn." if picture["more"] else ""
+    note = (
+        "The largest |a - b| of a tensor over its largest magnitude, on a log scale. A signal's first "
+        "coloured cell is where it first differs; an empty cell holds equal bits. Hatched: differs, without a measured "
+        f"size. With a dot: measured on a sample of the tensor, so the true distance may be larger.{more}"
+    )
+    described = (
+        f"Heat-map of {len(signals)} signals over {len(steps)} steps: the relative distance of each; "
+        "the table below it has the data."
+    )
+    spec = filled(
+        heat_chart(),
+        steps=steps,
+        signals=signals,
+        domain=[low, high],
+        height=ROW * len(signals),
+        description=described,
+    )
+    head = [
+        ("step", "step"),
+        ("signal", "signal"),
+        ("size", "relative distance"),
+        ("ulp", "most ULP"),
+        ("kind", "measured"),
+        ("text", "what"),
+    ]
+    return Drawn("heat", "Where and how far the numbers diverge", note, spec, columns, head)
+
+
+def _finite(size: float | str | None) -> float | None:
+    found = math.nan if size is None else decode_float(size)
+    return found if math.isfinite(found) else None
+
+
+def _kind(size: float | None, exact: bool) -> str:
+    if size is None:
+        return "not measured"
+    return "on every element" if exact else "on a sample"
+
+
+def _ulp(histogram: Sequence[Sequence[int]], of: Mapping[str, Any]) -> Drawn:
+    columns: dict[str, list[Any]] = {
+        "most": [str(most) for most, _ in histogram],
+        "count": [count for _, count in histogram],
+    }
+    where = f"{of['phase']} {of['signal']} of step {of['step']} ({of['dtype']})"
+    how = "every element" if of["exact"] else "a sample of its elements"
+    described = f"Histogram of the distances in ULP of {where}; the table below it has the data."
+    return Drawn(
+        "ulp",
+        "The first difference, in representable values",
+        f"{where}: {how}, those that differ. One ULP is the step to the next representable value.",
+        filled(ulp_chart(), description=described),
+        columns,
+        [("most", "distance, at most so many ULP"), ("count", "elements")],
+    )
+
+
+def _tokens(tokens: Mapping[str, Any], sides: tuple[str, str]) -> Drawn:
+    pairs = [(decode_float(a), decode_float(b)) for a, b in tokens["pairs"]]
+    columns = {
+        "a": [number(a) for a, _ in pairs],
+        "b": [number(b) for _, b in pairs],
+        "gap": [number(b - a) for a, b in pairs],
+    }
+    finite = [v for pair in pairs for v in pair if math.isfinite(v)] or [-1.0, 0.0]
+    low, high = min(finite), max(finite)
+    pad = (high - low) * 0.04 or 0.1
+    domain = [number(low - pad), number(high + pad)]
+    lost = sum(not (math.isfinite(a) and math.isfinite(b)) for a, b in pairs)
+    shown = "all" if len(pairs) == tokens["total"] else f"{len(pairs):,} evenly spaced ones of"
+    note = (
+        f"Step {tokens['step']}, that with the largest KL: {shown} {tokens['total']:,} tokens. On the dashed line both "
+        f"give a token the same log-prob.{f' {lost} are not finite on a side: triangles at the edge.' if lost else ''}"
+    )
+    described = f"Scatter of {len(pairs)} tokens' log-probs under both versions, with the line on which they are equal."
+    spec = filled(
+        token_chart(),
+        domain=domain,
+        low={"a": domain[0], "b": domain[0]},
+        high={"a": domain[1], "b": domain[1]},
+        a=f"log-prob under {sides[0]}, nats",
+        b=f"log-prob under {sides[1]}, nats",
+        description=described,
+    )
+    return Drawn("tokens", "Log-probs of the same tokens", note, spec, columns, TOKEN_HEAD)

@@ -1,0 +1,225 @@
+"""What the site is made of: nights, and reports on pull requests, each with the file that it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from repro.site.names import comparison_name
+from repro_golden.canonical import read_json
+from repro_golden.errors import ReproError
+from repro_golden.nights import Night, Nights
+
+__all__ = ["Comparison", "Results", "damaged", "read_results", "when"]
+
+VERDICTS = ("identical", "within", "moved", "flaky", "unverifiable", "error")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two versions of a case on a machine, beside each other.
+
+    Attributes:
+        name: Its page's file name, without the ending.
+        source: The file that says it.
+        kind: ``night`` or ``pull``.
+        case: The case's name.
+        machine: Short name of the identity.
+        at: When, in UTC.
+        status: A night's status, or a pair's verdict.
+        before: Facts of the baseline's commit, as `repro_bisect.axis.PointInfo` has them; only ``commit`` of a night's.
+        after: Facts of the other commit.
+        against: What the baseline is, in words.
+        compared: `repro_bisect.pair.Compared` as JSON; None where nothing differs or nothing was replayed.
+        culprits: `repro_bisect.result.Culprit`, each as JSON.
+        bisect: ``range``, ``outcome`` and ``reproduce`` of the search; None where there was none.
+        notes: Lines that a reader should know: reasons, checks.
+        spent: By side, `repro_golden.spent.Spent` as JSON.
+        reproduce: The command that does it again.
+        night: The night, of a night.
+    """
+
+    name: str
+    source: str
+    kind: str
+    case: str
+    machine: str
+    at: str
+    status: str
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    against: str
+    compared: Mapping[str, Any] | None
+    culprits: Sequence[Mapping[str, Any]]
+    bisect: Mapping[str, Any] | None
+    notes: Sequence[str]
+    spent: Mapping[str, Any]
+    reproduce: str
+    night: Night | None = None
+
+
+@dataclass(frozen=True)
+class Results:
+    """All that was found.
+
+    Attributes:
+        nights: Oldest first.
+        comparisons: Of nights whose numbers differ from their baseline's, and of pull requests, oldest first.
+        folder: Where the nights lie.
+        by_night: The names of nights' comparisons, by machine, case, time and commit.
+    """
+
+    nights: Sequence[Night]
+    comparisons: Sequence[Comparison]
+    folder: Path
+    by_night: Mapping[tuple[str, str, str, str], str] = field(default_factory=dict)
+
+    def page_of(self, night: Night) -> str:
+        """The name of a night's comparison; empty where it has none."""
+        return self.by_night.get(_key(night), "")
+
+    @property
+    def pulls(self) -> list[Comparison]:
+        """Those of pull requests."""
+        return [found for found in self.comparisons if found.kind == "pull"]
+
+    @property
+    def newest(self) -> str:
+        """When the newest result was made: the only time that the site states of itself."""
+        times = [night.at for night in self.nights] + [found.at for found in self.comparisons]
+        return max(times)
+
+
+def read_results(folder: Path, pulls: Sequence[Path]) -> Results:
+    """Read everything.
+
+    Raises:
+        ReproError: there is nothing, or a file is damaged; one line names it.
+    """
+    nights = Nights(folder).read()
+    found: dict[str, Comparison] = {}
+    by_night = {}
+    for night in nights:
+        path = folder / night.machine / night.case
+        with damaged(f"the result of {night.at} in {path}"):
+            when(night.at)
+            if not isinstance(night.commit["commit"], str):
+                raise TypeError("its commit is no text")
+            if night.compared is not None:
+                made = _of_night(night, str(path / night.name))
+                by_night[_key(night)] = _add(found, made).name
+    for path in pulls:
+        for made in _of_pull(path):
+            _add(found, made)
+    if not nights and not found:
+        raise ReproError(
+            f"no results in {folder}: run `repro report nightly` first, or name their folder with --results"
+        )
+    return Results(nights, sorted(found.values(), key=lambda c: (c.at, c.name)), folder, by_night)
+
+
+@contextmanager
+def damaged(source: object) -> Iterator[None]:
+    """Whatever is wrong with what a file says becomes one line that names the file."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise ReproError(
+            f"{source} is damaged ({type(error).__name__}: {error}): restore it, or leave it out"
+        ) from None
+
+
+def when(at: str) -> datetime:
+    """A time; ValueError where it is none. Of a commit's own time zone, it is turned into UTC."""
+    found = datetime.fromisoformat(at)
+    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _key(night: Night) -> tuple[str, str, str, str]:
+    return night.machine, night.case, night.at, str(night.commit["commit"])
+
+
+def _add(found: dict[str, Comparison], made: Comparison) -> Comparison:
+    """Keep one; the same pair given twice is one page."""
+    return found.setdefault(made.name, made)
+
+
+def _of_night(night: Night, source: str) -> Comparison:
+    baseline, commit = night.baseline, str(night.commit["commit"])
+    against = {
+        "golden": "the golden run",
+        "last green": "the last green night",
+        "approved": "the commit at which a golden run was approved",
+        "none": "nothing",
+    }[baseline.kind]
+    return Comparison(
+        name=comparison_name(night.case, night.machine, night.at, baseline.commit or baseline.chain, commit),
+        source=source,
+        kind="night",
+        case=night.case,
+        machine=night.machine,
+        at=night.at,
+        status=night.status,
+        before={"commit": baseline.commit},
+        after=night.commit,
+        against=against,
+        compared=night.compared,
+        culprits=night.culprits,
+        bisect=night.bisect,
+        notes=[f"{check.name}: {check.status}. {check.text}" for check in night.checks],
+        spent={"after": night.spent},
+        reproduce=night.reproduce,
+        night=night,
+    )
+
+
+def _of_pull(path: Path) -> list[Comparison]:
+    """The comparisons of a report on a pull request, or of one pair alone."""
+    raw = read_json(path, "report of a pull request")
+    with damaged(path):
+        pairs = raw.get("results", [raw])
+        if not isinstance(pairs, list):
+            raise TypeError("its results are no list")
+        return [_of_pair(_whole(pair, raw), str(path), str(raw.get("reproduce") or "")) for pair in pairs]
+
+
+def _whole(pair: Mapping[str, Any], report: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A case that failed says no more than why: the rest is the report's."""
+    ends = {side: {"commit": report[side]} for side in ("base", "head") if side not in pair}
+    return {"machine": "", "at": report.get("at"), **pair, **ends}
+
+
+def _of_pair(pair: Mapping[str, Any], source: str, reproduce: str) -> Comparison:
+    before, after = pair["base"], pair["head"]
+    if pair["verdict"] not in VERDICTS:
+        raise ValueError(f"no verdict: {pair['verdict']}")
+    when(pair["at"])
+    ends = [str(side["commit"])[:10] for side in (before, after)]
+    notes = [pair.get("reason"), pair.get("unnamed"), *(pair.get("notes") or ())]
+    search = pair.get("bisect")
+    spent = pair.get("spent") or {}
+    case, machine = str(pair["case"]), str(pair["machine"])
+    return Comparison(
+        name=comparison_name(case, machine, pair["at"], str(before["commit"]), str(after["commit"])),
+        source=source,
+        kind="pull",
+        case=case,
+        machine=machine,
+        at=pair["at"],
+        status=pair["verdict"],
+        before=before,
+        after=after,
+        against="where the branch left its base",
+        compared=pair.get("compared"),
+        culprits=pair.get("culprits") or (),
+        bisect={"range": f"{search['good'][:10]}..{search['bad'][:10]}", "outcome": search["outcome"], "reproduce": ""}
+        if search
+        else None,
+        notes=[str(note) for note in notes if note],
+        spent={"before": spent.get("base"), "after": spent.get("head")},
+        reproduce=reproduce or f"repro report pr {ends[0]}..{ends[1]} --case {case}",
+    )

@@ -1,0 +1,171 @@
+"""The data of a case's page: columns over its nights, and the charts that are drawn of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from repro.site.changes import Change
+from repro.site.charts import series_chart, unit_of
+from repro.site.names import night_key, number
+from repro.site.results import Results, when
+from repro_golden.nights import Night
+
+__all__ = ["STATISTICS", "Figure", "case_data", "figures"]
+
+STATISTICS = {
+    "last": "last step",
+    "median": "median",
+    "first": "first step",
+    "low": "lowest",
+    "high": "highest",
+}
+"""What is shown of a night's steps."""
+
+_FIRST = ("grad_norm", "KL k3", "kl_loss", "loss", "train_rollout_logprob_abs_diff")
+_TIME = ("step time", "memory of the host", "memory of the device", "wall time")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart of a case's page.
+
+    Attributes:
+        name: What it shows.
+        group: ``first``, ``other`` or ``cost``.
+        unit: Its unit; empty for none.
+        values: One list for each statistic, or one called ``value``; None where a night has none.
+        spec: The chart.
+    """
+
+    name: str
+    group: str
+    unit: str
+    values: Mapping[str, Sequence[float | None]]
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The chart."""
+        return series_chart(self.name, self.unit)
+
+    @property
+    def log(self) -> bool:
+        """Whether a log scale serves: every value is above 0, and they span a factor of ten."""
+        found = [v for column in self.values.values() for v in column if v is not None and math.isfinite(v)]
+        return bool(found) and min(found) > 0 and max(found) >= 10 * min(found)
+
+
+def figures(nights: Sequence[Night]) -> list[Figure]:
+    """Every chart of a case, the decisive ones first."""
+    names = sorted({name for night in nights for name in night.metrics})
+    found = {name: Figure(name, "other", unit_of(name), _metric(nights, name)) for name in names}
+    for estimator in sorted({name for night in nights for name in night.kl}):
+        values = {"value": [night.kl.get(estimator) for night in nights]}
+        found[f"KL {estimator}"] = Figure(f"KL {estimator}", "other", "nats", values)
+    ordered = []
+    for wanted in _FIRST:
+        for name in [key for key in found if key == wanted or key.rpartition("/")[2] == wanted]:
+            figure = found.pop(name)
+            ordered.append(Figure(name, "first", figure.unit, figure.values))
+    return [*ordered, *found.values(), *_cost(nights)]
+
+
+def _metric(nights: Sequence[Night], name: str) -> dict[str, list[float | None]]:
+    own = [night.metrics.get(name) for night in nights]
+    return {key: [None if summary is None else getattr(summary, key) for summary in own] for key in STATISTICS}
+
+
+def _cost(nights: Sequence[Night]) -> Iterable[Figure]:
+    steps: list[float | None] = []
+    memory: dict[str, list[float | None]] = {"host_bytes": [], "device_bytes": []}
+    for night in nights:
+        spent = night.spent
+        steps.append(_median((spent["step_us"][1:] or spent["step_us"]) if spent else ()))
+        for side, column in memory.items():
+            column.append(spent[side] / 2**20 if spent and spent[side] else None)
+    columns: tuple[list[float | None], ...] = (
+        steps,
+        memory["host_bytes"],
+        memory["device_bytes"],
+        [night.seconds for night in nights],
+    )
+    for name, unit, column in zip(_TIME, ("s", "MiB", "MiB", "s"), columns, strict=True):
+        if any(value is not None for value in column):
+            yield Figure(name, "cost", unit, {"value": column})
+
+
+def _median(micros: Sequence[int]) -> float | None:
+    """Seconds."""
+    ordered = sorted(micros)
+    middle = len(ordered) // 2
+    if not ordered:
+        return None
+    return (ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2) / 1e6
+
+
+class Texts:
+    """Texts that are written once and named by their number."""
+
+    def __init__(self) -> None:
+        self.all: dict[str, int] = {}
+
+    def __call__(self, text: object) -> int:
+        """The number of a text."""
+        return self.all.setdefault(str(text), len(self.all))
+
+
+def case_data(results: Results, nights: Sequence[Night], found: Sequence[Change], drawn: Sequence[Figure]) -> Any:
+    """What the page's script reads: columns rather than rows, each text once.
+
+    Args:
+        results: Everything.
+        nights: Of the case, oldest first.
+        found: Its changes.
+        drawn: Its charts.
+    """
+    text = Texts()
+    commits = [night.commit for night in nights]
+    columns = {
+        "at": [int(when(night.at).timestamp()) for night in nights],
+        "key": [night_key(n.case, n.machine, n.at, str(n.commit["commit"])) for n in nights],
+        "machine": [text(night.machine) for night in nights],
+        "status": [text(night.status) for night in nights],
+        "commit": [text(commit["commit"]) for commit in commits],
+        "subject": [text(commit.get("subject", "")) for commit in commits],
+        "author": [text(commit.get("author", "")) for commit in commits],
+        "chain": [text(night.chain) for night in nights],
+        "kind": [text(night.baseline.kind) for night in nights],
+        "baseline": [text(night.baseline.commit) for night in nights],
+        "page": [text(results.page_of(night)) for night in nights],
+        "reproduce": [text(night.reproduce) for night in nights],
+        "version": [text(night.version) for night in nights],
+        "checks": [[text(part) for c in night.checks for part in (c.name, c.status, c.text)] for night in nights],
+    }
+    charts = {
+        figure.name: {
+            "spec": figure.spec,
+            "log": figure.log,
+            "unit": figure.unit,
+            "values": {key: [number(v) for v in column] for key, column in figure.values.items()},
+        }
+        for figure in drawn
+    }
+    marks = {
+        "at": [int(when(change.night.at).timestamp()) for change in found],
+        "machine": [text(change.night.machine) for change in found],
+        "status": [text(change.night.status) for change in found],
+        "what": [text(_by(change)) for change in found],
+    }
+    machines = sorted({night.machine for night in nights})
+    return {"machines": machines, "nights": columns, "changes": marks, "charts": charts, "texts": list(text.all)}
+
+
+def _by(change: Change) -> str:
+    commits = [culprit["commit"] for culprit in change.culprits]
+    if commits:
+        return "; ".join(f"{commit['commit'][:10]} {commit['subject']}" for commit in commits)
+    if change.span:
+        return f"{change.text}, {change.span[0][:10]}..{change.span[1][:10]}"
+    return change.text
