@@ -73,7 +73,8 @@ def _series() -> str:
         "value:Q",
         title="@unit",
         scale=alt.Scale(type="linear", zero=False, padding=8),
-        axis=alt.Axis(tickCount=5, format="~g", titleLimit=170),
+        # eight digits: bit-stable series have one value, whose few digits would be another number
+        axis=alt.Axis(tickCount=5, format=".8~g", titleLimit=170),
     )
     machine = alt.Color("machine:N", title=None, legend=None)
     tooltip = [alt.Tooltip(f"{name}:N", title=name) for name in ("night", "machine", "status", "commit")]

@@ -146,7 +146,7 @@
     const list = document.createElement("ul");
     for (let i = 0; i < checks.length; i += 3) {
       const item = text("li", `${checks[i]}: `);
-      item.append(text("span", checks[i + 1], `said s-${checks[i + 1].replace(" ", "-")}`), ` ${checks[i + 2]}`);
+      item.append(text("span", checks[i + 1], `said s-${checks[i + 1].replace(" ", "-")}`), `; ${checks[i + 2]}`);
       list.append(item);
     }
     if (checks.length) fact("Checks", list);
