@@ -127,6 +127,26 @@ def test_an_operation_that_is_only_there_on_one_side() -> None:
     assert found.operation is found.before
 
 
+def test_an_operation_that_was_left_out_is_named_itself() -> None:
+    """Where the second version goes on with what read its result, the one that is gone is named, not its reader.
+
+    Two that only changed places, and one that was put in, are named where the second version has them.
+    """
+
+    def recorded(*kinds: str) -> Tape:
+        tape, x, y = pair()[0]
+        for kind in kinds:
+            x = tape.mul(x, y, 2) if kind == "mul" else tape.neg(x, 2)
+        tape.show(x)
+        return tape
+
+    found = cause(recorded("mul", "neg"), recorded("neg"), [2], [2])
+    assert (found.kind, found.side, found.operation.name) == ("structure", "before", "aten.mul.Tensor")
+    found = cause(recorded("neg"), recorded("mul", "neg"), [2], [2])
+    assert (found.kind, found.side, found.operation.name) == ("structure", "after", "aten.mul.Tensor")
+    assert cause(recorded("mul", "neg"), recorded("neg", "mul"), [2], [2]).side == "after"
+
+
 def test_the_other_version_s_operation_is_that_in_its_place() -> None:
     """Of several beginnings on the other side the one that read the same is shown beside the answer."""
     a, b = Tape(), Tape()

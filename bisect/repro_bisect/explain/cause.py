@@ -195,6 +195,8 @@ def _joined(sides: tuple[_Side, _Side], found: list[list[Operation]], touched: t
     if after is None or (before is not None and touched[0](before) and not touched[1](after)):
         side = "before"
     before, after = _partners(found, before, after, side)
+    if side == "after" and before and after and _left_out(sides, before, after):
+        side = "before"
     others = [o for operations in found for o in operations[1:] if o not in (before, after)]
     kind = _kind(sides, before, after)
     gap = None
@@ -223,6 +225,24 @@ def _partners(
     named = [o for o in rest if o.name == main.name and o.phase == main.phase and o.module == main.module]
     partner = next(iter(alike or named or rest), None)
     return (main, partner) if side == "before" else (partner, main)
+
+
+def _left_out(sides: tuple[_Side, _Side], before: Operation, after: Operation) -> bool:
+    """Whether the first version's operation is no more: the second goes on with what read its result there.
+
+    Two that only changed places are none that was left out.
+    """
+    return _goes_on(sides[0], before, after) and not _goes_on(sides[1], after, before)
+
+
+def _goes_on(side: _Side, operation: Operation, other: Operation) -> bool:
+    """Whether an operation like `other` reads what an operation of this side made."""
+    wanted = (other.name, other.phase, other.module, other.arguments)
+    return operation.name != other.name and any(
+        (o.name, o.phase, o.module, o.arguments) == wanted
+        and any(operation.index in value.makers for value in o.inputs)
+        for o in side.operations[operation.index + 1 : operation.index + _WINDOW]
+    )
 
 
 def _read(operation: Operation) -> tuple[object, ...]:
