@@ -2,109 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
-import struct
-import subprocess
-import sys
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree  # what is parsed was written here
 
 import pytest
-from conftest import Repo, environment
-from history_kit import CASE, TRAIN, edit, start
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from markdown_it import MarkdownIt
-from test_github import GitHub, github
-from trace_kit import write
+from pull_kit import NAN, OURS, below, cells, check_text, flat, pair, point, rendered, report, with_step
 
-from repro.__main__ import main
-from repro.commands.report_pr import annotate
 from repro.github_pull import marker, marker_of
 from repro.report.junit import junit
-from repro.report.picture_plots import heat_map, token_scatter, ulp_plot
-from repro.report.pieces import clean, code, escaped, fenced, markdown, plain, quoted, said
-from repro.report.pull import page, pull_text, write_report
+from repro.report.pieces import code, escaped, fenced, markdown, plain, quoted, said
+from repro.report.pull import page, pull_text
 from repro.report.pull_blocks import blocks_of, utc
 from repro.report.pull_comment import LIMIT, comment
-from repro.report.pull_result import Entry, Failed, PullReport, verdict_line
-from repro_bisect.axis import PointInfo
-from repro_bisect.pair import PairResult, compare_traces
+from repro.report.pull_result import Entry, Failed, verdict_line
+from repro_bisect.pair import PairResult
 from repro_bisect.result import Culprit
-from repro_golden.case import Bound, Compare
+from repro_golden.case import Bound
 from repro_golden.errors import ReproError
-from repro_golden.fingerprint import reference
-from repro_golden.picture import Cell, Picture, Tokens
 from repro_golden.spent import Spent
-from repro_golden.trace import Row, Trace
-from repro_golden.trace.writer import metric_row
-
-NAN = math.nan
-Steps = Sequence[Mapping[str, Any]]
-
-
-def point(letter: str, subject: str = "Work", date: str = "2026-11-20T23:30:00-05:00") -> PointInfo:
-    return PointInfo(letter * 40, "Ada L. <ada@example.org>", date, subject, (), " a.py | 1 +\n")
-
-
-def trace(folder: Path, steps: Steps) -> Trace:
-    """A trace of metrics and, where a step names ``tokens``, log-probs."""
-    rows = []
-    for step in steps:
-        made = [metric_row("loss", name, value) for name, value in step.items() if name != "tokens"]
-        if "tokens" in step:
-            raw = struct.pack(f"<{len(step['tokens'])}f", *step["tokens"])
-            made.append(
-                Row("forward", "log_probs", "float32", (len(step["tokens"]),), reference(raw), 0, 1.0, 1.0, raw, raw)
-            )
-        rows.append(made)
-    return Trace(write(folder, rows))
-
-
-def pair(tmp: Path, a: Steps, b: Steps, bounds: Mapping[str, Bound] | None = None, **changes: Any) -> PairResult:
-    """What `compare_traces` says of two traces, as a result."""
-    n = len(list(tmp.iterdir()))
-    rule = Compare(mode="bounds", bounds=dict(bounds)) if bounds else Compare()
-    compared = compare_traces(trace(tmp / f"a{n}", a), trace(tmp / f"b{n}", b), rule)
-    result = PairResult(
-        "toy", point("a", "Base"), point("b"), compared.verdict, "", compared, bounds or {},
-        {"base": None, "head": None}, 5, [], None, "", [], "machine-1", "2026-11-22T03:12:45Z", 2.5,
-    )  # fmt: skip
-    return replace(result, **changes)
-
-
-def report(*entries: Entry) -> PullReport:
-    return PullReport("a" * 40, "b" * 40, entries, "repro report pr aaaaaaaaaa..bbbbbbbbbb", "2026-11-22T03:12:45Z")
-
-
-def cells(result: PairResult, title: str = "Metrics") -> dict[str, list[list[str]]]:
-    """The rows of a block's table as plain text, by their first cell."""
-    found: dict[str, list[list[str]]] = {}
-    for block in blocks_of(result):
-        if block.title.endswith(title):
-            for row in block.rows:
-                found.setdefault(plain(row[0]), []).append([plain(cell) for cell in row[1:]])
-    return found
-
-
-def below(result: PairResult) -> str:
-    return "\n".join(plain(line) for block in blocks_of(result) for line in block.below)
-
-
-def flat(steps: int = 3, **metrics: float) -> list[dict[str, Any]]:
-    return [dict(metrics) for _ in range(steps)]
-
-
-def with_step(step: int, base: Steps, **metrics: Any) -> list[dict[str, Any]]:
-    """The same steps with one changed."""
-    return [{**s, **metrics} if n == step else dict(s) for n, s in enumerate(base)]
 
 
 def test_every_verdict_is_said_in_one_line(tmp_path: Path) -> None:
@@ -233,52 +153,6 @@ EVIL = ["<script>alert(1)</script>", "| x", "a\\|b", "`", "``a`", "@someone", "@
         "\ud800half", "#12"]  # fmt: skip
 
 
-class Shown(HTMLParser):
-    """The tags and the text of rendered Markdown; the text in code apart, for GitHub calls nobody from there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.text, self.prose, self.depth = "", "", 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Count it."""
-        assert not attrs, f"<{tag} {attrs}>: none of ours has any"
-        self.tags.append(tag)
-        self.depth += tag == "code"
-
-    def handle_endtag(self, tag: str) -> None:
-        """Leave it."""
-        self.depth -= tag == "code"
-
-    def handle_data(self, data: str) -> None:
-        """Keep it."""
-        self.text += data
-        self.prose += data if not self.depth else ""
-
-
-OURS = {"p", "strong", "code", "pre", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "h3", "h4",
-        "ul", "li"}  # fmt: skip
-
-
-def rendered(text: str) -> Shown:
-    """A comment as GitHub renders it, as far as CommonMark with tables goes."""
-    shown = Shown()
-    shown.feed(MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).render(text))
-    shown.close()
-    return shown
-
-
-def check_text(text: str, names: Iterable[str]) -> None:
-    """No tag but ours, nobody is called, and the names are read as they were written."""
-    shown = rendered(text)
-    assert set(shown.tags) <= OURS, set(shown.tags) - OURS
-    assert not re.search(r"@\w", shown.prose) and not re.search(r"\w://|www\.", shown.prose)
-    read = shown.text.replace("\u200b", "")
-    for name in names:
-        assert clean(name) in read, (name, text)
-
-
 def evil(result: PairResult, name: str) -> PairResult:
     """The result with one text in every place that somebody else writes."""
     assert result.compared is not None
@@ -386,210 +260,3 @@ def test_the_marker_is_hidden_and_found() -> None:
     for key in ("", "a b", "x-->", "a--b", "-", "x" * 65, "é"):
         with pytest.raises(ReproError, match="--key"):
             marker(key)
-
-
-def test_one_case_opens_with_its_verdict_and_dates_everything(tmp_path: Path) -> None:
-    """The first words are the answer; commits in full and short, the machine, UTC and the version follow."""
-    result = replace(pair(tmp_path, flat(loss=1.0), with_step(1, flat(loss=1.0), loss=2.0)), notes=["a note"])
-    culprit = Culprit(point("c", "Tidy"), None, None, ("numpy 1 -> 2",))
-    text = comment(report(replace(result, culprits=[culprit])))
-    assert text.splitlines()[2].startswith("**`toy`: numbers moved at step 1 in `loss` (loss) by `cccccccccc` Tidy")
-    for wanted in ("a" * 40, "b" * 40, "2026-11-21 04:30 UTC", "machine-1", "2026-11-22 03:12:45 UTC", "a note",
-                   "repro report pr aaaaaaaaaa..bbbbbbbbbb", "numpy 1 -&gt; 2", "Ada L., 2026"):  # fmt: skip
-        assert wanted in text, wanted
-    from repro import __version__
-
-    assert f"repro {__version__}" in text and "ada@" not in text
-    order = [
-        text.index(word) for word in ("First difference", "#### Metrics", "#### Cost", "#### Culprits", "#### Notes")
-    ]
-    assert order == sorted(order)
-
-
-def test_exit_codes() -> None:
-    """1 for numbers that moved or noise, else 2 for errors, else 3 for what is not verifiable, else 0."""
-    base = PairResult("t", point("a"), point("b"), "identical", "", None, {}, {}, 1, [], None, "", [], "m", "", 1.0)
-    moved, flaky, unknown = (replace(base, verdict=v) for v in ("moved", "flaky", "unverifiable"))
-    error, within = Failed("x", "y"), replace(base, verdict="within")
-    assert [report(*e).exit_code for e in ([base, within], [base, moved, error], [flaky, unknown], [unknown, error],
-            [base, unknown], [Failed("x", "y", "unverifiable")])] == [0, 1, 1, 2, 3, 3]  # fmt: skip
-
-
-def test_a_job_is_marked_with_what_does_not_agree(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Errors for what moved, is noise or failed, a warning for what is not verifiable, nothing for what agrees."""
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    base = PairResult("t", point("a"), point("b"), "identical", "", None, {}, {}, 1, [], None, "", [], "m", "", 1.0)
-    every = [replace(base, verdict=v, case=v) for v in ("identical", "within", "moved", "flaky", "unverifiable")]
-    annotate(report(*every, Failed("e", "no rollouts: 5%")))
-    out, err = capsys.readouterr()
-    assert out == "" and [line.partition("%3A")[0] for line in err.splitlines()] == [
-        "::error title=moved", "::error title=flaky", "::warning title=unverifiable", "::error title=e",
-    ]  # fmt: skip
-    assert err.endswith("::error: no rollouts: 5%25\n")
-
-
-def test_json_and_xml_say_the_same(tmp_path: Path) -> None:
-    """report.json has no NaN, junit.xml a failure, an error or a skip for what is no pass, a test for each bound."""
-    a = flat(loss=1.0, kl=0.5, nan=NAN)
-    bounds = {"loss": Bound(rtol=0.1), "kl": Bound(rtol=0.1)}
-    moved = pair(tmp_path, a, with_step(1, a, loss=2.0), bounds)
-    within = replace(pair(tmp_path, a, with_step(1, a, loss=1.01), bounds), case="within")
-    early = replace(pair(tmp_path, a, a[:2], bounds), case="early")
-    bits = replace(pair(tmp_path, a, with_step(1, a, loss=NAN)), case="bits")
-    unknown = replace(bits, case="unknown", verdict="unverifiable", compared=None, reason="why \x00\ufffe]]>")
-    found = report(moved, within, early, bits, unknown, Failed("broken", "no rollouts"))
-    paths = write_report(found, tmp_path / "out")
-    assert [path.name for path in paths] == ["comment.md", "report.html", "report.json", "junit.xml"]
-
-    def refuse(word: str) -> None:
-        raise AssertionError(f"JSON has no {word}")
-
-    data = json.loads(paths[2].read_text(), parse_constant=refuse)
-    assert data["format"] == 1 and data["reproduce"] == found.command and data["exit_code"] == 1
-    assert [r["verdict"] for r in data["results"]] == ["moved", "within", "moved", "moved", "unverifiable", "error"]
-    assert data["results"][0]["line"].startswith("numbers moved out of bounds at step 1 in loss")
-    assert isinstance(data["results"][3]["compared"]["drift"]["metrics"]["loss"]["worst"]["b"], str), "NaN by its bits"
-    root = ElementTree.fromstring(paths[3].read_text())  # noqa: S314
-    suites = {suite.get("name"): suite for suite in root}
-    tests = {name: {t.get("name"): [(c.tag, c.get("message")) for c in t] for t in s} for name, s in suites.items()}
-    assert list(tests["toy"]) == ["bounds: loss", "bounds: kl"] and not tests["toy"]["bounds: kl"]
-    [(tag, message)] = tests["toy"]["bounds: loss"]
-    assert tag == "failure" and message == data["results"][0]["line"]
-    assert tests["within"] == {"bounds: loss": [], "bounds: kl": []}
-    assert {c[0][0] for c in tests["early"].values()} == {"failure"} and len(tests["early"]) == 2
-    assert [tests[n]["bits"][0][0] for n in ("bits", "unknown", "broken")] == ["failure", "skipped", "error"]
-    assert all(suite.get("timestamp") == "2026-11-22T03:12:45Z" for suite in root)
-    assert (root.get("tests"), root.get("failures"), root.get("errors"), root.get("skipped")) == ("9", "4", "1", "1")
-
-
-@settings(deadline=None, max_examples=60, derandomize=True)
-@given(st.text(st.characters(), max_size=60))
-def test_xml_is_valid_for_any_text(text: str) -> None:
-    """Characters that XML forbids are left out, all others come back."""
-    root = ElementTree.fromstring(junit(report(Failed(text, text))))  # noqa: S314
-    message = root[0][0][0].get("message")
-    assert message is not None and message.startswith("error: ")
-    assert message == f"error: {clean(text)}" or "\u200b" in text or not clean(text)
-
-
-def test_the_page_needs_nothing_beside_itself_and_draws_what_there_is(tmp_path: Path) -> None:
-    """One file without links to others, for light and dark, with labelled plots where there is data for them."""
-    a = [{"loss": 1.0, "tokens": [-1.0, -2.0, -3.0]} for _ in range(3)]
-    html = page(report(pair(tmp_path, a, with_step(1, a, tokens=[-1.5, -2.0, -3.0], loss=1.5))))
-    assert not re.search(r"(?:src|href)=", re.sub(r'xlink:href="#|href="#', "", html)) and "@import" not in html
-    assert "light-dark(" in html and html.count("<svg") == 3
-    for label in ("step (optimizer update)", "distance in ULP", "log-prob under BASE, nats", "largest difference"):
-        assert label in html, label
-    same = page(report(pair(tmp_path, a, a)))
-    assert "<svg" not in same and "bit-identical in all 3 steps" in same
-
-
-def test_plots_show_what_has_no_size_and_many_steps() -> None:
-    """Cells without a size have colours that are named; very many steps share columns; nothing makes no plot."""
-    kinds = [("missing", None), ("2 not finite", None), ("differs, size not measured", None), ("", 0.0), ("", 1e-320)]
-    made = [Cell(n, n % 2, size, None, False, text) for n, (text, size) in enumerate(kinds)]
-    picture = Picture(
-        range(5), ["grad <b>", "update w"], 3, made, [(0, 2), (1, 3), (2**40, 1)], {"dtype": "float32"}, None
-    )
-    svg = heat_map(picture)
-    for words in ("not finite", "size not measured", "one side only", "3 more signals", "grad &lt;b&gt;"):
-        assert words in svg, words
-    long = replace(picture, steps=range(1000), cells=[Cell(n, 0, 1e-3, 1, True) for n in range(1000)])
-    assert heat_map(long).count('aria-roledescription="rect mark"') <= 120 and "9 to a column" in heat_map(long)
-    assert heat_map(replace(picture, cells=[])) == ulp_plot(replace(picture, histogram=[])) == ""
-    assert "to 2^40" in ulp_plot(picture)
-    assert token_scatter(Tokens(0, 2, [(NAN, 1.0), (-math.inf, -math.inf)])) == ""
-    assert "(1 not finite, not drawn)" in token_scatter(Tokens(0, 2, [(-1.0, -1.1), (NAN, 1.0)]))
-
-
-LOSS = CASE + "\n[observe]\nmetrics = ['loss=(?P<loss>\\S+)']\n"
-
-
-def run(repo: Repo, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A command as a job of GitHub's runs it."""
-    clear = {k: v for k, v in environment().items() if not k.startswith(("GITHUB_", "GH_"))}
-    return subprocess.run(
-        [sys.executable, "-m", "repro", "report", "pr", *arguments], cwd=repo.root, env=clear | variables, text=True,
-        capture_output=True, timeout=240, check=False,
-    )  # fmt: skip
-
-
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """A real range: one case moves, one that fails is told apart, the comment is posted once and then written anew."""
-    repo = start(tmp_path, TRAIN, LOSS)
-    cases = repo.root / "golden" / "cases"
-    (cases / "broken.toml").write_text("[case]\nname = 'broken'\nsteps = 0\n")
-    base = repo.commit("A broken case")
-    head = edit(repo, "scale = 1.0\n", "scale = 1.0 + 1e-6 * (step > 2)\n", "Scale @someone <script>")
-    out, lines = tmp_path / "out", f"{base}.."
-    monkeypatch.chdir(repo.root)
-
-    def inside(*arguments: str) -> tuple[int, str, str]:
-        capfd.readouterr()
-        return main(["report", "pr", *arguments]), *capfd.readouterr()
-
-    with github() as served:
-        job = {"GITHUB_ACTIONS": "true", "GITHUB_TOKEN": GitHub.TOKEN, "GITHUB_API_URL": served.url,
-               "GITHUB_REPOSITORY": "o/r", "GITHUB_REF": "refs/pull/7/merge"}  # fmt: skip
-        done = run(repo, lines, "--out", str(out), "--post", **job)
-        assert done.returncode == 1, done.stdout + done.stderr
-        assert (
-            "toy: numbers moved at step 3 in " in done.stdout
-            and f"by {head[:10]} Scale @someone <script>" in done.stdout
-        )
-        assert (
-            "broken: error: " in done.stdout
-            and f"reproduce with: repro report pr {base[:10]}..{head[:10]}" in done.stdout
-        )
-        assert "| loss " in done.stdout and f"report: {out / 'comment.md'}" in done.stdout
-        assert "comment: https://github.com/o/r/pull/7#issuecomment-" in done.stdout
-        marks = [line for line in done.stderr.splitlines() if line.startswith("::")]
-        assert [m.partition("::")[2].partition("::")[0] for m in marks] == [
-            "error title=broken%3A error", "error title=toy%3A numbers moved",
-        ]  # fmt: skip
-        assert [c["body"] for c in served.comments] == [(out / "comment.md").read_text()]
-        check_text((out / "comment.md").read_text(), ["Scale @someone <script>"])
-        for variable, value in job.items():
-            monkeypatch.setenv(variable, value)
-        runs = tmp_path / "runs"
-        status, out_, err = inside(
-            lines, "--case", "toy", "--out", str(out), "--post", "--json", "--tensorboard", str(runs)
-        )
-        assert [path.name for path in (runs / "toy").iterdir()] and {p.name for p in runs.iterdir()} == {"toy"}
-        assert status == 1 and "::error" in err, err
-        data = json.loads(out_)
-        assert data["results"][0]["verdict"] == "moved" and data["comment"].endswith("#issuecomment-1")
-        assert len(served.comments) == 1 and "`broken`" not in served.comments[0]["body"], "written anew"
-        assert {p.name for p in out.iterdir()} == {"comment.md", "report.html", "report.json", "junit.xml"}
-        served.read_only = True
-        fork = tmp_path / "fork"
-        status, out_, err = inside(f"{head}..{head}", "--case", "toy", "--out", str(fork), "--post")
-    assert status == 2 and "toy: bit-identical: it adds no commit to its base" in out_
-    assert "::" not in err and GitHub.TOKEN not in out_ + err
-    last = err.splitlines()[-1]
-    assert last.startswith("repro: the token may not comment on o/r#7 (403") and "`repro report post" in last
-    assert (fork / "comment.md").exists(), "a report that cannot be posted is kept"
-    assert inside(f"{head}..{head}", "--case", "toy", "--path", "a b")[1].endswith(" --case toy --path 'a b'\n")
-    assert (repo.root / ".git" / "repro" / "reports" / f"pr-{head[:10]}..{head[:10]}" / "junit.xml").exists()
-
-
-@pytest.mark.parametrize(("arguments", "words"), [
-    (("main",), "write BASE..HEAD"), (("a...b",), "write BASE..HEAD"), (("nowhere..",), "git knows no commit"),
-    (("HEAD..", "--case", "other"), "no case 'other'"), (("HEAD..", "--key", "a b"), "--key"),
-    (("HEAD..", "--post", "--repo", "o/r", "--pr", "1"), "set GITHUB_TOKEN"),
-])  # fmt: skip
-def test_what_cannot_work_is_refused_before_anything_runs(
-    tmp_path: Path, arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    """Usage errors are one line with the cure and exit 2, without replays."""
-    monkeypatch.chdir(start(tmp_path).root)
-    for name in ("GITHUB_TOKEN", "GH_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PATH", os.defpath)
-    capfd.readouterr()
-    assert main(["report", "pr", *arguments]) == 2
-    out, err = capfd.readouterr()
-    assert out == "" and words in err and len(err.strip().splitlines()) == 1

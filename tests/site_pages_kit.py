@@ -1,0 +1,83 @@
+"""Pages of a site as tests read them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import site_kit
+from hypothesis import settings
+from site_kit import pull
+
+from repro.site.build import Options, build
+from repro.site.results import Results, read_results
+from repro_golden.nights import Night
+
+SETTINGS = settings(deadline=None, derandomize=True, max_examples=100)
+OPTIONS = Options("Numbers", "golden/nights", ["report.json"], "")
+
+
+class Page(HTMLParser):
+    """The elements of a page, its links and its text."""
+
+    def __init__(self, raw: bytes) -> None:
+        """Read a page."""
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(raw.decode())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """An element begins."""
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        """Text."""
+        self.text += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        """The attributes of every element of a kind."""
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def published(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "repro", "report", "publish", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def data(files: Mapping[str, bytes], name: str) -> Any:
+    """What a data script keeps."""
+    raw = files[name].decode()
+    return json.loads(raw[raw.index("] = ") + 4 : -2])
+
+
+def made(folder: Path, **given: Any) -> Results:
+    pulls = {folder / "report.json": [pull(), pull(7, case="pull-only", verdict="identical")]}
+    site_kit.write(folder / "nights", site_kit.nights(**given), pulls)
+    return read_results(folder / "nights", list(pulls))
+
+
+def pages(files: Mapping[str, bytes]) -> Iterator[tuple[str, Page]]:
+    yield from ((name, Page(raw)) for name, raw in files.items() if name.endswith(".html"))
+
+
+def style(scheme: str) -> dict[str, str]:
+    """The colours of the style sheet under a scheme."""
+    css = (Path(site_kit.__file__).parent.parent / "repro/site/assets/page.css").read_text()
+    blocks = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
+    assert len(blocks) == 2
+    found = dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6})", blocks[0]))
+    return found if scheme == "light" else found | dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6})", blocks[1]))
+
+
+def case_page(nights: list[Night], tmp_path: Path, **options: Any) -> str:
+    folder = site_kit.write(tmp_path / "nights", nights)
+    built = build(read_results(folder, ()), replace(OPTIONS, **options))
+    return built["cases/demo.html"].decode()
