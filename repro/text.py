@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from repro_golden.compare import Comparison, MetricChange
 
@@ -18,6 +19,7 @@ __all__ = [
     "metrics_table",
     "number",
     "table",
+    "utc",
 ]
 
 
@@ -87,6 +89,14 @@ def duration(seconds: float) -> str:
         return f"{whole} s"
     hours, minutes = divmod(round(whole / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def utc(date: str) -> str:
+    """A commit's date in UTC; as it is where it is none."""
+    try:
+        return datetime.fromisoformat(date).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except ValueError:
+        return date
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

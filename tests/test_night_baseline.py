@@ -146,6 +146,22 @@ def test_the_code_of_the_last_green_commit(tmp_path: Path) -> None:
     assert head in lineage(find_checkout(repo.root), "toy", approved).order
 
 
+def test_what_is_green_elsewhere_approves_nothing_here(tmp_path: Path) -> None:
+    """A commit that was red on this machine does not become its baseline by another machine's green night of it."""
+    repo = kit.start(tmp_path, case=kit.CASE + OBSERVE)
+    trace = made(tmp_path / "a", 1.0, 2.0)
+    first = earlier(repo, trace, machine="m1", at="2026-01-01T00:00:00Z")
+    kit.edit(repo, "lr=0.01", "lr=0.02", "Learn faster")
+    red = earlier(repo, trace, machine="m1", at="2026-01-02T00:00:00Z", status="changed", chain="x")
+    there = earlier(repo, trace, machine="m2", at="2026-01-03T00:00:00Z")
+    assert tonight(repo, trace, first, red, there).last_green == first
+    assert tonight(repo, trace, first, red, there, machine="m3").last_green == there, "where it was never red it may"
+    again = replace(red, status="green", at="2026-01-04T00:00:00Z")
+    assert tonight(repo, trace, first, red, there, again).last_green == again, "what was red by mistake may turn green"
+    approve(repo, "m2")
+    assert tonight(repo, trace, first, red, there).last_green == there, "an approval begins anew"
+
+
 def test_bounds_where_the_code_is_the_same(tmp_path: Path) -> None:
     """In bounds mode other bits are no change; metrics of the earlier night that left their bounds are."""
     repo = kit.start(tmp_path, case=kit.CASE + BOUNDS)

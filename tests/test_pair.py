@@ -108,13 +108,22 @@ def test_noise_is_told_apart(tmp_path: Path) -> None:
     assert found.verdict == "unverifiable" and found.reason.startswith("BASE does not reproduce itself")
 
 
-def test_a_head_that_does_not_run_is_not_verifiable(tmp_path: Path) -> None:
-    """A side that crashes is no difference in numbers: its reason stands in one line."""
+def test_a_side_that_crashes_is_never_equal(tmp_path: Path) -> None:
+    """HEAD that does not run is an error in one line; BASE that crashes on its way is no baseline, not an equal one."""
     repo = start(tmp_path)
     base = repo.git("rev-parse", "HEAD")
-    edit(repo, "import torch\n", "import torch\nimport no_such_module\n", "Import what is not there")
-    found = pair(repo, base)
-    assert found.verdict == "unverifiable" and "HEAD cannot be tested" in found.reason and "\n" not in found.reason
+    broken = edit(repo, "import torch\n", "import torch\nimport no_such_module\n", "Import what is not there")
+    with pytest.raises(ReproError, match=r"HEAD cannot be tested: .*no_such_module"):
+        pair(repo, base)
+    repo.git("reset", "--quiet", "--hard", base)
+    crash = "loss.backward()\n    assert step < 3\n"
+    short = edit(repo, "loss.backward()\n", crash, "Crash at step 3")
+    edit(repo, crash, f"{crash}    # still\n", "Crash at step 3 all the same")
+    found = pair(repo, short)
+    assert found.verdict == "unverifiable" and "BASE cannot be tested" in found.reason and "\n" not in found.reason
+    found = pair(repo, base, short)
+    assert found.verdict == "moved" and found.compared and found.compared.drift.divergence is None
+    assert broken != short
 
 
 @pytest.mark.campaign

@@ -17,9 +17,10 @@ from repro.github_pull import marker, marker_of
 from repro.report.junit import junit
 from repro.report.pieces import code, escaped, fenced, markdown, plain, quoted, said
 from repro.report.pull import page, pull_text
-from repro.report.pull_blocks import blocks_of, utc
+from repro.report.pull_blocks import blocks_of
 from repro.report.pull_comment import LIMIT, comment
 from repro.report.pull_result import Entry, Failed, verdict_line
+from repro.text import utc
 from repro_bisect.pair import PairResult
 from repro_bisect.result import Culprit
 from repro_golden.case import Bound
@@ -201,6 +202,8 @@ def test_a_fence_is_not_closed_from_within() -> None:
     shown = rendered(f"{fenced('a ``` b' + chr(10) + '````' + chr(10) + '<b>')}\n")
     assert shown.tags == ["pre", "code"] and "<b>" in shown.text
     assert escaped("a|b") == "a&#124;b"
+    links = rendered(escaped("o/r#12, GH-13, 1dd9e4121e, www.x http://y")).prose
+    assert not re.search(r"#\d|GH-\d|[0-9a-f]{7}|www\.|://", links), "GitHub makes links of what it reads"
 
 
 def sized(text: str) -> None:

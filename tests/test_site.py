@@ -150,6 +150,14 @@ def test_flaky_and_broken_nights_are_no_change() -> None:
     assert only.span == (point(3).commit, point(5).commit)
 
 
+def test_a_red_that_goes_on_is_told_once() -> None:
+    """Nights without a trace, and flaky ones, between red nights of one chain do not make the red begin again."""
+    green, red = night(number=1), {"chain": "b", "status": "changed"}
+    between = [night(number=3, chain="", status="error"), night(number=4, chain="c", status="flaky")]
+    found = changes([green, night(number=2, **red), *between, night(number=5, **red)])
+    assert [change.night.commit["commit"] for change in found] == [point(2).commit]
+
+
 def test_machines_are_compared_with_themselves_and_told_together() -> None:
     """Two machines with bits of their own do not change each other; one change on both is one line."""
     history = [

@@ -17,12 +17,12 @@ from repro_bisect.probe import Prober
 from repro_bisect.result import Event, Watch
 from repro_golden.case import Case, CoreSubject
 from repro_golden.checkout import Checkout
-from repro_golden.errors import NotVerifiableError, ReproError
+from repro_golden.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.rollouts import Rollouts, place_of
 from repro_golden.store import GoldenRun, Store
 from repro_golden.subjects import identity_of
 
-__all__ = ["Options", "bench", "check_rollouts", "commits_of"]
+__all__ = ["Options", "bench", "check_rollouts", "commits_of", "fetched_rollouts"]
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,19 @@ def check_rollouts(checkout: Checkout, case: Case) -> Rollouts:
     if case.case.rollouts is not None and len(rollouts) == 0:
         raise ReproError(f"{rollouts.directory} holds no rollouts: `repro golden record {case.name}` records them")
     return rollouts
+
+
+def fetched_rollouts(checkout: Checkout, case: Case) -> Rollouts:
+    """`check_rollouts`, where not being able to fetch them is no failure of the machine: a fork's job has no secrets.
+
+    Raises:
+        NotVerifiableError: their content is not here, and the remote does not give it.
+        ReproError: there are none.
+    """
+    try:
+        return check_rollouts(checkout, case)
+    except MachineFailureError as error:
+        raise NotVerifiableError(f"the rollouts of {case.name} are not here: {error}") from None
 
 
 def _golden_of(store: Store, case: Case, axis: Axis, machine: str, rollouts: str) -> GoldenRun | None:

@@ -80,6 +80,26 @@ class Tonight:
             since=self.past.order if baseline.kind == "golden" else self.past.since,
         )
 
+    @property
+    def last_green(self) -> Night | None:
+        """The green night that tonight may be compared with.
+
+        Not one of another machine whose code was red here: this machine's numbers changed there, and that they did not
+        elsewhere approves nothing.
+        """
+        red = self._red()
+        return newest_green([n for n in self.nights if n.machine == self.machine or n.tree not in red], self.past)
+
+    def _red(self) -> set[str]:
+        """Hashes of the code that this machine's last night of it, since the newest approval, judged to be changed."""
+        own = (self.machine, self.case.digest, self.rollouts)
+        last = {
+            night.tree: night.status
+            for night in self.nights
+            if (night.machine, night.key, night.rollouts) == own and night.commit["commit"] in self.past.since
+        }
+        return {tree for tree, status in last.items() if status == "changed"}
+
     def say(self, text: str) -> None:
         """A line of progress."""
         self.watch(Event(text))
@@ -133,7 +153,10 @@ def baseline_of(tonight: Tonight) -> Judgement:
 
 def _golden(tonight: Tonight) -> Judgement:
     case = tonight.case
-    golden = find_golden(Store(tonight.checkout.root), case, Place(tonight.checkout.root))
+    try:
+        golden = find_golden(Store(tonight.checkout.root), case, Place(tonight.checkout.root))
+    except MachineFailureError as error:
+        raise NotVerifiableError(f"the golden run of {case.name} is not here: {error}") from None
     if golden.record["rollouts"] != tonight.rollouts:
         raise ReproError(
             f"the rollouts are others than the golden run of {case.name} was trained on: "
@@ -174,7 +197,7 @@ def _good_of(tonight: Tonight, golden: GoldenRun, baseline: Baseline) -> tuple[s
 
 def _last_green(tonight: Tonight) -> Judgement:
     case, past = tonight.case, tonight.past
-    green = newest_green(tonight.nights, past)
+    green = tonight.last_green
     last = str(green.commit["commit"]) if green else ""
     known = [commit for commit in (last, past.approved) if commit]
     if not known:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from repro_bisect.axis import PointInfo, short
-from repro_bisect.bench import Options, bench, check_rollouts, commits_of
+from repro_bisect.bench import Options, bench, commits_of, fetched_rollouts
 from repro_bisect.commits import Commits
 from repro_bisect.driver import bisect_range
 from repro_bisect.lineage import lineage
@@ -93,7 +93,8 @@ def night_of(checkout: Checkout, case: Case, commit: str, nights: Sequence[Night
     except MachineFailureError:
         raise
     except ReproError as error:
-        found.checks.append(Check("baseline" if found.trace else "run-to-run", "error", line(error)))
+        status: Status = "not judged" if isinstance(error, NotVerifiableError) else "error"
+        found.checks.append(Check("baseline" if found.trace else "run-to-run", status, line(error)))
     return found.night()
 
 
@@ -126,7 +127,7 @@ class _Night:
         options = Options(jobs=self.asked.jobs, fresh=True)
         identity = identity_of(case, checkout.root)
         self.machine, self.identity = identity.machine, identity.to_mapping()
-        self.rollouts = check_rollouts(checkout, case).digest
+        self.rollouts = fetched_rollouts(checkout, case).digest
         if not case.subject.path:
             raise ReproError(f"the subject of {case.name} is an installed module, which no commit changes")
         paths = case.paths()

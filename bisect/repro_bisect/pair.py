@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from repro_bisect.axis import PointInfo, short
-from repro_bisect.bench import Options, bench, check_rollouts
+from repro_bisect.bench import Options, bench, fetched_rollouts
 from repro_bisect.commits import Commits, History, merge_base, resolve
 from repro_bisect.desk import Desk
 from repro_bisect.drift import Drift, drift
@@ -90,15 +90,14 @@ def compare_traces(a: Trace, b: Trace, rule: Compare, *, dumped: tuple[Trace, Tr
     """
     found = drift(a, b)
     if found.divergence is None:
-        complete = len(b.steps) >= len(a.steps)
-        return Compared("identical" if complete else "moved", found)
+        return Compared("identical" if len(b.steps) == len(a.steps) else "moved", found)
     if dumped:
         found = found.with_divergence(first_difference(*dumped))
     left: list[Divergence] = []
     if rule.mode == "bounds":
         count = min(len(a.steps), len(b.steps))
         left = [violation for i in range(count) for violation in violations(a, b, i, rule.bounds)]
-    fine = rule.mode == "bounds" and not left and len(b.steps) >= len(a.steps)
+    fine = rule.mode == "bounds" and not left and len(b.steps) == len(a.steps)
     return Compared("within" if fine else "moved", found, left, picture_of(a, b, dumped))
 
 
@@ -173,7 +172,7 @@ class PairResult:
 def compare_commits(
     checkout: Checkout, case: Case, base: str, head: str, watch: Watch, options: Options, *, name: bool = False
 ) -> PairResult:
-    """Replay a case on two commits and compare. A side that cannot be replayed makes the answer ``unverifiable``.
+    """Replay a case on two commits and compare. A base that cannot be replayed makes the answer ``unverifiable``.
 
     Args:
         checkout: The repository; nothing in it changes.
@@ -185,7 +184,8 @@ def compare_commits(
         name: Whether to search for every commit that moved the numbers, and to explain each.
 
     Raises:
-        ReproError: a revision or the rollouts cannot be used.
+        NotVerifiableError: the rollouts cannot be fetched here.
+        ReproError: a revision or the rollouts cannot be used, or `head` cannot be replayed.
         MachineFailureError: the machine failed; the same command resumes.
     """
     pair = _Pair(checkout, case, base, head, watch, options)
@@ -224,7 +224,7 @@ class _Pair:
             self.history = Commits(checkout, fork, {}, paths)
             return self._without_replay("it adds no commit to its base")
         history = self.history = History(checkout, f"{fork}..{self.head}", paths)
-        check_rollouts(checkout, case)
+        fetched_rollouts(checkout, case)
         if history.tree(fork) == history.tree(self.head):
             return self._without_replay(f"it changes nothing in {', '.join(paths)}, the code of {case.name}")
         with bench(checkout, case, history, Bitwise(), self.watch, self.options) as (desk, golden):
@@ -252,14 +252,21 @@ class _Pair:
             (history.bad, 0),
             (history.good, 1),
         ]  # the first two side by side, as fair costs are
-        futures = [desk.submit(c, steps, stage="ends", run=run, full=True, partial=True) for c, run in asked]
+        # what HEAD made before it crashed may tell more than that it did; of BASE a part is no baseline
+        partial = {history.bad: True}
+        how: dict[str, Any] = {"stage": "ends", "full": True}
+        futures = [desk.submit(c, steps, run=run, partial=partial.get(c, False), **how) for c, run in asked]
         first, other, again = desk.results(futures)
-        for name, answer in (("BASE", first), ("HEAD", other), ("BASE", again)):
+        for answer in (first, again):
             if not isinstance(answer, Trace):
-                return self._result("unverifiable", unusable(name, answer).partition(";")[0])
+                return self._result("unverifiable", unusable("BASE", answer).partition(";")[0])
+        if not isinstance(other, Trace):
+            raise ReproError(unusable("HEAD", other).partition(";")[0])
         assert isinstance(first, Trace)
-        assert isinstance(other, Trace)
         assert isinstance(again, Trace)
+        if len(first.steps) != len(again.steps):
+            lengths = f"{len(first.steps)} and {len(again.steps)} steps"
+            return self._result("unverifiable", f"BASE does not reproduce itself: two replays make {lengths}")
         if noise := first_difference(first, again):
             if self.case.compare.mode == "bitwise":
                 return self._result("unverifiable", f"BASE does not reproduce itself: two replays differ at {noise}")
@@ -284,9 +291,9 @@ class _Pair:
         how: dict[str, Any] = {"stage": "confirmation", "run": _REPLAY, "partial": True, "dump": [signal]}
         asked = [desk.submit(point, steps, **how) for point in (desk.history.good, desk.history.bad)]
         before, after = desk.results(asked)
-        flaky = _unlike("HEAD", b, after)
+        flaky = _unlike("HEAD", b, after, steps)
         whole = (before, after) if isinstance(before, Trace) and isinstance(after, Trace) and not flaky else None
-        if whole and first_difference(a, whole[0]):
+        if whole and (first_difference(a, whole[0]) or len(whole[0].steps) < steps):
             whole = None  # BASE's third replay is another: its first two were equal, so this is said and no more
             self.notes.append("a third replay of BASE differs from the first two")
         found = compare_traces(a, b, self.case.compare, dumped=whole)
@@ -324,10 +331,12 @@ class _Pair:
         )
 
 
-def _unlike(name: str, first: Trace, again: Answer) -> str:
+def _unlike(name: str, first: Trace, again: Answer, steps: int) -> str:
     """How a second replay differs from the first; empty where it does not."""
     if not isinstance(again, Trace):
         return unusable(f"a second replay of {name}", again).partition(";")[0]
     if differs := first_difference(first, again):
         return f"two replays of {name} differ at {differs}"
+    if len(again.steps) < min(steps, len(first.steps)):
+        return f"a second replay of {name} ends after {len(again.steps)} steps"
     return ""

@@ -21,6 +21,7 @@ from repro_bisect.result import Watch
 from repro_golden.case import Case
 from repro_golden.checkout import Checkout
 from repro_golden.compare import differing, first_difference
+from repro_golden.errors import ReproError
 from repro_golden.trace import Trace
 
 __all__ = ["Between", "LayoutResult", "compare_sides"]
@@ -122,6 +123,12 @@ class _Sides:
         }
         if flaky:
             return self._result("flaky", flaky, None, [])
+        counts = [len(trace.steps) for trace in traces]
+        for end, first, again in zip(ends, counts[::2], counts[1::2], strict=True):
+            if first != again:
+                raise ReproError(f"two replays of {end} make {first} and {again} steps: give both the same to do")
+        if counts[0] != counts[2]:
+            raise ReproError(f"{ends[0]} makes {counts[0]} steps, {ends[1]} {counts[2]}: give both the same to do")
         both = {ends[0]: traces[0], ends[1]: traces[2]}
         comparison = self._measured(both, compare_layouts(traces[0], traces[2], self.tolerance))
         between = self._between(both) if comparison.first and len(self.axis.keys) > 1 else []

@@ -12,7 +12,7 @@ import click
 from repro import __version__
 from repro.report.pages import templates
 from repro.report.pieces import clean, escaped, fenced
-from repro.text import count
+from repro.text import count, utc
 from repro_bisect.axis import short
 from repro_golden.canonical import write_atomic
 from repro_golden.nights import STATUSES, Night, Status, worst
@@ -45,7 +45,7 @@ def culprit_lines(night: Night) -> list[str]:
     lines = []
     for culprit in night.culprits:
         commit, at = culprit["commit"], culprit["divergence"]
-        lines.append(f"{short(commit['commit'])} {commit['subject']} ({commit['author']}, {commit['date'][:10]})")
+        lines.append(f"{short(commit['commit'])} {commit['subject']} ({commit['author']}, {utc(commit['date'])})")
         if at:
             lines.append(f"  first at step {at['step']}, phase {at['phase']}, signal {at['signal']}: {at['detail']}")
         if why := culprit["explanation"]:
@@ -102,7 +102,7 @@ def annotate(nights: Sequence[Night]) -> None:
         said = [f"{check.name}: {check.text}" for check in night.checks if check.status == night.status]
         # without its own baseline check a night is not judged although nothing says so
         text = "; ".join([*said, *(line.strip() for line in culprit_lines(night))]) or "nothing to compare with"
-        annotation(_LEVELS[night.status], f"{night.case}: {night.status}", text)
+        annotation(_LEVELS[night.status], f"{night.case}: {night.status}", clean(text))
 
 
 def _context(nights: Sequence[Night], files: Sequence[Path], command: str) -> dict[str, Any]:
@@ -126,6 +126,7 @@ def _context(nights: Sequence[Night], files: Sequence[Path], command: str) -> di
             "culprits": "\n".join(culprit_lines(night)),
             "search": (night.bisect or {}).get("reproduce", ""),
             "cure": _cure(night),
+            "at": utc(night.at),
             "file": str(path),
         }
         for night, path in zip(nights, files, strict=True)

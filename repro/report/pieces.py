@@ -72,14 +72,21 @@ def plain(line: Line) -> str:
 
 
 _MARKS = re.compile(r"[\\`*_\[\]{}~$!#]")
+_NOTHING = "\u200b"
+_LINKS = re.compile(
+    r"(?i)(?<=:)(?=//)|(?<=www)(?=\.)"  # bare addresses
+    r"|(?<=#)(?=\d)|(?<=\bgh-)(?=\d)"  # issues
+    r"|(?<=\b[0-9a-f]{6})(?=[0-9a-f]{1,34}\b)"  # commits
+)
+"""Where a space of no width keeps GitHub from making a link, and from telling an issue that it was mentioned."""
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "@": "@&#8203;"})
 """A space of no width after @ keeps GitHub from calling somebody."""
 
 
 def escaped(text: str) -> str:
     """Somebody else's prose in GitHub's Markdown: no markup, no HTML, no link, no mention."""
-    text = _MARKS.sub(lambda mark: "\\" + mark[0], text).translate(_ENTITIES)
-    return re.sub(r"(?i)(?<=:)(?=//)|(?<=www)(?=\.)", "&#8203;", text)  # GitHub makes links of bare addresses
+    text = _MARKS.sub(lambda mark: "\\" + mark[0], _LINKS.sub(_NOTHING, text)).translate(_ENTITIES)
+    return text.replace(_NOTHING, "&#8203;")
 
 
 def _span(text: str, *, cell: bool) -> str:

@@ -10,10 +10,10 @@ from repro import __version__
 from repro.report.junit import junit
 from repro.report.pages import templates
 from repro.report.pieces import Line, clean, code, plain, said
-from repro.report.pull_blocks import blocks_of, foot, utc
+from repro.report.pull_blocks import blocks_of, foot
 from repro.report.pull_comment import comment
 from repro.report.pull_result import WORDS, PullReport, summary, verdict_line
-from repro.text import table
+from repro.text import table, utc
 from repro_bisect.axis import short
 from repro_bisect.pair import PairResult
 from repro_golden.canonical import write_atomic

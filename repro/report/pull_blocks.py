@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from repro.report.pieces import Line, code, quoted, said
 from repro.report.pull_metrics import Block, metric_blocks
 from repro.report.pull_result import moved_bounds
-from repro.text import count, duration
+from repro.text import count, duration, utc
 from repro_bisect.axis import short
 from repro_bisect.pair import PairResult
 from repro_bisect.result import Culprit
 from repro_golden.spent import Spent
 
-__all__ = ["COST", "blocks_of", "foot", "memory", "utc"]
+__all__ = ["COST", "blocks_of", "foot", "memory"]
 
 COST = (
     "Step time is the median over one replay, without its first step. On a machine that does other work at the same "
     "time its ratio is rough; memory is not."
 )
-
-
-def utc(date: str) -> str:
-    """A commit's date in UTC; as it is where it is none."""
-    try:
-        return datetime.fromisoformat(date).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    except ValueError:
-        return date
 
 
 def memory(number: int) -> str:

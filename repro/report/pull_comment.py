@@ -13,10 +13,10 @@ from repro import __version__
 from repro.github_pull import marker
 from repro.report.pages import templates
 from repro.report.pieces import Line, clean, code, cut, fenced, markdown, quoted, said
-from repro.report.pull_blocks import blocks_of, foot, utc
+from repro.report.pull_blocks import blocks_of, foot
 from repro.report.pull_metrics import Block
 from repro.report.pull_result import WORDS, Entry, PullReport, summary, verdict_line
-from repro.text import count
+from repro.text import count, utc
 from repro_bisect.pair import PairResult
 
 __all__ = ["LIMIT", "comment"]

@@ -95,7 +95,7 @@ def _begins(nights: Sequence[Night]) -> Iterator[tuple[Night, Night | None, str]
         if not night.chain or night.status == "flaky":
             if changed and not judged:
                 yield night, before, "judged"
-            judged = changed
+            judged = judged or changed
             continue
         if before is not None and before.chain != night.chain:
             yield night, before, "numbers" if _same_case(before, night) else "case"

@@ -8,7 +8,7 @@ source_root=$(cd "$here/../../.." && pwd)
 # A Python that was not set up here is the runner's own: what it has (a torch for its GPU, say) is to be used.
 options=()
 [[ -n "${PYTHON_VERSION:-}" ]] || options+=(--system-site-packages)
-python3 -m venv "${options[@]}" "$RUNNER_TEMP/repro-venv"
+python3 -m venv ${options[@]+"${options[@]}"} "$RUNNER_TEMP/repro-venv"
 export PATH="$RUNNER_TEMP/repro-venv/bin:$PATH"
 printf '%s\n' "$RUNNER_TEMP/repro-venv/bin" >>"$GITHUB_PATH"
 

@@ -28,15 +28,15 @@ case "${MODE:-}" in
     text="$out/comment.md"
     command+=(pr --out "$out")
     [[ "${BISECT:-}" != true ]] || command+=(--bisect)
-    for name in "${cases[@]}"; do command+=(--case "$name"); done
-    command+=("${extra[@]}" "$base..$head")
+    for name in ${cases[@]+"${cases[@]}"}; do command+=(--case "$name"); done
+    command+=(${extra[@]+"${extra[@]}"} "$base..$head")
     ;;
   nightly)
     text="$out/report.md"
     command+=(nightly --out "$out")
     [[ -z "$results" ]] || command+=(--results "$results")
     [[ "${BISECT:-}" != false ]] || command+=(--no-bisect)
-    command+=("${extra[@]}" -- "${cases[@]}")
+    command+=(${extra[@]+"${extra[@]}"} -- ${cases[@]+"${cases[@]}"})
     ;;
   *)
     echo "::error title=repro::mode is pr or nightly"

@@ -17,5 +17,8 @@ if git rev-parse --verify --quiet "refs/remotes/origin/$BRANCH^{commit}" >/dev/n
 else
   start=$(git commit-tree -m "Results of repro" "$(git mktree </dev/null)")
 fi
+# A runner of one's own keeps its folders from night to night.
+git worktree remove --force "$results" 2>/dev/null || rm -rf "$results"
+git worktree prune
 git worktree add --quiet --detach "$results" "$start"
 mkdir -p "$results/nights"

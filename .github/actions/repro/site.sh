@@ -8,6 +8,7 @@ if [[ -z "$(find "$results" -name '*.json' -print -quit)" ]]; then
   echo "::notice title=repro::no nights yet, so no page"
   exit 0
 fi
+rm -rf "$site" # that of an earlier night, on a runner of one's own
 cd "$CHECKOUT"
 repro report publish --results "$results" --out "$site" --repository "$REPOSITORY"
 printf 'site=%s\n' "$site" >>"$GITHUB_OUTPUT"
