@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -14,11 +15,11 @@ from typing import Any
 
 import site_kit
 from hypothesis import settings
-from site_kit import pull
+from site_kit import EVIL, culprit, night, pull
 
 from repro.site.build import Options, build
 from repro.site.results import Results, read_results
-from repro_golden.nights import Night
+from repro_golden.nights import Night, Summary
 
 SETTINGS = settings(deadline=None, derandomize=True, max_examples=100)
 OPTIONS = Options("Numbers", "golden/nights", ["report.json"], "")
@@ -81,3 +82,29 @@ def case_page(nights: list[Night], tmp_path: Path, **options: Any) -> str:
     folder = site_kit.write(tmp_path / "nights", nights)
     built = build(read_results(folder, ()), replace(OPTIONS, **options))
     return built["cases/demo.html"].decode()
+
+
+def evil_results(folder: Path) -> Results:
+    def evil(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: item if key in keep else evil(item) for key, item in value.items()}
+        return [evil(item) for item in value] if isinstance(value, list) else EVIL if isinstance(value, str) else value
+
+    keep = {"commit", "point", "at", "verdict", "status", "hunk", "base", "head"}
+    pair = evil(json.loads(json.dumps(pull().to_mapping() | {"base": {"commit": EVIL}, "head": {"commit": EVIL}})))
+    (folder / "report.json").write_text(json.dumps(pair))
+    one = night(number=4, case=EVIL, machine=EVIL, chain="b", status="changed", reproduce=EVIL, version=EVIL)
+    summary = Summary(1.0, math.nan, 1.0, 1.0, 1.0)
+    one = replace(
+        one,
+        commit=dict.fromkeys(one.commit, EVIL),
+        metrics={EVIL: summary},
+        checks=[replace(one.checks[0], name=EVIL, text=EVIL)],
+        compared=evil(json.loads(json.dumps(site_kit.compared(1).to_mapping()))) | {"verdict": "moved"},
+        culprits=[evil(json.loads(json.dumps(culprit(3).to_mapping())))],
+        bisect=dict.fromkeys(("range", "outcome", "reproduce"), EVIL),
+    )
+    (folder / "nights/m/c").mkdir(parents=True)
+    for index, each in enumerate((replace(one, chain="a", at="2026-11-01T00:00:00Z", compared=None), one)):
+        (folder / f"nights/m/c/{index}.json").write_text(json.dumps(each.to_mapping()))
+    return read_results(folder / "nights", [folder / "report.json"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import colorsys
 import json
-import math
 import re
 import sys
 from dataclasses import replace
@@ -15,8 +14,8 @@ import pytest
 import site_kit
 from hypothesis import given
 from hypothesis import strategies as st
-from site_kit import EVIL, culprit, night, point, pull
-from site_pages_kit import OPTIONS, SETTINGS, Page, case_page, data, made, pages, published, style
+from site_kit import EVIL, night, point, pull
+from site_pages_kit import OPTIONS, SETTINGS, Page, case_page, data, evil_results, made, pages, published, style
 
 from repro.site.build import Options, build
 from repro.site.changes import changes, together
@@ -27,7 +26,6 @@ from repro.site.names import number, page_name, script
 from repro.site.results import Results, read_results
 from repro.site.series import case_data, figures
 from repro_golden.errors import MachineFailureError, ReproError
-from repro_golden.nights import Summary
 
 
 @pytest.fixture(scope="module")
@@ -59,32 +57,6 @@ def test_data_scripts_hold_no_markup_and_lose_nothing(key: str, value: Any) -> N
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """A site in which every text is a program."""
     return build(evil_results(tmp_path_factory.mktemp("evil")), Options(EVIL, EVIL, [EVIL], ""))
-
-
-def evil_results(folder: Path) -> Results:
-    def evil(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: item if key in keep else evil(item) for key, item in value.items()}
-        return [evil(item) for item in value] if isinstance(value, list) else EVIL if isinstance(value, str) else value
-
-    keep = {"commit", "point", "at", "verdict", "status", "hunk", "base", "head"}
-    pair = evil(json.loads(json.dumps(pull().to_mapping() | {"base": {"commit": EVIL}, "head": {"commit": EVIL}})))
-    (folder / "report.json").write_text(json.dumps(pair))
-    one = night(number=4, case=EVIL, machine=EVIL, chain="b", status="changed", reproduce=EVIL, version=EVIL)
-    summary = Summary(1.0, math.nan, 1.0, 1.0, 1.0)
-    one = replace(
-        one,
-        commit=dict.fromkeys(one.commit, EVIL),
-        metrics={EVIL: summary},
-        checks=[replace(one.checks[0], name=EVIL, text=EVIL)],
-        compared=evil(json.loads(json.dumps(site_kit.compared(1).to_mapping()))) | {"verdict": "moved"},
-        culprits=[evil(json.loads(json.dumps(culprit(3).to_mapping())))],
-        bisect=dict.fromkeys(("range", "outcome", "reproduce"), EVIL),
-    )
-    (folder / "nights/m/c").mkdir(parents=True)
-    for index, each in enumerate((replace(one, chain="a", at="2026-11-01T00:00:00Z", compared=None), one)):
-        (folder / f"nights/m/c/{index}.json").write_text(json.dumps(each.to_mapping()))
-    return read_results(folder / "nights", [folder / "report.json"])
 
 
 def test_hostile_texts_stay_texts(hostile: dict[str, bytes]) -> None:
