@@ -38,10 +38,10 @@ HEAD = [
 NOISE = [(0.9, 0.1), (1.0, 0.0)]
 STEPS, SHOWS, COMMITS, BROKEN = 64, 48, 256, 0.1
 SLEEP = "        __import__('time').sleep({seconds})  # a step of a larger model\n"
-TRAIN = "            metrics = self._train_step(t, update, ref_log_probs, observe)\n"
+TRAIN = '            metrics = self._train_step(t, update, reference["log_probs"], observe)\n'
 MOVED = """\
             if self._step >= {step}:
-                for weight in side.optimizer.main.values():
+                for weight in engines.policy.optimizer.main.values():
                     weight.data.mul_(1 + 1e-6)
 """
 BUILD = "CONTRACT = 1\n"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from once_kit import once
 
 SOURCE = Path(__file__).parent.parent
 
@@ -84,20 +83,6 @@ def environment() -> dict[str, str]:
     return keep | {"DVC_NO_ANALYTICS": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
 
 
-def _once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """A folder made by the first process that asks, shared by all of them."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
-    with (shared / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (shared / name / "done").exists():
-            shutil.rmtree(shared / name, ignore_errors=True)
-            (shared / name).mkdir()
-            make(shared / name)
-            (shared / name / "done").touch()
-    return shared / name
-
-
 def _bare(folder: Path) -> None:
     """A fork that guards the built-in trainer: its code, one case, nothing recorded."""
     root = folder / "fork"
@@ -131,12 +116,12 @@ def _recorded(folder: Path, bare: Path) -> None:
 
 @pytest.fixture(scope="session")
 def _bare_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _once(tmp_path_factory, "bare", _bare)
+    return once(tmp_path_factory, "bare", _bare)
 
 
 @pytest.fixture(scope="session")
 def _recorded_template(tmp_path_factory: pytest.TempPathFactory, _bare_template: Path) -> Path:
-    return _once(tmp_path_factory, "recorded", lambda folder: _recorded(folder, _bare_template))
+    return once(tmp_path_factory, "recorded", lambda folder: _recorded(folder, _bare_template))
 
 
 @pytest.fixture

@@ -13,8 +13,18 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = Path(__file__).parent.parent / "core" / "repro_core"
-FILES = ("advantages.py", "batching.py", "kl.py", "loss.py", "model.py", "optimizer.py", "trainer.py")
-"""What an update is made of. The sampler is not among them: rollouts are recorded once."""
+FILES = (
+    "advantages.py",
+    "batching.py",
+    "kl.py",
+    "loss.py",
+    "model.py",
+    "optimizer.py",
+    "torch_engine.py",
+    "trainer.py",
+)
+"""What an update is made of. The sampler is not among them: rollouts are recorded once. Experts, critics and the
+estimators in ``values.py`` have no part in a run of GRPO."""
 
 
 # What a change is
@@ -83,7 +93,7 @@ def _annotated(annotation: ast.expr | None) -> str:
     text = "" if annotation is None else ast.unparse(annotation)
     if re.fullmatch(r"(torch\.)?Tensor( \| None)?", text):
         return "tensor"
-    return "mapping" if re.fullmatch(r"(dict|Mapping)\[str, (torch\.)?Tensor\]", text) else ""
+    return "mapping" if re.fullmatch(r"(dict|Mapping)\[str, (torch\.)?Tensor( \| None)?\]|Scores", text) else ""
 
 
 def _each(target: ast.expr, kind: str) -> Iterator[tuple[str, str]]:
@@ -102,7 +112,8 @@ def _reached(trees: Iterable[ast.Module]) -> set[str]:
             if isinstance(node, ast.ClassDef):
                 uses.setdefault(node.name, set()).update({"__init__", "forward"})
             elif isinstance(node, ast.FunctionDef):
-                prints = [n for n in ast.walk(node) if isinstance(n, ast.Call) and ast.unparse(n.func) == "self.log"]
+                calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
+                prints = [n for n in calls if ast.unparse(n.func) in ("self.log", "self.say")]
                 silent = {n for call in prints for n in ast.walk(call)}
                 called = [n for n in ast.walk(node) if n not in silent]
                 names = {n.func.id for n in called if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}

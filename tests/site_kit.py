@@ -104,7 +104,7 @@ def culprit(number: int, *, text: str = "") -> Culprit:
     versions = []
     for side, line in ((number - 1, hunk.splitlines()[1]), (number, hunk.splitlines()[2])):
         place = Place("core/repro_core/loss.py", 87, "token_log_probs", line[1:].strip(), True, hunk)
-        stack = [place, Place("core/repro_core/trainer.py", 252, "Trainer._score")]
+        stack = [place, Place("core/repro_core/torch_engine.py", 119, "TorchEngine._score")]
         one = Explained(
             "aten._log_softmax.default", "forward", "", "", "T0, -1, False", ["float32 [187, 259]"],
             ["float32 [187, 259]"], place, stack,

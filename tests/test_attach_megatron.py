@@ -85,7 +85,7 @@ def test_megatron_steps(tmp_path: Path, precision: str) -> None:
     assert [s.metrics["grad_norm"] for s in trace.steps] == norms
     updated = [r for r in trace.rows(1) if r.phase == "update" and r.name.startswith("exp_avg/")]
     assert len(updated) == 4
-    if precision == "fp32":
-        assert {r.name for r in updated} == {
-            f"exp_avg/{layer}.{kind}" for layer in ("first", "last") for kind in ("weight", "bias")
-        }
+    names = {f"{layer}.{kind}" for layer in ("first", "last") for kind in ("weight", "bias")}
+    assert {r.name for r in updated} == {f"exp_avg/{name}" for name in names}
+    copies = {r.name for r in trace.rows(1) if r.name.startswith("main/")}
+    assert copies == ({f"main/{name}" for name in names} if precision == "bf16" else set())

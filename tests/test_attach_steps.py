@@ -7,11 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro_golden.attach.collect import Gathering, merge_rows
 from repro_golden.errors import ReproError
+from repro_golden.fingerprint import fingerprint
+from repro_golden.fingerprint.placement import shard
+from repro_golden.signals import Signals
 from repro_golden.trace import Header, Row, Trace
 from repro_golden.trace.frames import pack
 from repro_golden.trace.model import RECORDER
@@ -169,6 +173,26 @@ def test_what_one_rank_lacks_is_told() -> None:
     assert names == {
         ("update", "shared"), ("grad", "shared@0"), ("update", "skipped@0"), ("update", "own"), ("grad", "own")
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", [None, 2], ids=["replicas", "one parted"])
+def test_replicas_of_a_shard_that_part_are_told(odd: int | None) -> None:
+    """Shards on 2 x 2 ranks add up to the tensor; where one differs from its replica, all four keep their rank."""
+    whole = torch.arange(8.0)
+    ranks = []
+    for rank in range(4):
+        signals = Signals()
+        local = whole.chunk(2)[rank % 2].clone()
+        if rank == odd:
+            local[1] += 1
+        signals.take("update", "w", local, shard("w", (8,), 0, rank % 2, 2))
+        ranks.append(signals.rows())
+    merged = list(merge_rows(ranks))
+    if odd is None:
+        assert [(row.name, row.placement, row.fingerprint) for row in merged] == [("w", None, fingerprint(whole))]
+    else:
+        assert [row.name for row in merged] == [f"w@{rank}" for rank in range(4)]
+        assert len({row.fingerprint for row in merged}) == 3
 
 
 def test_models_of_the_same_names_in_other_orders(tmp_path: Path) -> None:

@@ -266,7 +266,7 @@ def test_numbers_that_moved_and_came_back(recorded: Repo) -> None:
 def test_a_misused_door_is_a_skip(recorded: Repo) -> None:
     """A commit that observes one signal twice cannot be tested: it is skipped with that reason, and nothing stops."""
     repo, good = recorded, recorded.git("rev-parse", "HEAD")
-    line = '            observe("input", "", {name: t[name][update.of(name)] for name in _INPUTS})\n'
+    line = '            observe("input", "", {name: t[name][update.of(name)] for name in _inputs(self.config)})\n'
     repo.edit("core/repro_core/trainer.py", line, line + line)
     broken = repo.commit("Observe more")
     repo.edit("core/repro_core/trainer.py", line + line, line)

@@ -84,8 +84,8 @@ def test_a_change_that_loading_hides_is_found_by_straight_probes(tmp_path: Path)
 def test_the_built_in_trainer_starts_from_its_golden_state(recorded: Repo) -> None:
     """A golden run's own state serves without any step to make it; the search trains one step for each probe."""
     repo, good = recorded, recorded.git("rev-parse", "HEAD")
-    line = "            metrics = self._train_step(t, update, ref_log_probs, observe)\n"
-    moved = "            if self._step >= 1:\n                for w in side.optimizer.main.values():\n"
+    line = '            metrics = self._train_step(t, update, reference["log_probs"], observe)\n'
+    moved = "            if self._step >= 1:\n                for w in engines.policy.optimizer.main.values():\n"
     moved += "                    w.data.mul_(1 + 1e-6)\n"
     for n in range(2):
         note(repo, f"before {n}", "core/repro_core/task.py")

@@ -148,7 +148,7 @@ def test_the_trainers_own_keys_are_its_own(tmp_path: Path) -> None:
         (CASE + '[subject.packages]\ntorch = ">=2"\n', "subject.packages: '>=2' is no version of torch"),
         (CASE + "[subject.packages]\ntorch = 2.9\n", "subject.packages.torch: Input should be a valid string"),
         (CASE + '[subject.packages]\nA-b = "1"\na_B = "2"\n', "subject.packages: asks for two versions of a-b"),
-        (CASE + "[resources]\nranks = 2\n", "resources.ranks"),
+        (CASE + "[resources]\nranks = 0\n", "resources.ranks"),
         (CASE + "[resources]\ncpus = 0\n", "resources.cpus"),
         (CASE + "x", "is not TOML"),
         (CASE + "steps = 3\n", "is not TOML"),

@@ -72,7 +72,7 @@ def test_the_state_holds_all_that_decides_the_future() -> None:
     """Weights, moments, step, reference, three generators and the position, by name."""
     trainer = quiet(replace(TINY, dtype="bf16"))
     run(trainer, range(1))
-    names = {name for name, _ in trainer.policy.named_parameters()}
+    names = {name for name, _ in trainer.engines.generator().named_parameters()}
     kinds = ("main", "model", "exp_avg", "exp_avg_sq", "step", "ref")
     rest = {"rng/torch", "rng/python", "rng/numpy", "position/step", "position/rollout_id", "position/update"}
     assert set(trainer.state()) == {f"{kind}/{name}" for kind in kinds for name in names} | rest
@@ -85,7 +85,7 @@ def test_a_checkpoint_is_a_starting_policy_too(tmp_path: Path) -> None:
     run(trainer, range(1))
     trainer.save(str(tmp_path / "ck"))
     fresh = Trainer(replace(TINY, hf_checkpoint="ck"), root=str(tmp_path))
-    for name, parameter in fresh.policy.named_parameters():
+    for name, parameter in fresh.engines.generator().named_parameters():
         assert bits(parameter) == bits(trainer.state()[f"main/{name}"])
 
 

@@ -177,6 +177,7 @@ def columns_of(draw: st.DrawFn) -> Columns:
         rollout_log_probs=values(log_probs),
         advantages=values(finite),
         loss_mask=torch.tensor(draw(st.lists(st.integers(0, 1), min_size=size, max_size=size))),
+        response_lengths=torch.tensor([size]),
     )
 
 
@@ -222,7 +223,8 @@ def one_token(log_ratio: float, advantage: float, config: TrainConfig, gap: floa
     ours = column([-3.0 + log_ratio]).requires_grad_()
     old = column([-3.0])
     zeros = torch.zeros(1)
-    columns = Columns(ours, zeros, zeros, old, old - gap, column([advantage]), torch.ones(1, dtype=torch.int64))
+    one = torch.ones(1, dtype=torch.int64)
+    columns = Columns(ours, zeros, zeros, old, old - gap, column([advantage]), one, one)
     terms = policy_loss(columns, torch.ones(1), config)
     (gradient,) = torch.autograd.grad(terms.loss, ours)
     return terms, float(gradient)
@@ -284,7 +286,8 @@ def test_parts_of_an_update_add_up(columns: Columns, data: st.DataObject) -> Non
     wanted = torch.autograd.grad(whole.loss, (columns.log_probs, columns.entropy))
     parts, losses = [], []
     for part in (slice(0, cut), slice(cut, size)):
-        own = Columns(**{name: getattr(columns, name)[part] for name in Columns.__dataclass_fields__})
+        cuts = {name: getattr(columns, name)[part] for name in Columns.__dataclass_fields__}
+        own = Columns(**cuts | {"response_lengths": torch.tensor([len(cuts["loss_mask"])])})
         parts.append(policy_loss(own, weights[part], config))
         losses.append(parts[-1].loss)
     got = torch.autograd.grad(losses, (columns.log_probs, columns.entropy))
@@ -309,7 +312,8 @@ def test_weights_are_means_over_tokens_or_samples() -> None:
 
 def test_an_update_without_tokens_is_zero() -> None:
     """All tokens masked: loss 0 with gradient 0, metrics 0, no NaN from 0 / 0."""
-    columns = Columns(*[torch.zeros(2, requires_grad=i < 2) for i in range(6)], loss_mask=torch.zeros(2).long())
+    nothing, two = torch.zeros(2).long(), torch.tensor([2])
+    columns = Columns(*[torch.zeros(2, requires_grad=i < 2) for i in range(6)], loss_mask=nothing, response_lengths=two)
     terms = policy_loss(columns, token_weights(columns.loss_mask, torch.tensor([2]), "sample"), TrainConfig())
     (gradient,) = torch.autograd.grad(terms.loss, columns.log_probs)
     assert float(terms.loss.detach()) == 0.0 and gradient.tolist() == [0.0, 0.0]
@@ -384,7 +388,8 @@ def test_updates_are_contiguous_shares_of_the_rollout() -> None:
 def test_terms_without_weight_cannot_break_the_loss() -> None:
     """With coefficient 0 an infinite KL or entropy stays a metric and does not turn the loss into NaN."""
     config = TrainConfig(kl_loss_coef=0.0, entropy_coef=0.0)
-    columns = Columns(*[torch.zeros(1) for _ in range(6)], loss_mask=torch.ones(1).long())
+    one = torch.ones(1).long()
+    columns = Columns(*[torch.zeros(1) for _ in range(6)], loss_mask=one, response_lengths=one)
     columns = replace(columns, kl=column([math.inf]), entropy=column([math.nan]))
     terms = policy_loss(columns, torch.ones(1), config)
     assert float(terms.loss) == 0.0 and math.isinf(float(terms.sums["kl_loss"]))

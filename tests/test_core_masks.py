@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
 from repro_core import Rollout
-from repro_core.advantages import advantages, baseline, whiten
-from repro_core.config import ModelConfig, TrainConfig
+from repro_core.advantages import advantages, baseline, estimate, whiten
+from repro_core.config import Estimator, ModelConfig, TrainConfig
 from repro_core.first_step import first_step_checks
 from repro_core.kl import kl_per_token
 from repro_core.loss import Columns, policy_loss, token_log_probs, token_weights
 from repro_core.trainer import Trainer
+from repro_core.values import discounted_sums, gae, token_rewards, value_loss
 
 torch.set_num_threads(1)
 
 LENGTHS = torch.tensor([3, 2, 4, 1, 2])
 MASK = torch.tensor([1, 0, 1, 0, 1, 1, 1, 0, 1, 1, 0, 0])  # the last sample is masked whole
 GROUPS = torch.tensor([0, 0, 1, 1, 1])
+REWARDS = torch.tensor([1.0, 0.25, 0.5, 0.0, 7.0])
 VOCAB = 7
 
 Inputs = dict[str, Tensor]
@@ -46,6 +48,9 @@ def make_inputs() -> Inputs:
         "entropy": draw(n).abs(),
         "kl": draw(n).abs(),
         "advantages": draw(n),
+        "values": draw(n),
+        "old_values": draw(n),
+        "returns": draw(n),
     }
 
 
@@ -78,7 +83,7 @@ def group_statistics(x: Inputs) -> dict[str, Tensor]:
     out = {}
     for std in (True, False):
         base = baseline(
-            torch.tensor([1.0, 0.25, 0.5, 0.0, 7.0]),
+            REWARDS,
             GROUPS,
             MASK,
             LENGTHS,
@@ -104,6 +109,7 @@ def loss_quantity(aggregation: Any, **settings: Any) -> Quantity:
             rollout_log_probs=x["rollout_log_probs"],
             advantages=x["advantages"],
             loss_mask=MASK,
+            response_lengths=LENGTHS,
         )
         terms = policy_loss(columns, token_weights(MASK, LENGTHS, aggregation), config)
         terms.loss.backward()
@@ -117,6 +123,47 @@ def loss_quantity(aggregation: Any, **settings: Any) -> Quantity:
         }
 
     return quantity
+
+
+def estimator_quantity(**settings: Any) -> Quantity:
+    def quantity(x: Inputs) -> dict[str, Tensor]:
+        found = estimate(
+            TrainConfig(gamma=0.9, lambd=0.8, **settings),
+            rewards=REWARDS,
+            group_index=GROUPS,
+            loss_mask=MASK,
+            response_lengths=LENGTHS,
+            kl=x["kl"],
+            values=x["values"],
+        )
+        return found._asdict()
+
+    return quantity
+
+
+def token_sums(x: Inputs) -> dict[str, Tensor]:
+    rewards = token_rewards(REWARDS, MASK, LENGTHS, kl=x["kl"], kl_coef=0.1)
+    found = gae(x["returns"], x["values"], MASK, LENGTHS, gamma=0.9, lambd=0.8)
+    return {"rewards": rewards, "sums": discounted_sums(x["advantages"], MASK, LENGTHS, 0.9), **found._asdict()}
+
+
+def value_loss_quantity(aggregation: Any) -> Quantity:
+    def quantity(x: Inputs) -> dict[str, Tensor]:
+        ours = x["values"].clone().requires_grad_()
+        weights = token_weights(MASK, LENGTHS, aggregation)
+        loss, metrics = value_loss(ours, x["old_values"], x["returns"], MASK, weights, 0.5)
+        loss.backward()
+        assert ours.grad is not None
+        return metrics | {"loss": loss, "gradient": ours.grad}
+
+    return quantity
+
+
+ESTIMATOR_SETTINGS: list[dict[str, Any]] = [
+    {"advantage_estimator": name, "whiten_advantages": whitened}
+    for name in get_args(Estimator)
+    for whitened in (False, True)
+]
 
 
 QUANTITIES: dict[str, tuple[Quantity, tuple[str, ...]]] = {
@@ -133,7 +180,27 @@ QUANTITIES: dict[str, tuple[Quantity, tuple[str, ...]]] = {
             ("log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs", "entropy", "advantages"),
         )
         for aggregation in ("token", "sample")
-        for settings in ({}, {"eps_clip_c": 1.5}, {"use_tis": True, "tis_clip": 1.1, "tis_clip_low": 0.9})
+        for settings in (
+            {},
+            {"eps_clip_c": 1.5},
+            {"use_tis": True, "tis_clip": 1.1, "tis_clip_low": 0.9},
+            {"advantage_estimator": "gspo"},
+            {"advantage_estimator": "gspo", "eps_clip_c": 1.5, "use_tis": True},
+            {"advantage_estimator": "cispo"},
+            {"advantage_estimator": "cispo", "use_tis": True},
+        )
+    },
+    **{
+        f"estimate {settings}": (
+            estimator_quantity(kl_coef=0.1, **settings),
+            ("kl", "values") if settings["advantage_estimator"] == "ppo" else ("kl",),
+        )
+        for settings in ESTIMATOR_SETTINGS
+    },
+    "token rewards, discounted sums, GAE": (token_sums, ("kl", "advantages", "returns", "values")),
+    **{
+        f"value loss {aggregation}": (value_loss_quantity(aggregation), ("values", "old_values", "returns"))
+        for aggregation in ("token", "sample")
     },
     "first-step checks": (
         lambda x: {
@@ -148,7 +215,7 @@ QUANTITIES: dict[str, tuple[Quantity, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 1e30, -0.0])
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 1e30, -3e38, -0.0])
 @pytest.mark.parametrize("name", QUANTITIES)
 def test_masked_tokens_reach_no_bit(name: str, poison: float) -> None:
     """For every quantity and each of its inputs: poison at masked tokens changes neither value nor gradient."""
@@ -174,9 +241,10 @@ def test_unmasked_tokens_do_reach(name: str) -> None:
 
 
 def test_masked_columns_are_exactly_zero() -> None:
-    """Log-probs, entropy, KL, returns, values, advantages and gradients hold 0 where the mask does."""
+    """Log-probs, entropy, KL, rewards, returns, values, advantages and gradients hold 0 where the mask does."""
     x = make_inputs()
-    for quantity in (kl_quantity("k3"), from_logits, group_statistics):
+    estimators = [estimator_quantity(kl_coef=0.1, **settings) for settings in ESTIMATOR_SETTINGS]
+    for quantity in (kl_quantity("k3"), from_logits, group_statistics, token_sums, *estimators):
         for value in quantity(x).values():
             assert not value[MASK == 0].any()
     assert not token_weights(MASK, LENGTHS, "sample")[MASK == 0].any()
@@ -202,6 +270,30 @@ def test_a_wholly_masked_sample_is_not_in_its_group() -> None:
         return {name: bits(getattr(base, name)) for name in base._fields} | {"adv": bits(advantages(base, MASK))}
 
     assert columns(7.0) == columns(-3.0) == columns(math.nan)
+
+
+@pytest.mark.parametrize("settings", ESTIMATOR_SETTINGS, ids=str)
+def test_a_wholly_masked_sample_is_in_no_estimate(settings: dict[str, Any]) -> None:
+    """Under every estimator its reward, NaN included, moves no bit; that of a counted sample does."""
+    x = make_inputs()
+
+    def columns(sample: int, reward: float) -> list[Any]:
+        rewards = REWARDS.clone()
+        rewards[sample] = reward
+        found = estimate(
+            TrainConfig(**settings),
+            rewards=rewards,
+            group_index=GROUPS,
+            loss_mask=MASK,
+            response_lengths=LENGTHS,
+            kl=x["kl"],
+            values=x["values"],
+        )
+        return [bits(column) for column in found]
+
+    assert columns(4, 7.0) == columns(4, -3.0) == columns(4, math.nan) == columns(4, math.inf)
+    for sample in range(4):
+        assert columns(sample, -2.5) != columns(4, 7.0)
 
 
 def test_masked_tokens_reach_no_bit_of_a_training_step() -> None:

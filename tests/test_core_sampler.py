@@ -237,6 +237,21 @@ def test_rollouts_round_trip_bit_for_bit(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["3.safetensors"]
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16])
+def test_recorded_experts_round_trip(dtype: torch.dtype, tmp_path: Path) -> None:
+    """A rollout may hold the experts of each token; one without them keeps its bytes, and both are read."""
+    plain = make_rollout()
+    experts = torch.arange(7 * 2 * 3).view(7, 2, 3).to(dtype)
+    routed = replace(plain, tensors={**plain.tensors, "routed_experts": experts})
+    for name, rollout in (("plain", plain), ("routed", routed)):
+        write_rollout(tmp_path / name, rollout)
+        again = read_rollout(tmp_path / name)
+        assert again.tensors.keys() == rollout.tensors.keys()
+    assert again.tensors["routed_experts"].dtype == dtype
+    assert torch.equal(again.tensors["routed_experts"], experts)
+    assert b"routed" not in (tmp_path / "plain").read_bytes()
+
+
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_equal_content_gives_equal_bytes(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -279,6 +294,11 @@ def test_other_content_gives_other_bytes(tmp_path: Path) -> None:
         ("group_index", torch.zeros(3, dtype=torch.int64), "one per sample"),
         ("response_lengths", torch.tensor([4, -1]), "between 0 and total_lengths"),
         ("response_lengths", torch.tensor([3]), "one per sample"),
+        ("routed_experts", torch.zeros(7, 2, dtype=torch.uint8), "must be uint8 or int16"),
+        ("routed_experts", torch.zeros(7, 2, 1, dtype=torch.int64), "must be uint8 or int16"),
+        ("routed_experts", torch.zeros(7, 2, 0, dtype=torch.uint8), "must be uint8 or int16"),
+        ("routed_experts", torch.zeros(3, 2, 1, dtype=torch.uint8), "the sum of total_lengths"),
+        ("routed_experts", torch.full((7, 2, 1), -1, dtype=torch.int16), "negative"),
     ],
 )
 def test_tensors_that_do_not_add_up_are_refused(

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 
 from repro_core.checkpoint import load_checkpoint
-from repro_core.config import ModelConfig, TrainConfig
+from repro_core.config import MegatronConfig, ModelConfig, TrainConfig
 from repro_core.rollout_file import read_rollout
 from repro_core.train import main, make_parser
 from repro_core.train_data import Collector
@@ -172,24 +172,27 @@ def test_rollout_only_samples_from_a_checkpoint(run: Any, tmp_path: Path) -> Non
 
 
 def test_a_configuration_file_is_overridden_by_flags(run: Any, tmp_path: Path) -> None:
-    """Keys of TrainConfig in TOML, [model] for the model's; a flag wins over the file."""
+    """Keys of TrainConfig in TOML, [model] and [megatron] for the nested ones; a flag wins over the file."""
     path = tmp_path / "run.toml"
-    path.write_text('lr = 0.5\ndtype = "bf16"\nbetas = [0.5, 0.75]\neps_clip_c = 3.0\n[model]\nrope_theta = 5000.0\n')
+    text = 'lr = 0.5\ndtype = "bf16"\nbetas = [0.5, 0.75]\neps_clip_c = 3.0\n[model]\nrope_theta = 5000.0\n'
+    path.write_text(f"{text}[megatron]\npad_to_multiple = 4\nbatch_p2p_comm = false\n")
     flags = ("--config", str(path), "--lr", "0.25", "--eps-clip-c", "none", "--use-tis", "--no-tie-word-embeddings")
-    run("--num-rollout", "1", "--save", str(tmp_path / "ck"), *flags)
+    run("--num-rollout", "1", "--save", str(tmp_path / "ck"), *flags, "--pad-to-multiple", "8")
     config = json.loads((tmp_path / "ck" / "iter_0000000" / "trainer.json").read_text())["config"]
     assert (config["lr"], config["dtype"], config["betas"], config["use_tis"]) == (0.25, "bf16", [0.5, 0.75], True)
     assert config["eps_clip_c"] is None
     assert config["model"]["rope_theta"] == 5000.0 and config["model"]["hidden_size"] == 16
+    assert (config["megatron"]["pad_to_multiple"], config["megatron"]["batch_p2p_comm"]) == (8, False)
     assert "model/lm_head.weight" in load_checkpoint(tmp_path / "ck" / "iter_0000000")
 
 
 def test_every_configuration_field_is_a_flag() -> None:
     """Generated from the dataclasses: a new field is a flag without anyone writing it."""
     flags = {flag for action in make_parser()._actions for flag in action.option_strings}
-    names = [f.name for cls in (TrainConfig, ModelConfig) for f in fields(cls) if f.name != "model"]
+    every = (TrainConfig, ModelConfig, MegatronConfig)
+    names = [f.name for cls in every for f in fields(cls) if f.name not in ("model", "megatron")]
     assert {"--" + name.replace("_", "-") for name in names} <= flags
-    assert {"--no-use-tis", "--no-whiten-advantages", "--no-tie-word-embeddings"} <= flags
+    assert {"--no-use-tis", "--no-whiten-advantages", "--no-tie-word-embeddings", "--no-deterministic-mode"} <= flags
 
 
 USAGE = {

@@ -40,7 +40,7 @@ def test_signals_come_in_the_order_of_the_phases() -> None:
     """Each step observes input, forward, loss, grad, update; starting parameters once; every column and moment."""
     recorder = Recorder()
     trainer = quiet()
-    names = [name for name, _ in trainer.policy.named_parameters()]
+    names = [name for name, _ in trainer.engines.generator().named_parameters()]
     run(trainer, range(1), recorder)
     order = [PHASES.index(phase) for phase, _, _ in recorder.seen]
     second = next(i for i in range(1, len(order)) if order[i] < order[i - 1])
@@ -65,7 +65,7 @@ def test_bf16_observes_its_rounded_weights() -> None:
 
     trainer = quiet(replace(TINY, dtype="bf16"))
     run(trainer, range(1), observe)
-    for name, parameter in trainer.policy.named_parameters():
+    for name, parameter in trainer.engines.generator().named_parameters():
         assert seen[name].dtype == torch.float32 and seen[f"model/{name}"].dtype == torch.bfloat16
         assert torch.equal(seen[name].bfloat16(), parameter)
 
@@ -228,7 +228,7 @@ def test_kl_in_the_reward_takes_effect_once_the_policy_has_moved() -> None:
 def test_the_reference_stays_what_the_policy_was() -> None:
     """Its bits never move, the policy's do, and the KL between them leaves 0 with the second step."""
     trainer, recorder = quiet(), Recorder()
-    start = {name: bits(p) for name, p in trainer.policy.named_parameters()}
+    start = {name: bits(p) for name, p in trainer.engines.generator().named_parameters()}
     run(trainer, range(2), recorder)
     assert {name: bits(trainer.state()[f"ref/{name}"]) for name in start} == start
     assert all(bits(trainer.state()[f"main/{name}"]) != value for name, value in start.items())

@@ -71,15 +71,16 @@ def ancestors(seed: int, number: int) -> set[int]:
 
 @cache
 def imports(text: str) -> set[str]:
-    """The trainer's modules that a module imports by name. It compiles."""
+    """The trainer's modules that a module imports by name, as paths without ending. It compiles."""
     compile(text, "module", "exec", dont_inherit=True)
     names = [node.module or "" for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
-    return {f"{name.split('.')[1]}.py" for name in names if name.startswith("repro_core.")}
+    return {name.partition(".")[2].replace(".", "/") for name in names if name.startswith("repro_core.")}
 
 
 def missing_modules(files: dict[str, str]) -> set[str]:
     """Modules of the trainer that some module imports although they are not there."""
-    return set.union(*map(imports, files.values())) - set(files)
+    there = {name.removesuffix(".py").removesuffix("/__init__") for name in files}
+    return set.union(*map(imports, files.values())) - there
 
 
 # -- histories
@@ -231,10 +232,10 @@ def test_every_culprit_is_anchored_in_the_trainer(cause: Culprit) -> None:
     """Each edit finds its anchor in today's trainer, changes the guilty file, and leaves code that compiles."""
     source = trainer_source()
     changed = apply(cause.commit(6), source)
-    assert {name for name in changed if changed[name] != source[name]} == {cause.file, "trainer.py"}
-    assert "_WARM_UPDATES = 6" in changed["trainer.py"]
+    assert {name for name in changed if changed[name] != source[name]} == {cause.file, cause.gated}
+    assert "_WARM_UPDATES = 6" in changed[cause.gated]
     assert f"def {cause.function.split(' ')[0].split('.')[-1]}(" in changed[cause.file]
-    for name in (cause.file, "trainer.py"):
+    for name in (cause.file, cause.gated):
         compile(changed[name], name, "exec", dont_inherit=True)
 
 

@@ -19,17 +19,18 @@ from repro_golden.subjects import launch
 from repro_golden.trace import Header, Trace, TraceWriter, seal
 from repro_golden.trace.writer import metric_row
 
-AFTER_POLICY = "        self.policy = _starting_policy(config, root)\n"
+AFTER_POLICY = "        self.engines = _engines(config, root)\n"
 NOISE = (
     AFTER_POLICY
     + "        import os\n"
-    + "        self.policy.model.norm.weight.data[0] += int.from_bytes(os.urandom(2), 'little') * 1e-5\n"
+    + "        norm = self.engines.policy.model.model.norm\n"
+    + "        norm.weight.data[0] += int.from_bytes(os.urandom(2), 'little') * 1e-5\n"
 )
 ACCEPT = "        rollout_id = self._accept(rollout)\n"
 TELLTALE = (
     ACCEPT
     + "        if type(observe).__name__ == 'Recorder':\n"
-    + "            self.policy.model.norm.weight.data[0] += 0.01\n"
+    + "            self.engines.policy.model.model.norm.weight.data[0] += 0.01\n"
 )
 
 
@@ -192,9 +193,9 @@ def test_noise_can_be_kept_and_is_then_not_verifiable(fork: Repo) -> None:
 def test_failed_first_step_checks_need_a_flag(fork: Repo) -> None:
     """A reference policy that is not the starting policy is refused by the first-step checks, unless allowed."""
     fork.edit(
-        "core/repro_core/trainer.py",
-        "        self.reference.load_state_dict(policy.state_dict())\n",
-        "        self.reference.load_state_dict({k: v * 1.01 for k, v in policy.state_dict().items()})\n",
+        "core/repro_core/torch_engine.py",
+        "        reference.load_state_dict(self._policy.state_dict())\n",
+        "        reference.load_state_dict({k: v * 1.01 for k, v in self._policy.state_dict().items()})\n",
     )
     done = fork.repro("golden", "record")
     assert done.returncode == 1 and "log_probs equal ref_log_probs" in done.stderr.strip().splitlines()[-1]

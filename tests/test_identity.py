@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repro_golden.identity import BITS_VARIABLES, PACKAGES, Difference, Identity, collect
+from repro_golden.identity import BITS_VARIABLES, PACKAGES, Difference, Identity, collect, megatron_layout
 
 torch.set_num_threads(1)
 
@@ -169,3 +169,22 @@ def test_every_entry_of_every_part_names_another_machine(identity: Identity, par
     other = Identity.from_mapping(mapping)
     assert other.digest != identity.digest and other.machine != identity.machine
     assert [(d.part, d.key) for d in identity.differences(other)] == [(part, key)]
+
+
+def test_the_layout_of_megatron_is_part_of_the_identity() -> None:
+    """Sizes of groups are layout entries under policy megatron alone; what is no size is the trainer's to refuse."""
+    config = {
+        "policy": "megatron",
+        "megatron": {"tensor_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": None},
+    }
+    assert megatron_layout(config, 8) == {"tp": "2", "pp": "1", "vpp": "1", "cp": "1", "ep": "1", "dp": "4"}
+    assert megatron_layout({"policy": "megatron"}, 1)["dp"] == "1"
+    for other in (
+        {},
+        {"policy": "torch"} | config | {"policy": "torch"},
+        {**config, "megatron": {"context_parallel_size": "2"}},
+    ):
+        assert megatron_layout(other, 8) == {}
+    found = collect({}, threads=1, ranks=8)
+    (difference,) = found.differences(found.laid_out({"tp": "2"}))
+    assert (difference.part, difference.key, difference.b) == ("layout", "tp", "2")

@@ -76,6 +76,27 @@ def test_units_are_what_they_are_said_to_be(
     assert (found.verdict == "part") == (found.first.units > 64)
 
 
+def test_log_probs_are_compared_token_by_token(tmp_path: Path) -> None:
+    """The gap is over unmasked tokens, in nats, and is there whether or not the layouts part."""
+    mask, a = torch.tensor([1, 1, 1, 0]), torch.tensor([-1.0, -2.0, -4.0, -8.0])
+    b = a + torch.tensor([0.0, 0.25, 0.5, 7.0])
+    found = pair(tmp_path, *([("input", "loss_mask", mask), ("forward", "log_probs", x)] for x in (a, b)))
+    gap = found.log_probs
+    assert found.verdict == "part" and (gap.tokens, gap.differing, gap.largest, gap.mean) == (3, 2, 0.5, 0.25)
+    assert found.to_mapping()["log_probs"]["largest"] == 0.5
+    nan = torch.tensor([-1.0, math.nan, -4.0, -8.0])
+    sides = ([("input", "loss_mask", mask), ("forward", "log_probs", x)] for x in (a, nan))
+    assert pair(tmp_path / "nan", *sides).log_probs.largest == math.inf
+
+
+def test_a_metric_of_roundings_has_its_own_allowance(tmp_path: Path) -> None:
+    """Within it its distance in epsilons counts for nothing; beyond it, and for NaN, the layouts part."""
+    for name, other, verdict in (("in", 3e-7, "agree"), ("out", 3e-6, "part"), ("nan", math.nan, "part")):
+        a, b = (trace(tmp_path / name / k, [("loss", "gap", v)]) for k, v in (("a", 1e-7), ("b", other)))
+        assert compare_layouts(a, b, 64.0, {"gap": 1e-6}).verdict == verdict
+        assert compare_layouts(a, b, 64.0).verdict == "part"
+
+
 def test_epsilons_are_torchs() -> None:
     """The distance from 1 to the next number, as torch has it; a metric's is fp32's."""
     assert {k: v for k, v in EPSILON.items() if k != "metric"} == {

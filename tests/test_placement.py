@@ -149,6 +149,19 @@ def test_flat_slices_of_any_layout_add_up(p: Placement, dtype: torch.dtype, data
 
 
 @SETTINGS
+@given(layouts(), DTYPES, st.data())
+def test_flat_slices_given_as_data_add_up(p: Placement, dtype: torch.dtype, data: st.DataObject) -> None:
+    """``"flat": [start, stop]`` beside a placement is that slice of it, and the slices' shares are the whole's."""
+    local, raw = noise(p.shape, dtype), p.to_data()
+    ends = sorted([0, local.numel(), *data.draw(st.lists(st.integers(0, local.numel()), max_size=4))])
+    slices = {ab: json.loads(json.dumps(raw | {"flat": ab})) for ab in itertools.pairwise(ends)}
+    assert all(read(said) == p.flat(*ab) for ab, said in slices.items())
+    every = [shares(local.reshape(-1)[a:b], said) for (a, b), said in slices.items()]
+    for name, share in shares(local, p).items():
+        assert merge(s[name] for s in data.draw(st.permutations(every)) if name in s) == share
+
+
+@SETTINGS
 @given(st.lists(st.tuples(*map(st.integers, (0, 0, 1), (4, 3, 9))), max_size=3), st.data())
 def test_a_window_is_the_elements_inside_it(dims: list[tuple[int, int, int]], data: st.DataObject) -> None:
     """A window of any part holds exactly its elements inside, renumbered, in at most two parts a dimension and one."""
@@ -273,6 +286,11 @@ BAD: dict[str, object] = {
     "no such dimension": lambda: shard("", (4,), 1, 0, 1), "box outside": lambda: box("", (4,), (3,), (2,)),
     "box before": lambda: box("", (4,), (-1,), (2,)), "box of other rank": lambda: box("", (4,), (0, 0), (4,)),
     "no stack": lambda: stack([]), "unequal rows": lambda: stack([whole("", (2, 3)), whole("", (2, 4))]),
+    "flat ends": {"shape": [4], "parts": [GOOD], "flat": [0, 5]}, "flat of three": X.to_data() | {"flat": [0, 1, 4]},
+    "flat is text": X.to_data() | {"flat": "04"}, "flat backwards": X.to_data() | {"flat": [3, 2]},
+    "flat and none": X.to_data() | {"flat": None}, "flat below": X.to_data() | {"flat": [-1, 4]},
+    "flat of another size": X.to_data() | {"flat": [0, 3]}, "flat hides overlap": {"shape": [4], "parts": [GOOD, GOOD],
+                                                                                  "flat": [0, 4]},
     "slice after": lambda: X.flat(2, 5), "slice before": lambda: X.flat(-1), "slice backwards": lambda: X.flat(3, 2),
 } | {f"no {key}": [{k: v for k, v in GOOD.items() if k != key}] for key in GOOD}  # fmt: skip
 

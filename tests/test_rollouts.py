@@ -65,6 +65,10 @@ def rollouts(draw: st.DrawFn) -> RolloutData:
         "rewards": floats(drawn(FLOAT32_BITS, len(pairs))),
         "group_index": torch.tensor(drawn(st.integers(0, 9), len(pairs))),
     }
+    if draw(st.booleans()):
+        dtype = draw(st.sampled_from([torch.uint8, torch.int16]))
+        experts = drawn(st.integers(0, 255), 4 * sum(totals))
+        tensors["routed_experts"] = torch.tensor(experts, dtype=dtype).view(-1, 2, 2)
     texts = draw(st.lists(st.text(max_size=5), max_size=3))
     sampling = draw(st.dictionaries(st.text(max_size=4), st.integers() | st.floats(-9, 9) | st.none(), max_size=3))
     meta = {"rollout_id": draw(st.integers(0, 9)), "prompts": texts, "labels": texts, "statuses": []}
@@ -187,6 +191,11 @@ BROKEN: dict[str, RolloutData] = {
     "rewards": example(rewards=torch.zeros(3)),
     "groups": example(group_index=torch.tensor([0])),
     "response lengths": example(response_lengths=torch.tensor([3])),
+    "experts without layers": example(routed_experts=torch.zeros(5, 2, dtype=torch.uint8)),
+    "no experts": example(routed_experts=torch.zeros(5, 2, 0, dtype=torch.uint8)),
+    "experts as int64": example(routed_experts=torch.zeros(5, 2, 1, dtype=torch.int64)),
+    "negative experts": example(routed_experts=torch.full((5, 2, 1), -1, dtype=torch.int16)),
+    "experts of responses alone": example(routed_experts=torch.zeros(3, 2, 1, dtype=torch.uint8)),
     "response beyond its sample": example(response_lengths=torch.tensor([3, 0])),
     "negative response": example(
         response_lengths=torch.tensor([-1, 3]),

@@ -11,17 +11,19 @@ import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from repro_golden.compare import check_comparable, jsonable
 from repro_golden.errors import ReproError
 from repro_golden.fingerprint.share import merge
-from repro_golden.magnitude import decode
+from repro_golden.magnitude import decode, nonzero
 from repro_golden.trace import PHASES, Row, Trace, dump_path
 
-__all__ = ["EPSILON", "TOLERANCE", "LayoutComparison", "Parting", "compare_layouts", "joined", "parting"]
+__all__ = ["EPSILON", "TOLERANCE", "LayoutComparison", "LogProbGap", "Parting", "compare_layouts", "joined", "parting"]
 
 TOLERANCE = 64.0
 """Units of epsilon that another order of sums may make, unless the user says otherwise."""
@@ -74,6 +76,29 @@ class Parting:
 
 
 @dataclass(frozen=True)
+class LogProbGap:
+    """How far apart two layouts' log-probs of the same tokens are, over unmasked tokens of all steps compared.
+
+    Attributes:
+        tokens: How many there are.
+        differing: How many of them differ.
+        largest: The largest |a - b|, in nats; infinite where one is not finite on one side alone.
+        mean: The mean |a - b|, in nats.
+        step: The update with the largest, the first one of equals.
+    """
+
+    tokens: int
+    differing: int
+    largest: float
+    mean: float
+    step: int
+
+    def __str__(self) -> str:
+        said = f"at most {self.largest:.3g} nats (step {self.step}), {self.mean:.3g} on average"
+        return f"{said}, on {self.differing} of {self.tokens} tokens"
+
+
+@dataclass(frozen=True)
 class LayoutComparison:
     """What comparing two layouts found.
 
@@ -87,6 +112,7 @@ class LayoutComparison:
         worst: The farthest apart within the tolerance, or past it where they part.
         unmeasured: How many differ by what is not known.
         alone: Names of signals that one layout alone has, which are not compared, by ``a`` and ``b``.
+        log_probs: Of the policy's log-probs, token by token; None where both layouts do not show them.
     """
 
     steps: int
@@ -98,6 +124,7 @@ class LayoutComparison:
     worst: Parting | None
     unmeasured: int
     alone: Mapping[str, Sequence[str]]
+    log_probs: LogProbGap | None = None
 
     @property
     def verdict(self) -> Literal["equal", "agree", "part"]:
@@ -108,12 +135,20 @@ class LayoutComparison:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        raw = {k: jsonable(v) if not isinstance(v, Parting) else jsonable(asdict(v)) for k, v in vars(self).items()}
+        raw = {k: jsonable(asdict(v) if isinstance(v, Parting | LogProbGap) else v) for k, v in vars(self).items()}
         return raw | {"alone": {k: list(v) for k, v in self.alone.items()}, "verdict": self.verdict}
 
 
-def compare_layouts(a: Trace, b: Trace, tolerance: float = TOLERANCE) -> LayoutComparison:
+def compare_layouts(
+    a: Trace, b: Trace, tolerance: float = TOLERANCE, absolute: Mapping[str, float] | None = None
+) -> LayoutComparison:
     """Compare two layouts' traces over the steps that both have, up to the signal at which they part.
+
+    Args:
+        a: The one.
+        b: The other.
+        tolerance: Units of epsilon that a reordered sum may make.
+        absolute: By signal, as a glob: how far apart it may be in its own unit; epsilons then count for nothing.
 
     Raises:
         ReproError: they cannot be compared, or have no signal in common.
@@ -137,6 +172,8 @@ def compare_layouts(a: Trace, b: Trace, tolerance: float = TOLERANCE) -> LayoutC
                 continue
             first = first or found
             unmeasured += found.how == "at least" and not found.units
+            if (found := _allowed(found, row, others, absolute or {})) is None:
+                continue
             worst = found if worst is None or (found.units or 0) > (worst.units or 0) else worst
             if found.beyond:
                 parted = found
@@ -146,7 +183,50 @@ def compare_layouts(a: Trace, b: Trace, tolerance: float = TOLERANCE) -> LayoutC
     if not signals:
         raise ReproError(f"{a.directory} and {b.directory} have no signal in common: nothing to compare")
     own = {side: list(found) for side, found in alone.items()}
-    return LayoutComparison(steps, tolerance, signals, equal, first, parted, worst, unmeasured, own)
+    gap = _log_prob_gap(a, b, steps)
+    return LayoutComparison(steps, tolerance, signals, equal, first, parted, worst, unmeasured, own, gap)
+
+
+def _allowed(found: Parting, row: Row, others: Sequence[Row], absolute: Mapping[str, float]) -> Parting | None:
+    """What counts of a difference: nothing of a signal that is within its own allowance."""
+    most = next((value for pattern, value in absolute.items() if fnmatchcase(row.name, pattern)), None)
+    if most is None or found.units is None or row.phase == "input":
+        return found
+    if row.dtype == "metric":
+        gaps = [abs(_number(row) - _number(other)) for other in others]
+    else:
+        gaps = [found.units * EPSILON[row.dtype] * max(row.absmax, *(other.absmax for other in others))]
+    if all(gap <= most for gap in gaps):  # not so for NaN
+        return None
+    return replace(found, beyond=f"beyond {most:g}, which the case allows")
+
+
+def _number(row: Row) -> float:
+    return float(struct.unpack("<d", row.values)[0]) if row.values else math.nan
+
+
+def _log_prob_gap(a: Trace, b: Trace, steps: int) -> LogProbGap | None:
+    found: list[tuple[int, npt.NDArray[np.float64]]] = []
+    for index in range(steps):
+        x, y = (t.row(index, "forward", "log_probs") for t in (a, b))
+        if x is None or y is None or x.values is None or y.values is None:
+            continue
+        if x.dtype not in EPSILON or (x.dtype, x.shape) != (y.dtype, y.shape):
+            continue
+        u, v = decode(x.dtype, x.values), decode(y.dtype, y.values)
+        mask = a.row(index, "input", "loss_mask")
+        if mask is not None and mask.values is not None and mask.shape == x.shape:
+            keep = nonzero(mask.values, len(u))
+            u, v = u[keep], v[keep]
+        same = (u == v) | (np.isnan(u) & np.isnan(v))
+        with np.errstate(invalid="ignore"):
+            apart = np.where(same, 0.0, np.abs(u - v))
+        found.append((a.steps[index].step, np.where(np.isfinite(apart), apart, math.inf)))
+    every = np.concatenate([gaps for _, gaps in found]) if found else np.zeros(0)
+    if not len(every):
+        return None
+    far, step = max(((float(gaps.max()), -step) for step, gaps in found if len(gaps)))
+    return LogProbGap(len(every), int((every > 0).sum()), far, float(every.mean()), -step)
 
 
 def joined(rows: Sequence[Row]) -> list[Row]:

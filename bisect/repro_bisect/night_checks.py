@@ -116,7 +116,8 @@ def layout_text(c: LayoutComparison) -> str:
         return f"equal bits in {c.signals} signals of {c.steps} steps"
     units = c.worst.units if c.worst and c.worst.units is not None else 0.0
     known = f"; of {c.unmeasured} differences no size is known" if c.unmeasured else ""
-    return f"agrees within {units:.3g} eps ({c.tolerance:g} allowed), first at {line(c.first)}{known}"
+    gap = f"; log-probs {c.log_probs} apart" if c.log_probs and c.log_probs.differing else ""
+    return f"agrees within {units:.3g} eps ({c.tolerance:g} allowed), first at {line(c.first)}{gap}{known}"
 
 
 def events_check(

@@ -130,9 +130,12 @@ class _Sides:
         if counts[0] != counts[2]:
             raise ReproError(f"{ends[0]} makes {counts[0]} steps, {ends[1]} {counts[2]}: give both the same to do")
         both = {ends[0]: traces[0], ends[1]: traces[2]}
-        comparison = self._measured(both, compare_layouts(traces[0], traces[2], self.tolerance))
+        comparison = self._measured(both, self._compared(traces[0], traces[2]))
         between = self._between(both) if comparison.first and len(self.axis.keys) > 1 else []
         return self._result(comparison.verdict, {}, comparison, between)
+
+    def _compared(self, a: Trace, b: Trace) -> LayoutComparison:
+        return compare_layouts(a, b, self.tolerance, self.case.nightly.absolute)
 
     def _measured(self, both: Mapping[str, Trace], seen: LayoutComparison) -> LayoutComparison:
         """The same with the first step that differs measured on whole tensors, of one more replay of each."""
@@ -147,10 +150,10 @@ class _Sides:
         how: dict[str, Any] = {"stage": "confirmation", "run": 2, "full": True, "dump": wanted}
         answers = self.desk.results([self.desk.submit(end, steps, **how) for end in both])
         dumped = [trace_of(answer, end) for answer, end in zip(answers, both, strict=True)]
-        whole = compare_layouts(dumped[0], dumped[1], self.tolerance)
+        whole = self._compared(dumped[0], dumped[1])
         if whole.parted or seen.parted:
             return whole
-        worst = max((c.worst for c in (seen, whole) if c.worst), key=lambda p: p.units or 0.0)
+        worst = max((c.worst for c in (seen, whole) if c.worst), key=lambda p: p.units or 0.0, default=None)
         return replace(seen, first=whole.first, worst=worst)
 
     def _dumps(self, traces: Sequence[Trace], seen: LayoutComparison) -> list[Signal]:
@@ -159,9 +162,9 @@ class _Sides:
         index = next(k for k, record in enumerate(traces[0].steps) if record.step == seen.first.step)
         found, size = list[Signal](), 0
         for kind, row, other in differing(traces[0].rows(index), traces[1].rows(index)):
-            # shards keep no values, and are written by no rank
-            kept = bool(row.sketch and other and other.sketch) and row.values is None
-            if kind == "value" and kept and row.dtype in EPSILON:
+            # shards that a command's ranks hold are written by none; behind the door the whole is put together
+            known = bool(row.sketch and other and other.sketch) or self.case.subject.kind == "core"
+            if kind == "value" and known and row.values is None and row.dtype in EPSILON:
                 size += math.prod(row.shape) * 8
                 if size <= _DUMPED:
                     found.append((seen.first.step, row.phase, row.name))
@@ -180,7 +183,7 @@ class _Sides:
         for before, after in itertools.pairwise(line):
             a, b = answers[before], answers[after]
             why = next((answer.reason for answer in (b, a) if isinstance(answer, Skip)), "")
-            compared = compare_layouts(a, b, self.tolerance) if isinstance(a, Trace) and isinstance(b, Trace) else None
+            compared = self._compared(a, b) if isinstance(a, Trace) and isinstance(b, Trace) else None
             found.append(Between(self.axis.keys[after], after, compared, why))
         return found
 

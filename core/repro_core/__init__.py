@@ -1,4 +1,4 @@
-"""The built-in subject: a deterministic GRPO trainer that runs anywhere.
+"""The built-in subject: a deterministic RL trainer, in plain torch or on megatron-core.
 
 It imports nothing of the instrument. The instrument meets it through one door: `CONTRACT` says which shape the door
 has, `build` opens it. Any trainer that offers the same two names can be guarded in the same way.
@@ -36,7 +36,8 @@ class Rollout:
         meta: JSON types only: ``rollout_id``, ``prompts``, ``labels``, ``statuses`` and ``sampling``.
         tensors: ``tokens`` int64 [total tokens]; ``total_lengths`` and ``response_lengths`` int64 [samples];
             ``loss_mask`` int64 and ``rollout_log_probs`` float32 [response tokens]; ``rewards`` float32 [samples];
-            ``group_index`` int64 [samples]. Samples lie one after the other; groups are contiguous.
+            ``group_index`` int64 [samples]. Samples lie one after the other; groups are contiguous. Of a model with
+            experts also ``routed_experts``, uint8 or int16 [total tokens, layers, top k], 0 for a sample's last token.
     """
 
     meta: Mapping[str, Any]

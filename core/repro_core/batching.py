@@ -52,7 +52,7 @@ class Update:
 
     def of(self, name: str) -> slice:
         """The update's share of a rollout tensor of that name (see `repro_core.Rollout`)."""
-        if name == "tokens":
+        if name in ("tokens", "routed_experts"):
             return self.tokens
         return self.responses if name in ("loss_mask", "rollout_log_probs") else self.samples
 
@@ -111,14 +111,15 @@ def offsets(lengths: Sequence[int]) -> list[int]:
 
 
 def pad(packed: Tensor, lengths: Sequence[int], fill: float) -> Tensor:
-    """A packed column [sum(lengths)] as right-padded [samples, max(lengths)]; dtype is kept.
+    """A packed column [sum(lengths), ...] as right-padded [samples, max(lengths), ...]; dtype is kept.
 
     Raises:
         ValueError: the lengths do not add up to the column.
     """
     if sum(lengths) != len(packed):
         raise ValueError(f"lengths add up to {sum(lengths)}, but the column holds {len(packed)} tokens")
-    out = torch.full((len(lengths), max(lengths, default=0)), fill, dtype=packed.dtype, device=packed.device)
+    shape = (len(lengths), max(lengths, default=0), *packed.shape[1:])
+    out = torch.full(shape, fill, dtype=packed.dtype, device=packed.device)
     for row, part in enumerate(torch.split(packed, list(lengths))):
         out[row, : len(part)] = part
     return out

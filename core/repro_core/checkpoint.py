@@ -25,7 +25,7 @@ from torch import Tensor
 
 from repro_core.rollout_file import replace_file
 
-__all__ = ["FORMAT", "CheckpointError", "load_checkpoint", "restore_rng", "rng_state", "save_checkpoint"]
+__all__ = ["FORMAT", "CheckpointError", "fit", "load_checkpoint", "restore_rng", "rng_state", "save_checkpoint"]
 
 FORMAT = 1
 """Raised when an older reader would misread the files; readers refuse a newer one."""
@@ -94,9 +94,12 @@ def load_checkpoint(directory: str | Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{source} is no checkpoint (no {_META}): give the directory that save wrote")
     try:
         meta = json.loads((source / _META).read_text())
-        written, digest = int(meta["format"]), str(meta["sha256"][_STATE])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        written, policy = int(meta["format"]), meta["config"].get("policy", "torch")
+        digest = str(meta["sha256"].get(_STATE))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{source / _META} is unreadable ({error}): use another checkpoint") from None
+    if policy != "torch":
+        raise CheckpointError(f"{source} was saved with policy {policy!r}: load it with that")
     if written > FORMAT:
         raise CheckpointError(f"{source} has format {written}, this reader knows up to {FORMAT}: update repro_core")
     try:
@@ -105,6 +108,32 @@ def load_checkpoint(directory: str | Path) -> dict[str, Tensor]:
         return dict(load_file(str(source / _STATE)))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{source / _STATE} is unreadable ({error}): use another checkpoint") from None
+
+
+def fit(directory: str, found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Refuse a checkpoint that holds other tensors than a run of ours has.
+
+    Random generators may differ in size, and columns of a half-trained rollout may be there or not.
+
+    Args:
+        directory: the checkpoint's, for the message.
+        found: what it holds.
+        own: what it must hold.
+
+    Raises:
+        CheckpointError: a tensor is missing, unexpected, or of another dtype or shape.
+    """
+    for name in sorted(found.keys() | own.keys()):
+        theirs, ours = _kind(found.get(name)), _kind(own.get(name))
+        if theirs != ours and not name.startswith(("rng/", "rollout/")):
+            raise CheckpointError(
+                f"{directory} does not fit: {name} is {theirs} there and {ours} here; "
+                "use the configuration that saved it"
+            )
+
+
+def _kind(tensor: Tensor | None) -> str:
+    return "absent" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def rng_state() -> dict[str, Tensor]:

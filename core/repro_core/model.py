@@ -1,10 +1,12 @@
-"""The policy: a Qwen2 decoder in plain torch, one function per numeric step.
+"""The policy: a Qwen2, Qwen3 or Qwen3-MoE decoder in plain torch, one function per numeric step.
 
-Parameter names and values are those of Hugging Face's ``Qwen2ForCausalLM`` (Qwen2 report, arXiv:2407.10671; RMSNorm
-arXiv:1910.07467; RoPE arXiv:2104.09864; GQA arXiv:2305.13245; SwiGLU arXiv:2002.05202).
+Parameter names and values are those of the checkpoints of Hugging Face's ``Qwen2ForCausalLM``, ``Qwen3ForCausalLM``
+and ``Qwen3MoeForCausalLM`` (Qwen2 report, arXiv:2407.10671; Qwen3 report, arXiv:2505.09388; RMSNorm arXiv:1910.07467;
+RoPE arXiv:2104.09864; GQA arXiv:2305.13245; SwiGLU arXiv:2002.05202). `experts` holds the mixture of experts.
 
-Precision: activations and logits have the parameters' dtype. Three places compute in fp32 whatever that dtype is and
-round once at their end: the RMS normalisation before its weight, the softmax of attention, and the rotary tables.
+Precision: activations and logits have the parameters' dtype. Four places compute in fp32 whatever that dtype is and
+round once at their end: the RMS normalisation before its weight, the softmax of attention, the rotary tables, and the
+router's probabilities.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the field's name for it
 
 from repro_core.config import ModelConfig
+from repro_core.experts import SparseMlp, check_routing
+from repro_core.layers import Embedding, Linear
 
 __all__ = ["KvCache", "Policy", "apply_rotary", "attention", "init_weights", "rms_norm", "rotary_tables"]
 
@@ -46,9 +50,12 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         cos: [batch, seq, head_dim], already in x's dtype (rounding the table, not the product, is Qwen2's order).
         sin: as `cos`.
     """
-    first, second = x.chunk(2, dim=-1)
-    turned = torch.cat([-second, first], dim=-1)
-    return x * cos[:, None] + turned * sin[:, None]
+    half = x.shape[-1] // 2
+    # This product before the halves: backward meets it last, and what it meets first gives the sum of x's gradients
+    # its strides. In this order they are those of transformers.
+    along = x * cos[:, None]
+    turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
+    return along + turned * sin[:, None]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -75,9 +82,10 @@ def attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Ten
         [batch, seq, heads * head_dim].
     """
     groups = query.shape[1] // key.shape[1]
-    # Expanded, not repeat_interleave: with a single key-value head this stays a view of stride 0, and the strides
-    # choose the matmul kernel, hence bits.
-    key, value = (kv[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for kv in (key, value))
+    if groups > 1:
+        # Expanded, not repeat_interleave: with a single key-value head this stays a view of stride 0, and the strides
+        # choose the matmul kernel, hence bits. Without groups even a view in between would lay gradients out anew.
+        key, value = (kv[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for kv in (key, value))
     scores = query @ key.transpose(2, 3) * query.shape[-1] ** -0.5
     # -inf, not a large negative number: exp gives exactly 0, so what lies in a hidden slot cannot reach a bit.
     scores = scores.masked_fill(~visible[:, None], float("-inf"))
@@ -122,56 +130,43 @@ class KvCache:
         return self.keys[layer, :, :, :slots], self.values[layer, :, :, :slots]
 
 
-class Linear(nn.Linear):
-    """`nn.Linear` that starts at zero instead of drawing from the global generator (see `init_weights`)."""
-
-    def reset_parameters(self) -> None:
-        """Zero weight and bias."""
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.zero_()
-
-
-class Embedding(nn.Embedding):
-    """`nn.Embedding` that starts at zero instead of drawing from the global generator."""
-
-    def reset_parameters(self) -> None:
-        """Zero the table."""
-        with torch.no_grad():
-            self.weight.zero_()
-
-
 class RmsNorm(nn.Module):
-    """Holds the weight of `rms_norm`."""
+    """Holds the weight of `rms_norm`, one per column."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, width: int, eps: float) -> None:
         super().__init__()
-        self.eps = config.rms_norm_eps
-        self.weight = nn.Parameter(torch.ones(config.hidden_size))
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """`rms_norm` of x [..., hidden]."""
+        """`rms_norm` of x [..., width]."""
         return rms_norm(x, self.weight, self.eps)
 
 
 class Attention(nn.Module):
-    """Projections around `attention`; q, k and v have a bias, o has none."""
+    """Projections around `attention`, and the norms of queries and keys where the family has them."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.layer, self.head_dim = layer, config.head_dim
-        kv_width = config.num_key_value_heads * config.head_dim
-        self.q_proj = Linear(config.hidden_size, config.hidden_size)
-        self.k_proj = Linear(config.hidden_size, kv_width)
-        self.v_proj = Linear(config.hidden_size, kv_width)
-        self.o_proj = Linear(config.hidden_size, config.hidden_size, bias=False)
+        width, kv_width = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+        self.q_proj = Linear(config.hidden_size, width, bias=config.qkv_bias)
+        self.k_proj = Linear(config.hidden_size, kv_width, bias=config.qkv_bias)
+        self.v_proj = Linear(config.hidden_size, kv_width, bias=config.qkv_bias)
+        self.o_proj = Linear(width, config.hidden_size, bias=config.output_bias)
+        self.qk_norm = config.qk_norm
+        if self.qk_norm:
+            self.q_norm = RmsNorm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = RmsNorm(config.head_dim, config.rms_norm_eps)
 
     def forward(self, x: Tensor, where: Where) -> Tensor:
         """Attend from x [batch, seq, hidden] to what `where` lets it see."""
         query, key, value = (
-            project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
+            project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj)
         )
+        if self.qk_norm:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
         query = apply_rotary(query, where.cos, where.sin)
         key = apply_rotary(key, where.cos, where.sin)
         if where.cache is not None:
@@ -200,15 +195,21 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
+        self.layer = layer
         self.self_attn = Attention(config, layer)
-        self.mlp = Mlp(config)
-        self.input_layernorm = RmsNorm(config)
-        self.post_attention_layernorm = RmsNorm(config)
+        self.mlp = SparseMlp(config) if config.has_experts else Mlp(config)
+        self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, x: Tensor, where: Where) -> Tensor:
         """X [batch, seq, hidden] to the same shape."""
         x = x + self.self_attn(self.input_layernorm(x), where)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        normed = self.post_attention_layernorm(x)
+        if isinstance(self.mlp, SparseMlp):
+            replay = None if where.routing is None else where.routing[:, :, self.layer]
+            mixed: Tensor = x + self.mlp(normed, replay, where.chosen)
+            return mixed
+        out: Tensor = x + self.mlp(normed)
         return out
 
 
@@ -219,7 +220,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_hidden_layers))
-        self.norm = RmsNorm(config)
+        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
 
 @dataclass(frozen=True)
@@ -231,10 +232,12 @@ class Where:
     sin: Tensor
     visible: Tensor
     cache: KvCache | None
+    routing: Tensor | None = None
+    chosen: list[Tensor] | None = None
 
 
 class Policy(nn.Module):
-    """A Qwen2 causal language model.
+    """A causal language model of the Qwen family.
 
     Weights start at zero and norms at one: construction draws no random numbers. `init_weights` or `hf.load_hf` fills
     them. With tied embeddings ``lm_head.weight`` is the same `nn.Parameter` as the embedding: `state_dict` has both
@@ -249,7 +252,14 @@ class Policy(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, cache: KvCache | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        cache: KvCache | None = None,
+        routing: Tensor | None = None,
+        chosen: list[Tensor] | None = None,
+    ) -> Tensor:
         """Logits of the next token after each token.
 
         Right-padded batches need no mask beyond the causal one: padding stands after every real token of its row, so
@@ -261,15 +271,33 @@ class Policy(nn.Module):
                 only turn the rotary angles (token i still sees tokens 0 to i); with one they also name the slots that
                 are written, and a token at position p sees slots 0 to p.
             cache: filled in place; keys and values of earlier positions are read from it.
+            routing: int64 [batch, seq, layers, num_experts_per_tok], the experts to use at each position in place of
+                the router's own choice (see `experts.route`). Any valid numbers serve where the logits are dropped.
+            chosen: receives the experts used, one int64 [batch, seq, num_experts_per_tok] for each layer in their
+                order; nothing in a model without experts.
 
         Returns:
             [batch, seq, vocab_size] in the parameters' dtype. Take softmax in fp32: ``logits.float()``.
 
         Raises:
-            ValueError: `tokens` is not int64 [batch, seq].
+            ValueError: `tokens` is not int64 [batch, seq], or `routing` does not fit it and the model.
         """
+        logits: Tensor = self.lm_head(self.hidden(tokens, positions, cache, routing, chosen))
+        return logits
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        cache: KvCache | None = None,
+        routing: Tensor | None = None,
+        chosen: list[Tensor] | None = None,
+    ) -> Tensor:
+        """What the head reads: the decoder's normalised output, [batch, seq, hidden_size]; see `forward`."""
         if tokens.dtype != torch.int64 or tokens.ndim != 2:
             raise ValueError(f"tokens must be int64 [batch, seq], not {tokens.dtype} {list(tokens.shape)}")
+        if routing is not None:
+            check_routing(routing, tokens, self.config)
         order = torch.arange(tokens.shape[1], device=tokens.device)
         if positions is None:
             positions = order.expand(tokens.shape)
@@ -280,11 +308,11 @@ class Policy(nn.Module):
         else:
             slots = torch.arange(int(positions.max()) + 1, device=tokens.device)
             visible = slots <= positions[..., None]
-        where = Where(positions, cos.to(x.dtype), sin.to(x.dtype), visible, cache)
+        where = Where(positions, cos.to(x.dtype), sin.to(x.dtype), visible, cache, routing, chosen)
         for layer in self.model.layers:
             x = layer(x, where)
-        logits: Tensor = self.lm_head(self.model.norm(x))
-        return logits
+        normed: Tensor = self.model.norm(x)
+        return normed
 
 
 def init_weights(policy: Policy, seed: int) -> None:

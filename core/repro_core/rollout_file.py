@@ -34,6 +34,7 @@ _DTYPES = {
     "rewards": torch.float32,
     "group_index": torch.int64,
 }
+_ROUTED, _ROUTED_DTYPES = "routed_experts", (torch.uint8, torch.int16)
 _META = ("rollout_id", "prompts", "labels", "statuses", "sampling")
 _RECORD_AGAIN = "fetch or record the rollout again"
 
@@ -126,6 +127,12 @@ def _check(meta: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str, c
         if tensors[name].dtype != dtype or tensors[name].ndim != 1:
             found = f"{tensors[name].dtype} {list(tensors[name].shape)}"
             raise RolloutError(f"{where}: tensor {name!r} must be {dtype} with one dimension, not {found}: {cure}")
+    routed = tensors.get(_ROUTED)
+    if routed is not None and (routed.dtype not in _ROUTED_DTYPES or routed.ndim != 3 or 0 in routed.shape[1:]):
+        found = f"{routed.dtype} {list(routed.shape)}"
+        raise RolloutError(f"{where}: {_ROUTED} must be uint8 or int16 [tokens, layers, top-k], not {found}: {cure}")
+    if routed is not None and bool((routed < 0).any()):
+        raise RolloutError(f"{where}: {_ROUTED} holds negative numbers: {cure}")
     totals, responses = tensors["total_lengths"], tensors["response_lengths"]
     if len(totals) == len(responses) and bool(((responses < 0) | (totals < responses)).any()):
         raise RolloutError(f"{where}: response_lengths must lie between 0 and total_lengths: {cure}")
@@ -137,6 +144,8 @@ def _check(meta: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str, c
         "rewards": ("one per sample", len(totals)),
         "group_index": ("one per sample", len(totals)),
     }
+    if routed is not None:
+        wanted[_ROUTED] = ("the sum of total_lengths", int(totals.sum()))
     for name, (rule, length) in wanted.items():
         if len(tensors[name]) != length:
             raise RolloutError(f"{where}: {name} has {len(tensors[name])} entries, not {length} ({rule}): {cure}")

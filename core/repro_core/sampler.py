@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from repro_core.experts import routing_dtype
 from repro_core.model import KvCache, Policy
 
 __all__ = ["Response", "sample", "sample_seeds"]
@@ -23,11 +24,15 @@ class Response:
         tokens: at least one id; ends with the end-of-sequence id if completed.
         log_probs: of each token at the sampling temperature, fp32 values.
         status: ``completed`` (the end of sequence was sampled) or ``truncated`` (the length ran out first).
+        routed_experts: which experts each token of prompt and response went through, [tokens, layers, top_k] on the
+            CPU, uint8 (int16 where a layer has more than 256 experts); None for a model without experts. The last
+            token was never fed to the model: its row is 0. Left out of comparisons.
     """
 
     tokens: list[int]
     log_probs: list[float]
     status: Literal["completed", "truncated"]
+    routed_experts: Tensor | None = field(default=None, compare=False)
 
 
 def sample_seeds(seed: int, rollout_id: int, count: int) -> list[int]:
@@ -78,11 +83,14 @@ def sample(
     # Any id serves as right padding: no real token sees it, and its cache slots are overwritten first.
     batch = torch.tensor([[*prompt, *[eos_id] * (longest - len(prompt))] for prompt in prompts], device=device)
     cache = KvCache.allocate(policy, len(prompts), longest + max_response_len)
+    routes = _Routes(policy)
     was_training = policy.training
     policy.eval()
     try:
         positions = torch.arange(longest, device=device).expand(batch.shape)
-        last = policy(batch, positions, cache)[torch.arange(len(prompts)), lengths - 1]
+        logits = policy(batch, positions, cache, chosen=routes.chosen)
+        routes.end_pass()
+        last = logits[torch.arange(len(prompts)), lengths - 1]
         tokens, log_probs = [], []
         open_rows = torch.ones(len(prompts), dtype=torch.bool, device=device)
         for step in range(max_response_len):
@@ -94,15 +102,46 @@ def sample(
                 break
             # Finished rows go on (their tokens are cut below), so that the shapes of a row's sums do not depend on
             # when its neighbours end.
-            last = policy(chosen[:, None], (lengths + step)[:, None], cache)[:, 0]
+            last = policy(chosen[:, None], (lengths + step)[:, None], cache, chosen=routes.chosen)[:, 0]
+            routes.end_pass()
     finally:
         policy.train(was_training)
-    return [
+    responses = [
         _cut(row, row_log_probs, eos_id)
         for row, row_log_probs in zip(
             torch.stack(tokens, dim=1).tolist(), torch.stack(log_probs, dim=1).tolist(), strict=True
         )
     ]
+    if not policy.config.has_experts:
+        return responses
+    return [
+        replace(response, routed_experts=routes.of_row(row, len(prompt), len(response.tokens)))
+        for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True))
+    ]
+
+
+class _Routes:
+    """The experts of every forward pass of one `sample`, kept on the CPU in the dtype of the record.
+
+    Attributes:
+        chosen: to be handed to the policy; emptied by `end_pass`.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.chosen: list[Tensor] = []
+        self._dtype = routing_dtype(policy.config.num_experts)
+        self._passes: list[Tensor] = []
+
+    def end_pass(self) -> None:
+        """Take over what one pass chose; nothing in a model without experts."""
+        if self.chosen:
+            self._passes.append(torch.stack(self.chosen, dim=2).to("cpu", self._dtype))
+            self.chosen.clear()
+
+    def of_row(self, row: int, prompt: int, response: int) -> Tensor:
+        """[prompt + response, layers, top_k]: the prefill's part, one decoded token each, and 0 for the last token."""
+        fed = [self._passes[0][row, :prompt], *(each[row] for each in self._passes[1:response])]
+        return torch.cat([*fed, torch.zeros_like(fed[0][:1])])
 
 
 def _draw(logits: Tensor, temperature: float, uniforms: Tensor, open_rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,11 +13,11 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from repro_core import Observe, Rollout
-from repro_core.config import ConfigError, ModelConfig, TrainConfig
+from repro_core.config import ConfigError, MegatronConfig, ModelConfig, TrainConfig
 
 if TYPE_CHECKING:
     from repro_core.train_data import Collector
@@ -28,6 +28,12 @@ __all__ = ["main", "make_parser"]
 ROLLOUT_ID = "{rollout_id}"
 _TRACKER = "latest_checkpointed_iteration.txt"
 _OURS = "config."
+_TABLES: tuple[tuple[str, str, type[TrainConfig | ModelConfig | MegatronConfig]], ...] = (
+    ("training", "", TrainConfig),
+    ("model", "model", ModelConfig),
+    ("megatron", "megatron", MegatronConfig),
+)
+"""Groups of flags: title, table of the configuration, and the class that reads it."""
 
 
 @dataclass(frozen=True)
@@ -106,16 +112,18 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="print the first sample of every Nth rollout (default: 0, never)",
     )
-    for title, cls in (("training", TrainConfig), ("model", ModelConfig)):
-        _add_fields(parser.add_argument_group(title), cls)
+    for title, table, cls in _TABLES:
+        _add_fields(parser.add_argument_group(title), table, cls)
     return parser
 
 
-def _add_fields(group: argparse._ArgumentGroup, cls: type[TrainConfig | ModelConfig]) -> None:
+def _add_fields(
+    group: argparse._ArgumentGroup, table: str, cls: type[TrainConfig | ModelConfig | MegatronConfig]
+) -> None:
     hints = get_type_hints(cls)
-    prefix = _OURS + ("model." if cls is ModelConfig else "")
+    prefix = _OURS + (f"{table}." if table else "")
     for field in fields(cls):
-        if field.default is MISSING:  # the nested ModelConfig, whose fields are flags of their own
+        if field.default is MISSING:  # a nested table, whose fields are flags of their own
             continue
         hint, flag = hints[field.name], "--" + field.name.replace("_", "-")
         how: dict[str, Any] = {"metavar": field.name.rsplit("_", 1)[-1].upper(), "help": f"(default: {field.default})"}
@@ -125,8 +133,12 @@ def _add_fields(group: argparse._ArgumentGroup, cls: type[TrainConfig | ModelCon
             how = {"choices": get_args(hint), "help": how["help"]}
         elif get_origin(hint) is tuple:
             how |= {"type": get_args(hint)[0], "nargs": len(get_args(hint))}
-        elif get_origin(hint) is UnionType:
-            how |= {"type": _or_none(get_args(hint)[0])}
+        elif get_origin(hint) in (UnionType, Union):
+            (kind,) = (one for one in get_args(hint) if one is not NoneType)
+            if kind is bool:
+                how = {"action": argparse.BooleanOptionalAction, "help": how["help"]}
+            else:
+                how |= {"choices": get_args(kind)} if get_origin(kind) is Literal else {"type": _or_none(kind)}
         else:
             how |= {"type": hint}
         group.add_argument(flag, dest=prefix + field.name, default=argparse.SUPPRESS, **how)
@@ -153,14 +165,17 @@ def _read_config(args: argparse.Namespace) -> TrainConfig:
     values: dict[str, Any] = {}
     if args.config is not None:
         values = tomllib.loads(args.config.read_text(encoding="utf-8"))
-    model = values.get("model", {})
-    if not isinstance(model, dict):
-        raise ConfigError(f"model must be a table of the model's keys, not {model!r}")
+    tables = [table for _, table, _ in _TABLES if table]
+    for table in tables:
+        if not isinstance(values.get(table, {}), dict):
+            raise ConfigError(f"{table} must be a table of keys, not {values[table]!r}")
     for name, value in vars(args).items():
-        if name.startswith(_OURS + "model."):
-            values["model"] = model = {**model, name.removeprefix(_OURS + "model."): value}
-        elif name.startswith(_OURS):
-            values[name.removeprefix(_OURS)] = value
+        if name.startswith(_OURS):
+            table, _, key = name.removeprefix(_OURS).rpartition(".")
+            if table:
+                values[table] = {**values.get(table, {}), key: value}
+            else:
+                values[key] = value
     return TrainConfig.from_mapping(values)
 
 
@@ -209,15 +224,15 @@ def _run(config: TrainConfig, options: _Options, observe: Observe) -> int:
     if checkpoint is not None:
         trainer.load(str(checkpoint))
     _, start = trainer.position
-    if start >= options.num_rollout:
+    if start >= options.num_rollout and trainer.engines.lead:
         print(f"nothing to do: --load is at rollout {start}, --num-rollout is {options.num_rollout}")
     passed = True
     for rollout_id, rollout in _rollouts(trainer, options, start):
         collected = Collector(observe, keep_all=options.save_debug_train_data is not None)
         for step in trainer.train(rollout, collected):
-            if step == 0:
-                passed = _first_step(collected)
-        if options.save_debug_train_data is not None:
+            if step == config.num_critic_only_steps:  # the policy's first
+                passed = _first_step(collected, lead=trainer.engines.lead)
+        if options.save_debug_train_data is not None and trainer.engines.lead:
             collected.write(_fill(options.save_debug_train_data, rollout_id), rollout_id)
         done = rollout_id + 1
         due = done == options.num_rollout or (options.save_interval is not None and done % options.save_interval == 0)
@@ -232,12 +247,15 @@ def _only_rollouts(config: TrainConfig, options: _Options, checkpoint: Path | No
     from repro_core.trainer import Trainer, rollout_metrics
 
     start = 0
-    if checkpoint is not None:
+    if checkpoint is not None and config.policy == "torch":
         start = int(load_checkpoint(checkpoint)["position/rollout_id"])
         config = replace(config, hf_checkpoint=str(checkpoint.resolve()))
     trainer = Trainer(config)
+    if checkpoint is not None and config.policy != "torch":
+        trainer.load(str(checkpoint))
+        _, start = trainer.position
     for rollout_id, rollout in _rollouts(trainer, options, start):
-        print(f"rollout {rollout_id}: {rollout_metrics(rollout)!r}", flush=True)
+        trainer.say(f"rollout {rollout_id}: {rollout_metrics(rollout)!r}")
     return 0
 
 
@@ -252,12 +270,12 @@ def _rollouts(trainer: Trainer, options: _Options, start: int) -> Iterator[tuple
             rollout = replace(rollout, meta={**rollout.meta, "rollout_id": rollout_id})
         else:
             rollout = trainer.sample(rollout_id)
-        if options.save_debug_rollout_data is not None:
+        if options.save_debug_rollout_data is not None and trainer.engines.lead:
             path = _fill(options.save_debug_rollout_data, rollout_id)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_rollout(path, rollout)
         if options.debug_rollout_print_every and rollout_id % options.debug_rollout_print_every == 0:
-            print(_first_sample(rollout), flush=True)
+            trainer.say(_first_sample(rollout))
         yield rollout_id, rollout
 
 
@@ -276,11 +294,11 @@ def _fill(pattern: str, rollout_id: int) -> Path:
     return Path(pattern.replace(ROLLOUT_ID, str(rollout_id)))
 
 
-def _first_step(collected: Collector) -> bool:
+def _first_step(collected: Collector, *, lead: bool) -> bool:
     from repro_core.first_step import first_step_checks
 
     results = first_step_checks(collected.columns, collected.metrics)
-    for result in results:
+    for result in results if lead else ():
         print(f"check {result.name}: {'ok' if result.passed else 'FAILED'} ({result.detail})", flush=True)
     return all(result.passed for result in results)
 
@@ -289,7 +307,8 @@ def _save(trainer: Trainer, directory: Path, rollout_id: int) -> None:
     from repro_core.rollout_file import replace_file
 
     trainer.save(str(directory / f"iter_{rollout_id:07d}"))
-    replace_file(directory / _TRACKER, f"{rollout_id}\n".encode())
+    if trainer.engines.lead:
+        replace_file(directory / _TRACKER, f"{rollout_id}\n".encode())
 
 
 def _find_checkpoint(directory: Path) -> Path:

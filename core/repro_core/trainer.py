@@ -9,42 +9,31 @@ that changes nothing leaves every bit alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from repro_core import Observe, Rollout
-from repro_core.advantages import advantages, baseline, whiten
-from repro_core.batching import Update, make_micro_batch, offsets, plan_updates
-from repro_core.checkpoint import CheckpointError, load_checkpoint, restore_rng, rng_state, save_checkpoint
+from repro_core.advantages import Estimate, estimate
+from repro_core.batching import Update, plan_updates
+from repro_core.checkpoint import restore_rng, rng_state
 from repro_core.config import ConfigError, TrainConfig
 from repro_core.determinism import apply
-from repro_core.hf import load_hf, save_hf
+from repro_core.engine import Engine, Engines, Scores
 from repro_core.kl import kl_per_token
-from repro_core.loss import Columns, LossTerms, policy_loss, token_log_probs, token_weights
-from repro_core.model import Policy, init_weights
-from repro_core.optimizer import MainOptimizer, clip_grads
+from repro_core.loss import Columns, LossTerms, policy_loss, token_weights
 from repro_core.sampler import sample, sample_seeds
 from repro_core.task import prompts, reward
-from repro_core.tokenizer import EOS_ID, PAD_ID, VOCAB_SIZE, encode
+from repro_core.tokenizer import EOS_ID, VOCAB_SIZE, encode
+from repro_core.torch_engine import TorchEngines
+from repro_core.values import value_loss
 
 __all__ = ["Trainer", "rollout_metrics"]
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _INPUTS = ("tokens", "total_lengths", "response_lengths", "loss_mask", "rollout_log_probs", "rewards", "group_index")
-_HALF_TRAINED = "rollout/old_log_probs"
-
-
-class _TrainSide:
-    """What rollouts alone do not need: the reference and the optimizer. Made from the starting policy."""
-
-    def __init__(self, policy: Policy, config: TrainConfig) -> None:
-        self.reference = Policy(policy.config).to(_DTYPES[config.dtype]).requires_grad_(False)
-        self.reference.load_state_dict(policy.state_dict())
-        self.optimizer = MainOptimizer(policy.named_parameters(), config)
+_HALF_TRAINED = "rollout/old_"
+CRITIC = "critic/"
 
 
 class Trainer:
@@ -70,19 +59,12 @@ class Trainer:
         apply(config.seed, config.threads)
         self.config = config
         self.log: Callable[[str], None] = log or _print
-        self.policy = _starting_policy(config, root)
+        self.engines = _engines(config, root)
         self._step = 0
         self._rollout_id = 0
         self._update = 0
-        self._old_log_probs: Tensor | None = None
+        self._old: Scores | None = None
         self._introduced = False
-        self._lazy_train_side: _TrainSide | None = None
-
-    @property
-    def _train_side(self) -> _TrainSide:
-        if self._lazy_train_side is None:
-            self._lazy_train_side = _TrainSide(self.policy, self.config)
-        return self._lazy_train_side
 
     @property
     def position(self) -> tuple[int, int]:
@@ -96,13 +78,13 @@ class Trainer:
             ConfigError: the vocabulary is smaller than the tokenizer's.
             ValueError: the logits are no distribution, or prompt and response do not fit the positions.
         """
-        c = self.config
-        if self.policy.config.vocab_size < VOCAB_SIZE:
+        c, policy = self.config, self.engines.generator()
+        if self.engines.model.vocab_size < VOCAB_SIZE:
             raise ConfigError(f"sampling needs vocab_size {VOCAB_SIZE} (bytes, pad, bos, eos) or more")
         problems = prompts(c.seed, rollout_id, c.rollout_batch_size, c.max_operand)
         encoded = [encode(p.prompt) for p in problems for _ in range(c.n_samples_per_prompt)]
         responses = sample(
-            self.policy,
+            policy,
             encoded,
             max_response_len=c.max_response_len,
             temperature=c.temperature,
@@ -130,6 +112,7 @@ class Trainer:
                     [reward(r.tokens, label) for r, label in zip(responses, labels, strict=True)], dtype=torch.float32
                 ),
                 "group_index": torch.arange(len(problems)).repeat_interleave(c.n_samples_per_prompt),
+                **_routed([r.routed_experts for r in responses]),
             },
         )
 
@@ -148,44 +131,46 @@ class Trainer:
             ConfigError: the rollout does not fit the configuration, or another one is half trained.
         """
         rollout_id = self._accept(rollout)
-        t, side = rollout.tensors, self._train_side
+        engines = self.engines
+        t = {name: tensor.to(engines.device) for name, tensor in rollout.tensors.items()}
         plan = plan_updates(t, self.config.global_batch_size, self.config.max_tokens_per_micro_batch)
         if self._update == 0:
-            self.log(f"rollout {rollout_id}: {rollout_metrics(rollout)!r}")
-        ref_log_probs: Tensor | None = None
+            self.say(f"rollout {rollout_id}: {rollout_metrics(rollout)!r}")
+        reference: Scores | None = None
         for update in plan[self._update :]:
             if not self._introduced:
-                observe("input", "start/", {name: w.detach() for name, w in side.optimizer.main.items()})
+                engines.policy.show(observe, "input", "start/")
+                if engines.critic is not None:
+                    engines.critic.show(observe, "input", f"start/{CRITIC}")
                 self._introduced = True
-            observe("input", "", {name: t[name][update.of(name)] for name in _INPUTS})
-            if self._old_log_probs is None:
-                self._old_log_probs = self._score_all(self.policy, t, plan)
-            if ref_log_probs is None:
-                ref_log_probs = self._score_all(side.reference, t, plan)
-            metrics = self._train_step(t, update, ref_log_probs, observe)
+            observe("input", "", {name: t[name][update.of(name)] for name in _inputs(self.config)})
+            if self._old is None:
+                self._old = engines.policy.score(t, plan)
+                del self._old["entropy"]
+                if engines.critic is not None:
+                    self._old |= engines.critic.score(t, plan)
+            if reference is None:
+                reference = engines.reference.score(t, plan)
+            metrics = self._train_step(t, update, reference["log_probs"], observe)
             done, self._step = self._step, self._step + 1
             self._update += 1
             if self._update == len(plan):
-                self._rollout_id, self._update, self._old_log_probs = rollout_id + 1, 0, None
-            self.log(f"step {done}: { {f'train/{k}': v for k, v in metrics.items()} | {'train/step': done}!r}")
+                self._rollout_id, self._update, self._old = rollout_id + 1, 0, None
+            self.say(f"step {done}: { {f'train/{k}': v for k, v in metrics.items()} | {'train/step': done}!r}")
             yield done
 
     def state(self) -> Mapping[str, Tensor]:
-        """Main weights, bf16 weights, optimizer, reference, random generators, position: live tensors by name."""
-        side, optimizer = self._train_side, self._train_side.optimizer
-        out = {f"main/{name}": weight.detach() for name, weight in optimizer.main.items()}
-        if self.config.dtype == "bf16":
-            out |= {f"model/{name}": p.detach() for name, p in self.policy.named_parameters()}
-        for kind in ("exp_avg", "exp_avg_sq", "step"):
-            out |= {f"{kind}/{name}": value for name, value in optimizer.moments(kind).items()}
-        out |= {f"ref/{name}": p.detach() for name, p in side.reference.named_parameters()}
-        out |= {
+        """Weights, optimizer and reference of this process, random generators, position: live tensors by name."""
+        return {**self.engines.state(), **self._rest()}
+
+    def _rest(self) -> dict[str, Tensor]:
+        """What is no model's: the same on every process."""
+        out = {
             "position/step": torch.tensor(self._step),
             "position/rollout_id": torch.tensor(self._rollout_id),
             "position/update": torch.tensor(self._update),
         }
-        if self._old_log_probs is not None:
-            out[_HALF_TRAINED] = self._old_log_probs
+        out |= {f"{_HALF_TRAINED}{name}": column for name, column in (self._old or {}).items()}
         return out | rng_state()
 
     def save(self, directory: str) -> None:
@@ -195,7 +180,7 @@ class Trainer:
             CheckpointError: something that is no checkpoint lies at `directory`.
             OSError: the disk refuses.
         """
-        save_checkpoint(directory, self.state(), self.config.to_mapping(), lambda path: save_hf(self.policy, path))
+        self.engines.save(directory, self._rest())
 
     def load(self, directory: str) -> None:
         """Resume from what `save` wrote; nothing changes unless all of it fits.
@@ -203,65 +188,56 @@ class Trainer:
         Raises:
             CheckpointError: unreadable, damaged, of a newer format, or of another model or dtype.
         """
-        found, own = load_checkpoint(directory), self.state()
-        old = found.pop(_HALF_TRAINED, None)
-        own = {name: value for name, value in own.items() if name != _HALF_TRAINED}
-        for name in sorted(found.keys() | own.keys()):
-            theirs, ours = _kind(found.get(name)), _kind(own.get(name))
-            if theirs != ours and not name.startswith("rng/"):
-                raise CheckpointError(
-                    f"{directory} does not fit: {name} is {theirs} there and {ours} here; "
-                    "use the configuration that saved it"
-                )
-        with torch.no_grad():
-            for name, value in own.items():
-                if not name.startswith(("rng/", "position/")):
-                    value.copy_(found[name])
+        found = self.engines.load(directory, {k: v for k, v in self._rest().items() if not k.startswith(_HALF_TRAINED)})
         self._step = int(found["position/step"])
         self._rollout_id = int(found["position/rollout_id"])
         self._update = int(found["position/update"])
-        self._old_log_probs = None if old is None else old.clone()  # out of the file's mapped memory
+        # cloned: out of the file's mapped memory
+        old = {k.removeprefix(_HALF_TRAINED): v.clone() for k, v in found.items() if k.startswith(_HALF_TRAINED)}
+        self._old = old or None
         self._introduced = False
         restore_rng(found)
 
+    def say(self, line: str) -> None:
+        """Log a line, once for all processes."""
+        if self.engines.lead:
+            self.log(line)
+
     def _accept(self, rollout: Rollout) -> int:
         rollout_id, samples = int(rollout.meta["rollout_id"]), len(rollout.tensors["rewards"])
-        wanted = self.config.global_batch_size * self.config.num_steps_per_rollout
-        if samples != wanted:
+        trained = self.config.global_batch_size * self.config.num_steps_per_rollout
+        if samples != trained:
             raise ConfigError(
                 f"rollout {rollout_id} has {samples} samples, but global_batch_size x num_steps_per_rollout = "
-                f"{self.config.global_batch_size} x {self.config.num_steps_per_rollout} = {wanted}"
+                f"{self.config.global_batch_size} x {self.config.num_steps_per_rollout} = {trained}"
             )
-        tokens, vocab = rollout.tensors["tokens"], self.policy.config.vocab_size
+        tokens, vocab = rollout.tensors["tokens"], self.engines.model.vocab_size
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
             ids = f"{int(tokens.min())} to {int(tokens.max())}"
             raise ConfigError(f"rollout {rollout_id} has token ids {ids}, but vocab_size is {vocab}")
+        model, routed = self.engines.model, rollout.tensors.get("routed_experts")
+        wanted = [model.num_hidden_layers, model.num_experts_per_tok]
+        if self.config.use_rollout_routing_replay and (routed is None or list(routed.shape[1:]) != wanted):
+            found = "no routed_experts" if routed is None else f"routed_experts of {list(routed.shape[1:])} a token"
+            raise ConfigError(
+                f"rollout {rollout_id} has {found}, but use_rollout_routing_replay needs [layers, experts per token] = "
+                f"{wanted}: record rollouts with this model, or turn it off"
+            )
+        if self.config.use_rollout_routing_replay and routed is not None:
+            _check_experts(rollout_id, routed, rollout.tensors["total_lengths"], model.num_experts)
         if self._update and rollout_id != self._rollout_id:
             raise ConfigError(f"rollout {self._rollout_id} is half trained: finish it before rollout {rollout_id}")
         return rollout_id
 
-    def _score(self, policy: Policy, t: Mapping[str, Tensor], update: Update) -> Iterator[tuple[Tensor, Tensor]]:
-        """log_probs and entropy of each micro-batch's response tokens, fp32."""
-        totals, responses = t["total_lengths"].tolist(), t["response_lengths"].tolist()
-        at_token, at_response = offsets(totals), offsets(responses)
-        for run in update.runs:
-            a, b = run.start, run.stop
-            batch = make_micro_batch(t["tokens"][at_token[a] : at_token[b]], totals[a:b], responses[a:b], PAD_ID)
-            rows = policy(batch.tokens).flatten(0, 1).index_select(0, batch.predictions)
-            mask = t["loss_mask"][at_response[a] : at_response[b]]
-            yield token_log_probs(rows, batch.targets, mask, self.config.temperature)
-
-    @torch.no_grad()
-    def _score_all(self, policy: Policy, t: Mapping[str, Tensor], plan: Sequence[Update]) -> Tensor:
-        return torch.cat([log_probs for update in plan for log_probs, _ in self._score(policy, t, update)])
-
     def _train_step(
         self, t: Mapping[str, Tensor], update: Update, ref_log_probs: Tensor, observe: Observe
     ) -> dict[str, float]:
-        graphs = list(self._score(self.policy, t, update))
-        log_probs = torch.cat([part.detach() for part, _ in graphs]).requires_grad_()
-        entropy = torch.cat([part.detach() for _, part in graphs]).requires_grad_()
-        terms = self._observed_loss(t, update, log_probs, entropy, ref_log_probs, observe)
+        policy, critic = self.engines.policy, self.engines.critic
+        columns = {name: column.requires_grad_() for name, column in policy.forward(t, update).items()}
+        weights = token_weights(
+            t["loss_mask"][update.responses], t["response_lengths"][update.samples], self.config.loss_aggregation
+        )
+        terms, judged = self._observed_loss(t, update, columns, weights, ref_log_probs, observe)
         own_rewards = t["rewards"][update.samples]
         metrics = {
             "loss": float(terms.loss.detach()),
@@ -269,82 +245,113 @@ class Trainer:
             "train_rollout_logprob_abs_diff_max": float(terms.abs_diff_max),
             "reward": float(own_rewards.sum() / len(own_rewards)),
         }
+        if critic is not None:
+            metrics |= self._judge_critic(critic, t, update, weights, judged)
         for name, number in metrics.items():
             observe("loss", name, number)
 
         # The loss ends at the packed columns; each micro-batch takes its own slice of their gradient from there, so
         # no normaliser depends on how the update was cut.
-        torch.autograd.backward([terms.loss])
-        optimizer = self._train_side.optimizer
-        optimizer.zero_grad()
-        for (part, part_entropy), (a, b) in zip(graphs, pairwise(offsets([len(p) for p, _ in graphs])), strict=True):
-            ends = [(part, log_probs.grad), (part_entropy, entropy.grad)]
-            reached = [(end, grad[a:b]) for end, grad in ends if grad is not None]
-            torch.autograd.backward([end for end, _ in reached], [grad for _, grad in reached])
-            optimizer.accumulate()
-        gradients = optimizer.gradients()
-        observe("grad", "", gradients)
-        metrics["grad_norm"] = float(clip_grads(gradients, self.config.clip_grad))
-        observe("grad", "grad_norm", metrics["grad_norm"])
-
-        optimizer.step()
-        observe("update", "", {name: weight.detach() for name, weight in optimizer.main.items()})
-        for kind in ("exp_avg", "exp_avg_sq"):
-            observe("update", f"{kind}/", optimizer.moments(kind))
-        optimizer.publish()
-        if self.config.dtype == "bf16":
-            observe("update", "model/", {name: p.detach() for name, p in self.policy.named_parameters()})
+        if self._step >= self.config.num_critic_only_steps:
+            torch.autograd.backward([terms.loss])
+            policy.backward({name: column.grad for name, column in columns.items()})
+            metrics["grad_norm"] = policy.step(observe)
+        if critic is not None:
+            metrics[f"{CRITIC}grad_norm"] = critic.step(observe, CRITIC)
         return metrics
+
+    def _judge_critic(
+        self, critic: Engine, t: Mapping[str, Tensor], update: Update, weights: Tensor, judged: Estimate
+    ) -> dict[str, float]:
+        """The critic's loss against the returns of one update, and its way back into the critic's gradients."""
+        assert self._old is not None
+        own = update.responses
+        values = critic.forward(t, update)["values"].requires_grad_()
+        loss, terms = value_loss(
+            values,
+            self._old["values"][own],
+            judged.returns[own],
+            t["loss_mask"][own],
+            weights,
+            self.config.value_clip,
+        )
+        torch.autograd.backward([loss])
+        critic.backward({"values": values.grad})
+        return {name: float(value) for name, value in terms.items()}
 
     def _observed_loss(
         self,
         t: Mapping[str, Tensor],
         update: Update,
-        log_probs: Tensor,
-        entropy: Tensor,
+        columns: Scores,
+        weights: Tensor,
         ref_log_probs: Tensor,
         observe: Observe,
-    ) -> LossTerms:
-        """Each column is observed before anything is made from it. Group statistics span the whole rollout."""
-        c, own, old_log_probs = self.config, update.responses, self._old_log_probs
-        assert old_log_probs is not None
+    ) -> tuple[LossTerms, Estimate]:
+        """Each column is observed before the loss is made from it. Group statistics span the whole rollout."""
+        c, own = self.config, update.responses
+        assert self._old is not None
+        log_probs, entropy, old_log_probs = columns["log_probs"], columns["entropy"], self._old["log_probs"]
         mask = t["loss_mask"]
         policies = {"log_probs": log_probs.detach(), "old_log_probs": old_log_probs[own]}
         observe("forward", "", policies | {"ref_log_probs": ref_log_probs[own], "entropy": entropy.detach()})
         kl = kl_per_token(log_probs, ref_log_probs[own], mask[own], c.kl_estimator)
         observe("forward", "kl", kl.detach())
-        base = baseline(
-            t["rewards"],
-            t["group_index"],
-            mask,
-            t["response_lengths"],
+        judged = estimate(
+            c,
+            rewards=t["rewards"],
+            group_index=t["group_index"],
+            loss_mask=mask,
+            response_lengths=t["response_lengths"],
             kl=kl_per_token(old_log_probs, ref_log_probs, mask, c.kl_estimator),
-            kl_coef=c.kl_coef,
-            std_normalization=c.grpo_std_normalization,
+            values=self._old.get("values"),
+            show=lambda name, column: observe("forward", name, column[own]),
         )
-        observe("forward", "", {"returns": base.returns[own], "values": base.values[own]})
-        column = advantages(base, mask)
-        column = whiten(column, mask) if c.whiten_advantages else column
-        observe("forward", "advantages", column[own])
-        weights = token_weights(mask[own], t["response_lengths"][update.samples], c.loss_aggregation)
-        columns = Columns(
+        made = Columns(
             log_probs=log_probs,
             entropy=entropy,
             kl=kl,
             old_log_probs=old_log_probs[own],
             rollout_log_probs=t["rollout_log_probs"][own],
-            advantages=column[own],
+            advantages=judged.advantages[own],
             loss_mask=mask[own],
+            response_lengths=t["response_lengths"][update.samples],
         )
-        return policy_loss(columns, weights, c)
+        return policy_loss(made, weights, c), judged
 
 
-def _starting_policy(config: TrainConfig, root: str) -> Policy:
-    if config.hf_checkpoint is not None:
-        return load_hf(Path(root) / config.hf_checkpoint).to(_DTYPES[config.dtype])
-    policy = Policy(config.model)
-    init_weights(policy, config.seed)
-    return policy.to(_DTYPES[config.dtype])
+def _inputs(config: TrainConfig) -> tuple[str, ...]:
+    """The tensors of a rollout that training reads."""
+    return (*_INPUTS, "routed_experts") if config.use_rollout_routing_replay else _INPUTS
+
+
+def _check_experts(rollout_id: int, routed: Tensor, total_lengths: Tensor, count: int) -> None:
+    """Refuse recorded experts that no router chooses. Those of a sample's last token, which leads nowhere, are free."""
+    if len(routed) and not 0 <= int(routed.min()) <= int(routed.max()) < count:
+        found = f"{int(routed.min())} to {int(routed.max())}"
+        raise ConfigError(f"rollout {rollout_id} has routed_experts {found}, but the model has 0 to {count - 1}")
+    chosen = routed.sort(-1).values
+    twice = (chosen[..., 1:] == chosen[..., :-1]).flatten(1).any(-1)
+    twice[total_lengths.cumsum(0) - 1] = False
+    if bool(twice.any()):
+        raise ConfigError(
+            f"rollout {rollout_id} has routed_experts with one expert twice, at token {int(twice.nonzero()[0])} of "
+            "all: record rollouts with this model, or turn use_rollout_routing_replay off"
+        )
+
+
+def _routed(parts: Sequence[Tensor | None]) -> dict[str, Tensor]:
+    """The experts of every sample's tokens, packed like these; nothing where the model has none."""
+    found = [part for part in parts if part is not None]
+    return {"routed_experts": torch.cat(found)} if found else {}
+
+
+def _engines(config: TrainConfig, root: str) -> Engines:
+    if config.policy == "megatron":
+        from repro_core.megatron.engines import MegatronEngines
+
+        return MegatronEngines(config, root)
+    return TorchEngines(config, root)
 
 
 def rollout_metrics(rollout: Rollout) -> dict[str, Any]:
@@ -360,10 +367,6 @@ def rollout_metrics(rollout: Rollout) -> dict[str, Any]:
         "rollout/truncated": sum(status == "truncated" for status in statuses) / samples,
         "rollout/step": int(rollout.meta["rollout_id"]),
     }
-
-
-def _kind(tensor: Tensor | None) -> str:
-    return "absent" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _print(line: str) -> None:

@@ -311,8 +311,6 @@ class Case(_Table):
                 raise ValueError("case.rollouts is not set, but {rollouts} is asked for")
         elif self.case.rollouts is None:
             raise ValueError("case.rollouts: Field required")
-        elif self.resources.ranks != 1:
-            raise ValueError("resources.ranks must be 1 for kind core")
         elif self.observe != Observe():
             raise ValueError("observe is for kind command: a trainer of kind core says itself what it observes")
         return self

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ __all__ = [
     "Child",
     "ChildFailure",
     "Place",
+    "PortTakenError",
     "Run",
     "RunResult",
     "Stage",
@@ -185,6 +186,17 @@ class Child:
             ChildFailure: it ran out of time.
             OSError: it could not be started.
         """
+        with self.started() as process:
+            self._wait(process, cancel, enough)
+        return process.returncode
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[subprocess.Popen[bytes]]:
+        """The process, of which nothing outlives the block.
+
+        Raises:
+            OSError: it could not be started.
+        """
         with (
             self.log.open("ab") as output,
             tree_of(
@@ -192,8 +204,7 @@ class Child:
                 keep=self.keep, bound=self.bound,
             ) as process,
         ):  # fmt: skip
-            self._wait(process, cancel, enough)
-        return process.returncode
+            yield process
 
     def _wait(
         self, process: subprocess.Popen[bytes], cancel: threading.Event | None, enough: Callable[[], bool] | None
@@ -245,23 +256,33 @@ _NETWORK = re.compile(
 """What pip, uv, git, curl and their like say where the network or an index fails them."""
 
 
-def blame_the_machine(code: int, log: Path) -> None:
+class PortTakenError(MachineFailureError):
+    """The port at which ranks were to meet is in use."""
+
+
+def blame_the_machine(code: int, log: Path, who: str = "the trainer") -> None:
     """Raise where a child that ended with `code` was ended by the machine and not by itself.
 
     A segmentation fault is the subject's; so is a device that is out of memory.
 
+    Args:
+        code: Its exit code.
+        log: Its output.
+        who: What it is called.
+
     Raises:
-        MachineFailureError: a signal to it or to a rank of it, a full disk, or a port that is in use.
+        PortTakenError: the port is in use.
+        MachineFailureError: a signal to it or to a rank of it, or a full disk.
     """
     number = -code if code < 0 else code - 128  # a shell reports its child's signal so
     if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGBUS):
-        raise _killed("the trainer", signal.Signals(number).name)
+        raise _killed(who, signal.Signals(number).name)
     output = _tail(log)
     if found := _KILLED.search(output):
         raise _killed("a process of the trainer", "SIGKILL" if found[found.lastgroup or 0] in _KILL else "SIGBUS")
     for text, message in _LACKS.items():
         if text in output:
-            raise MachineFailureError(message)
+            raise (PortTakenError if "port" in message else MachineFailureError)(message)
 
 
 _KILL = ("9", "SIGKILL", "Killed")

@@ -8,14 +8,14 @@ import platform
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 from repro_golden.canonical import canonical_json, digest
 
-__all__ = ["BITS_VARIABLES", "PACKAGES", "Difference", "Identity", "collect"]
+__all__ = ["BITS_VARIABLES", "PACKAGES", "Difference", "Identity", "collect", "megatron_layout", "megatron_variables"]
 
 Part = Literal["host", "environment", "layout"]
 PARTS: tuple[Part, ...] = ("host", "environment", "layout")
@@ -24,8 +24,8 @@ BITS_VARIABLES = (
     "ATEN_CPU_CAPABILITY", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_MAX_CONNECTIONS", "DNNL_DEFAULT_FPMATH_MODE",
     "KMP_DETERMINISTIC_REDUCTION", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS", "NCCL_ALGO",
     "NCCL_NVLS_ENABLE", "NCCL_PROTO", "NVIDIA_TF32_OVERRIDE", "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "NVTE_FLASH_ATTN",
-    "NVTE_FUSED_ATTN", "OMP_NUM_THREADS", "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA", "PYTHONHASHSEED",
-    "TORCHDYNAMO_DISABLE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN", "OMP_NUM_THREADS", "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA",
+    "PYTHONHASHSEED", "TORCHDYNAMO_DISABLE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )  # fmt: skip
 """The environment variables that an identity records. It is an allow-list, so no secret ever is."""
 
@@ -79,6 +79,10 @@ class Identity:
         """The inverse of `to_mapping`."""
         return cls(*(dict(raw.get(part, {})) for part in PARTS))
 
+    def laid_out(self, more: Mapping[str, str]) -> Identity:
+        """The same with more entries of its layout."""
+        return replace(self, layout={**self.layout, **more})
+
     def differences(self, other: Identity) -> list[Difference]:
         """Every entry in which `other` differs, part by part."""
         found = []
@@ -102,6 +106,57 @@ def collect(environ: Mapping[str, str], *, threads: int, ranks: int = 1) -> Iden
         environment=environment,
         layout={"ranks": str(ranks), "threads": str(threads)},
     )
+
+
+_MEGATRON = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vpp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+}
+"""What a layout calls the sizes of Megatron's groups, and what Megatron calls them."""
+
+
+def megatron_layout(config: Mapping[str, Any], ranks: int) -> dict[str, str]:
+    """How a trainer of kind core lays its model out, from its configuration.
+
+    Args:
+        config: ``subject.config``.
+        ranks: Processes that train.
+
+    Returns:
+        The entries of the layout: empty but for ``policy = "megatron"``. What is no size is for the trainer to refuse.
+    """
+    table = config.get("megatron", {})
+    if config.get("policy") != "megatron" or not isinstance(table, Mapping):
+        return {}
+    sizes = {short: table.get(name) or 1 for short, name in _MEGATRON.items()}
+    if not all(type(size) is int and size > 0 for size in sizes.values()):
+        return {}
+    others = sizes["tp"] * sizes["pp"] * sizes["cp"]
+    return {name: str(size) for name, size in (sizes | {"dp": ranks // others}).items()}
+
+
+def megatron_variables(config: Mapping[str, Any]) -> dict[str, str]:
+    """What a trainer of kind core needs in its environment to run Megatron as its configuration says.
+
+    Args:
+        config: ``subject.config``.
+
+    Returns:
+        Empty but for ``policy = "megatron"``. Transformer Engine reads its kernels from variables, once.
+    """
+    table = config.get("megatron", {})
+    if config.get("policy") != "megatron" or not isinstance(table, Mapping):
+        return {}
+    # it compiles small functions as they are imported, in ways that depend on the machine
+    found = {"TORCHDYNAMO_DISABLE": "1"}
+    if table.get("transformer_impl") == "transformer_engine":
+        chosen = table.get("attention_backend")
+        for kind in ("flash", "fused", "unfused"):
+            found[f"NVTE_{kind.upper()}_ATTN"] = str(int(chosen in ("auto", kind)))
+    return found
 
 
 @functools.cache

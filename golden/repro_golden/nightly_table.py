@@ -25,6 +25,8 @@ class NightlyTable(BaseModel):
     """Names of ``[layouts.NAME]`` tables, or KEY=N as ``repro bisect --layout`` takes them."""
     tolerance: float = Field(default=64.0, ge=0, allow_inf_nan=False, strict=False)
     """Units of epsilon that another order of sums may make."""
+    absolute: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]] = Field(default_factory=dict)
+    """By signal, as a glob: how far apart layouts may be in its own unit, for what is no more than roundings itself."""
     history: int = Field(default=14, ge=1)
     """How many trusted nights metrics are judged by, the newest."""
     least: int = Field(default=5, ge=1)

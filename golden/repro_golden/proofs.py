@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -92,18 +93,27 @@ def undisturbed(
 
 
 def _checkpoint_content(folder: Path) -> dict[str, str]:
-    """Content of a checkpoint by file: tensors by fingerprint, JSON by value, anything else by its bytes."""
+    """Content of a checkpoint by file: tensors by fingerprint, JSON by value, anything else by its bytes.
+
+    Not that of ``.metadata`` beside torch's distributed checkpoints (``.distcp``), which numbers each saving at random,
+    nor its SHA-256 in JSON.
+    """
     from safetensors.torch import load
 
     from repro_golden.canonical import canonical_json, digest
     from repro_golden.fingerprint import fingerprint
 
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    random = [p for p in files if p.name == ".metadata" and any(p.parent.glob("*.distcp"))]
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest().encode() for path in random]
     found = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+    for path in (p for p in files if p not in random):
         raw = path.read_bytes()
         if path.suffix == ".safetensors":
             raw = canonical_json({k: fingerprint(v) for k, v in load(raw).items()}).encode()
         elif path.suffix == ".json":
+            for known in digests:
+                raw = raw.replace(known, b"")
             raw = canonical_json(json.loads(raw)).encode()
         found[str(path.relative_to(folder))] = digest(raw)
     return found

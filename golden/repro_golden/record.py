@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -35,6 +36,8 @@ __all__ = ["Options", "Say", "record", "train"]
 Say = Callable[[str], None]
 
 NOISE_RUNS = 3
+_OF_TORCH = re.compile(r"(?:\[rank\d+\]:)?\[[IWEF]\d{3,4} \d\d:\d\d:\d\d|\[Gloo\] Rank \d")
+_FUSED = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
 _CURES = {
     "core": "find the source with `python -m repro_core.determinism`, or keep it for its metrics with --allow-noise",
     "command": "seed every generator and ask torch for deterministic algorithms, leave out a metric that is no number "
@@ -201,7 +204,7 @@ class _Recording:
             bare = pool.submit(self._side, "bare", steps, rollouts, observed=False)
             plants = pool.submit(self._planted, golden, rollouts, planted)
             found = [
-                proofs.reproduced(golden, again.result(), steps, _CURES[self.case.subject.kind]),
+                proofs.reproduced(golden, again.result(), steps, _cure(self.case)),
                 self._undisturbed(golden, bare.result()),
             ]
             found += [proofs.seen_plant(golden, t, p) for t, p in zip(plants.result(), planted, strict=True)]
@@ -222,7 +225,7 @@ class _Recording:
         recorded = (again.end or {}).get("terminal", {})
         subject = self.case.subject
         # a program's output holds times; the metrics in it are part of its terminal state
-        lines = [self._log(n).read_text(errors="replace") for n in ("again", "bare")] if subject.kind == "core" else []
+        lines = [self._printed(n) for n in ("again", "bare")] if subject.kind == "core" else []
         saves = subject.kind == "core" or "{checkpoint}" in subject.command
         folders = [self.scratch / n / "checkpoint" for n in ("again", "bare")] if saves else []
         return proofs.undisturbed(recorded, bare, lines, folders, (golden.end or {}).get("terminal"))
@@ -242,7 +245,7 @@ class _Recording:
 
     def _replays_the_capture(self) -> Proof | None:
         """Training on the recorded rollouts prints what training while sampling them printed, if it prints at all."""
-        capture, golden = (self._log(n).read_text(errors="replace").splitlines() for n in ("capture", "golden"))
+        capture, golden = (self._printed(n).splitlines() for n in ("capture", "golden"))
         if not capture and not golden:
             return None
         seen = f"{len(golden)} lines, {len(capture)} captured"
@@ -302,6 +305,22 @@ class _Recording:
 
     def _log(self, name: str) -> Path:
         return self.scratch / f"{name}.log"
+
+    def _printed(self, name: str) -> str:
+        """What the trainer printed, without the lines of torch's C++ libraries: the time of day stands in those."""
+        lines = self._log(name).read_text(errors="replace").splitlines(keepends=True)
+        return "".join(line for line in lines if not _OF_TORCH.match(line))
+
+
+def _cure(case: Case) -> str:
+    """What makes a trainer reproduce itself, as far as its case shows."""
+    found = _CURES[case.subject.kind]
+    if case.subject.env.get(_FUSED, "0") == "0":
+        return found
+    return (
+        f"set {_FUSED}=0 (subject.env asks for {case.subject.env[_FUSED]}: Transformer Engine's fused attention then "
+        f"sums gradients in the order in which they come), or choose other kernels with --attention-backend; or {found}"
+    )
 
 
 def _refusal(case: Case, proof: Proof, cure: str) -> RefusedError:

@@ -4,19 +4,78 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import torch
-
-from repro_golden.fingerprint import content
-from repro_golden.plant import plant_one_ulp
+from repro_golden.aim import Aim, At, Piece, keep_piece, keep_whole
+from repro_golden.attach.raw import RawLog
+from repro_golden.errors import ReproError
 from repro_golden.signals import Signals
-from repro_golden.trace import StepRecord, TraceWriter, dump_path
+from repro_golden.trace import Row, StepRecord, TraceWriter, dump_path
+from repro_golden.trace.frames import pack
+from repro_golden.trace.model import METRIC, PHASES, RECORDER
 
-__all__ = ["Recorder"]
+__all__ = ["RankWriter", "Recorder", "dump_path"]
 
 _IN_FLIGHT = 1
 """Steps whose results may still be on their way from a GPU while the next one is trained."""
+
+
+class RankWriter:
+    """The raw records of one of several ranks. What the ranks hold together is known to `attach.collect` alone.
+
+    Attributes:
+        rank: Whose they are.
+    """
+
+    def __init__(self, folder: Path, rank: int, ranks: int, header: Mapping[str, Any] | None) -> None:
+        """Begin them.
+
+        Args:
+            folder: Where those of all ranks lie.
+            rank: Whose these are.
+            ranks: How many there are.
+            header: The trace's, from one of them.
+        """
+        about = {"recorder": RECORDER, "rank": rank, "world": ranks, "outside": [], "header": header}
+        self.rank = rank
+        self._log = RawLog(folder, rank, about)
+        self._keep = keep_piece(folder, rank)
+        self._rows: list[Row] = []
+        self._seen: set[tuple[str, str]] = set()
+        self._steps = 0
+
+    def add(self, row: Row) -> None:
+        """Take one signal of the step under way; several tensors may hold parts of one.
+
+        Raises:
+            ReproError: as `TraceWriter.add`.
+        """
+        if row.phase not in PHASES:
+            raise ReproError(f"unknown phase {row.phase!r} for signal {row.name!r}: use one of {', '.join(PHASES)}")
+        keys = {(row.phase, row.name), *([(METRIC, row.name)] if row.dtype == METRIC else [])}
+        if row.placement is None and keys & self._seen:
+            raise ReproError(f"signal {row.name!r} was observed twice in one step (phase {row.phase}): rename one")
+        self._seen |= keys
+        self._rows.append(row)
+
+    def end_step(self, step: int) -> None:
+        """Write the step under way."""
+        self._log.append(pack(step, self._rows))
+        self._rows.clear()
+        self._seen.clear()
+        self._steps += 1
+
+    def keep(self, at: At, pieces: list[Piece]) -> None:
+        """Write what this rank holds of a signal whose whole content is wanted."""
+        self._keep(at, pieces)
+
+    def close(self, end: Mapping[str, Any]) -> None:
+        """Say that the run ended, and with what."""
+        if end["terminal"]:
+            self._log.put(".terminal", end["terminal"])
+        self._log.put(".end", {"steps": self._steps, "stopped": False, "spent": end["spent"]})
+        self._log.close()
 
 
 class Recorder:
@@ -24,41 +83,32 @@ class Recorder:
 
     Attributes:
         writer: Where rows go.
-        plant: ``(step, phase, name)`` of the signal to change by one ULP before it is fingerprinted.
-        dump: Signals whose whole content is written to ``dumps/`` beside the trace, for exact sizes.
     """
 
     def __init__(
         self,
-        writer: TraceWriter,
+        writer: TraceWriter | RankWriter,
         first_step: int,
         plant: Sequence[Any] | None = None,
         dump: Iterable[Sequence[Any]] = (),
     ) -> None:
-        """Record from `first_step` on."""
+        """Record from `first_step` on; `plant` and `dump` are what `Aim` takes."""
         self.writer = writer
         self.step = first_step
-        self.plant = None if plant is None else tuple(plant)
-        self.dump = {tuple(d) for d in dump}
+        self._aim: Aim | None = None
+        if plant or dump:
+            if isinstance(writer, RankWriter):
+                self._aim = Aim(plant, dump, writer.keep, writer.rank)
+            else:
+                self._aim = Aim(plant, dump, keep_whole(writer.directory))
         self._signals = Signals()
         self._closed: deque[tuple[int, Signals]] = deque()
 
     def __call__(self, phase: str, name: str, value: object, placement: object = None) -> None:
         """Take one signal, or a mapping of them; see `Signals.take`."""
-        if self.plant or self.dump:
-            group = value if isinstance(value, Mapping) else {"": value}
-            for key, tensor in group.items():
-                if isinstance(tensor, torch.Tensor):
-                    self._at((self.step, phase, name + key), tensor)
+        if self._aim:
+            self._aim.take(self.step, phase, name, value, placement)
         self._signals.take(phase, name, value, placement)
-
-    def _at(self, at: tuple[int, str, str], value: torch.Tensor) -> None:
-        if at == self.plant:
-            plant_one_ulp(value)
-        if at in self.dump:
-            path = dump_path(self.writer.directory, *at)
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(content(value).tobytes())
 
     def end_step(self, step: int) -> list[StepRecord]:
         """Close the step under way; the records of the steps that were written meanwhile.
@@ -85,5 +135,6 @@ class Recorder:
             step, signals = self._closed.popleft()
             for row in signals.rows():
                 self.writer.add(row)
-            records.append(self.writer.end_step(step))
+            if record := self.writer.end_step(step):
+                records.append(record)
         return records

@@ -1,7 +1,8 @@
 """The replay child, ``python -m repro_golden.replay JOB``: the only process in which instrument and subject meet.
 
 It loads the subject by the name that the case gives, checks its door, and makes each run of the job. Whatever the
-subject does wrong becomes one entry of the result file; the traceback goes to the output.
+subject does wrong becomes one entry of the result file; the traceback goes to the output. Where several ranks train,
+each is such a process (`team`) with the same job.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 from repro_golden.canonical import write_atomic
 from repro_golden.errors import MachineFailureError, ReproError
 from repro_golden.spent import measure
+from repro_golden.team import Team, lost_a_peer
 
 __all__ = ["main"]
 
@@ -40,6 +42,11 @@ class _SubjectError(Exception):
         self.stage, self.step = stage, step
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         self.message = " ".join(text.split())[:500]
+        self.peer, self.at = lost_a_peer(error), time.time()
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types; ``peer`` and ``at`` tell which of several ranks failed first."""
+        return {key: getattr(self, key) for key in ("stage", "step", "message", "peer", "at")}
 
 
 def _blame(stage: str, step: int, error: BaseException) -> Exception:
@@ -55,16 +62,20 @@ def _blame(stage: str, step: int, error: BaseException) -> Exception:
 def main(argv: list[str]) -> int:
     """Make the runs of one job file; the result file holds them, or why there are none."""
     job = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+    team = Team.of(job)
     result: dict[str, Any]
     try:
         door = open_door(job["case"]["subject"], Path(job["root"]))
-        result = {"runs": [_run(door, job, run) for run in job["runs"]]}
+        teams = [team and team.of_run(number) for number in range(len(job["runs"]))]
+        result = {"runs": [_run(door, job, run, own) for run, own in zip(job["runs"], teams, strict=True)]}
     except _SubjectError as error:
         traceback.print_exc()
-        result = {"failure": {"stage": error.stage, "step": error.step, "message": error.message}}
+        result = {"failure": error.to_mapping()}
     except ReproError as error:
         result = {"refused": str(error), "machine": isinstance(error, MachineFailureError)}
-    write_atomic(Path(job["result"]), json.dumps(result))
+    write_atomic(team.result if team else Path(job["result"]), json.dumps(result))
+    if team:
+        team.leave()
     return 0
 
 
@@ -84,12 +95,12 @@ def open_door(subject: dict[str, Any], root: Path) -> ModuleType:
     return door
 
 
-def _run(door: ModuleType, job: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
+def _run(door: ModuleType, job: dict[str, Any], run: dict[str, Any], team: Team | None) -> dict[str, Any]:
     from repro_golden.rollouts import RolloutSet
 
     case = job["case"]
     recorded = RolloutSet(Path(run["rollouts"])) if run["rollouts"] else None
-    operations = _Operations(run["operations"])
+    operations = _Operations(run["operations"], team.rank if team else 0)
     try:
         with operations.making(run["first_step"]):
             subject = door.build({"config": case["subject"]["config"], "root": job["root"]})
@@ -100,18 +111,19 @@ def _run(door: ModuleType, job: dict[str, Any], run: dict[str, Any]) -> dict[str
             subject.load(run["load"])
     except BaseException as error:
         raise _blame("load", -1, error) from error
-    recorder = _recorder(job, run, recorded.digest if recorded else "", subject.position[0])
-    return _train(door, subject, recorder, run, recorded, operations)
+    recorder = _recorder(job, run, recorded.digest if recorded else "", subject.position[0], team)
+    return _train(door, subject, recorder, run, recorded, operations, team)
 
 
 def _train(
-    door: ModuleType, subject: Any, recorder: Any, run: dict[str, Any], recorded: Any, operations: _Operations
-) -> dict[str, Any]:
-    """Feed rollouts until the steps are made or a root differs from the baseline's."""
+    door: ModuleType, subject: Any, recorder: Any, run: dict[str, Any], recorded: Any, operations: _Operations,
+    team: Team | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Feed rollouts until the steps are made or a root differs from the baseline's, which one of several cannot see."""
     from repro_golden.rollouts import RolloutData, write_rollout
 
-    roots = _baseline_roots(run["baseline"])
-    states = _States({int(step): Path(folder) for step, folder in run["states"].items()}, run["states_budget"])
+    roots = _baseline_roots(None if team else run["baseline"])
+    states = _States({int(step): Path(folder) for step, folder in run["states"].items()}, run["states_budget"], team)
     next_step, rollout_id = subject.position
     step, made, diverged, seconds = next_step - 1, 0, False, list[float]()
     observe = operations.observing(recorder or (lambda *_, **__: None))
@@ -121,7 +133,7 @@ def _train(
         data = recorded.read(rollout_id) if recorded else None
         try:
             rollout = door.Rollout(data.meta, data.tensors) if data else subject.sample(rollout_id)
-            if run["save_rollouts"]:
+            if run["save_rollouts"] and (team is None or team.rank == 0):
                 path = Path(run["save_rollouts"]) / f"{rollout_id}.safetensors"
                 write_rollout(path, RolloutData(rollout.meta, rollout.tensors))
             updates = iter(subject.train(rollout, observe))
@@ -161,12 +173,12 @@ def _parted(records: list[Any], roots: dict[int, str]) -> bool:
 class _Operations:
     """Records the operations of one step, where that is asked for."""
 
-    def __init__(self, ask: dict[str, Any] | None) -> None:
+    def __init__(self, ask: dict[str, Any] | None, rank: int) -> None:
         self._step, self._recorder = ask["step"] if ask else -1, None
         if ask:
             from repro_golden.operations.recorder import OperationRecorder
 
-            self._recorder = OperationRecorder(Path(ask["folder"]), ask["root"], ask["step"], dump=ask["dump"])
+            self._recorder = OperationRecorder(Path(ask["folder"]), ask["root"], ask["step"], rank, ask["dump"])
             self._recorder.open()
 
     @contextlib.contextmanager
@@ -216,40 +228,61 @@ class _Operations:
 class _States:
     """Training states saved at chosen steps. Where they outgrow their budget, those go that leave the smallest gaps."""
 
-    def __init__(self, wanted: dict[int, Path], budget: int | None) -> None:
-        self._wanted, self._budget = wanted, budget
+    def __init__(self, wanted: dict[int, Path], budget: int | None, team: Team | None) -> None:
+        self._wanted, self._budget, self._team = wanted, budget, team
         self._sizes: dict[int, int] = {}
+        self._full = False
 
     def save(self, subject: Any, step: int) -> None:
         """Save the state before a step, if it is wanted."""
-        if step not in self._wanted:
+        if step not in self._wanted or self._full:
             return
         try:
             subject.save(str(self._wanted[step]))
         except Exception as error:
             raise _blame("step", step, error) from error
+        if self._budget is None:
+            return
+        # all ranks write to one folder, and must go on saving, or not, together
+        self._full = self._team.agreed(f"state-{step}", lambda: self._trim(step)) if self._team else self._trim(step)
+
+    def _trim(self, step: int) -> bool:
+        """Keep to the budget after the state before a step was saved; whether no other would fit."""
+        assert self._budget is not None
         self._sizes[step] = sum(p.stat().st_size for p in self._wanted[step].rglob("*") if p.is_file())
-        while self._budget is not None and sum(self._sizes.values()) > self._budget:
+        while sum(self._sizes.values()) > self._budget:
             kept = [-1, *sorted(self._sizes)]
             # the widest gap that its going would leave decides; the newest goes only where it is alone
             gaps = {kept[i]: kept[i + 1] - kept[i - 1] for i in range(1, len(kept) - 1)} or {step: 0}
             dropped = min(gaps, key=lambda s: (gaps[s], s))
             shutil.rmtree(self._wanted[dropped])
             if self._sizes.pop(dropped) > self._budget:  # the others would not fit either
-                self._wanted.clear()
+                return True
+        return False
 
 
-def _recorder(job: dict[str, Any], run: dict[str, Any], rollouts: str, first_step: int) -> Any:
+def _recorder(job: dict[str, Any], run: dict[str, Any], rollouts: str, first_step: int, team: Team | None) -> Any:
     if not run["trace"]:
         return None
-    from repro_golden.identity import collect
-    from repro_golden.recorder import Recorder
-    from repro_golden.trace import Header, TraceWriter
+    from repro_golden.recorder import RankWriter, Recorder
+    from repro_golden.trace import TraceWriter
 
-    resources = job["case"]["resources"]
-    identity = collect(os.environ, threads=resources["cpus"], ranks=resources["ranks"])
-    header = Header(job["case"], rollouts, job["subject"], identity.to_mapping(), run["steps"], first_step)
-    return Recorder(TraceWriter(Path(run["trace"]), header), first_step, run["plant"], run["dump"])
+    def header() -> Any:
+        from repro_golden.identity import collect, megatron_layout
+        from repro_golden.trace import Header
+
+        resources = job["case"]["resources"]
+        identity = collect(os.environ, threads=resources["cpus"], ranks=resources["ranks"])
+        identity = identity.laid_out(megatron_layout(job["case"]["subject"]["config"], resources["ranks"]))
+        return Header(job["case"], rollouts, job["subject"], identity.to_mapping(), run["steps"], first_step)
+
+    writer: TraceWriter | RankWriter
+    if team:
+        said = header().to_mapping() if team.rank == 0 else None
+        writer = RankWriter(team.raw, team.rank, team.ranks, said)
+    else:
+        writer = TraceWriter(Path(run["trace"]), header())
+    return Recorder(writer, first_step, run["plant"], run["dump"])
 
 
 def _baseline_roots(path: str | None) -> dict[int, str]:

@@ -42,6 +42,8 @@ _TENSORS = {
     "rewards": "float32",
     "group_index": "int64",
 }
+_ROUTED = "routed_experts"
+"""Optional: which experts each token went through, uint8 or int16 [tokens, layers, top-k]."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,14 @@ def check(rollout: RolloutData, name: str) -> None:
             raise ReproError(f"rollout {name} has no {key}: record it again")
         if str(t[key].dtype) != f"torch.{dtype}" or t[key].ndim != 1:
             raise ReproError(f"rollout {name}: {key} is {t[key].dtype}, not one-dimensional {dtype}: record it again")
+    routed = t.get(_ROUTED)
+    if routed is not None:
+        right = str(routed.dtype) in ("torch.uint8", "torch.int16") and routed.ndim == 3 and 0 not in routed.shape[1:]
+        if not right or bool((routed < 0).any()):
+            raise ReproError(
+                f"rollout {name}: {_ROUTED} is {routed.dtype} {list(routed.shape)}, not uint8 or int16 "
+                "[tokens, layers, top-k] of experts' numbers: record it again"
+            )
     samples, response = len(t["total_lengths"]), int(t["response_lengths"].sum())
     sizes = {
         "tokens": int(t["total_lengths"].sum()),
@@ -129,6 +139,8 @@ def check(rollout: RolloutData, name: str) -> None:
         "loss_mask": response,
         "rollout_log_probs": response,
     }
+    if routed is not None:
+        sizes[_ROUTED] = sizes["tokens"]
     for key, size in sizes.items():
         if len(t[key]) != size:
             raise ReproError(

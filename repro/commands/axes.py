@@ -52,7 +52,7 @@ def axis_options(function: F) -> F:
         click.option("--index-url", metavar="URL", help="With --package: the index, in place of pip's own settings."),
         click.option(
             "--tolerance", type=click.FloatRange(min=0), metavar="EPS",
-            help="With --layout: units of epsilon that another order of sums may make.  [default: 64]",
+            help="With --layout: units of epsilon that another order of sums may make.  [default: the case's]",
         ),
     )):  # fmt: skip
         function = option(function)

@@ -111,13 +111,11 @@ def bisect(
     folder = out or checkout.state / "reports" / _folder(axis, case)
     if isinstance(axis, LayoutLine):
         from repro.report.layouts import layout_text, write_layout_report
-        from repro_bisect.layouts import TOLERANCE
         from repro_bisect.sides import compare_sides
 
         with bisect_view() as watch:
-            sides = compare_sides(
-                checkout, case, axis, TOLERANCE if tolerance is None else tolerance, watch, options
-            )  # fmt: skip
+            most = case.nightly.tolerance if tolerance is None else tolerance
+            sides = compare_sides(checkout, case, axis, most, watch, options)
         with _told(as_json, sides.to_mapping(), layout_text(sides), again) as written:
             written += write_layout_report(sides, folder, again)
         return 3 if sides.outcome == "flaky" else 0

@@ -15,8 +15,12 @@ from repro.demo.edits import Edit
 __all__ = ["CULPRITS", "Culprit", "kinds"]
 
 _FIRST = "@FIRST@"
-_GATE = "self._step >= _WARM_UPDATES"
-_TRAINER = "trainer.py"
+_TRAINER, _ENGINE = "trainer.py", "torch_engine.py"
+_GATES = {_TRAINER: "self._step >= _WARM_UPDATES", _ENGINE: "self.updates >= _WARM_UPDATES"}
+"""How the RL step, and the engine of the policy, say that the warm-up is over. The reference is never updated: what
+an engine gates keeps the exact path there."""
+_TOPS = {_TRAINER: "\n_INPUTS = (", _ENGINE: "\nDTYPES = {"}
+"""What stands below the new constant."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Culprit:
         function: Where in it.
         phase: The first phase in which it shows.
         edits: Of the guilty file; with ``@FIRST@`` for the first step.
-        gate: Of the trainer: what tells the guilty function that the warm-up is over.
+        gate: Of its caller, if that is another file: what tells the guilty function that the warm-up is over.
     """
 
     kind: str
@@ -44,12 +48,18 @@ class Culprit:
         """``file:function``."""
         return f"{self.file}:{self.function}"
 
+    @property
+    def gated(self) -> str:
+        """The file that counts the updates: the caller's, or the guilty file itself."""
+        return self.gate[0].path if self.gate else self.file
+
     def commit(self, first_step: int) -> list[Edit]:
         """The edits of the commit that first shows at `first_step`."""
+        below = _TOPS[self.gated]
         constant = Edit(
-            _TRAINER,
-            "\n_DTYPES = {",
-            f'\n_WARM_UPDATES = {_FIRST}\n"""Updates after which the policy has settled."""\n\n_DTYPES = {{',
+            self.gated,
+            below,
+            f'\n_WARM_UPDATES = {_FIRST}\n"""Updates after which the policy has settled."""\n{below}',
         )
         return [
             Edit(e.path, e.old, e.new.replace(_FIRST, str(first_step))) for e in (constant, *self.edits, *self.gate)
@@ -61,21 +71,18 @@ def kinds() -> list[str]:
     return list(dict.fromkeys(c.kind for c in CULPRITS))
 
 
-def _call(old: str, new: str) -> tuple[Edit, ...]:
-    """A call in the trainer gets the gate as one more argument."""
-    return (Edit(_TRAINER, old, new.replace("GATE", _GATE)),)
+def _call(caller: str, old: str, new: str) -> tuple[Edit, ...]:
+    """A call gets the gate as one more argument."""
+    return (Edit(caller, old, new.replace("GATE", _GATES[caller])),)
 
 
-_MODULES = (
-    Edit(
-        _TRAINER,
-        "            if self._old_log_probs is None:\n",
-        "            for module in self.policy.modules():\n"
-        f"                module.settled = {_GATE}\n"
-        "            if self._old_log_probs is None:\n",
-    ),
+_SCORE = '        totals, responses = t["total_lengths"].tolist(), t["response_lengths"].tolist()\n'
+_MODULES = _call(
+    _ENGINE,
+    _SCORE,
+    f"{_SCORE}        for module in self.model.modules():\n            module.settled = GATE\n",
 )
-"""Modules of the policy learn of the warm-up as an attribute; the reference keeps the exact path."""
+"""Modules learn of the warm-up as an attribute."""
 
 
 def _model(kind: str, function: str, *edits: tuple[str, str]) -> Culprit:
@@ -96,6 +103,7 @@ _LOG_PROBS_DOOR = (
     ") -> tuple[Tensor, Tensor]:",
 )
 _LOG_PROBS_GATE = _call(
+    _ENGINE,
     "token_log_probs(rows, batch.targets, mask, self.config.temperature)",
     "token_log_probs(rows, batch.targets, mask, self.config.temperature, GATE)",
 )
@@ -103,12 +111,13 @@ _LOSS_DOOR = (
     "def policy_loss(columns: Columns, weights: Tensor, config: TrainConfig) -> LossTerms:",
     "def policy_loss(columns: Columns, weights: Tensor, config: TrainConfig, settled: bool = False) -> LossTerms:",
 )
-_LOSS_GATE = _call("return policy_loss(columns, weights, c)", "return policy_loss(columns, weights, c, GATE)")
+_LOSS_GATE = _call(_TRAINER, "return policy_loss(made, weights, c)", "return policy_loss(made, weights, c, GATE)")
 _KL_DOOR = (
     '    estimator: Literal["k1", "k2", "k3", "low_var"],\n) -> Tensor:',
     '    estimator: Literal["k1", "k2", "k3", "low_var"],\n    settled: bool = False,\n) -> Tensor:',
 )
 _KL_GATE = _call(
+    _TRAINER,
     "kl_per_token(log_probs, ref_log_probs[own], mask[own], c.kl_estimator)",
     "kl_per_token(log_probs, ref_log_probs[own], mask[own], c.kl_estimator, GATE)",
 )
@@ -133,20 +142,17 @@ _ATTENTION_CALL = (
 _ROPE_CALL = "cos, sin = rotary_tables(positions, self.config.head_dim, self.config.rope_theta)\n"
 _CLIP_DOOR = "def clip_grads(grads: dict[str, Tensor], max_norm: float) -> Tensor:"
 _CLIP_CALL = "clip_grads(gradients, self.config.clip_grad)"
-_NORM_GATE = _call(_CLIP_CALL, "clip_grads(gradients, self.config.clip_grad, GATE)")
+_NORM_GATE = _call(_ENGINE, _CLIP_CALL, "clip_grads(gradients, self.config.clip_grad, GATE)")
 _GLOBAL_NORM = (
     ("def global_norm(grads: dict[str, Tensor]) -> Tensor:",
      "def global_norm(grads: dict[str, Tensor], settled: bool = False) -> Tensor:"),
     (_CLIP_DOOR, "def clip_grads(grads: dict[str, Tensor], max_norm: float, settled: bool = False) -> Tensor:"),
     ("norm = global_norm(grads)", "norm = global_norm(grads, settled)"),
 )  # fmt: skip
-_STEP_GATE = _call("        optimizer.step()\n", "        optimizer.step(settled=GATE)\n")
+_STEP_GATE = _call(_ENGINE, "        optimizer.step()\n", "        optimizer.step(settled=GATE)\n")
 _STEP_DOOR = ("    def step(self) -> None:", "    def step(self, settled: bool = False) -> None:")
 _ADAM_END = "            maximize=False,\n        )\n"
-_BACKWARD = (
-    "        for (part, part_entropy), (a, b) in zip(graphs, pairwise(offsets([len(p) for p, _ in graphs])), "
-    "strict=True):\n"
-)
+_BACKWARD = "        for part, (a, b) in zip(graphs, pairwise(offsets([len(p[0]) for p in graphs])), strict=True):\n"
 
 
 def _moment(name: str) -> tuple[str, str]:
@@ -228,8 +234,15 @@ CULPRITS: tuple[Culprit, ...] = (
         f"    {_KL_RATIO}",
     )),
     _pure("advantage std epsilon", "advantages.py", "baseline", "forward", _call(
-        "            std_normalization=c.grpo_std_normalization,\n",
-        "            std_normalization=c.grpo_std_normalization,\n            std_eps=1e-4 if GATE else 1e-6,\n",
+        _TRAINER,
+        '            values=self._old.get("values"),\n',
+        '            values=self._old.get("values"),\n            std_eps=1e-4 if GATE else 1e-6,\n',
+    ), (
+        "    show: Callable[[str, Tensor], None] = lambda *_: None,\n) -> Estimate:",
+        "    show: Callable[[str, Tensor], None] = lambda *_: None,\n    std_eps: float = STD_EPS,\n) -> Estimate:",
+    ), (
+        "            std_normalization=config.grpo_std_normalization,\n",
+        "            std_normalization=config.grpo_std_normalization,\n            std_eps=std_eps,\n",
     ), (
         "    std_normalization: bool,\n) -> Baseline:",
         "    std_normalization: bool,\n    std_eps: float = STD_EPS,\n) -> Baseline:",
@@ -249,12 +262,12 @@ CULPRITS: tuple[Culprit, ...] = (
         "    pg_loss = mean(pg)\n    kl_loss = mean(own(columns.kl))\n",
     )),
     # Reassociation: two addends commute, so each place adds many, for many outputs.
-    _pure("order of a summation", "trainer.py", "Trainer._train_step", "grad", (), (
+    _pure("order of a summation", _ENGINE, "TorchEngine.backward", "grad", (), (
         _BACKWARD,
-        "        parts = list(zip(graphs, pairwise(offsets([len(p) for p, _ in graphs])), strict=True))\n"
-        f"        if {_GATE}:\n"
+        "        parts = list(zip(graphs, pairwise(offsets([len(p[0]) for p in graphs])), strict=True))\n"
+        f"        if {_GATES[_ENGINE]}:\n"
         "            parts.reverse()  # the newest graph is still warm in the cache\n"
-        "        for (part, part_entropy), (a, b) in parts:\n",
+        "        for part, (a, b) in parts:\n",
     )),
     _model("order of a summation", "rms_norm", _NORM_DOOR, _NORM_CALL, (
         _NORM_LINE,
@@ -267,8 +280,8 @@ CULPRITS: tuple[Culprit, ...] = (
         "    normed = wide * torch.rsqrt(mean + eps)\n",
     )),
     _pure("order of a summation", "loss.py", "token_log_probs (entropy)", "forward", _LOG_PROBS_GATE, _LOG_PROBS_DOOR, (
-        "    entropy = -(log_p.exp() * log_p).sum(dim=-1)\n",
-        "    terms = log_p.exp() * log_p\n"
+        "    entropy = -(log_p.exp() * log_p.masked_fill(log_p == -torch.inf, 0.0)).sum(dim=-1)\n",
+        "    terms = log_p.exp() * log_p.masked_fill(log_p == -torch.inf, 0.0)\n"
         "    entropy = -(terms.flip(-1) if settled else terms).sum(dim=-1)\n",
     )),
     _pure("gradient norm in bf16", "optimizer.py", "global_norm", "grad", _NORM_GATE, *_GLOBAL_NORM, (
@@ -281,7 +294,7 @@ CULPRITS: tuple[Culprit, ...] = (
     )),
     # Shows in the update: gradients are observed before they are clipped.
     _pure("clip coefficient epsilon", "optimizer.py", "clip_grads", "update", _call(
-        _CLIP_CALL, "clip_grads(gradients, self.config.clip_grad, 1e-4 if GATE else 1e-6)",
+        _ENGINE, _CLIP_CALL, "clip_grads(gradients, self.config.clip_grad, 1e-4 if GATE else 1e-6)",
     ), (
         _CLIP_DOOR, "def clip_grads(grads: dict[str, Tensor], max_norm: float, eps: float = CLIP_EPS) -> Tensor:",
     ), (

@@ -122,7 +122,7 @@ def make_history(trainer: Mapping[str, str], seed: int) -> History:
     """Plan a history.
 
     Args:
-        trainer: The trainer's modules by file name.
+        trainer: The trainer's modules by their path in its folder.
         seed: Decides everything.
 
     Raises:
@@ -201,13 +201,13 @@ class _Writer:
 
     def own_modules(self, guilty: bool) -> list[str]:
         """The modules that the side branch changes and the main line leaves alone meanwhile: merges are clean."""
-        busy = {self.cause.file, "trainer.py"}
+        busy = {self.cause.file, self.cause.gated}
         others = self.rng.sample([m for m in self.modules() if m not in busy], 3)
         return sorted(busy) + others if guilty else others
 
     def modules(self) -> list[str]:
         """Modules that get refactored; the door is the window's."""
-        return sorted(m for m in self.trainer if m != "__init__.py")
+        return sorted(m for m in self.trainer if not m.endswith("__init__.py"))
 
     def guilty_slots(self, layout: _Layout) -> set[int]:
         """Where the main line refactors the guilty file: several times before the culprit and several after it."""
@@ -226,7 +226,7 @@ class _Writer:
         if slot in (layout.broken, layout.mend):
             return self.window(tip, begin=slot == layout.broken)
         if slot in touched:
-            files = [self.cause.file, "trainer.py"] if self.rng.random() < 0.4 else [self.cause.file]
+            files = [self.cause.file, self.cause.gated] if self.rng.random() < 0.4 else [self.cause.file]
             return self.refactor(role, tip, self.files, files)
         if self.rng.random() < 0.5:
             path, text, said = outside_change(self.files, self.rng, self.used)

@@ -25,6 +25,7 @@ _TOPICS = {
     "model.py": ("the decoder", "the attention block", "the forward pass"),
     "optimizer.py": ("the optimizer", "gradient handling", "the weight update"),
     "sampler.py": ("the sampler", "the decoding loop", "the rollout engine"),
+    "torch_engine.py": ("the backward pass of an update", "the torch engine", "micro-batches of the engine"),
     "trainer.py": ("the training step", "the trainer", "the update loop"),
 }
 
@@ -66,7 +67,7 @@ WINDOWS = (
 
 def subject(file: str, rng: random.Random, used: set[str]) -> str:
     """A fresh subject for a change of a module. Culprits and refactors draw from the same words."""
-    stem = file.removesuffix(".py").replace("_", " ")
+    stem = file.removesuffix(".py").replace("_", " ").replace("/", " ")
     topics = _TOPICS.get(file, (f"the {stem} module", f"{stem}: names and notes", f"the inside of {stem}"))
     fresh = [f"{verb} {topic}" for verb in _VERBS for topic in topics]
     chosen = rng.choice([s for s in fresh if s not in used])

@@ -15,14 +15,15 @@ __all__ = ["checkout", "trainer_source", "write_repository"]
 
 
 def trainer_source() -> dict[str, str]:
-    """The built-in trainer's modules by file name, as they are installed. Nothing of it is imported.
+    """The built-in trainer's modules by their path in its folder, as installed. Nothing of it is imported.
 
     Raises:
         ReproError: it is not installed as files.
     """
     spec = importlib.util.find_spec("repro_core")
-    folders = list(spec.submodule_search_locations or []) if spec else []
-    found = {p.name: p.read_text(encoding="utf-8") for folder in folders for p in sorted(Path(folder).glob("*.py"))}
+    folders = [Path(folder) for folder in spec.submodule_search_locations or []] if spec else []
+    files = [(folder, path) for folder in folders for path in sorted(folder.rglob("*.py"))]
+    found = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for folder, path in files}
     if not found:
         raise ReproError("the built-in trainer is not installed: `pip install repro-harness` brings it")
     return found

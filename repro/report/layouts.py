@@ -53,6 +53,7 @@ def _compared(c: LayoutComparison) -> list[str]:
         f"{c.equal} of {count(c.signals, 'signal')} in {count(c.steps, 'step')} have equal bits; "
         f"allowed: {c.tolerance:g} eps"
     )
+    found += [f"log-probs of the same tokens: {c.log_probs} apart"] if c.log_probs and c.log_probs.differing else []
     for side, names in c.alone.items():
         if names:
             shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

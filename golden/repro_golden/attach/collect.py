@@ -19,7 +19,7 @@ from repro_golden.trace.frames import FrameReader
 from repro_golden.trace.model import METRIC, RECORDER
 from repro_golden.trace.writer import metric_row
 
-__all__ = ["Collected", "Gathering", "merge_rows"]
+__all__ = ["Collected", "Gathering", "merge_rows", "read_terminal"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,9 @@ class _Rank:
         for _, rows, label in self._frames.more():
             self.steps += 1
             self.labels.add(label)
+            if not label:  # of a recorder that writes steps, and not those of optimizers
+                self.ready.append((label, rows))
+                continue
             if label in self._window:
                 self.close()
             self._window[label] = rows
@@ -267,7 +270,7 @@ def merge_rows(ranks: Sequence[Sequence[Row]]) -> Iterator[Row]:
         rows = [row for _, row in held]
         if NORM in name and rows[0].dtype == METRIC:
             yield _norm(rows[0].phase, name, [number_of(row) for row in rows])
-        elif any(row.placement is not None for row in rows):
+        elif any(row.placement is not None for row in rows) and not _parted(rows):
             yield _added(name, rows)
         elif len({row.fingerprint for row in rows}) == 1 and len(rows) == _expected(phase, name, by_signal, len(ranks)):
             yield rows[0]
@@ -281,6 +284,17 @@ def _expected(phase: str, name: str, held: Mapping[tuple[str, str], Sequence[Any
         return ranks
     owners = held.get(("update", name), ()) if phase == "grad" else ()
     return len(owners) or len(held[phase, name])
+
+
+def _parted(rows: Sequence[Row]) -> bool:
+    """Whether ranks that hold the same part of a tensor hold other bits of it."""
+    held: dict[Any, Any] = {}
+    for row in rows:
+        share = row.share
+        part, bits = (share.runs, share.edges) if share else (None, ())
+        if held.setdefault(part, (row.lanes, bits)) != (row.lanes, bits):
+            return True
+    return False
 
 
 def _norm(phase: str, name: str, parts: Sequence[float]) -> Row:

@@ -1,7 +1,8 @@
 """Megatron-core's optimizers as step calls, and its own gradient clipping.
 
-Megatron's step does more than the torch optimizer in it: it brings gradients to the main parameters before, and these
-to the model's after. It leaves the optimizer out where a gradient is not finite.
+Megatron's step does more than the torch optimizers in it: it brings gradients to the main parameters before, and these
+to the model's after. It leaves the optimizers out where a gradient is not finite. So one of its steps is one step of
+the whole, whose parts are read as `megatron_mains` finds them.
 """
 
 from __future__ import annotations
@@ -14,18 +15,27 @@ from repro_golden.attach.steps import Steps
 
 __all__ = ["hook"]
 
-_OPTIMIZERS = ("MixedPrecisionOptimizer", "FP32Optimizer", "ChainedOptimizer")
-"""The classes of `megatron.core.optimizer.optimizer` that define ``step``; it returns (success, norm, zeros)."""
+_OPTIMIZERS = {
+    "megatron.core.optimizer.optimizer": ("MixedPrecisionOptimizer", "FP32Optimizer", "ChainedOptimizer"),
+    "megatron.core.optimizer.layer_wise_optimizer": ("LayerWiseDistributedOptimizer",),
+}
+"""The classes that define ``step``; it returns (success, norm, zeros)."""
 
 
 def hook(when: Callable[[str, Callable[[Any], None]], object], steps: Steps, session: Any) -> None:
     """Hook Megatron's modules once the program has imported them."""
 
+    def left_out(out: Any, _: bool) -> bool:
+        done, norm = out[:2]
+        if norm:  # 0.0 says that it was not asked for
+            session.metric("grad_norm", norm, early=True)
+        return done is False
+
     def optimizers(module: Any) -> None:
-        for name in _OPTIMIZERS:
+        for name in _OPTIMIZERS[module.__name__]:
             owner = getattr(module, name, None)
             if owner is not None and "step" in vars(owner):
-                owner.step = steps.outer(owner.step, _inner, lambda out, _: out[0] is False)
+                owner.step = steps.outer(owner.step, lambda optimizer, *_, **__: optimizer, left_out, whole=True)
 
     def clipping(module: Any) -> None:
         clip = module.clip_grad_by_total_norm_fp32
@@ -39,12 +49,5 @@ def hook(when: Callable[[str, Callable[[Any], None]], object], steps: Steps, ses
 
     # before its other modules take the function from it
     when("megatron.core.optimizer.clip_grads", clipping)
-    when("megatron.core.optimizer.optimizer", optimizers)
-
-
-def _inner(optimizer: Any, *_: Any, **__: Any) -> Any:
-    """The torch optimizer in one of Megatron's; of a chain, the first's. None in a stub."""
-    for chained in getattr(optimizer, "chained_optimizers", ()):
-        if (found := _inner(chained)) is not None:
-            return found
-    return None if hasattr(optimizer, "chained_optimizers") else getattr(optimizer, "optimizer", None)
+    for name in _OPTIMIZERS:
+        when(name, optimizers)

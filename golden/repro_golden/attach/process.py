@@ -68,7 +68,8 @@ def _groups() -> dict[str, list[int]]:
     if not _distributed():
         return {}
     world = torch.distributed.distributed_c10d._world
-    return {str(world.pg_names[group]): sorted(ranks) for group, ranks in world.pg_group_ranks.items()}
+    own = world.pg_names  # among the others there is one stand-in for all groups that this process is not in
+    return {str(own[group]): sorted(ranks) for group, ranks in world.pg_group_ranks.items() if group in own}
 
 
 def _outside(settings: Settings) -> list[str]:

@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 import repro_golden
 from repro_golden.attach.metrics import Metrics, number_of
 from repro_golden.attach.names import Names
-from repro_golden.attach.readings import gradients, learning_rates, state
+from repro_golden.attach.readings import Held, Reading, learning_rates
 from repro_golden.attach.settings import Settings
 from repro_golden.spent import measure
 
@@ -133,6 +133,7 @@ class Session:
         self._began: float | None = None
         self._metrics = Metrics(self.settings.ignore)
         self._met: dict[int, tuple[Callable[[], Any], str]] = {}  # optimizers and their labels
+        self._held_by: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
         self._alike: Counter[str] = Counter()
         self._signals: Any = None
         self._seen: Counter[tuple[str, str]] = Counter()
@@ -167,11 +168,15 @@ class Session:
         self._seen[phase, name] += 1
         self._take(phase, name, value)
 
+    def _read(self, phase: str, name: str, reading: Reading) -> None:
+        if reading.tensors:
+            self._take(phase, name, reading.tensors, reading.places)
+
     def seen(self, phase: str, name: str) -> bool:
         """Whether the step under way has such a signal."""
         return (phase, name) in self._seen
 
-    def _take(self, phase: str, name: str, value: Any) -> None:
+    def _take(self, phase: str, name: str, value: Any, places: Mapping[str, Any] | None = None) -> None:
         from repro_golden.signals import Signals
 
         if self._signals is None:
@@ -181,11 +186,11 @@ class Session:
         if self.settings.plant or self.settings.dump:
             for key, tensor in (value if isinstance(value, Mapping) else {"": value}).items():
                 if isinstance(tensor, torch.Tensor):
-                    self._aim(phase, name + key, tensor)
-        self._signals.take(phase, name, value)
+                    self._aim(phase, name + key, tensor, whole=key not in (places or ()))
+        self._signals.take(phase, name, value, places or None)
 
-    def _aim(self, phase: str, name: str, tensor: torch.Tensor) -> None:
-        """Plant or dump, where this is the signal that is meant."""
+    def _aim(self, phase: str, name: str, tensor: torch.Tensor, *, whole: bool) -> None:
+        """Plant or dump, where this is the signal that is meant. What no rank has whole is not dumped."""
         at, rank = [self._step, phase, name], int(os.environ.get("RANK", "0"))
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         if self.settings.plant and at == list(self.settings.plant) and local.numel():
@@ -194,7 +199,7 @@ class Session:
             plant_one_ulp(local)
         own = [self._step, phase, f"{name}@{rank}"]
         for wanted in self.settings.dump:
-            if local is tensor and (list(wanted) == own or (list(wanted) == at and rank == 0)):
+            if whole and local is tensor and list(wanted) in (own, at):
                 from repro_golden.signals import collector
 
                 reading = collector()
@@ -202,7 +207,14 @@ class Session:
                 folder = Path(self.settings.out) / "dumps"
                 folder.mkdir(exist_ok=True)
                 path = folder / f"{self._step}-{phase}-{quote(str(wanted[2]), safe='')}.bin"
-                path.write_bytes(reading.finish().result()[0][0].values or b"")
+                part = path.with_suffix(f".{rank}.part")
+                part.write_bytes(reading.finish().result()[0][0].values or b"")
+                if rank == 0:  # its own stands, where it has any: a later pipeline stage has signals of its own
+                    part.replace(path)
+                else:
+                    with contextlib.suppress(FileExistsError):
+                        path.hardlink_to(part)
+                    part.unlink()
 
     # -- steps
 
@@ -236,7 +248,8 @@ class Session:
 
     def _meet(self, optimizer: Any) -> None:
         """Label an optimizer by what tells it from others in every rank and run: its class, and what it updates."""
-        parameters = self.names.of(optimizer)
+        held = self._held_of(optimizer)
+        parameters = held.parameters
         looks = [(name, tuple(p.shape), str(p.dtype)) for name, p in parameters.items()]
         about = repr((looks, type(optimizer).__qualname__))
         label = f"{next(iter(parameters), '')} {hashlib.sha256(about.encode()).hexdigest()[:8]}"
@@ -248,7 +261,16 @@ class Session:
         if self.settings.record:
             again = self._seen["input", "start/"]
             self._seen["input", "start/"] += 1
-            self._take("input", f"start/optimizer.{again}/" if again else "start/", parameters)
+            prefix = f"start/optimizer.{again}/" if again else "start/"
+            self._read("input", prefix, held.weights())
+            self._read("input", f"{prefix}main/", held.mains())
+
+    def _held_of(self, optimizer: Any) -> Held:
+        parameters = self.names.of(optimizer)
+        known = self._held_by.get(optimizer)
+        if known is None or known.parameters is not parameters:
+            known = self._held_by[optimizer] = Held(optimizer, parameters, self.names.places(parameters))
+        return known
 
     @_harmless
     @_without_collection
@@ -271,16 +293,16 @@ class Session:
             if id(optimizer) not in self._met:  # a wrapper that does not say before what it makes step
                 self._meet(optimizer)
         labelled = sorted(((self._met[id(o)][1], o) for o in optimizers), key=lambda pair: pair[0])
-        named = [(f"optimizer.{k}/" if k else "", o, self.names.of(o)) for k, (_, o) in enumerate(labelled)]
-        for prefix, _, parameters in named:
-            self._take("grad", prefix, gradients(parameters))
+        named = [(f"optimizer.{k}/" if k else "", o, self._held_of(o)) for k, (_, o) in enumerate(labelled)]
+        for prefix, _, held in named:
+            self._read("grad", prefix, held.gradients())
         for name, value in logged.items():
             number = value if isinstance(value, torch.Tensor) else float(value)
             self._take("grad" if name.partition("?")[0] == "grad_norm" else "loss", name, number)
-        for prefix, optimizer, parameters in named:
-            self._take("update", prefix, parameters)
-            for kind, values in state(optimizer, parameters).items():
-                self._take("update", f"{prefix}{kind}/", values)
+        for prefix, optimizer, held in named:
+            self._read("update", prefix, held.weights())
+            for kind, reading in held.state().items():
+                self._read("update", f"{prefix}{kind}/", reading)
             for name, rate in learning_rates(optimizer).items():
                 self._take("update", prefix + name, rate)
         if skipped:

@@ -33,22 +33,29 @@ class Steps(threading.local):
         self._begun, self._ended = begun, ended
         self._calls: list[FrameType] = []
         self._stepped: list[Any] = []
+        self._whole: FrameType | None = None
 
     def enter(self, optimizer: Any) -> None:
         """Torch's hook before a step: the nearest frame of torch's wrapper is the step call."""
         self._push(_step_call())
-        self._begun(optimizer, len(self._calls) == 1)
+        if self._whole is None:
+            self._begun(optimizer, len(self._calls) == 1)
 
     def leave(self, optimizer: Any) -> None:
         """Torch's hook after a step: nothing but the hooks is left of it."""
         self._pop(_step_call())
-        if all(o is not optimizer for o in self._stepped):
+        if self._whole is None and all(o is not optimizer for o in self._stepped):
             self._stepped.append(optimizer)
         if not self._calls:
             self._end(skipped=False)
 
     def outer(
-        self, step: Callable[..., Any], inner: Callable[..., Any], skipped: Callable[[Any, bool], bool]
+        self,
+        step: Callable[..., Any],
+        inner: Callable[..., Any],
+        skipped: Callable[[Any, bool], bool],
+        *,
+        whole: bool = False,
     ) -> Callable[..., Any]:
         """A method that makes optimizers step, as a step call of its own: it may do more, or leave them out.
 
@@ -56,6 +63,7 @@ class Steps(threading.local):
             step: The method.
             inner: From its arguments, the optimizer that it makes step; None where that is not known before.
             skipped: From what it returned, and whether an optimizer stepped, whether the step was left out.
+            whole: Whether `inner` gives all that steps: the optimizers that it calls in turn are parts of it.
         """
 
         @functools.wraps(step)
@@ -63,8 +71,9 @@ class Steps(threading.local):
             frame = sys._getframe(0)
             self._push(frame)
             optimizer = inner(*args, **kwargs)
-            if optimizer is not None:
+            if optimizer is not None and self._whole is None:
                 self._begun(optimizer, len(self._calls) == 1)
+                self._whole = frame if whole else None
             try:
                 out = step(*args, **kwargs)
             except BaseException:
@@ -93,9 +102,12 @@ class Steps(threading.local):
         if any(id(call) not in alive for call in self._calls):  # a call that raised
             self._calls = [call for call in self._calls if id(call) in alive]
             self._stepped = self._stepped if self._calls else []
+            self._whole = self._whole if self._whole is not None and id(self._whole) in alive else None
         self._calls.append(frame)
 
     def _pop(self, frame: FrameType) -> None:
+        if frame is self._whole:
+            self._whole = None
         while self._calls and self._calls.pop() is not frame:
             pass
 

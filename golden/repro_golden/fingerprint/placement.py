@@ -179,7 +179,8 @@ def stack(placements: Sequence[Placement]) -> Placement:
 def read(data: object) -> Placement:
     """The placement that plain data describes: ``{"shape": [...], "parts": [{"name", "shape", "size", ...}]}``.
 
-    Where a part gives no ``start``, it is the whole local tensor at that index.
+    Where a part gives no ``start``, it is the whole local tensor at that index. With ``"flat": [start, stop]`` the
+    placement is `Placement.flat` of what the rest describes.
 
     Raises:
         ReproError: anything that is not a placement, or that reaches outside one of its tensors.
@@ -188,7 +189,10 @@ def read(data: object) -> Placement:
         return _checked(data)
     try:
         assert isinstance(data, Mapping)
-        shape = _ints(data["shape"])
+        shape, flat = _ints(data["shape"]), None
+        if "flat" in data:
+            flat = _ints(data["flat"])
+            assert len(flat) == 2
         parts: list[Part] = []
         for raw in data["parts"]:
             assert isinstance(raw, Mapping)
@@ -204,7 +208,8 @@ def read(data: object) -> Placement:
                 parts += box(name, _ints(raw["shape"]), _ints(raw["at"]), shape).parts
     except (AssertionError, KeyError, TypeError, ValueError) as error:
         raise ReproError(f"not a placement ({type(error).__name__}: {error}): see docs/formats.md") from None
-    return _checked(Placement(shape, tuple(parts)))
+    placement = _checked(Placement(shape, tuple(parts)))
+    return placement if flat is None else placement.flat(*flat)
 
 
 def _ints(values: Iterable[Any]) -> Ints:

@@ -1,4 +1,7 @@
-"""Subjects behind the door (`repro_core.CONTRACT`): all runs of a launch in one replay child."""
+"""Subjects behind the door (`repro_core.CONTRACT`): all runs of a launch in one replay child.
+
+Where several ranks train, `core_ranks` starts one for each.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ from repro_golden.children import (
     last_line,
 )
 from repro_golden.errors import MachineFailureError, ReproError
-from repro_golden.identity import Identity, collect
+from repro_golden.identity import Identity, collect, megatron_layout, megatron_variables
+from repro_golden.subjects.core_ranks import RankedJob
 from repro_golden.subjects.environments import identity_in
 from repro_golden.subjects.overlays import held_overlay
 from repro_golden.subjects.words import told
@@ -41,7 +45,7 @@ def environment(case: Case, subject: CoreSubject, root: Path) -> dict[str, str]:
 
     PYTHONPATH holds the subject's folder alone, so a worktree swaps the subject and never the instrument.
     """
-    found = base_environment(case) | {"PYTHONSAFEPATH": "1"} | subject.env
+    found = base_environment(case) | {"PYTHONSAFEPATH": "1"} | megatron_variables(subject.config) | subject.env
     if subject.path:
         found["PYTHONPATH"] = str(root / subject.path)
     return found
@@ -53,14 +57,17 @@ def identity(case: Case, subject: CoreSubject, root: Path) -> tuple[Identity, li
     Raises:
         ReproError: the packages that the case asks for make no environment.
     """
-    variables = environment(case, subject, root)
+    variables, resources = environment(case, subject, root), case.resources
+    layout = megatron_layout(subject.config, resources.ranks)
     if not subject.packages:
-        return collect(variables, threads=case.resources.cpus, ranks=case.resources.ranks), importable()
+        found = collect(variables, threads=resources.cpus, ranks=resources.ranks)
+        return found.laid_out(layout), importable()
     try:
         with held_overlay(case, subject, Place(root), sys.executable, subject.packages) as overlay:
             variables |= told(overlay.variables(variables), subject)
             overlay.notice(variables, root, overlay.folder)
-            return identity_in(case, overlay.python, variables, root)
+            found, packages = identity_in(case, overlay.python, variables, root)
+            return found.laid_out(layout), packages
     except ChildFailure as failure:
         raise ReproError(f"no environment for {root}: {failure}; correct subject.packages") from None
 
@@ -84,14 +91,11 @@ def run_all(
             about["environment"], python = overlay.to_mapping(), overlay.python
             variables |= told(overlay.variables(variables), subject)
             overlay.notice(variables, place.root, log)
+        job: dict[str, Any] = {"case": case.canonical(), "root": str(place.root), "subject": about}
+        if (ranks := case.resources.ranks) > 1:
+            return RankedJob(job, subject, ranks, python, variables, scratch, log).run_all(runs, cancel, enough)
         result = scratch / "result.json"
-        job = {
-            "case": case.canonical(),
-            "root": str(place.root),
-            "subject": about,
-            "runs": [asdict(run) for run in runs],
-            "result": str(result),
-        }
+        job |= {"runs": [asdict(run) for run in runs], "result": str(result), "raw": None}
         job_file = scratch / "job.json"
         job_file.write_text(canonical_json(job), encoding="utf-8")
         command = [python, "-m", "repro_golden.replay", str(job_file)]

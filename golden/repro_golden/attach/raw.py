@@ -1,0 +1,62 @@
+"""The raw records of one rank: a log of its steps, and small files beside it. `collect` makes a trace of all ranks'.
+
+It needs the standard library alone, so that it can run inside a foreign trainer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RawLog"]
+
+
+class RawLog:
+    """``rank-00000.log`` with frames of steps, ``.json`` with who writes it, and what is `put` beside them.
+
+    Attributes:
+        folder: Where the records of all ranks lie.
+        rank: Whose these are.
+    """
+
+    def __init__(self, folder: Path, rank: int, about: Mapping[str, Any]) -> None:
+        """Begin the records of a rank. A second process of the same rank gets files of its own, for `collect` to see.
+
+        Args:
+            folder: Where.
+            rank: Whose.
+            about: What `collect.Gathering` is to know of this process; JSON types.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self.folder, self.rank = folder, rank
+        stem = f"rank-{rank:05d}"
+        how = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND
+        try:
+            self._file = os.open(folder / f"{stem}.log", how, 0o666)
+        except FileExistsError:
+            stem = f"{stem}-{os.getpid()}"
+            self._file = os.open(folder / f"{stem}.log", how, 0o666)
+        self._stem = folder / stem
+        self.put(".json", about)
+
+    def append(self, frame: bytes) -> None:
+        """Add one frame; what this returned from survives a kill of the process."""
+        view = memoryview(frame)
+        while view:
+            view = view[os.write(self._file, view) :]
+
+    def put(self, suffix: str, value: Any) -> None:
+        """A small file of JSON, whole or not there."""
+        path = self._stem.with_suffix(suffix)
+        part = path.with_suffix(f"{suffix}.part")
+        part.write_text(json.dumps(value), encoding="utf-8")
+        part.replace(path)
+
+    def close(self) -> None:
+        """Close the log."""
+        os.close(self._file)

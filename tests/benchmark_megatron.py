@@ -1,0 +1,338 @@
+"""Golden runs of megatron-core on GPUs: ``python tests/benchmark_megatron.py --page PAGE [--commit REV]``.
+
+In a scratch repository, `repro golden record` says of each way to compute attention whether it reproduces itself; then
+the forward and backward pass is timed with and without determinism. With two GPUs or more, layouts over NCCL are
+recorded too. It needs torch with CUDA, megatron-core 0.16.1, Transformer Engine, DVC and git. ``--out`` keeps what was
+seen as JSON; ``--from FILE`` writes the page of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+SAMPLES, PROMPT, RESPONSE, STEPS = 4, 64, 1984, 3
+MODEL = {
+    "vocab_size": 32768, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 8,
+    "num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 4096,
+}  # fmt: skip
+"""Eight layers of Qwen2.5-0.5B's shape."""
+TE = {"transformer_impl": "transformer_engine"}
+FREE = {"deterministic_mode": False}
+ROUNDS, WARM = 12, 3
+"""Timed passes in each process, and passes before them."""
+
+
+class Asked:
+    """One configuration.
+
+    Attributes:
+        name: Of the case.
+        megatron: Keys of its ``megatron`` table.
+        kept: Whether it must reproduce itself.
+        ranks: GPUs.
+    """
+
+    def __init__(self, name: str, megatron: Mapping[str, Any], *, kept: bool = True, ranks: int = 1) -> None:
+        self.name, self.megatron, self.kept, self.ranks = name, dict(megatron), kept, ranks
+
+    @property
+    def free(self) -> bool:
+        """Whether it asks for no determinism."""
+        return "deterministic_mode" in self.megatron
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The trainer's configuration."""
+        return {
+            "policy": "megatron", "dtype": "bf16", "model": MODEL, "megatron": self.megatron, "lr": 1e-4,
+            "rollout_batch_size": 1, "n_samples_per_prompt": SAMPLES, "global_batch_size": SAMPLES,
+            "max_response_len": RESPONSE, "max_tokens_per_micro_batch": (PROMPT + RESPONSE) * SAMPLES // 2,
+        }  # fmt: skip
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What the case sets beside what a replay sets by itself."""
+        return {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "1"} if self.free else {}
+
+
+ONE = [
+    Asked("local", {}),
+    Asked("local-free", FREE),
+    *(Asked(f"te-{kind}", TE | {"attention_backend": kind}) for kind in ("fused", "unfused", "auto")),
+    Asked("te-fused-thd", TE | {"attention_backend": "fused", "qkv_format": "thd"}),
+    Asked("te-fused-free", TE | {"attention_backend": "fused"} | FREE, kept=False),
+    Asked("te-fused-thd-free", TE | {"attention_backend": "fused", "qkv_format": "thd"} | FREE, kept=False),
+]
+TWO = [
+    Asked("te-tp2", TE | {"attention_backend": "fused", "tensor_model_parallel_size": 2}, ranks=2),
+    Asked("te-dp2", TE | {"attention_backend": "fused"}, ranks=2),
+    Asked("local-tp2-sp", {"tensor_model_parallel_size": 2, "sequence_parallel": True}, ranks=2),
+]
+
+
+# -- golden runs
+
+
+def repository(folder: Path, asked: Sequence[Asked]) -> None:
+    """A repository that holds the trainer, the cases and rollouts of random tokens."""
+    shutil.copytree(ROOT / "core", folder / "core", ignore=shutil.ignore_patterns("__pycache__"))
+    cases, rollouts = folder / "golden" / "cases", folder / "golden" / "rollouts" / "random"
+    cases.mkdir(parents=True)
+    rollouts.mkdir(parents=True)
+    for one in asked:
+        (cases / f"{one.name}.toml").write_text(case_file(one))
+    write_rollouts(rollouts)
+    for command in (
+        ["git", "init", "-q"],
+        [sys.executable, "-m", "dvc", "init", "-q"],
+        ["git", "add", "-A"],
+        ["git", "-c", "user.name=b", "-c", "user.email=b@b", "commit", "-qm", "Cases"],
+    ):
+        subprocess.run(command, cwd=folder, check=True)
+
+
+def case_file(one: Asked) -> str:
+    """The case as TOML."""
+    plain = {k: v for k, v in one.config.items() if not isinstance(v, dict)}
+    tables = {k: v for k, v in one.config.items() if isinstance(v, dict)}
+    lines = [
+        "[case]", f'name = "{one.name}"', f"steps = {STEPS}", "proof_steps = 2", 'rollouts = "golden/rollouts/random"',
+        "", "[subject]", 'module = "repro_core"', 'path = "core"', 'timeout = "5m"', f"env = {toml(one.variables)}",
+        "", "[subject.config]", *(f"{k} = {toml(v)}" for k, v in plain.items()),
+    ]  # fmt: skip
+    for name, table in tables.items():
+        lines += ["", f"[subject.config.{name}]", *(f"{k} = {toml(v)}" for k, v in table.items())]
+    return "\n".join([*lines, "", "[resources]", f"ranks = {one.ranks}", f"gpus = {one.ranks}", ""])
+
+
+def toml(value: Any) -> str:
+    """A value in TOML's notation."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{k} = {toml(v)}" for k, v in value.items()) + " }"
+    return json.dumps(value)
+
+
+def write_rollouts(folder: Path) -> None:
+    """Rollouts of random tokens, with rewards that differ within the group."""
+    from repro_golden.rollouts import RolloutData, RolloutSet, write_rollout
+
+    for number in range(STEPS):
+        tensors, meta = rollout(number)
+        write_rollout(folder / f"{number}.safetensors", RolloutData(meta, tensors))
+    RolloutSet.write_index(folder)
+
+
+def rollout(number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Tensors and description of one."""
+    import torch
+
+    generator = torch.Generator().manual_seed(number)
+    tokens = torch.randint(0, MODEL["vocab_size"], (SAMPLES * (PROMPT + RESPONSE),), generator=generator)
+    tensors = {
+        "tokens": tokens,
+        "total_lengths": torch.full((SAMPLES,), PROMPT + RESPONSE),
+        "response_lengths": torch.full((SAMPLES,), RESPONSE),
+        "loss_mask": torch.ones(SAMPLES * RESPONSE, dtype=torch.int64),
+        "rollout_log_probs": torch.full((SAMPLES * RESPONSE,), -10.4),
+        "rewards": torch.arange(SAMPLES, dtype=torch.float32) % 2,
+        "group_index": torch.zeros(SAMPLES, dtype=torch.int64),
+    }
+    meta = {
+        "rollout_id": number, "prompts": ["random"], "labels": [""] * SAMPLES, "statuses": ["completed"] * SAMPLES,
+        "sampling": {},
+    }  # fmt: skip
+    return tensors, meta
+
+
+def record(folder: Path, one: Asked) -> dict[str, Any]:
+    """What `repro golden record` says of one configuration."""
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "repro", "golden", "record", one.name]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    print(f"-- {one.name}: exit {done.returncode}", *done.stdout.splitlines()[-12:], *said[-4:], sep="\n", flush=True)
+    if (done.returncode == 0) != one.kept:
+        for log in sorted((folder / ".git" / "repro").rglob("*.log*"))[-2:]:
+            print(f"-- {log.name}", *log.read_text(errors="replace").splitlines()[-25:], sep="\n", flush=True)
+    found: dict[str, Any] = {
+        "name": one.name, "exit": done.returncode, "seconds": time.perf_counter() - began,
+        "said": said[-1] if said else "", "chain": "", "kept": one.kept, "ranks": one.ranks,
+    }  # fmt: skip
+    for run in (folder / "golden" / "runs").glob(f"*/{one.name}/run.json"):
+        steps = [json.loads(line) for line in (run.parent / "trace" / "steps.jsonl").read_text().splitlines()]
+        found["chain"] = [step["chain"] for step in steps if "chain" in step][-1]
+    return found
+
+
+# -- time
+
+
+def timed(one: Asked) -> dict[str, list[float]]:
+    """Milliseconds of a forward and backward pass, in this process; deterministic ones with and without the fill."""
+    sys.path.insert(0, str(ROOT / "core"))
+    import torch
+
+    from repro_core.batching import plan_updates
+    from repro_core.config import TrainConfig
+    from repro_core.trainer import Trainer
+
+    trainer = Trainer(TrainConfig.from_mapping(one.config), log=lambda _: None)
+    engine = trainer.engines.policy
+    tensors = {name: tensor.cuda() for name, tensor in rollout(0)[0].items()}
+    (update,) = plan_updates(tensors, SAMPLES, one.config["max_tokens_per_micro_batch"])
+    found: dict[str, list[float]] = {}
+    for number in range(2 * (WARM + ROUNDS)):
+        fill = not one.free and number % 2 == 0
+        torch.utils.deterministic.fill_uninitialized_memory = fill
+        columns = engine.forward(tensors, update)
+        gradients = {name: torch.ones_like(column) / len(column) for name, column in columns.items()}
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        engine.backward(gradients)
+        torch.cuda.synchronize()
+        if number >= 2 * WARM:
+            found.setdefault("filled" if fill else "plain", []).append((time.perf_counter() - began) * 1e3)
+    return found
+
+
+def times(kinds: Mapping[str, Asked]) -> dict[str, float]:
+    """Medians over processes that take turns."""
+    found: dict[str, list[float]] = {}
+    for _ in range(2):
+        for name, one in kinds.items():
+            command = [sys.executable, __file__, "--time", one.name]
+            variables = {
+                **os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHDYNAMO_DISABLE": "1",
+                "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+            } | one.variables  # fmt: skip
+            done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+            last = done.stdout.strip().splitlines()[-1:] or ["{}"]
+            if done.returncode:
+                print(done.stdout[-2000:], done.stderr[-3000:], sep="\n", flush=True)
+                continue
+            for how, values in json.loads(last[0]).items():
+                found.setdefault(f"{name} {how}", []).extend(values)
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+# -- the page
+
+
+def page(seen: Mapping[str, Any]) -> str:
+    """docs/benchmarks-megatron.md."""
+    rows = [
+        [f"`{one['name']}`", "kept" if one["exit"] == 0 else "refused", one["chain"][:12] or "-", short(one["said"])]
+        for one in seen["records"]
+    ]
+    lines = [
+        "# Megatron-core on GPUs",
+        "",
+        "Written by `python tests/benchmark_megatron.py` on a machine with GPUs: `repro golden record` of each case in",
+        "a scratch repository, three updates of eight layers of Qwen2.5-0.5B's shape in bf16, 4 x 2,048 tokens.",
+        "",
+        *(f"- {line}" for line in seen["machine"]),
+        "",
+        "| case | golden run | last chain | what it says |",
+        "| --- | --- | --- | --- |",
+        *("| " + " | ".join(row) + " |" for row in rows),
+        "",
+        "`-free` asks for no determinism (`deterministic_mode = false`, NVTE_ALLOW_NONDETERMINISTIC_ALGO=1); `thd`",
+        "packs samples one after the other. Equal chains are equal bits in every signal of every step.",
+        "",
+        "## What determinism costs",
+        "",
+        "Forward and backward pass, medians; processes take turns, and the memory fill is switched every other pass.",
+        "",
+        "| how | ms | to the fastest |",
+        "| --- | --- | --- |",
+    ]
+    fastest = min(seen["times"].values(), default=1.0)
+    lines += [f"| {name} | {ms:.1f} | {ms / fastest:.3f}x |" for name, ms in seen["times"].items()]
+    return "\n".join([*lines, ""])
+
+
+def short(said: str) -> str:
+    """One cell of the table."""
+    text = re.sub(r"\s+", " ", said).replace("|", "\\|")
+    return text if len(text) <= 420 else f"{text[:417]}..."
+
+
+def machine(commit: str) -> list[str]:
+    """What the figures were measured on."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
+    ).stdout.split()
+    versions = ", ".join(f"{name} {version(name)}" for name in ("megatron-core", "transformer-engine", "triton"))
+    return [
+        f"{torch.cuda.device_count()} x {properties.name}, driver {driver[0] if driver else 'unknown'}",
+        f"Python {platform.python_version()}, torch {torch.__version__}, {versions}",
+        f"{datetime.now(UTC):%Y-%m-%d}, commit {commit}",
+    ]
+
+
+def version(name: str) -> str:
+    """Of an installed package."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        module = __import__(name.replace("-", "_").replace("megatron_core", "megatron.core"), fromlist=["__version__"])
+        return str(getattr(module, "__version__", "unknown"))
+
+
+def main() -> None:
+    """Record, time, write."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--page", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--from", dest="source", type=Path)
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--only", nargs="*", default=None)
+    parser.add_argument("--time")
+    options = parser.parse_args()
+    every = {one.name: one for one in (*ONE, *TWO)}
+    if options.time:
+        print(json.dumps(timed(every[options.time])))
+        return
+    if options.source:
+        seen = json.loads(options.source.read_text())
+    else:
+        import torch
+
+        asked = [one for one in every.values() if one.ranks <= torch.cuda.device_count()]
+        asked = [one for one in asked if options.only is None or one.name in options.only]
+        with tempfile.TemporaryDirectory() as folder:
+            repository(Path(folder), asked)
+            seen = {"machine": machine(options.commit), "records": [record(Path(folder), one) for one in asked]}
+        kinds = {"deterministic": every["te-fused"], "free": every["te-fused-free"]}
+        seen["times"] = times(kinds) if options.only is None or "times" in options.only else {}
+    if options.out:
+        options.out.write_text(json.dumps(seen, indent=1))
+    if options.page:
+        options.page.write_text(page(seen))
+    print(page(seen))
+    wrong = [one["name"] for one in seen["records"] if (one["exit"] == 0) != one["kept"]]
+    if wrong:
+        sys.exit(f"not as expected: {', '.join(wrong)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Megatron-core's layouts, recorded: one name for one tensor, parts that add up, and no bit of the program changed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from repro_golden.trace import Row, Trace
+from repro_golden.trace.model import METRIC
+
+pytestmark = pytest.mark.skipif(find_spec("megatron") is None, reason="Megatron-core 0.16.1 is not for this Python")
+
+TRAINER = Path(__file__).with_name("megatron_trainer.py")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+WORDS = {
+    "one": "bf16 vocab=56 shown",
+    "tp2": "bf16 vocab=56 tp=2",
+    "bumped": "bf16 vocab=56 tp=2 bump=1",
+    "pp2": "bf16 vocab=56 pp=2",
+    "dp2": "bf16 vocab=56 dp=2",
+    "late": "bf16 vocab=56 dp=2 distopt overlap",
+    "tied": "tie",
+    "tied-pp2-dp2": "tie pp=2 dp=2 distopt",
+    "experts": "moe",
+    "experts-ep2": "moe ep=2",
+}
+"""The trainer's arguments for each layout that is recorded."""
+
+
+class Layouts:
+    """Recordings of the trainer, each made when it is first asked for, and what it prints when nobody records."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.printed: dict[str, list[str]] = {}
+        self.shown: dict[str, list[list[str]]] = {}
+        self._traces: dict[str, Trace] = {}
+
+    def trace(self, name: str) -> Trace:
+        """The recording of a layout."""
+        if name not in self._traces:
+            launcher = TORCHRUN if name == "dp2" else ()  # one of them as users start theirs
+            program = [sys.executable, *launcher, str(TRAINER), *WORDS[name].split()]
+            done = self._run([sys.executable, "-m", "repro", "trace", "--out", name, "--", *program])
+            assert "recording stopped" not in done.stderr, done.stderr
+            self.printed[name] = [line for line in done.stdout.splitlines() if " | " in line]
+            self.shown[name] = [line.split() for line in done.stdout.splitlines() if line.startswith("shown ")]
+            self._traces[name] = Trace(self.folder / name)
+        return self._traces[name]
+
+    @cached_property
+    def bare(self) -> dict[str, list[str]]:
+        """What the layouts print when nobody records them."""
+        names = ["tp2", "pp2", "dp2", "late", "tied-pp2-dp2", "experts-ep2"]
+        done = self._run([sys.executable, str(TRAINER), *" / ".join(WORDS[name] for name in names).split()])
+        lines = [line for line in done.stdout.splitlines() if " | " in line]
+        return {name: [line] for name, line in zip(names, lines, strict=True)}
+
+    def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        done = subprocess.run(
+            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=240, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory: pytest.TempPathFactory) -> Layouts:
+    return Layouts(tmp_path_factory.mktemp("layouts"))
+
+
+def rows(trace: Trace, step: int) -> dict[tuple[str, str], Row]:
+    return {(row.phase, row.name): row for row in trace.rows(step)}
+
+
+def differing(a: Trace, b: Trace, step: int) -> list[tuple[str, str]]:
+    """The signals of a step that two traces do not agree on, which must have the same ones."""
+    left, right = rows(a, step), rows(b, step)
+    assert sorted(left) == sorted(right)
+    return [key for key, row in left.items() if row.fingerprint != right[key].fingerprint]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("one", "tp2"), ("one", "pp2"), ("one", "late"), ("tied", "tied-pp2-dp2"), ("experts", "experts-ep2")],
+)
+def test_weights_at_load(layouts: Layouts, one: str, other: str) -> None:
+    """Weights at load have the same names and fingerprints in every layout, padded or tied or spread as they are."""
+    left, right = layouts.trace(one), layouts.trace(other)
+    start = [key for key in rows(left, 0) if key[1].startswith("start/")]
+    layers = {name.split(".")[2] for _, name in start if ".layers." in name}
+    assert len(start) > 15 and layers == {"0", "1"}
+    assert not [key for key in differing(left, right, 0) if key in start]
+    assert sum(row.phase == "grad" and row.dtype != METRIC for row in left.rows(0)) > 10
+
+
+@pytest.mark.parametrize("other", ["pp2", "dp2", "late"])
+def test_bit_equal(layouts: Layouts, other: str) -> None:
+    """Where the arithmetic is that of one process, everything is: gradients, copies, moments, whole or in slices."""
+    for step in range(2):
+        assert set(differing(layouts.trace("one"), layouts.trace(other), step)) <= {("grad", "grad_norm")}
+
+
+@pytest.mark.parametrize("name", ["tp2", "pp2", "dp2", "late", "tied-pp2-dp2", "experts-ep2"])
+def test_neutral(layouts: Layouts, name: str) -> None:
+    """A recorded run ends with the losses, weights, gradients and generators of one that nobody records."""
+    trace = layouts.trace(name)
+    assert (len(trace.steps), trace.complete) == (2, True)
+    bare, recorded = (found[name][0].partition(" | ")[2] for found in (layouts.bare, layouts.printed))
+    assert bare == recorded and len(bare) > 100
+
+
+def test_main_grad_is_the_gradient(layouts: Layouts) -> None:
+    """Of bf16 weights the fp32 gradients and copies are recorded, as the program itself has them."""
+    trace = layouts.trace("one")
+    assert len(layouts.shown["one"]) == 2 * 17
+    for _, step, name, gradient, copy in layouts.shown["one"]:
+        found = rows(trace, int(step))
+        assert found["grad", name].fingerprint == gradient
+        assert found["update", f"main/{name}"].fingerprint == copy
+        assert [found[phase, name].dtype for phase in ("grad", "update")] == ["float32", "bfloat16"]
+
+
+def test_planted_on_one_rank(layouts: Layouts) -> None:
+    """What one tensor-parallel rank does differently is named by the tensor that all layouts know."""
+    good, bad = layouts.trace("tp2"), layouts.trace("bumped")
+    assert not differing(good, bad, 0)
+    first, *_ = differing(good, bad, 1)
+    assert first == ("grad", "decoder.layers.0.mlp.linear_fc2.weight")
+    command = [sys.executable, "-m", "repro", "diff", "tp2", "bumped"]
+    done = subprocess.run(command, cwd=layouts.folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and first[1] in done.stdout, done.stdout + done.stderr
+
+
+def test_experts_step_once(layouts: Layouts) -> None:
+    """Dense parameters and experts have optimizers of their own under EP, and still make one step of one optimizer."""
+    found = rows(layouts.trace("experts-ep2"), 0)
+    experts = {name.split(".")[6] for _, name in found if ".local_experts." in name}
+    assert experts == {"0", "1", "2", "3"}
+    assert not [name for _, name in found if name.startswith(("optimizer.", "start/optimizer.")) or "@" in name]
+    assert len(layouts.trace("experts-ep2").steps) == 2
