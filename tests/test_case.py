@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from repro_golden.case import Case, find_case, list_cases, read_case
 from repro_golden.errors import ReproError
+from repro_golden.record import cure
 
 SETTINGS = settings(deadline=None, derandomize=True, max_examples=100)
 CASE = '[case]\nname = "tiny"\nsteps = 12\nrollouts = "golden/rollouts/tiny"\n'
@@ -323,3 +324,12 @@ def test_what_json_lacks_is_refused_in_the_trainer_configuration(tmp_path: Path,
     """A date or a float that is not finite would reach the trainer as something else, so it is refused by name."""
     with pytest.raises(ReproError, match=r"subject\.config: holds a date, nan or inf"):
         read(tmp_path, f"{CASE}[subject.config]\nx = {value}\n")
+
+
+def test_the_cure_names_the_switch_that_a_case_turns_off() -> None:
+    """A case that lets Transformer Engine be nondeterministic is told so where it does not reproduce itself."""
+    case = {"case": {"name": "a", "steps": 1, "rollouts": "r"}, "subject": {"env": {}}}
+    assert "python -m repro_core.determinism" in cure(Case.model_validate(case))
+    case["subject"]["env"] = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "1"}
+    text = cure(Case.model_validate(case))
+    assert text.startswith("set NVTE_ALLOW_NONDETERMINISTIC_ALGO=0") and "--attention-backend" in text

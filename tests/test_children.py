@@ -17,7 +17,16 @@ from pathlib import Path
 import pytest
 
 from repro_golden.case import Case
-from repro_golden.children import CancelledError, Child, ChildFailure, Place, Run, blame_the_machine, blame_the_network
+from repro_golden.children import (
+    CancelledError,
+    Child,
+    ChildFailure,
+    Place,
+    Run,
+    blame_the_machine,
+    blame_the_network,
+    last_line,
+)
 from repro_golden.errors import MachineFailureError
 from repro_golden.processes import MARK
 from repro_golden.scratch import scratch_folder
@@ -383,3 +392,18 @@ def test_what_a_killed_run_leaves_is_swept(tmp_path: Path) -> None:
         assert not folder.exists()
     shutil.rmtree(root / ".git")
     assert exit_code(case(root, command="test -d {out}"), Place(root), root / "log") == 0
+
+
+def test_torchruns_first_failure_is_named(tmp_path: Path) -> None:
+    """Of a torchrun whose second rank raises, the last line is that rank's error, not the frame of the summary."""
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import os, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "if dist.get_rank() == 1:\n    raise RuntimeError('boom on one')\n"
+        "dist.barrier()\n"
+    )
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(program)]
+    assert Child(command, tmp_path, dict(os.environ), log, 120).run() == 1
+    assert last_line(log) == "rank 1 failed first, with 1: RuntimeError: boom on one"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from trainer_kit import (
 )
 
 from repro_core import Rollout, Subject, build
-from repro_core.config import ConfigError, TrainConfig
+from repro_core.config import ConfigError, ModelConfig, TrainConfig
 from repro_core.rollout_file import read_rollout, write_rollout
 from repro_core.trainer import Trainer
 
@@ -316,3 +317,27 @@ def test_a_rollout_that_does_not_fit_is_refused() -> None:
 
 
 # Checkpoints
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda _: None, "has no routed_experts"),
+        (lambda routed: routed[:, :1], "routed_experts of [1, 2] a token"),
+        (lambda routed: routed + 3, "but the model has 0 to 3"),
+        (lambda routed: routed * 0, "one expert twice, at token 0"),
+    ],
+)
+def test_experts_that_cannot_be_replayed_are_refused(spoil: Any, words: str) -> None:
+    """Routing replay takes what this model's routers could have chosen, and says in one line what it misses."""
+    model = ModelConfig(
+        model_type="qwen3_moe", hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=8,
+    )  # fmt: skip
+    trainer = quiet(replace(TINY, model=model, use_rollout_routing_replay=True))
+    rollout = with_rewards(trainer.sample(0))
+    for _ in trainer.train(rollout, ignore):
+        pass
+    spoilt = {**rollout.tensors, "routed_experts": spoil(rollout.tensors["routed_experts"])}
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        next(trainer.train(replace(rollout, tensors={k: v for k, v in spoilt.items() if v is not None}), ignore))

@@ -10,7 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repro_golden.identity import BITS_VARIABLES, PACKAGES, Difference, Identity, collect, megatron_layout
+from repro_golden.identity import (
+    BITS_VARIABLES,
+    PACKAGES,
+    Difference,
+    Identity,
+    collect,
+    megatron_layout,
+    megatron_variables,
+)
 
 torch.set_num_threads(1)
 
@@ -188,3 +196,15 @@ def test_the_layout_of_megatron_is_part_of_the_identity() -> None:
     found = collect({}, threads=1, ranks=8)
     (difference,) = found.differences(found.laid_out({"tp": "2"}))
     assert (difference.part, difference.key, difference.b) == ("layout", "tp", "2")
+
+
+def test_the_attention_that_a_case_asks_for_is_told_to_transformer_engine() -> None:
+    """Megatron's variables follow from the configuration alone: none for plain torch, one kernel, or all of them."""
+    engine = {"transformer_impl": "transformer_engine"}
+    fused = megatron_variables({"policy": "megatron", "megatron": engine | {"attention_backend": "fused"}})
+    auto = megatron_variables({"policy": "megatron", "megatron": engine | {"attention_backend": "auto"}})
+    kernels = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+    assert [fused[name] for name in kernels] == ["0", "1", "0"] and [auto[name] for name in kernels] == ["1"] * 3
+    assert set(kernels) <= set(BITS_VARIABLES)
+    assert megatron_variables({"policy": "megatron"}) == {"TORCHDYNAMO_DISABLE": "1"}
+    assert megatron_variables({"megatron": engine}) == {}

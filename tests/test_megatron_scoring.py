@@ -14,7 +14,7 @@ from torch import Tensor
 
 from repro_core.batching import Update, micro_batches, offsets
 from repro_core.loss import token_log_probs
-from repro_core.megatron.shares import Share, Slot, held_positions, shares
+from repro_core.megatron.shares import Share, Slot, held_positions, packed, shares
 
 torch.set_num_threads(1)
 SETTINGS = settings(deadline=None, derandomize=True, max_examples=60)
@@ -93,6 +93,28 @@ def test_every_response_token_is_once_in_all_shares(
         places = range(total - response, total)
         wanted += [(1000 + starts[sample] + p, m, p - 1) for p, m in zip(places, masks, strict=True)]
     assert [found[k] for k in range(len(found))] == wanted
+
+
+@SETTINGS
+@given(SAMPLES, st.sampled_from([1, 2, 3]), st.integers(1, 90))
+def test_packed_samples_lie_one_after_the_other(lengths: list[tuple[int, int]], dp: int, budget: int) -> None:
+    """Packed, each token of a micro-batch is there once at its own position, and the rows that predict are found."""
+    t = rollout(lengths)
+    update = update_of(t, 0, len(lengths), budget)
+    every = [packed(t, update, Slot(dp, rank, 1, 0), MULTIPLE) for rank in range(dp)]
+    assert len({share.tokens.shape for batch in every for share in batch}) == 1
+    seen: list[int] = []
+    columns: list[int] = []
+    for share in itertools.chain(*every):
+        (tokens,), (positions,) = share.tokens, share.positions
+        ends = [] if share.ends is None else share.ends.tolist()
+        assert ends[0] == 0 and ends[-1] == len(tokens) and len(tokens) % MULTIPLE == 0
+        assert positions.tolist() == [p for a, b in itertools.pairwise(ends) for p in range(b - a)]
+        assert torch.equal(tokens[share.rows] + 1, share.targets), "tokens are numbered: the row before has the last"
+        assert torch.equal(share.mask, t["loss_mask"][share.columns])
+        seen += tokens[tokens >= 1000].tolist()
+        columns += share.columns.tolist()
+    assert seen == t["tokens"].tolist() and columns == list(range(len(t["loss_mask"])))
 
 
 @SETTINGS

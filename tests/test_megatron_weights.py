@@ -361,6 +361,7 @@ def test_megatrons_own_models_load_it_and_compute_the_same(tmp_path: Path) -> No
     assert ["output_layer.weight" in loaded for loaded, _ in found] == [False, True, True, False]
 
 
+@pytest.mark.campaign  # test_megatron_checkpoint joins what every layout holds in every run
 def test_megatrons_own_models_load_it_on_two_processes(tmp_path: Path) -> None:
     """Under PP with a tied embedding, TP and EP, each rank's names are these, it loads its own, and they join again."""
     found = real(

@@ -308,7 +308,16 @@ def _tail(log: Path) -> str:
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST:])
 
 
+_FIRST = re.compile(r"Root Cause \(first observed failure\):.*?rank\s*: (\d+) .*?exitcode\s*: (-?\d+)", re.DOTALL)
+"""How torchrun's summary names the rank that failed first."""
+
+
 def last_line(log: Path) -> str:
-    """The last line of a child's output."""
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    """The last line of a child's output; of a torchrun, the last that the rank which failed first printed as such."""
+    text = log.read_text(encoding="utf-8", errors="replace").strip()
+    lines = text.splitlines()
+    if found := _FIRST.search(text):
+        mark = f"[rank{found[1]}]: "
+        own = [line.removeprefix(mark) for line in lines if line.startswith(mark)]
+        return f"rank {found[1]} failed first, with {found[2]}: {own[-1] if own else 'no traceback'}"[:300]
     return lines[-1][:300] if lines else "no output"

@@ -31,7 +31,7 @@ from repro_golden.store import GoldenRun, Store, describe, write_record
 from repro_golden.subjects import identity_of, launch, packages_of, try_out
 from repro_golden.trace import Trace, seal
 
-__all__ = ["Options", "Say", "record", "train"]
+__all__ = ["Options", "Say", "cure", "record", "train"]
 
 Say = Callable[[str], None]
 
@@ -204,7 +204,7 @@ class _Recording:
             bare = pool.submit(self._side, "bare", steps, rollouts, observed=False)
             plants = pool.submit(self._planted, golden, rollouts, planted)
             found = [
-                proofs.reproduced(golden, again.result(), steps, _cure(self.case)),
+                proofs.reproduced(golden, again.result(), steps, cure(self.case)),
                 self._undisturbed(golden, bare.result()),
             ]
             found += [proofs.seen_plant(golden, t, p) for t, p in zip(plants.result(), planted, strict=True)]
@@ -312,7 +312,7 @@ class _Recording:
         return "".join(line for line in lines if not _OF_TORCH.match(line))
 
 
-def _cure(case: Case) -> str:
+def cure(case: Case) -> str:
     """What makes a trainer reproduce itself, as far as its case shows."""
     found = _CURES[case.subject.kind]
     if case.subject.env.get(_FUSED, "0") == "0":
