@@ -115,7 +115,7 @@ def test_states_keep_to_their_budget_and_stay_spread(
             Path(path).mkdir()
             (Path(path) / "state").write_bytes(b"x" * size)
 
-    states = _States({step: folder / str(step) for step in steps}, budget)
+    states = _States({step: folder / str(step) for step in steps}, budget, None)
     for step in range(41):
         states.save(Subject(), step)
     kept = sorted(int(path.name) for path in folder.iterdir())

@@ -192,8 +192,12 @@ class Trainer:
         self._step = int(found["position/step"])
         self._rollout_id = int(found["position/rollout_id"])
         self._update = int(found["position/update"])
-        # cloned: out of the file's mapped memory
-        old = {k.removeprefix(_HALF_TRAINED): v.clone() for k, v in found.items() if k.startswith(_HALF_TRAINED)}
+        # copied: out of the file's mapped memory, to where columns are
+        old = {
+            name.removeprefix(_HALF_TRAINED): column.to(self.engines.device, copy=True)
+            for name, column in found.items()
+            if name.startswith(_HALF_TRAINED)
+        }
         self._old = old or None
         self._introduced = False
         restore_rng(found)

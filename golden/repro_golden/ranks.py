@@ -159,7 +159,10 @@ class Ranks:
         """What to say of ranks that did not end: which of them waits for no other. Their stacks are in their logs."""
         stacks = self._stacks({rank: p for rank, p in enumerate(processes) if rank not in self.results})
         alone = [rank for rank, text in stacks.items() if not _WAITS.search(text)]
-        if not alone:
+        if not stacks:  # all have told their results
+            alone = [rank for rank, process in enumerate(processes) if process.poll() is None]
+            who = f"rank {', '.join(map(str, alone))} did its work and does not exit"
+        elif not alone:
             who = "every rank waits for another in torch.distributed"
         elif len(alone) == len(stacks) > 1:
             who = "no rank waits in torch.distributed"

@@ -101,7 +101,8 @@ def load(
 
     Raises:
         repro_core.config.ConfigError: this layout cannot resume here.
-        CheckpointError: no checkpoint, of a newer format, of another model or dtype, or damaged; nothing has changed.
+        CheckpointError: no checkpoint, of a newer format, of another model or dtype, or damaged: then nothing has
+            changed. Or the shards could not be read, and then the models are of no use any more.
     """
     from megatron.core import dist_checkpointing
 
@@ -109,12 +110,8 @@ def load(
     source = Path(directory)
     with _together() as lead:
         _check(source, config, whole=lead)
-    with _quiet(), torch.no_grad():
-        try:
-            found = dist_checkpointing.load(_sharded(engines, loading=True), str(source))
-        except Exception as error:
-            text = " ".join(str(error).split())[:300]
-            raise CheckpointError(f"{source} cannot be read ({text}): use another checkpoint") from error
+    with _together(), _quiet(), torch.no_grad():
+        found = dist_checkpointing.load(_sharded(engines, loading=True), str(source))
         others: dict[str, Tensor] = found["rest"]
         fit(directory, others, rest)
         for prefix, engine in engines.items():
@@ -142,7 +139,7 @@ def _resume(engine: MegatronEngine, found: dict[str, Any], updates: int) -> None
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key != "params"}
+    return {key: value for key, value in group.items() if key not in ("params", "step")}
 
 
 def _sharded(engines: Mapping[str, MegatronEngine], *, loading: bool) -> dict[str, Any]:
@@ -241,8 +238,12 @@ def _together() -> Iterator[bool]:
     failure: BaseException | None = None
     try:
         yield rank == 0
-    except (CheckpointError, OSError, RuntimeError, ValueError) as error:
+    except (CheckpointError, OSError) as error:
         failure = error
+    except Exception as error:  # noqa: BLE001 - whatever it is, the others must not wait for this rank
+        failure = CheckpointError(
+            f"Megatron's checkpoint failed ({' '.join(str(error).split())[:300]}): use another one"
+        )
     said: list[Any] = [None] * world
     if world > 1:
         dist.all_gather_object(said, None if failure is None else f"{failure}")

@@ -100,10 +100,13 @@ class MegatronEngine:
         return found
 
     def count_steps(self) -> None:
-        """Have the optimizer's step counters say what `updates` does: Megatron's checkpoints keep none of them at 0."""
+        """Have the optimizer's step counters say what `updates` does: torch's of each weight, others' of a group."""
         for _, one in self.mains:
             if "step" in one.kinds:
                 one.moment("step").fill_(float(self.updates))
+            else:
+                for group in one.optimizer.param_groups:
+                    group["step"] = self.updates
 
     def score(self, tensors: Mapping[str, Tensor], plan: Sequence[Update]) -> Scores:
         """See `engine.Engine.score`."""
@@ -253,16 +256,23 @@ class MegatronEngine:
 def _gathered(mine: Tensor) -> Tensor:
     """Columns [1 + n, tokens] of all ranks as one [n, tokens]; row 0 says which tokens a rank has.
 
-    Several ranks may have a token (those of one tensor-parallel group); the first one's is taken, bit for bit.
+    Several ranks may have a token (those of one tensor-parallel group).
+
+    Raises:
+        RuntimeError: their bits of it differ, so what is shown would not be what one of them trains on.
     """
     world = dist.get_world_size()
     if world == 1:
         return mine[1:]
     every = [torch.empty_like(mine) for _ in range(world)]
     dist.all_gather(every, mine)
-    out = every[-1]
-    for one in reversed(every[:-1]):
-        out = torch.where(one[:1] != 0, one, out)
+    out = every[0].clone()
+    for rank, one in enumerate(every[1:], 1):
+        here, both = one[0] != 0, (one[0] != 0) & (out[0] != 0)
+        # bits, not ==: a NaN equals itself, -0.0 is not 0.0
+        if bool((one.view(torch.int32) != out.view(torch.int32))[:, both].any()):
+            raise RuntimeError(f"rank {rank} scores a token otherwise than a rank that has it too")
+        out[:, here] = one[:, here]
     assert bool((out[0] != 0).all()), "a token was scored by no rank"
     return out[1:]
 

@@ -192,6 +192,8 @@ class _Growing:
         except ReproError as error:
             stage: Stage = "step" if self._gathering.steps else "start"
             raise ChildFailure(stage, self.step, str(error), str(log)) from None
+        if not self.parted and not found.complete:
+            raise ChildFailure("step", found.steps, "the ranks made different numbers of steps", str(log))
         return RunResult(found.steps, self.parted, found.terminal, seconds)
 
 
