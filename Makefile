@@ -2,13 +2,15 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SEED ?= 7
 
 .PHONY: demo test check bench campaign clean
 
 $(VENV)/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -c constraints.txt -e '.[dev,sglang-cpu]'
+	$(PIP) -c constraints.txt --no-deps sglang # its own pins are those of a GPU machine
 	touch $@
 
 demo: $(VENV)/.done

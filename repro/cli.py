@@ -47,6 +47,8 @@ class LazyGroup(click.Group):
     lazy={
         "init": ("repro.commands.init:init", "Prepare a repository: golden/, a first case, DVC."),
         "golden": ("repro.commands.golden:golden", "Record, verify and manage golden runs."),
+        "rollout": ("repro.commands.rollout:rollout", "Record rollouts, and show what was recorded."),
+        "check": ("repro.commands.check:check", "Check one part of a run: does a rollout engine repeat its bits?"),
         "bisect": ("repro.commands.bisect:bisect", "Find the commit of GOOD..BAD that moved the numbers."),
         "history": ("repro.commands.history:history", "List every commit of GOOD..BAD that changed the numbers."),
         "explain": ("repro.commands.explain:explain", "Name the operation and the line that moved the numbers."),

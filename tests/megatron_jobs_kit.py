@@ -6,6 +6,7 @@ has a ``world`` and ``jobs``; a job a ``name``, a ``config`` and what to ``do``,
 - ``train FILE [UPDATES]``: train on a rollout that `write_rollout` wrote, or only begin it.
 - ``sample ID``, ``weights``, ``state``: keep a rollout, the generator's weights, the state of this process.
 - ``held``: keep all weights, main weights and moments by canonical name.
+- ``snapshot NAME``: keep, under a name of its own, all that decides what this process does next.
 - ``save DIR``, ``load DIR``, ``new``: of the trainer; ``new`` makes another one of the same configuration.
 - ``set KEY VALUE``: change one key of the configuration, for ``new``.
 - ``fails``: the next verb must fail with a ValueError (all our errors are), whose text is kept.
@@ -169,7 +170,7 @@ class Jobs:
         parts: dict[tuple[int, str], list[tuple[Local, Tensor, Any]]] = {}
         for found in self.ranks(name, out):
             for (step, phase, key), (tensor, place) in found.signals.items():
-                if phase == "state":  # each process's own
+                if phase.startswith("state"):  # each process's own
                     continue
                 if place is None:
                     first = whole.setdefault((step, phase, key), tensor)
@@ -289,6 +290,12 @@ class _Job:
 
     def state(self) -> None:
         self._keep("state", self.trainer.state())
+
+    def snapshot(self, name: str) -> None:
+        self._keep(f"state {name}", self.trainer.state())
+        self._keep(f"state {name} weights", dict(self.trainer.engines.generator().named_parameters()))
+        counts = {key: torch.tensor(engine.updates) for key, engine in self.trainer.engines.engines.items()}
+        self._keep(f"state {name} updates", counts)
 
     def save(self, directory: str) -> None:
         self.trainer.save(directory)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ import torch
 from torch import Tensor
 
 from repro_core.config import ModelConfig
-from repro_core.model import Policy, init_weights
+from repro_core.model import Policy
 
 torch.set_num_threads(1)
 
@@ -52,21 +50,6 @@ EXPERTS = pytest.mark.parametrize("config", [MOE, MOE_TIED, MOE_ALL], ids=["moe"
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
 
-def make(config: ModelConfig, seed: int = 0, dtype: torch.dtype = torch.float32) -> Policy:
-    """A policy whose every parameter, biases and norms included, has a value that matters."""
-    policy = Policy(config)
-    init_weights(policy, seed)
-    generator = torch.Generator().manual_seed(seed + 1)
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    return policy.to(dtype)
-
-
-def some_tokens(*shape: int) -> Tensor:
-    return torch.randint(0, 67, shape, generator=torch.Generator().manual_seed(7))
-
-
 def transformers_model(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Any:
     """Transformers' own model of this configuration, eager throughout, with random weights."""
     import transformers
@@ -104,18 +87,6 @@ def fused(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         )
         out |= {f"{start}gate_up_proj": torch.cat([gate, up], dim=1), f"{start}down_proj": down}
     return out
-
-
-def same_bits(left: Tensor, right: Tensor) -> bool:
-    return left.dtype == right.dtype and torch.equal(
-        left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8)
-    )
-
-
-def edit_config(directory: Path, **changes: object) -> None:
-    path = directory / "config.json"
-    values = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({key: value for key, value in values.items() if value != "absent"}))
 
 
 def own_routing(policy: Policy, tokens: Tensor) -> tuple[Tensor, Tensor]:

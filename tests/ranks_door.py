@@ -1,6 +1,7 @@
 """A trainer behind the door that trains on as many ranks as there are: a bandit whose weight is split by rows.
 
-Its configuration can let one rank die, hang or differ: ``{"rank": …, "step": …, "how": …}`` under ``fault``.
+Its configuration can let one rank die, hang or differ: ``{"rank": …, "step": …, "how": …}`` under ``fault``; with
+``"how": "forget"`` it no longer shows the ``signals``, pairs of phase and name, from that step on.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class Guarded:
     def train(self, rollout: Rollout, observe: Callable[..., None]) -> Iterator[int]:
         """One update by REINFORCE."""
         self.fail()
+        observe = self.shown(observe)
         actions = rollout.tensors["tokens"]
         for name, column in rollout.tensors.items():
             observe("input", name, column)
@@ -124,6 +126,13 @@ class Guarded:
             time.sleep(999)
         if self.fault["how"] == "differ":
             self.bias[0] += 1
+
+    def shown(self, observe: Callable[..., None]) -> Callable[..., None]:
+        """The observer, without what this rank forgets."""
+        fault = self.fault
+        if fault.get("how") != "forget" or fault["rank"] != RANK or fault["step"] > self.step:
+            return observe
+        return lambda phase, name, *rest: [phase, name] in fault["signals"] or observe(phase, name, *rest)
 
     def state(self) -> dict[str, torch.Tensor]:
         """All that decides the future of this rank."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -173,6 +174,39 @@ def test_what_one_rank_lacks_is_told() -> None:
     assert names == {
         ("update", "shared"), ("grad", "shared@0"), ("update", "skipped@0"), ("update", "own"), ("grad", "own")
     }  # fmt: skip
+
+
+def _held(*signals: tuple[str, str, torch.Tensor, Any]) -> list[Row]:
+    """What one rank behind the door writes of tensors with their placements."""
+    taken = Signals()
+    for signal in signals:
+        taken.take(*signal)
+    return taken.rows(placed=True)
+
+
+def test_behind_the_door_a_signal_is_every_ranks_unless_its_placement_says_whose() -> None:
+    """What has no placement must be on all ranks; a stage's weights need not, but gradient and update go together."""
+    w, halves = torch.arange(6.0), torch.arange(8.0).chunk(2)
+    whole = shard("w", (6,), 0, 0, 1)
+    stage = [("grad", "w", w, whole), ("update", "w", w, whole)]
+    first, second = ([("update", "s", halves[k], shard("s", (8,), 0, k, 2)), ("forward", "c", w, None)] for k in (0, 1))
+
+    def named(*ranks: list[tuple[str, str, torch.Tensor, Any]]) -> set[str]:
+        return {f"{row.phase} {row.name}" for row in merge_rows([_held(*rank) for rank in ranks], everywhere=True)}
+
+    usual = {"grad w", "update w", "update s", "forward c"}
+    assert named([*stage, *first], second) == usual, "one stage's weight"
+    assert named([*stage, *first], [*stage, *second]) == usual, "replicas"
+    assert named([*stage, *first], [stage[0], *second]) == (usual - {"update w"}) | {"update w@0"}
+    assert named([*stage, *first], [stage[1], *second]) == (usual - {"grad w"}) | {"grad w@0"}
+    assert named([*stage, *first], second[:1]) == (usual - {"forward c"}) | {"forward c@0"}
+    both = [[*rank, ("grad", *rank[0][1:])] for rank in (first, second)]
+    assert named(*both, *both) == {"grad s", "update s", "forward c"}
+    assert named(*both, both[0], second) == {"grad s@0", "grad s@1", "grad s@2", "update s", "forward c"}
+    rows = list(merge_rows([_held(stage[0]), []], everywhere=True))
+    alone = Signals()
+    alone.take(*stage[0])
+    assert rows == alone.rows(), "a tensor that one rank holds whole is written as one process writes it"
 
 
 @pytest.mark.parametrize("odd", [None, 2], ids=["replicas", "one parted"])

@@ -48,3 +48,27 @@ def test_first_step_checks_print_their_bound() -> None:
     assert not first_step_checks(columns, {"kl_loss": 0.0, "grad_norm": math.inf}, grad_norm_bound=math.inf)[-1].passed
     last = first_step_checks(columns, {"kl_loss": 0.0, "grad_norm": 3.0}, grad_norm_bound=2.5)[-1]
     assert last.name == "grad_norm <= 2.5" and not last.passed and "3.0" in last.detail
+
+
+def test_first_step_checks_cast_nothing() -> None:
+    """What fp64 columns differ by fails, below fp32's resolution too; other dtypes on both sides are not one number."""
+    a = torch.tensor([-1.0, -2.0, 0.0], dtype=torch.float64)
+    b = a + torch.tensor([0.0, 2.0**-40, 0.0], dtype=torch.float64)
+    assert judged(log_probs=a, ref_log_probs=a) == [True, True, True]
+    assert judged(log_probs=a, ref_log_probs=b) == judged(log_probs=b, ref_log_probs=a) == [False, True, True]
+    assert judged(log_probs=a) == [False, True, True]
+    for dtype in (torch.bfloat16, torch.float16):
+        assert judged(log_probs=a.to(dtype), ref_log_probs=a.to(dtype)) == [True, True, True]
+    tiny = torch.tensor([0.0, 1e-60, 0.0], dtype=torch.float64)
+    assert judged(kl=tiny) == judged(kl=-tiny) == [True, False, True]
+
+
+def test_first_step_checks_want_finite_log_probs_and_every_kl() -> None:
+    """A token without probability on both sides is no agreement, nor are zeros of two signs; ppo_kl counts."""
+    never = torch.tensor([-math.inf, -2.0, 0.0])
+    assert judged(log_probs=never, ref_log_probs=never) == [False, True, True]
+    zero = torch.tensor([0.0, -2.0, 0.0])
+    assert judged(log_probs=zero, ref_log_probs=-zero * torch.tensor([1.0, -1.0, 1.0])) == [False, True, True]
+    for ppo_kl in (1e-12, -1e-12, math.nan):
+        assert judged(ppo_kl=ppo_kl) == [True, False, True]
+    assert judged(ppo_kl=-0.0) == [True, True, True]

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from model_kit import backward_with, edit_config, make, same_bits, some_tokens
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from repro_core.config import ModelConfig
 from repro_core.hf import HfError, load_hf, save_hf
@@ -35,21 +35,6 @@ UNGROUPED = replace(TIED, num_key_value_heads=4)
 CONFIGS = pytest.mark.parametrize("config", [TIED, UNTIED, UNGROUPED], ids=["tied", "untied", "ungrouped"])
 
 
-def make(config: ModelConfig, seed: int = 0, dtype: torch.dtype = torch.float32) -> Policy:
-    """A policy whose every parameter, biases and norms included, has a value that matters."""
-    policy = Policy(config)
-    init_weights(policy, seed)
-    generator = torch.Generator().manual_seed(seed + 1)
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    return policy.to(dtype)
-
-
-def some_tokens(*shape: int) -> Tensor:
-    return torch.randint(0, 67, shape, generator=torch.Generator().manual_seed(7))
-
-
 def transformers_model(config: ModelConfig, dtype: torch.dtype = torch.float32):
     """Transformers' own model of this configuration, with random weights, built on the spot."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -66,15 +51,6 @@ def transformers_model(config: ModelConfig, dtype: torch.dtype = torch.float32):
     return model.eval()
 
 
-def same_bits(left: Tensor, right: Tensor) -> bool:
-    return left.dtype == right.dtype and torch.equal(left.view(torch.uint8), right.view(torch.uint8))
-
-
-def edit_config(directory: Path, **changes: object) -> None:
-    path = directory / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
 # ---- the decoder
 
 
@@ -85,15 +61,7 @@ def test_logits_and_gradients_equal_transformers(config: ModelConfig, dtype: tor
     policy, theirs = make(config, dtype=dtype), transformers_model(config, dtype)
     assert list(policy.state_dict()) == list(theirs.state_dict())
     theirs.load_state_dict(policy.state_dict())
-    for shape in ((1, 1), (1, 5), (3, 7), (2, 40)):
-        tokens = some_tokens(*shape)
-        ours, reference = policy(tokens), theirs(tokens).logits
-        assert ours.dtype == dtype and ours.shape == (*shape, config.vocab_size)
-        assert float(reference.detach().abs().max()) > 0.5, "logits near zero would agree by accident"
-        assert same_bits(ours.detach(), reference.detach())
-        for model, logits in ((policy, ours), (theirs, reference)):
-            model.zero_grad()
-            logits.float().logsumexp(-1).sum().backward()
+    for _ in backward_with(policy, theirs):
         for (name, mine), (their_name, other) in zip(policy.named_parameters(), theirs.named_parameters(), strict=True):
             assert name == their_name and same_bits(mine.grad, other.grad), name
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from model_kit import edit_config, make, same_bits, some_tokens
 from moe_kit import (
     BIASED,
     CONFIGS,
@@ -12,11 +13,7 @@ from moe_kit import (
     MOE,
     MOE_TIED,
     QWEN3,
-    edit_config,
     fused,
-    make,
-    same_bits,
-    some_tokens,
     transformers_model,
 )
 from safetensors.torch import load_file

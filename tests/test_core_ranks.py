@@ -108,6 +108,25 @@ def test_a_replica_that_differs_is_kept_by_rank(place: Place) -> None:
     assert names == {"bias@0", "bias@1", "weight"}
 
 
+def test_a_signal_that_one_rank_stops_showing_is_kept_by_rank(place: Place) -> None:
+    """Columns, metrics and replicas that rank 1 forgets from step 1 on are no longer everybody's; the rest still is."""
+    forgotten = [["input", "rewards"], ["forward", "log_probs"], ["loss", "loss"], ["update", "bias"]]
+    case = case_of(2, fault={"rank": 1, "step": 1, "how": "forget", "signals": forgotten})
+    two, found = Trace(place.root / "two"), traced(case, place, "forgets")
+    assert found.steps[0].root == two.steps[0].root
+    for step in (1, 2):
+        shown, usual = ({(row.phase, row.name) for row in trace.rows(step)} for trace in (found, two))
+        assert shown ^ usual == {(phase, end) for phase, name in forgotten for end in (name, f"{name}@0")}
+
+
+def test_a_shard_that_one_rank_stops_showing_is_a_failure(place: Place) -> None:
+    """The others' shards no longer add up; the tensor is named."""
+    fault = {"rank": 1, "step": 1, "how": "forget", "signals": [["update", "rows"]]}
+    failure = failing(case_of(2, fault=fault), place, "partial")
+    assert (failure.stage, failure.step) == ("step", 1) and "the ranks hold only a part of weight" in failure.message
+    assert len(Trace(place.root / "partial").steps) == 1
+
+
 # -- bad input
 
 
@@ -229,7 +248,7 @@ def test_a_change_on_the_second_rank_is_bisected_and_explained(guarded: Repo) ->
     found = answer(guarded, "bisect", "recorded..HEAD")
     assert found["culprit"]["commit"] == culprit
     assert (found["divergence"]["phase"], found["divergence"]["signal"]) == ("grad", "weight")
-    assert found["explanation"] and "d_weight[-1] *= 1 + 1e-6 * RANK" in json.dumps(found["explanation"])
+    assert "d_weight[-1] *= 1 + 1e-6 * RANK" in json.dumps(found["culprits"][0]["explanation"])
 
 
 @pytest.mark.campaign

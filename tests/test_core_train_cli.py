@@ -14,10 +14,11 @@ import torch
 from safetensors import safe_open
 
 from repro_core.checkpoint import load_checkpoint
-from repro_core.config import MegatronConfig, ModelConfig, TrainConfig
+from repro_core.config import MegatronConfig, ModelConfig, SglangConfig, TrainConfig
 from repro_core.rollout_file import read_rollout
-from repro_core.train import main, make_parser
+from repro_core.train import main
 from repro_core.train_data import Collector
+from repro_core.train_flags import make_parser
 
 torch.set_num_threads(1)
 
@@ -189,14 +190,15 @@ def test_a_configuration_file_is_overridden_by_flags(run: Any, tmp_path: Path) -
 def test_every_configuration_field_is_a_flag() -> None:
     """Generated from the dataclasses: a new field is a flag without anyone writing it."""
     flags = {flag for action in make_parser()._actions for flag in action.option_strings}
-    every = (TrainConfig, ModelConfig, MegatronConfig)
-    names = [f.name for cls in every for f in fields(cls) if f.name not in ("model", "megatron")]
-    assert {"--" + name.replace("_", "-") for name in names} <= flags
+    every = ((TrainConfig, "--"), (ModelConfig, "--"), (MegatronConfig, "--"), (SglangConfig, "--sglang-"))
+    tables = ("model", "megatron", "sglang")
+    names = [begin + f.name for cls, begin in every for f in fields(cls) if begin != "--" or f.name not in tables]
+    assert {name.replace("_", "-") for name in names} <= flags
     assert {"--no-use-tis", "--no-whiten-advantages", "--no-tie-word-embeddings", "--no-deterministic-mode"} <= flags
 
 
 USAGE = {
-    "unknown flag": (["--debug-weight-sync"], "unrecognized arguments: --debug-weight-sync"),
+    "unknown flag": (["--debug-weights"], "unrecognized arguments: --debug-weights"),
     "abbreviation": (["--num-roll", "3"], "unrecognized arguments"),
     "bad number": (["--num-rollout", "0"], "must be at least 1"),
     "bad choice": (["--kl-estimator", "k4"], "invalid choice"),

@@ -33,8 +33,8 @@ from repro_golden.case import Case, read_case
 from repro_golden.children import Place, Run
 from repro_golden.compare import Comparison, Divergence, compare
 from repro_golden.errors import ReproError
-from repro_golden.record import train
 from repro_golden.rollouts import RolloutSet
+from repro_golden.runs import train
 from repro_golden.store import GoldenRun
 from repro_golden.subjects import launch
 from repro_golden.trace import Trace

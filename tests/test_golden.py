@@ -154,6 +154,18 @@ def test_another_identity_is_not_comparable(recorded: Repo, monkeypatch: pytest.
     assert "environment MKL_CBWR: (absent) -> COMPATIBLE" in done.stderr and "repro golden record mini" in done.stderr
 
 
+def test_other_threads_are_another_machine(recorded: Repo) -> None:
+    """Two threads, which may add up in another order, are not verified against one (exit 3): no verdict, but why."""
+    case = recorded.root / "golden" / "cases" / "mini.toml"
+    assert "[resources]" not in case.read_text()
+    case.write_text(case.read_text() + "\n[resources]\ncpus = 2\n")
+    done = recorded.repro("golden", "verify")
+    assert done.returncode == 3 and not done.stdout
+    assert "layout threads: 1 -> 2" in done.stderr and "repro golden record mini" in done.stderr
+    recorded.git("checkout", "--quiet", "golden/cases/mini.toml")
+    assert recorded.repro("golden", "verify").returncode == 0
+
+
 REFUSALS = {
     "noise": ("trainer.py", AFTER_POLICY, NOISE, "reproduced by a second process"),
     "recorder": ("trainer.py", ACCEPT, TELLTALE, "the recorder changes nothing"),

@@ -97,6 +97,44 @@ def test_a_metric_of_roundings_has_its_own_allowance(tmp_path: Path) -> None:
         assert compare_layouts(a, b, 64.0).verdict == "part"
 
 
+def test_an_allowance_is_for_all_signals_of_a_glob(tmp_path: Path) -> None:
+    """The first pattern that fits counts, of tensors and metrics alike, but for inputs; what fits none has epsilons."""
+    names = ("layers.0.k_proj.bias", "layers.1.k_proj.bias", "layers.0.q_proj.bias", "gap_max")
+
+    def verdict(folder: Path, absolute: dict[str, float], moved: str, phase: str = "grad") -> str:
+        sides = (
+            trace(folder / side, [(phase, name, torch.full((3,), 1e-7 if (side, name) != ("b", moved) else 9e-7))
+                                  for name in names[:3]] + [("loss", names[3], 1.0)])
+            for side in ("a", "b")
+        )  # fmt: skip
+        a, b = sides
+        return compare_layouts(a, b, 64.0, absolute).verdict
+
+    biases = {"*.k_proj.bias": 1e-6}
+    for number, (moved, wanted) in enumerate(zip(names, ("agree", "agree", "part", "equal"), strict=True)):
+        assert verdict(tmp_path / str(number), biases, moved) == wanted
+    assert verdict(tmp_path / "first", {"layers.0.*": 1e-7, **biases}, names[0]) == "part"
+    assert verdict(tmp_path / "second", {"layers.0.*": 1e-7, **biases}, names[1]) == "agree"
+    assert verdict(tmp_path / "part", {"k_proj": 1e-6}, names[0]) == "part", "a glob is of the whole name"
+    assert verdict(tmp_path / "input", biases, names[0], "input") == "part"
+
+
+def test_a_tolerance_of_nothing_is_equal_bits(tmp_path: Path) -> None:
+    """-0.0 for 0.0 parts, and a difference that no sample shows; what has an allowance of its own still has it."""
+    zeros = torch.zeros(3)
+    assert pair(tmp_path / "zero", [("grad", "w", zeros)], [("grad", "w", -zeros)], 0.0).parted.signal == "w"
+    wide = torch.linspace(0, 1, 5000).reshape(50, 100)
+    other = wide.clone()
+    other[0, 1] += 1e-3
+    unseen = pair(tmp_path / "unseen", [("grad", "w", wide)], [("grad", "w", other)], 0.0)
+    assert (unseen.parted.how, unseen.parted.beyond) == ("at least", "every bit must be equal")
+    sides = [[("grad", "w", wide), ("grad", "grad_norm", norm)] for norm in (1.0, 1.0 + 2e-7)]
+    a, b = (trace(tmp_path / name, side) for name, side in zip("ab", sides, strict=True))
+    found = compare_layouts(a, b, 0.0, {"grad_norm": 1e-6})
+    assert (found.verdict, found.first.signal, found.first.beyond) == ("agree", "grad_norm", "")
+    assert compare_layouts(a, b, 0.0).verdict == "part" and compare_layouts(a, a, 0.0).verdict == "equal"
+
+
 def test_epsilons_are_torchs() -> None:
     """The distance from 1 to the next number, as torch has it; a metric's is fp32's."""
     assert {k: v for k, v in EPSILON.items() if k != "metric"} == {

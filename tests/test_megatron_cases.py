@@ -50,22 +50,62 @@ ranks = 2
 ranks = 1
 config = { megatron = { tensor_model_parallel_size = 1, sequence_parallel = false } }
 """
+UNTIED = """\
+[case]
+name = "untied"
+steps = 2
+rollouts = "golden/rollouts/untied"
+
+[subject]
+module = "repro_core"
+path = "core"
+timeout = "3m"
+
+[subject.config]
+policy = "megatron"
+rollout_batch_size = 2
+n_samples_per_prompt = 4
+global_batch_size = 8
+max_tokens_per_micro_batch = 64
+clip_grad = 0.0
+
+[subject.config.model]
+hidden_size = 32
+intermediate_size = 32
+tie_word_embeddings = false
+
+[layouts.pp2]
+ranks = 2
+config = { megatron = { pipeline_model_parallel_size = 2 } }
+tolerance = 0
+absolute = { grad_norm = 1e-6 }
+
+[layouts.recompute]
+config = { megatron = { recompute_granularity = "full" } }
+tolerance = 0
+
+[layouts.tp2]
+ranks = 2
+config = { megatron = { tensor_model_parallel_size = 2 } }
+tolerance = 0
+
+[nightly]
+tolerance = 1e9
+"""
 ENGINE = "core/repro_core/megatron/engine.py"
 FORWARD = "        found = self._score(tensors, update)\n        self._update ="
 BATCH = "        batch, self._update ="
 LOSS = "            return total, torch.zeros((), dtype=torch.int, device=total.device), {}\n"
 
 
-@pytest.fixture(scope="module")
-def repo(tmp_path_factory: pytest.TempPathFactory) -> Repo:
-    """A repository with the trainer's code, a small case on two processes, and its rollouts."""
-    root = tmp_path_factory.mktemp("megatron") / "fork"
+def started(root: Path, name: str, text: str) -> Repo:
+    """A repository with the trainer's code, a small case, and its rollouts."""
     shutil.copytree(SOURCE / "core", root / "core", ignore=shutil.ignore_patterns("__pycache__"))
     (root / "golden" / "cases").mkdir(parents=True)
-    (root / "golden" / "cases" / "tp2.toml").write_text(CASE)
-    case = find_case(root, "tp2")
+    (root / "golden" / "cases" / f"{name}.toml").write_text(text)
+    case = find_case(root, name)
     config = {**case.subject.model_dump()["config"], "policy": "torch", "megatron": {}}
-    rollouts = root / "golden" / "rollouts" / "tp2"
+    rollouts = root / "golden" / "rollouts" / name
     rollouts.mkdir(parents=True)
     sampler = repro_core.build({"config": config})
     for number in range(case.steps):
@@ -77,6 +117,14 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Repo:
     repo.git("init", "--quiet", "--initial-branch=main")
     repo.commit("Start")
     repo.git("tag", "first")
+    return repo
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory: pytest.TempPathFactory) -> Repo:
+    """That of the case on two processes, with good commits and two that are wrong."""
+    repo = started(tmp_path_factory.mktemp("megatron") / "fork", "tp2", CASE)
+    root = repo.root
     repo.edit(ENGINE, '"""See `engine.Engine.forward`."""', '"""As `engine.Engine.forward` says."""')
     repo.commit("Say it in other words")
     # slime ef0a7eb1d: the trainer's log-probs in bf16, where autocast was left on
@@ -125,6 +173,43 @@ def test_a_loss_that_is_scaled_twice_is_bisected_from_a_saved_state(repo: Repo) 
     assert found["culprit"]["commit"] == repo.git("rev-parse", "HEAD")
     assert (found["divergence"]["step"], found["divergence"]["phase"]) == (1, "grad")
     assert found["one_step"] is True
+
+
+# -- layouts
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> Repo:
+    """A case whose layouts must be equal to the bit; at its second commit pipeline stages are not."""
+    repo = started(tmp_path_factory.mktemp("untied") / "fork", "untied", UNTIED)
+    stages = "self.config.megatron.pipeline_model_parallel_size"
+    moved = LOSS.replace("total,", f"total * (1 + 2.0**-22 * ({stages} > 1)),")
+    repo.edit(ENGINE, LOSS, moved)
+    repo.commit("Scale the loss of pipeline stages")
+    return repo
+
+
+@pytest.mark.parametrize(
+    ("layout", "outcome", "first"),
+    [
+        pytest.param("pp2", "agree", "grad_norm"),
+        pytest.param("recompute", "equal", None, marks=pytest.mark.campaign),
+        pytest.param("tp2", "part", "log_probs", marks=pytest.mark.campaign),
+    ],
+)
+def test_a_case_asks_for_equal_bits(untied: Repo, layout: str, outcome: str, first: str | None) -> None:
+    """Stages and recomputed layers keep every bit but the norm's, whose bound is the table's; TP keeps not all."""
+    found = bisect(untied, "--layout", f"case..{layout}", "--at", "first")["comparison"]
+    assert (found["tolerance"], found["verdict"]) == (0, outcome)
+    assert (found["first"] or {}).get("signal") == first
+
+
+@pytest.mark.campaign
+def test_stages_that_compute_something_else_part_by_one_bit(untied: Repo) -> None:
+    """A quarter of a millionth in the loss of stages is a night's alarm, though the tolerance of the case allows it."""
+    found = bisect(untied, "--layout", "case..pp2", "--at", "HEAD")["comparison"]
+    assert (found["verdict"], found["parted"]["phase"]) == ("part", "grad")
+    assert found["parted"]["beyond"] == "every bit must be equal" and found["parted"]["units"] < 16
 
 
 # -- processes

@@ -125,7 +125,9 @@ def _run(folder: Path) -> None:
     refused = [verb for name in SPOILT for verb in (["fails"], ["load", jobs.path(name)])]
     wrong = [["fails"], ["load", torch_path], ["fails"], ["save", jobs.path("saved")], ["fails"], ["load", "nowhere"]]
     for world in (1, 2):
-        do = [["held"], ["state"], *refused, *wrong, ["held"], ["state"], ["load", jobs.path("one end")], ["held"]]
+        train = ["train", jobs.path("dense.rollout")]
+        tried = [["snapshot", "before"], *refused, *wrong, ["snapshot", "after"]]
+        do = [[*train, 1], *tried, train, ["load", jobs.path("one end")], ["held"]]
         later.add(world, f"refused {world}", do=do)
     for name, (change, _) in OTHER.items():
         kind = change.get("kind", "dense")
@@ -171,7 +173,7 @@ def test_another_layout_loads_the_same_bytes(name: str, jobs: Jobs) -> None:
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_what_cannot_be_loaded_is_refused_in_one_line(world: int, jobs: Jobs) -> None:
-    """On every rank, and nothing has changed; the same trainer then loads a whole checkpoint."""
+    """On every rank, and nothing has changed: the next update is the one without refusals, and a whole one loads."""
     texts = [text for _, text in SPOILT.values()]
     texts += [
         "was saved with policy 'torch': load it with that",
@@ -181,6 +183,17 @@ def test_what_cannot_be_loaded_is_refused_in_one_line(world: int, jobs: Jobs) ->
     for found in jobs.ranks(f"refused {world}", "loaded"):
         for (kind, said), text in zip(found.said, texts, strict=True):
             assert kind == "CheckpointError" and "\n" not in said and said.endswith(text), said
+        before, after = (
+            {(phase.replace(when, ""), key): tensor for (_, phase, key), (tensor, _) in found.signals.items()
+             if phase.startswith(f"state {when}")}
+            for when in ("before", "after")
+        )  # fmt: skip
+        assert before.keys() == after.keys() and [key for key in before if not same(before[key], after[key])] == []
+        moments = [value for (_, key), value in before.items() if key.startswith("exp_avg/")]
+        assert moments and all(bool(value.any()) for value in moments), "there was something to change"
+    whole, again = jobs.joined("one", "saved"), jobs.joined(f"refused {world}", "loaded")
+    second = [key for key in again if key[0] == 1 and key[1] in ("forward", "loss", "grad", "update")]
+    assert second and [key for key in second if not same(again[key], whole[key])] == []
     after, whole = placed(jobs, f"refused {world}", "loaded"), placed(jobs, "one", "saved")
     kept = [key for key in after if key[0] not in ("sample", "step")]
     assert kept and all(same(after[key], whole[key]) for key in kept)

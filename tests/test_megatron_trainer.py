@@ -25,6 +25,8 @@ FULL, SELECTIVE = ({"recompute_granularity": kind} for kind in ("full", "selecti
 DISTRIBUTED = {"use_distributed_optimizer": True}
 BF16 = {"dtype": "bf16"}
 PPO = {"advantage_estimator": "ppo"}
+CLIP = {"clip_grad": 0.01}
+"""Far below every norm of these updates: each gradient is scaled, and by what all ranks must agree on."""
 REFERENCES: dict[str, Job] = {
     "dense": (1, "dense", {}, {}),
     "moe": (1, "moe", {}, {}),
@@ -32,6 +34,9 @@ REFERENCES: dict[str, Job] = {
     "bf16": (1, "dense", {}, BF16),
     "ppo": (1, "dense", {}, PPO),
     "deep": (1, "deep", {}, {}),
+    "clipped": (1, "dense", {}, CLIP),
+    "moe, clipped": (1, "moe", {}, CLIP),
+    "ppo, clipped": (1, "dense", {}, {**PPO, **CLIP}),
 }
 EXACT: dict[str, tuple[str, Job]] = {
     "recompute full": ("dense", (1, "dense", FULL, {})),
@@ -65,6 +70,12 @@ CLOSE: dict[str, tuple[str, Job, tuple[float, float, float, float]]] = {
     "tp2 cp2": ("dense", (4, "dense", {**TP, **CP}, {}), (10, 12, 50, 60)),
     "sp2 ep2": ("moe", (4, "moe", {**SP, **EP, "moe_token_dispatcher_type": "allgather"}, {}), (6, 6, 60, 120)),
 }
+CLIPPED = {
+    "sp2, clipped": ("clipped", (2, "dense", SP, CLIP), (10, 12, 110, 80)),
+    "sp2, ppo, clipped": ("ppo, clipped", (2, "dense", SP, {**PPO, **CLIP}), (10, 12, 50, 70)),
+    "ep2, clipped": ("moe, clipped", (2, "moe", EP, CLIP), (2, 2, 10, 15)),
+}
+CLOSE |= CLIPPED
 LAYOUTS = {**REFERENCES, **{name: job for name, (_, job) in EXACT.items()}, **{n: j for n, (_, j, _) in CLOSE.items()}}
 LONG = {"global_batch_size": 8, "num_steps_per_rollout": 1, "max_response_len": 54, "max_tokens_per_micro_batch": 256}
 """Products over 236 rows: enough for two threads to share, and not in equal parts."""
@@ -128,6 +139,28 @@ def test_where_sums_are_made_in_another_order_differences_are_epsilons(name: str
     assert differing(jobs, name, reference)
 
 
+@pytest.mark.parametrize("name", CLIPPED)
+def test_gradients_are_clipped_by_the_norm_of_the_whole_model(name: str, jobs: Jobs) -> None:
+    """Every norm is that of all gradients joined, each counted once; it is above the limit, and acts."""
+    found = jobs.joined(name)
+    norms = [key for key in found if key[2].endswith("grad_norm") and key[1] == "grad"]
+    assert {key[2] for key in norms} == ({"grad_norm", "critic/grad_norm"} if "ppo" in name else {"grad_norm"})
+    for step, _, metric in norms:
+        prefix = metric.removesuffix("grad_norm")
+        gradients = {
+            key: tensor.double() for (number, phase, key), tensor in found.items()
+            if (number, phase) == (step, "grad") and tensor.ndim and key.startswith("critic/") == bool(prefix)
+        }  # fmt: skip
+        whole = sum(float(tensor.square().sum()) for tensor in gradients.values()) ** 0.5
+        assert float(found[step, "grad", metric]) == pytest.approx(whole, rel=1e-5) and whole > 2 * CLIP["clip_grad"]
+        if step:
+            continue
+        for key, tensor in gradients.items():  # Adam's first moment is a tenth of the first gradient
+            kept = found[0, "update", f"{prefix}exp_avg/{key.removeprefix(prefix)}"].double()
+            wanted = 0.1 * CLIP["clip_grad"] / whole * tensor
+            assert float((kept - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_repeats_itself_in_fresh_processes(name: str, jobs: Jobs) -> None:
     """Twice, in another interpreter: every rank's every signal equal to the bit."""
@@ -158,7 +191,7 @@ def test_weights_at_load_have_one_fingerprint_in_every_layout(name: str, jobs: J
         wanted = {name: weight.bfloat16().float() for name, weight in wanted.items()}
     expected = {f"start/{name}": fingerprint(weight.detach()) for name, weight in wanted.items()}
     found = started(jobs, name)
-    if settings == PPO:
+    if settings.get("advantage_estimator") == "ppo":
         expected |= {f"start/critic/{name}": fingerprint(weight.detach()) for name, weight in wanted.items()}
         del expected["start/critic/lm_head.weight"]
         hidden = wanted["model.norm.weight"].numel()

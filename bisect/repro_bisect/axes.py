@@ -266,6 +266,8 @@ class LayoutLine(Varied):
 
     Attributes:
         keys: What each point but the first changes.
+        tolerance: How far apart both ends may be in units of epsilon, as the case says.
+        absolute: How far signals may be in their own unit, by glob, likewise.
         roomy: The case with what the largest of its layouts needs of a machine, for whoever makes room for probes.
     """
 
@@ -273,11 +275,21 @@ class LayoutLine(Varied):
         """See `layout_axis`."""
         cases = [layout.of(case) for layout in line]
         self.keys = {str(after): after.key_of(before) for before, after in itertools.pairwise(line)}
+        self.tolerance, self.absolute = _bounds(case, line[0], line[-1])
         most = {key: max(getattr(c.resources, key) for c in cases) for key in ("cpus", "gpus", "ranks")}
         self.roomy = case.model_copy(update={"resources": case.resources.model_copy(update=most)})
         abouts = [self.keys.get(str(layout), "the first layout") for layout in line]
         points = [_placed(str(layout), about, made) for layout, about, made in zip(line, abouts, cases, strict=True)]
         super().__init__("layout", code.commit, code.tree, code.paths, points, code.holds)
+
+
+def _bounds(case: Case, a: _Layout, b: _Layout) -> tuple[float, Mapping[str, float]]:
+    """How far apart two layouts may be: between the case and one of its tables alone as the table says."""
+    tolerance, absolute, ends = case.nightly.tolerance, case.nightly.absolute, {str(a), str(b)}
+    if "case" in ends and (table := case.layouts.get(min(ends - {"case"}))):
+        tolerance = tolerance if table.tolerance is None else table.tolerance
+        absolute = absolute if table.absolute is None else table.absolute
+    return tolerance, absolute
 
 
 def _placed(name: str, about: str, made: Case) -> Change:

@@ -20,7 +20,8 @@ import numpy.typing as npt
 from repro_golden.compare import check_comparable, jsonable
 from repro_golden.errors import ReproError
 from repro_golden.fingerprint.share import merge
-from repro_golden.magnitude import decode, nonzero
+from repro_golden.magnitude import decode
+from repro_golden.token_columns import kept, side_by_side
 from repro_golden.trace import PHASES, Row, Trace, dump_path
 
 __all__ = ["EPSILON", "TOLERANCE", "LayoutComparison", "LogProbGap", "Parting", "compare_layouts", "joined", "parting"]
@@ -147,7 +148,7 @@ def compare_layouts(
     Args:
         a: The one.
         b: The other.
-        tolerance: Units of epsilon that a reordered sum may make.
+        tolerance: Units of epsilon that a reordered sum may make; 0: every bit must be equal.
         absolute: By signal, as a glob: how far apart it may be in its own unit; epsilons then count for nothing.
 
     Raises:
@@ -170,9 +171,10 @@ def compare_layouts(
             if found is None:
                 equal += 1
                 continue
-            first = first or found
+            counted = _allowed(found, row, others, absolute or {})
+            first = first or counted or replace(found, beyond="")
             unmeasured += found.how == "at least" and not found.units
-            if (found := _allowed(found, row, others, absolute or {})) is None:
+            if (found := counted) is None:
                 continue
             worst = found if worst is None or (found.units or 0) > (worst.units or 0) else worst
             if found.beyond:
@@ -209,15 +211,11 @@ def _log_prob_gap(a: Trace, b: Trace, steps: int) -> LogProbGap | None:
     found: list[tuple[int, npt.NDArray[np.float64]]] = []
     for index in range(steps):
         x, y = (t.row(index, "forward", "log_probs") for t in (a, b))
-        if x is None or y is None or x.values is None or y.values is None:
+        values = side_by_side(x, y)
+        if x is None or y is None or values is None or x.dtype not in EPSILON or x.dtype != y.dtype:
             continue
-        if x.dtype not in EPSILON or (x.dtype, x.shape) != (y.dtype, y.shape):
-            continue
-        u, v = decode(x.dtype, x.values), decode(y.dtype, y.values)
-        mask = a.row(index, "input", "loss_mask")
-        if mask is not None and mask.values is not None and mask.shape == x.shape:
-            keep = nonzero(mask.values, len(u))
-            u, v = u[keep], v[keep]
+        keep = kept(a.row(index, "input", "loss_mask"), x)
+        u, v = (side[keep] for side in values)
         same = (u == v) | (np.isnan(u) & np.isnan(v))
         with np.errstate(invalid="ignore"):
             apart = np.where(same, 0.0, np.abs(u - v))
@@ -327,6 +325,7 @@ def _parting(a: Trace, b: Trace, step: int, row: Row, other: Row, tolerance: flo
         detail = f"{x!r} became {y!r}"
     units, how = _units(a, b, step, row, other)
     over = f"beyond {tolerance:g} eps" if not units <= tolerance else ""
+    over = over if tolerance else "every bit must be equal"  # also where no distance is known, or it is -0.0's to 0.0
     return found(units, how, over, detail)
 
 

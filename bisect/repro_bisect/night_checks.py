@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 from repro_bisect.axes import layout_axis
@@ -10,16 +11,20 @@ from repro_bisect.bench import Options
 from repro_bisect.desk import Desk
 from repro_bisect.layouts import LayoutComparison
 from repro_bisect.probe import Answer, Code, Skip
-from repro_bisect.result import Watch
+from repro_bisect.result import Event, Watch
 from repro_bisect.sides import compare_sides
+from repro_bisect.worktrees import Worktrees
 from repro_golden.case import Bound, Case
 from repro_golden.checkout import Checkout
 from repro_golden.compare import first_difference, violations
 from repro_golden.errors import MachineFailureError, NotVerifiableError, ReproError
-from repro_golden.nights import Check
+from repro_golden.mismatch_bounds import breaches, mismatch_checks
+from repro_golden.nights import Check, Status
+from repro_golden.rollout_check import check_rollouts
+from repro_golden.rollout_findings import Finding
 from repro_golden.trace import Trace
 
-__all__ = ["events_check", "failure", "layout_checks", "layout_text", "line", "run_to_run"]
+__all__ = ["events_check", "failure", "layout_checks", "layout_text", "line", "mismatch_check", "run_to_run"]
 
 _SHOWN = 8
 
@@ -67,6 +72,14 @@ def _alike(first: Trace, again: Trace, case: Case) -> Check:
     return Check("run-to-run", "flaky", line(f"two replays differ at {differs}"))
 
 
+def mismatch_check(case: Case, trace: Trace) -> list[Check]:
+    """Whether trainer and rollout engine are as near as the case's ``[mismatch]`` says; nothing without bounds."""
+    if broken := breaches(case.mismatch, trace):
+        more = f" ({len(broken) - 1} more)" if len(broken) > 1 else ""
+        return [Check("mismatch", "changed", line(f"{broken[0]}{more}"))]
+    return [Check("mismatch", "green", line(proof.detail)) for proof in mismatch_checks(case.mismatch, trace)]
+
+
 def layout_checks(
     checkout: Checkout, case: Case, commit: str, watch: Watch, options: Options, *, spared: str = ""
 ) -> list[Check]:
@@ -96,7 +109,7 @@ def _layout_check(
 ) -> Check:
     try:
         axis = layout_axis(checkout, case, f"case..{name}", at=commit)
-        found = compare_sides(checkout, case, axis, case.nightly.tolerance, watch, options)
+        found = compare_sides(checkout, case, axis, None, watch, options)
     except MachineFailureError:
         raise
     except NotVerifiableError as error:
@@ -118,6 +131,40 @@ def layout_text(c: LayoutComparison) -> str:
     known = f"; of {c.unmeasured} differences no size is known" if c.unmeasured else ""
     gap = f"; log-probs {c.log_probs} apart" if c.log_probs and c.log_probs.differing else ""
     return f"agrees within {units:.3g} eps ({c.tolerance:g} allowed), first at {line(c.first)}{gap}{known}"
+
+
+def rollout_checks(checkout: Checkout, case: Case, commit: str, tree: str, watch: Watch) -> list[Check]:
+    """The checks of the case's rollout engine that it asks for, on a commit's code; the first line is on the engine.
+
+    Raises:
+        MachineFailureError: the machine failed.
+    """
+    asked = case.nightly.rollout
+    if not asked:
+        return []
+    watch(Event(f"checking the rollout engine of {case.name} at {short(commit)}"))
+    try:
+        with contextlib.closing(Worktrees(checkout)) as worktrees, worktrees.at(commit, tree) as place:
+            found = check_rollouts(case, place, only=asked if isinstance(asked, tuple) else ())
+    except MachineFailureError:
+        raise
+    except ReproError as error:
+        return [Check("rollout", "error", line(error))]
+    out = [f"{one.name} does not apply ({one.text})" for one in found.findings if one.outcome == "not applicable"]
+    checks = [finding_check(one) for one in found.findings if one.outcome != "not applicable"]
+    return [Check("rollout", "green" if checks else "not judged", line("; ".join([found.engine, *out]))), *checks]
+
+
+def finding_check(found: Finding) -> Check:
+    """What one check of a rollout engine is to a night."""
+    status: Status = "flaky" if found.name.endswith("run-to-run") else "changed"
+    if found.outcome == "failed":
+        status = "error"
+    elif found.fits:
+        status = "green"
+    first = found.likeness.first if found.likeness and found.outcome == "differs" else None
+    where = f"; first at {first.where}: {first.size}" if first else ""
+    return Check(f"rollout {found.name}", status, line(f"{found.text}{where}"))
 
 
 def events_check(

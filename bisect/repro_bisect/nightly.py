@@ -15,7 +15,7 @@ from repro_bisect.commits import Commits
 from repro_bisect.driver import bisect_range
 from repro_bisect.lineage import lineage
 from repro_bisect.night_baseline import Judgement, Tonight, baseline_of
-from repro_bisect.night_checks import events_check, layout_checks, line, run_to_run
+from repro_bisect.night_checks import events_check, layout_checks, line, mismatch_check, rollout_checks, run_to_run
 from repro_bisect.pair import now
 from repro_bisect.predicates import Bitwise
 from repro_bisect.result import BisectResult, Event, Watch
@@ -149,7 +149,9 @@ class _Night:
         judgement = Judgement(Check("baseline", "not judged", spared)) if spared else baseline_of(tonight)
         self.judgement = judgement
         self.checks += [judgement.check, self._metrics(tonight, judgement.baseline, spared)]
+        self.checks += mismatch_check(case, trace)
         self.checks += layout_checks(checkout, case, self.commit, self.watch, options, spared=spared)
+        self.checks += rollout_checks(checkout, case, self.commit, self.tree, self.watch)
         if self.asked.events is not None:
             ours = {record.step: record.metrics for record in trace.steps}
             self.checks.append(events_check(ours, self.asked.events, case.compare.bounds))

@@ -22,6 +22,8 @@ from repro_golden.case import Bound, Case, Compare
 from repro_golden.checkout import Checkout
 from repro_golden.compare import Divergence, first_difference, jsonable, violations
 from repro_golden.errors import NotVerifiableError, ReproError
+from repro_golden.mismatch_bounds import breaches
+from repro_golden.mismatch_change import MismatchChange, mismatch_change
 from repro_golden.picture import Picture, picture_of
 from repro_golden.spent import Spent, spent_of
 from repro_golden.store import GoldenRun
@@ -52,6 +54,8 @@ class Compared:
         violations: Where metrics left the case's bounds, in order.
         picture: What plots show; None where all is equal.
         flaky: How two replays of `b` differ.
+        mismatch: Between trainer and rollout engine on both sides; None where all is equal or the columns are not
+            shown.
     """
 
     verdict: Literal["identical", "within", "moved", "flaky"]
@@ -59,6 +63,7 @@ class Compared:
     violations: Sequence[Divergence] = ()
     picture: Picture | None = None
     flaky: str = ""
+    mismatch: MismatchChange | None = None
 
     @property
     def first(self) -> Divergence | None:
@@ -73,6 +78,7 @@ class Compared:
             "violations": [jsonable(asdict(v)) for v in self.violations],
             "picture": self.picture.to_mapping() if self.picture else None,
             "flaky": self.flaky,
+            "mismatch": self.mismatch.to_mapping() if self.mismatch else None,
         }
 
 
@@ -98,7 +104,8 @@ def compare_traces(a: Trace, b: Trace, rule: Compare, *, dumped: tuple[Trace, Tr
         count = min(len(a.steps), len(b.steps))
         left = [violation for i in range(count) for violation in violations(a, b, i, rule.bounds)]
     fine = rule.mode == "bounds" and not left and len(b.steps) == len(a.steps)
-    return Compared("within" if fine else "moved", found, left, picture_of(a, b, dumped))
+    picture, mismatch = picture_of(a, b, dumped), mismatch_change(a, b)
+    return Compared("within" if fine else "moved", found, left, picture, mismatch=mismatch)
 
 
 @dataclass(frozen=True)
@@ -274,6 +281,9 @@ class _Pair:
                 f"BASE does not reproduce itself (two replays differ at {noise}): bounds alone are judged"
             )
         compared = self._compared(desk, first, other, noisy=noise is not None)
+        if broken := breaches(self.case.mismatch, other):
+            more = f" ({len(broken) - 1} more)" if len(broken) > 1 else ""
+            self.notes.append(f"HEAD breaks the case's [mismatch] bounds at {broken[0]}{more}")
         spent = {"base": spent_of(first.end), "head": spent_of(other.end)}
         culprits = []
         if compared.verdict == "moved" and len(history.parents) == 1:

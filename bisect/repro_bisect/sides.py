@@ -91,16 +91,24 @@ class LayoutResult:
 
 
 def compare_sides(
-    checkout: Checkout, case: Case, axis: LayoutLine, tolerance: float, watch: Watch, options: Options
+    checkout: Checkout, case: Case, axis: LayoutLine, tolerance: float | None, watch: Watch, options: Options
 ) -> LayoutResult:
     """Replay both ends of a line of layouts twice, those between once, and compare them signal by signal.
+
+    Args:
+        checkout: The repository.
+        case: The case.
+        axis: The layouts.
+        tolerance: Units of epsilon that another order of sums may make, in place of what the case says.
+        watch: Called with every line of progress.
+        options: How to replay.
 
     Raises:
         ReproError: the rollouts or an end cannot be used, or the layouts observe nothing alike.
         MachineFailureError: the machine failed; the same command resumes.
     """
     with bench(checkout, axis.roomy, axis, Bitwise(), watch, options) as (desk, _):
-        return _Sides(desk, axis, case, tolerance).run()
+        return _Sides(desk, axis, case, axis.tolerance if tolerance is None else tolerance).run()
 
 
 class _Sides:
@@ -135,7 +143,7 @@ class _Sides:
         return self._result(comparison.verdict, {}, comparison, between)
 
     def _compared(self, a: Trace, b: Trace) -> LayoutComparison:
-        return compare_layouts(a, b, self.tolerance, self.case.nightly.absolute)
+        return compare_layouts(a, b, self.tolerance, self.axis.absolute)
 
     def _measured(self, both: Mapping[str, Trace], seen: LayoutComparison) -> LayoutComparison:
         """The same with the first step that differs measured on whole tensors, of one more replay of each."""

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["CONTRACT", "Observe", "Rollout", "Subject", "build"]
+    from repro_core.rollout.source import RolloutsOnly
+
+__all__ = ["CONTRACT", "Observe", "Rollout", "Subject", "build", "rollouts_only"]
 
 CONTRACT = 1
 """The door's version. It changes when the meaning of `build` or `Subject` does."""
@@ -72,6 +74,7 @@ def build(case: Mapping[str, Any]) -> Subject:
 
     Args:
         case: ``{"config": {...}, "root": "directory that relative paths start from"}``; see `config.TrainConfig`.
+            ``"sync"`` may hold an observer of weight syncs; see `rollout.sync.SyncObserver`.
 
     Raises:
         repro_core.config.ConfigError: the configuration cannot be trained.
@@ -79,4 +82,22 @@ def build(case: Mapping[str, Any]) -> Subject:
     from repro_core.config import TrainConfig
     from repro_core.trainer import Trainer
 
-    return Trainer(TrainConfig.from_mapping(case.get("config", {})), root=str(case.get("root", ".")))
+    config = TrainConfig.from_mapping(case.get("config", {}))
+    return Trainer(config, root=str(case.get("root", ".")), sync=case.get("sync"))
+
+
+def rollouts_only(case: Mapping[str, Any]) -> RolloutsOnly:
+    """Open a case's rollout engine with the weights that its training starts from, and no trainer.
+
+    Args:
+        case: as `build` takes it.
+
+    Raises:
+        repro_core.config.ConfigError: the configuration cannot be trained.
+        repro_core.rollout.engine.EngineError: the engine does not start.
+    """
+    from repro_core.config import TrainConfig
+    from repro_core.rollout.source import RolloutsOnly
+
+    config = TrainConfig.from_mapping(case.get("config", {}))
+    return RolloutsOnly(config, str(case.get("root", ".")), case.get("sync"))

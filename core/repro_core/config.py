@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["MAX_EXPERTS", "ConfigError", "Estimator", "MegatronConfig", "ModelConfig", "TrainConfig"]
+__all__ = ["MAX_EXPERTS", "ConfigError", "Estimator", "MegatronConfig", "ModelConfig", "SglangConfig", "TrainConfig"]
 
 KlEstimator = Literal["k1", "k2", "k3", "low_var"]
 Estimator = Literal["grpo", "gspo", "cispo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"]
@@ -155,6 +155,27 @@ class MegatronConfig:
 
 
 @dataclass(frozen=True)
+class SglangConfig:
+    """How ``rollout_engine = "sglang"`` samples. The names are SGLang's own server arguments unless said otherwise."""
+
+    url: str | None = None
+    """Ours: a running server or router, such as ``http://127.0.0.1:30000``; None starts an engine in this process."""
+    sync: Literal["tensor", "disk"] = "tensor"
+    """Ours: how weights are brought to it. "disk" needs a folder that both sides see."""
+    timeout: float = 600.0
+    """Ours: seconds that starting it, or one request, may take."""
+    attention_backend: str | None = None
+    """None is ``torch_native`` on a CPU and ``triton`` on a GPU."""
+    tp_size: int = 1
+    mem_fraction_static: float = 0.3
+    max_total_tokens: int | None = None
+    enable_deterministic_inference: bool = True
+    """Without it seeds are ignored, and on a GPU a batch changes its neighbours' numbers."""
+    args: dict[str, Any] = field(default_factory=dict)
+    """Ours: more server arguments by name, for an engine that is started here."""
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """One GRPO run. Flag names follow slime, Miles and Relax where those have one."""
 
@@ -182,6 +203,9 @@ class TrainConfig:
     """Most tokens sampled for one response, the end-of-sequence token included."""
     max_operand: int = 4
     """Largest number in the arithmetic task."""
+    rollout_engine: Literal["policy", "sglang"] = "policy"
+    """What samples: the trained policy itself, or SGLang, to which its weights are brought."""
+    sglang: SglangConfig = field(default_factory=SglangConfig)
     temperature: float = 1.0
 
     max_tokens_per_micro_batch: int = 512
@@ -241,6 +265,7 @@ class TrainConfig:
         tables = {
             "model": _read(ModelConfig, values.pop("model", {}), "model."),
             "megatron": _read(MegatronConfig, values.pop("megatron", {}), "megatron."),
+            "sglang": _read(SglangConfig, values.pop("sglang", {}), "sglang."),
         }
         config: TrainConfig = _read(cls, values, "", **tables)
         config.validate()
@@ -320,6 +345,10 @@ def _coerce(hint: Any, value: Any, name: str) -> Any:
         if isinstance(value, (list, tuple)) and len(value) == len(kinds):
             return tuple(_coerce(kind, v, name) for kind, v in zip(kinds, value, strict=True))
         raise ConfigError(f"{name} must be a list of {len(kinds)} numbers, not {value!r}")
+    if get_origin(hint) is dict:
+        if isinstance(value, Mapping):
+            return dict(value)
+        raise ConfigError(f"{name} must be a table, not {value!r}")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is hint:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the field's name for it
 
-from repro_core.model import KvCache, Policy
+from repro_core.model import Policy
 
 __all__ = ["Critic", "ValueHead"]
 
@@ -41,14 +41,7 @@ class Critic(Policy):
         del self.lm_head
         self.score = ValueHead(policy.config.hidden_size)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor | None = None,
-        cache: KvCache | None = None,
-        routing: Tensor | None = None,
-        chosen: list[Tensor] | None = None,
-    ) -> Tensor:
-        """Values fp32 [batch, seq, 1]; see `Policy.forward`."""
-        out: Tensor = self.score(self.hidden(tokens, positions, cache, routing, chosen))
+    def forward(self, *tokens: Any, **more: Any) -> Tensor:
+        """Values fp32 [batch, seq, 1]; takes what `Policy.forward` does."""
+        out: Tensor = self.score(self.hidden(*tokens, **more))
         return out

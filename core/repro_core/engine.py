@@ -8,8 +8,8 @@ equal bits everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from repro_core.model import Policy
 
 __all__ = ["Engine", "Engines", "Scores"]
 
+_T = TypeVar("_T")
 Scores = dict[str, Tensor]
 """``log_probs`` and ``entropy`` of a policy, ``values`` of a critic; exactly 0 at masked tokens."""
 
@@ -69,6 +70,12 @@ class Engine(Protocol):
     def show(self, observe: Observe, phase: str, prefix: str) -> None:
         """Observe the fp32 weights as they are."""
 
+    def weights(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any] | None]:
+        """This process's part of the model's own weights, in its dtype: live tensors, and placements of each by key.
+
+        Without placements they are whole, under their canonical names. A tied ``lm_head.weight`` is the embedding.
+        """
+
 
 class Engines(Protocol):
     """The models of a run, which live on the same processes.
@@ -97,6 +104,15 @@ class Engines(Protocol):
 
     def generator(self) -> Policy:
         """A policy in plain torch with the present weights, to sample with. It may be the trained one itself."""
+
+    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The trained policy's present weights, whole, one after the other, as canonical names have them.
+
+        Every process must exhaust the iterator: they gather the tensors together. Only the lead's yields any.
+        """
+
+    def tell(self, value: _T) -> _T:
+        """What the lead calls this with, on every process. All must call it; what the others give is dropped."""
 
     def state(self) -> Mapping[str, Tensor]:
         """All of the models that decides the future and lies on this process: live tensors by name."""

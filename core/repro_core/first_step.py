@@ -46,25 +46,26 @@ def first_step_checks(
     """Judge the first update.
 
     Args:
-        columns: ``log_probs``, ``ref_log_probs`` and ``kl``, fp32 [response tokens], and ``loss_mask``. Masked tokens
-            are not looked at.
-        metrics: ``kl_loss`` and ``grad_norm`` (before clipping).
+        columns: ``log_probs``, ``ref_log_probs`` and ``kl`` [response tokens], compared in their own dtype, and
+            ``loss_mask``. Masked tokens are not looked at.
+        metrics: ``kl_loss`` and ``grad_norm`` (before clipping), and ``ppo_kl`` where there is one: the policy against
+            its own old log-probs, of which it has not moved away yet.
         grad_norm_bound: largest gradient norm that passes.
     """
     keep = columns["loss_mask"] != 0
     tokens = int(keep.sum())
-    ours, theirs = columns["log_probs"][keep].float(), columns["ref_log_probs"][keep].float()
-    # Bits, not ==: a NaN equal to itself must fail, and so must -0.0 against 0.0 (a log-prob of -0.0 is not the same
-    # computation).
-    differ = (ours.view(torch.int32) != theirs.view(torch.int32)) | ours.isnan()
+    ours, theirs = columns["log_probs"][keep], columns["ref_log_probs"][keep]
+    differ = _differing(ours, theirs)
     count = int(differ.sum())
-    worst = float((ours - theirs).abs().max()) if tokens else 0.0
+    worst = float((ours.double() - theirs.double()).abs().max()) if tokens else 0.0
     none = " (no unmasked token: nothing was compared)" if not tokens else ""
 
-    kl = columns["kl"][keep].float()
+    kl = columns["kl"][keep]  # in its own dtype: what is not 0 in fp64 may be in fp32
     # Two-sided, and written so that NaN counts as nonzero. -0.0 == 0 holds: it counts as 0.
     nonzero = int((~(kl == 0)).sum())
     kl_loss, grad_norm = metrics["kl_loss"], metrics["grad_norm"]
+    ppo_kl = metrics.get("ppo_kl", 0.0)
+    other = f", ppo_kl {ppo_kl!r}" if ppo_kl != 0.0 else ""
     return [
         CheckResult(
             "log_probs == ref_log_probs",
@@ -73,8 +74,8 @@ def first_step_checks(
         ),
         CheckResult(
             "kl == 0",
-            tokens > 0 and nonzero == 0 and kl_loss == 0.0,
-            f"{nonzero} of {tokens} tokens are not 0, kl_loss {kl_loss!r}{none}",
+            tokens > 0 and nonzero == 0 and kl_loss == 0.0 and ppo_kl == 0.0,
+            f"{nonzero} of {tokens} tokens are not 0, kl_loss {kl_loss!r}{other}{none}",
         ),
         CheckResult(
             f"grad_norm <= {grad_norm_bound!r}",
@@ -82,3 +83,16 @@ def first_step_checks(
             f"grad_norm {grad_norm!r}",
         ),
     ]
+
+
+def _differing(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Which elements are not the same finite number, bool [tokens].
+
+    Bits, not ==: a NaN equal to itself must fail, and so must -0.0 against 0.0 (a log-prob of -0.0 is not the same
+    computation) and a sampled token of no probability on both sides. Of other dtypes or shapes all differ: a cast or a
+    broadcast would compare something else.
+    """
+    if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+        return torch.ones_like(ours, dtype=torch.bool)
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[ours.element_size()]
+    return (ours.contiguous().view(bits) != theirs.contiguous().view(bits)) | ~ours.isfinite()

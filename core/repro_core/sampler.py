@@ -4,35 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from repro_core.experts import routing_dtype
 from repro_core.model import KvCache, Policy
+from repro_core.rollout.engine import Response
 
-__all__ = ["Response", "sample", "sample_seeds"]
-
-
-@dataclass(frozen=True)
-class Response:
-    """One sampled response.
-
-    Attributes:
-        tokens: at least one id; ends with the end-of-sequence id if completed.
-        log_probs: of each token at the sampling temperature, fp32 values.
-        status: ``completed`` (the end of sequence was sampled) or ``truncated`` (the length ran out first).
-        routed_experts: which experts each token of prompt and response went through, [tokens, layers, top_k] on the
-            CPU, uint8 (int16 where a layer has more than 256 experts); None for a model without experts. The last
-            token was never fed to the model: its row is 0. Left out of comparisons.
-    """
-
-    tokens: list[int]
-    log_probs: list[float]
-    status: Literal["completed", "truncated"]
-    routed_experts: Tensor | None = field(default=None, compare=False)
+__all__ = ["sample", "sample_seeds"]
 
 
 def sample_seeds(seed: int, rollout_id: int, count: int) -> list[int]:
@@ -48,7 +29,8 @@ def sample(
     max_response_len: int,
     temperature: float,
     seeds: Sequence[int],
-    eos_id: int,
+    eos_id: int | None,
+    prompt_log_probs: bool = False,
 ) -> list[Response]:
     """Sample one response to each prompt.
 
@@ -63,9 +45,11 @@ def sample(
         policy: runs in eval mode without gradients, and is left in the mode it had.
         prompts: [rows] lists of ids, of any lengths of at least 1.
         max_response_len: most tokens of one response, the end of sequence included.
-        temperature: greater than 0; log-probs are ``log_softmax(logits.float() / temperature)``.
+        temperature: log-probs are ``log_softmax(logits.float() / temperature)``; 0 takes the most probable token (the
+            lowest id among equals), with log-probs at temperature 1.
         seeds: [rows] integers of at least 0 (see `sample_seeds`).
-        eos_id: ends a row; its own log-prob is part of the response.
+        eos_id: ends a row; its own log-prob is part of the response. None ends no row.
+        prompt_log_probs: whether responses have them.
 
     Returns:
         [rows] responses, in the order of `prompts`.
@@ -81,7 +65,7 @@ def sample(
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
     longest = int(lengths.max())
     # Any id serves as right padding: no real token sees it, and its cache slots are overwritten first.
-    batch = torch.tensor([[*prompt, *[eos_id] * (longest - len(prompt))] for prompt in prompts], device=device)
+    batch = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=device)
     cache = KvCache.allocate(policy, len(prompts), longest + max_response_len)
     routes = _Routes(policy)
     was_training = policy.training
@@ -91,13 +75,18 @@ def sample(
         logits = policy(batch, positions, cache, chosen=routes.chosen)
         routes.end_pass()
         last = logits[torch.arange(len(prompts)), lengths - 1]
+        of_prompts = [
+            _prompt_log_probs(row, prompt, temperature) if prompt_log_probs else None
+            for row, prompt in zip(logits, prompts, strict=True)
+        ]
         tokens, log_probs = [], []
         open_rows = torch.ones(len(prompts), dtype=torch.bool, device=device)
         for step in range(max_response_len):
             chosen, chosen_log_probs = _draw(last, temperature, uniforms[:, step], open_rows)
             tokens.append(chosen)
             log_probs.append(chosen_log_probs)
-            open_rows = open_rows & (chosen != eos_id)
+            if eos_id is not None:
+                open_rows = open_rows & (chosen != eos_id)
             if step + 1 == max_response_len or not bool(open_rows.any()):
                 break
             # Finished rows go on (their tokens are cut below), so that the shapes of a row's sums do not depend on
@@ -107,9 +96,9 @@ def sample(
     finally:
         policy.train(was_training)
     responses = [
-        _cut(row, row_log_probs, eos_id)
-        for row, row_log_probs in zip(
-            torch.stack(tokens, dim=1).tolist(), torch.stack(log_probs, dim=1).tolist(), strict=True
+        replace(_cut(row, row_log_probs, eos_id), prompt_log_probs=of_prompt)
+        for row, row_log_probs, of_prompt in zip(
+            torch.stack(tokens, dim=1).tolist(), torch.stack(log_probs, dim=1).tolist(), of_prompts, strict=True
         )
     ]
     if not policy.config.has_experts:
@@ -146,13 +135,16 @@ class _Routes:
 
 def _draw(logits: Tensor, temperature: float, uniforms: Tensor, open_rows: Tensor) -> tuple[Tensor, Tensor]:
     """One token [rows] and its fp32 log-prob [rows] from logits [rows, vocab] and fp64 uniforms [rows] in [0, 1)."""
-    log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    log_probs = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
     cumulative = log_probs.double().exp().cumsum(dim=-1)
     total = cumulative[:, -1:]
     if bool((total.isnan().squeeze(1) & open_rows).any()):
         raise ValueError(
             "the policy's logits are not a distribution (NaN, +inf or all -inf): its weights have diverged"
         )
+    if not temperature:
+        chosen = log_probs.argmax(dim=-1, keepdim=True)
+        return chosen.squeeze(1), log_probs.gather(1, chosen).squeeze(1)
     # The sum is 1 only up to rounding, so it scales the uniform; the target stays below it, so the id found has a
     # probability above 0.
     target = torch.minimum(uniforms[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
@@ -166,8 +158,15 @@ def _uniforms(seed: int, count: int) -> list[float]:
     return [rng.random() for _ in range(count)]
 
 
-def _cut(tokens: list[int], log_probs: list[float], eos_id: int) -> Response:
-    if eos_id not in tokens:
+def _prompt_log_probs(logits: Tensor, prompt: Sequence[int], temperature: float) -> list[float]:
+    """Those of a prompt's tokens from the second on, from logits [longest, vocab]."""
+    log_probs = torch.log_softmax(logits[: len(prompt) - 1].float() / (temperature or 1.0), dim=-1)
+    found: list[float] = log_probs.gather(1, torch.tensor(prompt[1:], device=logits.device)[:, None])[:, 0].tolist()
+    return found
+
+
+def _cut(tokens: list[int], log_probs: list[float], eos_id: int | None) -> Response:
+    if eos_id is None or eos_id not in tokens:
         return Response(tokens, log_probs, "truncated")
     end = tokens.index(eos_id) + 1
     return Response(tokens[:end], log_probs[:end], "completed")
@@ -180,7 +179,7 @@ def _check(
     limit = policy.config.max_position_embeddings
     rules = [
         (max_response_len >= 1, f"max_response_len {max_response_len} must be at least 1"),
-        (0.0 < temperature < float("inf"), f"temperature {temperature} must be finite and greater than 0"),
+        (0.0 <= temperature < float("inf"), f"temperature {temperature} must be finite and not negative"),
         (len(seeds) == len(prompts), f"{len(prompts)} prompts need as many seeds, not {len(seeds)}"),
         (all(seed >= 0 for seed in seeds), "seeds must not be negative: Python's generator drops their sign"),
         (all(map(len, prompts)), "a prompt is empty: begin it with the bos token"),

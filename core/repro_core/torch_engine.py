@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from repro_core.tokenizer import PAD_ID
 
 __all__ = ["DTYPES", "TorchEngine", "TorchEngines", "starting_policy"]
 
+_T = TypeVar("_T")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -89,6 +91,10 @@ class TorchEngine:
     def show(self, observe: Observe, phase: str, prefix: str) -> None:
         """See `engine.Engine.show`."""
         observe(phase, prefix, {name: weight.detach() for name, weight in self.optimizer.main.items()})
+
+    def weights(self) -> tuple[dict[str, Tensor], None]:
+        """See `engine.Engine.weights`: they are whole."""
+        return {name: p.detach() for name, p in self.model.named_parameters()}, None
 
     def state(self, prefix: str = "") -> dict[str, Tensor]:
         """Main weights, bf16 weights and optimizer: live tensors by name."""
@@ -164,6 +170,14 @@ class TorchEngines:
     def generator(self) -> Policy:
         """The trained policy itself."""
         return self._policy
+
+    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `engine.Engines.whole_weights`: the live tensors."""
+        return iter(self.policy.weights()[0].items())
+
+    def tell(self, value: _T) -> _T:
+        """See `engine.Engines.tell`: there is one process."""
+        return value
 
     def state(self) -> dict[str, Tensor]:
         """See `engine.Engines.state`."""

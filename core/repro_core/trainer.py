@@ -8,8 +8,7 @@ that changes nothing leaves every bit alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -23,13 +22,13 @@ from repro_core.determinism import apply
 from repro_core.engine import Engine, Engines, Scores
 from repro_core.kl import kl_per_token
 from repro_core.loss import Columns, LossTerms, policy_loss, token_weights
-from repro_core.sampler import sample, sample_seeds
-from repro_core.task import prompts, reward
-from repro_core.tokenizer import EOS_ID, VOCAB_SIZE, encode
+from repro_core.rollout.generate import rollout_metrics
+from repro_core.rollout.source import RolloutSource
+from repro_core.rollout.sync import SyncObserver
 from repro_core.torch_engine import TorchEngines
 from repro_core.values import value_loss
 
-__all__ = ["Trainer", "rollout_metrics"]
+__all__ = ["Trainer"]
 
 _INPUTS = ("tokens", "total_lengths", "response_lengths", "loss_mask", "rollout_log_probs", "rewards", "group_index")
 _HALF_TRAINED = "rollout/old_"
@@ -48,18 +47,26 @@ class Trainer:
         config: checked again here.
         root: directory that a relative `hf_checkpoint` starts from.
         log: receives one line per rollout and per step.
+        sync: sees every weight sync to a rollout engine that has weights of its own.
 
     Raises:
         ConfigError: the configuration cannot be trained.
         repro_core.hf.HfError: `hf_checkpoint` cannot be read.
     """
 
-    def __init__(self, config: TrainConfig, root: str = ".", log: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        root: str = ".",
+        log: Callable[[str], None] | None = None,
+        sync: SyncObserver | None = None,
+    ) -> None:
         config.validate()
         apply(config.seed, config.threads)
         self.config = config
         self.log: Callable[[str], None] = log or _print
         self.engines = _engines(config, root)
+        self.rollouts = RolloutSource(config, root, self.engines, sync)
         self._step = 0
         self._rollout_id = 0
         self._update = 0
@@ -72,49 +79,14 @@ class Trainer:
         return self._step, self._rollout_id
 
     def sample(self, rollout_id: int) -> Rollout:
-        """Sample one rollout with the current policy: a function of the weights, the seed and `rollout_id` alone.
+        """Sample one rollout with the current weights: a function of them, the seed and `rollout_id` alone.
 
         Raises:
             ConfigError: the vocabulary is smaller than the tokenizer's.
+            repro_core.rollout.engine.EngineError: the rollout engine failed; nothing of the rollout is kept.
             ValueError: the logits are no distribution, or prompt and response do not fit the positions.
         """
-        c, policy = self.config, self.engines.generator()
-        if self.engines.model.vocab_size < VOCAB_SIZE:
-            raise ConfigError(f"sampling needs vocab_size {VOCAB_SIZE} (bytes, pad, bos, eos) or more")
-        problems = prompts(c.seed, rollout_id, c.rollout_batch_size, c.max_operand)
-        encoded = [encode(p.prompt) for p in problems for _ in range(c.n_samples_per_prompt)]
-        responses = sample(
-            policy,
-            encoded,
-            max_response_len=c.max_response_len,
-            temperature=c.temperature,
-            seeds=sample_seeds(c.seed, rollout_id, len(encoded)),
-            eos_id=EOS_ID,
-        )
-        labels = [p.label for p in problems for _ in range(c.n_samples_per_prompt)]
-        lengths = [len(r.tokens) for r in responses]
-        sampling = {"temperature": c.temperature, "max_response_len": c.max_response_len, "seed": c.seed}
-        return Rollout(
-            meta={
-                "rollout_id": rollout_id,
-                "prompts": [p.prompt for p in problems],
-                "labels": [p.label for p in problems],
-                "statuses": [r.status for r in responses],
-                "sampling": sampling,
-            },
-            tensors={
-                "tokens": torch.tensor([t for p, r in zip(encoded, responses, strict=True) for t in (*p, *r.tokens)]),
-                "total_lengths": torch.tensor([len(p) + n for p, n in zip(encoded, lengths, strict=True)]),
-                "response_lengths": torch.tensor(lengths),
-                "loss_mask": torch.ones(sum(lengths), dtype=torch.int64),
-                "rollout_log_probs": torch.tensor([x for r in responses for x in r.log_probs], dtype=torch.float32),
-                "rewards": torch.tensor(
-                    [reward(r.tokens, label) for r, label in zip(responses, labels, strict=True)], dtype=torch.float32
-                ),
-                "group_index": torch.arange(len(problems)).repeat_interleave(c.n_samples_per_prompt),
-                **_routed([r.routed_experts for r in responses]),
-            },
-        )
+        return self.rollouts.sample(rollout_id, version=str(self._step))
 
     def train(self, rollout: Rollout, observe: Observe) -> Iterator[int]:
         """Make the updates of one rollout; yields each update's step number.
@@ -344,33 +316,12 @@ def _check_experts(rollout_id: int, routed: Tensor, total_lengths: Tensor, count
         )
 
 
-def _routed(parts: Sequence[Tensor | None]) -> dict[str, Tensor]:
-    """The experts of every sample's tokens, packed like these; nothing where the model has none."""
-    found = [part for part in parts if part is not None]
-    return {"routed_experts": torch.cat(found)} if found else {}
-
-
 def _engines(config: TrainConfig, root: str) -> Engines:
     if config.policy == "megatron":
         from repro_core.megatron.engines import MegatronEngines
 
         return MegatronEngines(config, root)
     return TorchEngines(config, root)
-
-
-def rollout_metrics(rollout: Rollout) -> dict[str, Any]:
-    """Means over samples (log-probs: over unmasked tokens), as the field names them."""
-    t, statuses = rollout.tensors, rollout.meta["statuses"]
-    log_probs = t["rollout_log_probs"][t["loss_mask"] != 0]
-    samples = len(t["rewards"])
-    return {
-        "rollout/rewards": float(t["rewards"].sum() / samples),
-        "rollout/response_lengths": float(t["response_lengths"].sum() / samples),
-        "rollout/total_lengths": float(t["total_lengths"].sum() / samples),
-        "rollout/rollout_log_probs": float(log_probs.sum() / max(len(log_probs), 1)),
-        "rollout/truncated": sum(status == "truncated" for status in statuses) / samples,
-        "rollout/step": int(rollout.meta["rollout_id"]),
-    }
 
 
 def _print(line: str) -> None:

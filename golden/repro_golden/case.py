@@ -28,6 +28,7 @@ from pydantic import (
 from repro_golden.canonical import canonical_json, digest
 from repro_golden.errors import ReproError
 from repro_golden.layout import Layout
+from repro_golden.mismatch_table import MismatchTable
 from repro_golden.nightly_table import NightlyTable, OfLayouts
 from repro_golden.pins import checked_pins
 
@@ -297,6 +298,7 @@ class Case(_Table):
     resources: Resources = Resources()
     layouts: dict[str, Layout] = Field(default_factory=dict)
     nightly: OfLayouts = NightlyTable()
+    mismatch: MismatchTable = MismatchTable()
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> Case:

@@ -83,6 +83,7 @@ class Run:
         terminal: Whether to fingerprint the final state.
         operations: ``{"folder": …, "root": …, "step": …, "dump": [numbers]}``: the step whose operations are recorded,
             where to, the checkout, and which of them are written with all that they read and made.
+        train: Whether anything is trained; otherwise `steps` rollouts are sampled with the starting weights.
     """
 
     steps: int
@@ -99,6 +100,7 @@ class Run:
     checkpoint: str | None = None
     terminal: bool = False
     operations: Mapping[str, Any] | None = None
+    train: bool = True
 
 
 @dataclass(frozen=True)

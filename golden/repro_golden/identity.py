@@ -35,6 +35,9 @@ PACKAGES = (
 )  # fmt: skip
 """Libraries whose version may change bits; those not installed are left out."""
 
+_SAMPLING = ("sglang", "flashinfer-python")
+"""Those of them that a trainer on recorded rollouts does not run."""
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -78,6 +81,10 @@ class Identity:
     def from_mapping(cls, raw: Mapping[str, Any]) -> Identity:
         """The inverse of `to_mapping`."""
         return cls(*(dict(raw.get(part, {})) for part in PARTS))
+
+    def replaying(self) -> Identity:
+        """The same without the libraries of rollout engines: those of a recording are facts of its rollouts."""
+        return replace(self, environment={k: v for k, v in self.environment.items() if k not in _SAMPLING})
 
     def laid_out(self, more: Mapping[str, str]) -> Identity:
         """The same with more entries of its layout."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Layout"]
+__all__ = ["Absolute", "Layout", "Tolerance"]
+
+Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
+"""Units of epsilon that another order of sums may make; 0 where every bit must be equal."""
+Absolute = dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]]
+"""By signal, as a glob: how far apart layouts may be in its own unit, for what is no more than roundings itself."""
 
 
 class Layout(BaseModel):
@@ -26,3 +31,7 @@ class Layout(BaseModel):
     """Variables beside those of `subject.env`, or in place of them."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Keys of the trainer's own, of kind core, likewise; tables are joined level by level."""
+    tolerance: Tolerance | None = None
+    """How far this table alone may be from the case, in place of `[nightly] tolerance`."""
+    absolute: Absolute | None = None
+    """Likewise, in place of the whole of `[nightly] absolute`."""

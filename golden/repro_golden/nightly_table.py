@@ -7,7 +7,22 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
+from repro_golden.errors import ReproError
+from repro_golden.layout import Absolute, Tolerance
+from repro_golden.rollout_findings import known_name
+
 __all__ = ["NightlyTable", "OfLayouts"]
+
+
+def _checks(value: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
+    """Refuse names that are no rollout check."""
+    try:
+        for name in value if isinstance(value, tuple) else ():
+            known_name(name)
+    except ReproError as error:
+        raise ValueError(str(error)) from None
+    return value
+
 
 _KEY = re.compile(r"(?:threads|ranks)=[1-9]\d{0,5}")
 
@@ -23,10 +38,10 @@ class NightlyTable(BaseModel):
     """Names of ``[layouts.NAME]`` tables that cut batches otherwise."""
     layouts: tuple[str, ...] = Field(default=(), strict=False)
     """Names of ``[layouts.NAME]`` tables, or KEY=N as ``repro bisect --layout`` takes them."""
-    tolerance: float = Field(default=64.0, ge=0, allow_inf_nan=False, strict=False)
-    """Units of epsilon that another order of sums may make."""
-    absolute: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]] = Field(default_factory=dict)
-    """By signal, as a glob: how far apart layouts may be in its own unit, for what is no more than roundings itself."""
+    rollout: Annotated[bool | Annotated[tuple[str, ...], Field(strict=False)], AfterValidator(_checks)] = False
+    """Whether its rollout engine is checked as by `repro check rollout`; a list names the checks."""
+    tolerance: Tolerance = 64.0
+    absolute: Absolute = Field(default_factory=dict)
     history: int = Field(default=14, ge=1)
     """How many trusted nights metrics are judged by, the newest."""
     least: int = Field(default=5, ge=1)
@@ -46,6 +61,9 @@ def _known(table: NightlyTable, info: ValidationInfo) -> NightlyTable:
                 known = ", ".join(named) or "none"
                 also = "" if key == "batches" else ", or write threads=N or ranks=N"
                 raise ValueError(f"{key}: {wrong[0]!r} is no [layouts.NAME] table (there is: {known}){also}")
+    subject = info.data.get("subject")
+    if table.rollout and subject is not None and subject.kind != "core":
+        raise ValueError("rollout: a command's rollout engine cannot be asked: leave it out")
     if table.least > table.history:
         raise ValueError(f"least = {table.least} nights of history = {table.history} never come: make it no larger")
     return table

@@ -37,7 +37,8 @@ class Check:
     """One thing that was looked at.
 
     Attributes:
-        name: ``run-to-run``, ``baseline``, ``metrics``, ``events``, ``threads=N``, ``batch NAME`` or ``layout NAME``.
+        name: ``run-to-run``, ``baseline``, ``metrics``, ``mismatch``, ``events``, ``threads=N``, ``batch NAME`` or
+            ``layout NAME``.
         status: What came of it.
         text: In one line.
     """

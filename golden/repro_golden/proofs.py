@@ -14,10 +14,20 @@ import numpy.typing as npt
 
 from repro_golden.compare import compare
 from repro_golden.errors import ReproError
-from repro_golden.magnitude import decode, nonzero
+from repro_golden.magnitude import decode
+from repro_golden.token_columns import column_parts, kept, part_of
 from repro_golden.trace import Row, Trace
 
-__all__ = ["Proof", "first_step_checks", "not_vacuous", "plants", "reproduced", "seen_plant", "undisturbed"]
+__all__ = [
+    "Proof",
+    "first_step_checks",
+    "not_vacuous",
+    "plants",
+    "reproduced",
+    "seen_plant",
+    "shows_policies",
+    "undisturbed",
+]
 
 
 @dataclass(frozen=True)
@@ -193,8 +203,8 @@ def not_vacuous(trace: Trace) -> list[Proof]:
                 parameters[name].add(row.lanes.to_bytes())
             if row.name == "advantages" and row.values is not None:
                 observed["advantages"] = True
-                kept = _kept(trace.row(index, "input", "loss_mask"), row)
-                levels |= set(decode(row.dtype, row.values)[kept].tolist())  # a set holds 0.0 and -0.0 once
+                counted = kept(trace.row(index, "input", "loss_mask"), row)
+                levels |= set(decode(row.dtype, row.values)[counted].tolist())  # a set holds 0.0 and -0.0 once
     moved = sum(len(seen) > 1 for seen in parameters.values())
     constant = "advantages are all the same: every group's samples earned one reward"
     return [
@@ -213,39 +223,80 @@ def not_vacuous(trace: Trace) -> list[Proof]:
     ]
 
 
-def _kept(mask: Row | None, column: Row) -> npt.NDArray[np.bool_]:
-    """Which tokens of a column count: those of a mask of its shape, else all."""
-    count = math.prod(column.shape)
-    if mask is None or mask.values is None or mask.shape != column.shape:
-        return np.ones(count, bool)
-    return nonzero(mask.values, count)
-
-
 # -- the first step
+
+_KL = ("kl_loss", "ppo_kl")
 
 
 def first_step_checks(trace: Trace, grad_norm_max: float) -> list[Proof]:
     """What every debugging guide checks first, on the first update of an on-policy run.
 
-    log_probs equal ref_log_probs bit for bit on unmasked tokens; KL is exactly 0 on both sides (NaN fails; -0.0 is 0);
-    grad_norm is finite and within its bound.
+    log_probs equal ref_log_probs bit for bit on unmasked tokens, in every micro-batch and on every rank that shows its
+    own (equal NaNs or infinities fail); KL is exactly 0 on both sides, in every metric of it and at every unmasked
+    token of its column (NaN fails; -0.0 is 0); grad_norm is finite and within its bound. What was not observed fails.
     """
-    rows = {r.name: r for r in trace.rows(0)}
+    rows = trace.rows(0)
     metrics = trace.steps[0].metrics
-    mask_row, a, b = rows.get("loss_mask"), rows.get("log_probs"), rows.get("ref_log_probs")
-    checks = []
-    name = "step 0: log_probs equal ref_log_probs"
-    if a is None or b is None or a.values is None or b.values is None or (a.shape, a.dtype) != (b.shape, b.dtype):
-        checks.append(Proof(name, False, "the columns were not observed"))
-    else:
-        keep = _kept(mask_row, a)
-        x, y = (np.frombuffer(r.values or b"", np.uint8).reshape(len(keep), -1) for r in (a, b))
-        differing = int((x[keep] != y[keep]).any(axis=1).sum())
-        passed = differing == 0 and bool(keep.any())
-        checks.append(Proof(name, passed, f"{differing} of {int(keep.sum())} tokens differ"))
-    kl = metrics.get("kl_loss", metrics.get("ppo_kl"))
-    checks.append(Proof("step 0: KL is exactly 0", kl == 0.0, "not observed" if kl is None else repr(kl)))
     norm = metrics.get("grad_norm")
-    passed = norm is not None and 0.0 <= norm <= grad_norm_max
-    checks.append(Proof("step 0: grad_norm in bounds", passed, f"{norm!r}, bound {grad_norm_max:g}"))
-    return checks
+    bounded = norm is not None and math.isfinite(norm) and 0.0 <= norm <= grad_norm_max
+    return [
+        _equal_log_probs(rows),
+        _no_kl(rows, metrics),
+        Proof("step 0: grad_norm in bounds", bounded, f"{norm!r}, bound {grad_norm_max:g}"),
+    ]
+
+
+def shows_policies(trace: Trace) -> bool:
+    """Whether the first step has log-probs of the policy and of the reference, whole or by micro-batch and rank."""
+    rows = trace.rows(0)
+    return all(column_parts(rows, name) for name in ("log_probs", "ref_log_probs"))
+
+
+def _equal_log_probs(rows: Sequence[Row]) -> Proof:
+    name = "step 0: log_probs equal ref_log_probs"
+    ours, theirs, masks = (column_parts(rows, n) for n in ("log_probs", "ref_log_probs", "loss_mask"))
+    differing = tokens = nonfinite = 0
+    pairs = [(part, ours.get(part), theirs.get(part)) for part in sorted({*ours, *theirs})]
+    for part, a, b in pairs:
+        if a is None or b is None or a.values is None or b.values is None or (a.shape, a.dtype) != (b.shape, b.dtype):
+            return Proof(name, False, "the columns were not observed" + f" alike ({part.strip('.')})" * bool(part))
+        keep = kept(part_of(masks, part), a)
+        if not keep.any():
+            continue
+        x, y = (np.frombuffer(raw, np.uint8).reshape(len(keep), -1)[keep] for raw in (a.values, b.values))
+        tokens += len(x)
+        differing += int((x != y).any(axis=1).sum())
+        nonfinite += int((~np.isfinite(_floats(a)[keep])).sum())
+    if not pairs:
+        return Proof(name, False, "the columns were not observed")
+    bad = f", {nonfinite} are not finite" if nonfinite else ""
+    return Proof(name, not differing and not nonfinite and tokens > 0, f"{differing} of {tokens} tokens differ{bad}")
+
+
+def _floats(row: Row) -> npt.NDArray[np.float64]:
+    """A column's values; NaN for those of a dtype that has no order."""
+    try:
+        return decode(row.dtype, row.values or b"")
+    except ValueError:
+        return np.full(math.prod(row.shape), math.nan)
+
+
+def _no_kl(rows: Sequence[Row], metrics: Mapping[str, float]) -> Proof:
+    name = "step 0: KL is exactly 0"
+    # some trainers log theirs in a folder, as train/kl_loss
+    found = {key: value for key, value in sorted(metrics.items()) if key.rpartition("/")[2] in _KL}
+    if not found:
+        return Proof(name, False, "not observed")
+    said = ", ".join(f"{key} {value!r}" for key, value in found.items())
+    passed = all(value == 0.0 for value in found.values())  # not so of NaN
+    columns, masks, ours = (column_parts(rows, n) for n in ("kl", "loss_mask", "log_probs"))
+    away = tokens = 0
+    for part, row in columns.items():
+        like = part_of(ours, part)
+        if row.values is None or like is None or like.shape != row.shape:
+            continue  # no column of tokens, whatever it is called
+        own = _floats(row)[kept(part_of(masks, part), row)]
+        tokens += len(own)
+        away += int((~(own == 0.0)).sum())
+    said += f", {away} of {tokens} tokens are not 0" if tokens else ""
+    return Proof(name, passed and not away, said)

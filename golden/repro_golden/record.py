@@ -6,10 +6,8 @@ import contextlib
 import getpass
 import os
 import re
-import shutil
-import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,22 +16,23 @@ from typing import Any
 
 from repro_golden import proofs
 from repro_golden.attach.unmatched import unmatched
+from repro_golden.capture import Capture, capture, keep
 from repro_golden.case import Case
 from repro_golden.checkout import Checkout
-from repro_golden.children import ChildFailure, Place, Run, RunResult
+from repro_golden.children import Place, Run, RunResult
 from repro_golden.errors import RefusedError, ReproError
 from repro_golden.identity import Identity
+from repro_golden.mismatch_bounds import mismatch_checks
 from repro_golden.noise import measure_noise
 from repro_golden.proofs import Proof
 from repro_golden.rollouts import Rollouts, RolloutSet, place_of
+from repro_golden.runs import Say, run_children, train
 from repro_golden.scratch import scratch_folder
 from repro_golden.store import GoldenRun, Store, describe, write_record
-from repro_golden.subjects import identity_of, launch, packages_of, try_out
+from repro_golden.subjects import identity_of, packages_of, try_out
 from repro_golden.trace import Trace, seal
 
-__all__ = ["Options", "Say", "cure", "record", "train"]
-
-Say = Callable[[str], None]
+__all__ = ["Options", "cure", "record"]
 
 NOISE_RUNS = 3
 _OF_TORCH = re.compile(r"(?:\[rank\d+\]:)?\[[IWEF]\d{3,4} \d\d:\d\d:\d\d|\[Gloo\] Rank \d")
@@ -54,46 +53,14 @@ class Options:
         allow_failed_checks: Keep a run whose first step fails the checks every guide begins with.
         replace_reason: Replace an existing golden run, and why.
         environment: Extra facts for ``run.json``.
+        capture: How rollouts are captured where there are none yet.
     """
 
     allow_noise: bool = False
     allow_failed_checks: bool = False
     replace_reason: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
-
-
-def run_children(
-    case: Case, place: Place, runs: Sequence[Run], log: Path, cancel: threading.Event | None = None
-) -> list[RunResult]:
-    """`launch`, with a failing trainer as one line that names a file which holds its output.
-
-    Raises:
-        ReproError: the trainer failed.
-    """
-    try:
-        return launch(case, place, runs, log, cancel=cancel)
-    except ChildFailure as failure:
-        raise ReproError(f"the trainer of {case.name} failed: {_kept_log(failure)}") from None
-
-
-def train(case: Case, place: Place, run: Run, log: Path, cancel: threading.Event | None = None) -> Trace:
-    """Make one observed run in a fresh process and return its sealed trace.
-
-    Raises:
-        ReproError: the trainer failed, in one line with the file that holds its output.
-    """
-    assert run.trace is not None
-    run_children(case, place, [run], log, cancel)
-    seal(Path(run.trace))
-    return Trace(Path(run.trace))
-
-
-def _kept_log(failure: ChildFailure) -> str:
-    """The failure's line, with its output copied out of the scratch folder that is about to go."""
-    handle, path = tempfile.mkstemp(prefix="repro-trainer-", suffix=".log")
-    os.close(handle)
-    shutil.copyfile(failure.log, path)
-    return str(ChildFailure(failure.stage, failure.step, failure.message, path))
+    capture: Capture = field(default_factory=Capture)
 
 
 def record(checkout: Checkout, case: Case, options: Options, say: Say) -> tuple[GoldenRun, list[Proof]]:
@@ -113,13 +80,14 @@ def record(checkout: Checkout, case: Case, options: Options, say: Say) -> tuple[
     with scratch_folder(checkout.scratch, "record") as scratch:
         try_out(case, place, scratch / "check.log")
         recording = _Recording(case, place, store, scratch, say)
-        rollouts = recording.rollouts()
+        rollouts = recording.rollouts(options.capture)
         golden = recording.golden(rollouts)
         identity = Identity.from_mapping(golden.header.identity)
         _refuse_another(identity_of(case, place.root), identity)
         if unseen := unmatched(golden, case.observe.activations, case.observe.metrics):
             raise ReproError(f"{case.name} would not guard what it says: {unseen}; correct [observe]")
         checks = proofs.first_step_checks(golden, case.first_step.grad_norm_max) if _checked(case, golden) else []
+        checks += mismatch_checks(case.mismatch, golden)
         sound = proofs.not_vacuous(golden)
         recording.refuse(sound, checks, options)  # cheap, so before the processes that the other proofs take
         found = recording.prove(golden, rollouts)
@@ -127,15 +95,14 @@ def record(checkout: Checkout, case: Case, options: Options, say: Say) -> tuple[
         found = [*checks, *sound, *found]
         facts = _facts(case, place, golden, found, options)
         write_record(recording.staged, facts | {"noise": noise})
-        recording.keep_rollouts()
+        keep(store, case, recording.captured)
         kept = store.keep(recording.staged, identity.machine, case.name, replace_reason=options.replace_reason)
         return kept, found
 
 
 def _checked(case: Case, golden: Trace) -> bool:
     """A command is checked where it shows the columns that the checks are about."""
-    shown = all(golden.row(0, "forward", name) for name in ("log_probs", "ref_log_probs"))
-    return case.first_step.check and (case.subject.kind == "core" or shown)
+    return case.first_step.check and (case.subject.kind == "core" or proofs.shows_policies(golden))
 
 
 def _refuse_another(expected: Identity, found: Identity) -> None:
@@ -165,18 +132,21 @@ class _Recording:
         self.captured: Path | None = None
         self._cancel = threading.Event()
 
-    def rollouts(self) -> Rollouts:
-        """The case's rollouts; sampled now with the subject's own policy when there are none yet."""
+    def rollouts(self, how: Capture) -> Rollouts:
+        """The case's rollouts; captured now when there are none yet."""
         path = self.store.rollouts_path(self.case)
-        if path is None or self.case.subject.kind == "command":
-            return self.store.rollouts(self.case)
-        if self.store.has_rollouts(self.case):
+        there = path is None or self.case.subject.kind == "command" or self.store.has_rollouts(self.case)
+        if there and how != Capture():
+            raise ReproError(
+                f"the rollouts of {self.case.name} are there already, no engine is needed: leave --engine out, or "
+                f"`repro rollout record {self.case.name} --replace` with it first"
+            )
+        if path is not None and self.case.subject.kind == "core" and there:
             self.store.refuse_dirty(path)
+        if there:
             return self.store.rollouts(self.case)
-        self.say(f"capturing rollouts: {self.case.steps} steps of {self.case.name}, sampled as it trains")
         self.captured = self.scratch / "rollouts"
-        self._launch("capture", [Run(self.case.steps, save_rollouts=str(self.captured))])
-        return RolloutSet.write_index(self.captured)
+        return capture(self.case, self.place, how, self.captured, self._log("capture"), self.say)
 
     def golden(self, rollouts: Rollouts) -> Trace:
         """Train on the rollouts under the recorder."""
@@ -279,17 +249,6 @@ class _Recording:
             run = Run(self.case.steps, rollouts, trace=str(self.scratch / f"noise-{k}"))
             runs.append(train(self.case, self.place, run, self._log(f"noise-{k}")))
         return measure_noise(runs)
-
-    def keep_rollouts(self) -> None:
-        """Bring captured rollouts to their place, and hand rollouts that DVC does not know to it."""
-        target = self.store.rollouts_path(self.case)
-        if target is None or (not self.captured and self.store.in_git(target)):
-            return
-        if self.captured:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(self.captured, target)
-        if not target.with_name(target.name + ".dvc").exists():
-            self.store.dvc.add(target)
 
     @contextlib.contextmanager
     def _ended_together(self) -> Iterator[None]:

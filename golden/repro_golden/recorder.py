@@ -54,7 +54,7 @@ class RankWriter:
         if row.phase not in PHASES:
             raise ReproError(f"unknown phase {row.phase!r} for signal {row.name!r}: use one of {', '.join(PHASES)}")
         keys = {(row.phase, row.name), *([(METRIC, row.name)] if row.dtype == METRIC else [])}
-        if row.placement is None and keys & self._seen:
+        if keys & self._seen and row.whole:
             raise ReproError(f"signal {row.name!r} was observed twice in one step (phase {row.phase}): rename one")
         self._seen |= keys
         self._rows.append(row)
@@ -133,7 +133,7 @@ class Recorder:
         records = []
         while self._closed and (len(self._closed) > in_flight or self._closed[0][1].ready()):
             step, signals = self._closed.popleft()
-            for row in signals.rows():
+            for row in signals.rows(placed=isinstance(self.writer, RankWriter)):
                 self.writer.add(row)
             if record := self.writer.end_step(step):
                 records.append(record)

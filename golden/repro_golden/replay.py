@@ -19,12 +19,15 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from repro_golden.canonical import write_atomic
 from repro_golden.errors import MachineFailureError, ReproError
 from repro_golden.spent import measure
 from repro_golden.team import Team, lost_a_peer
+
+if TYPE_CHECKING:
+    from repro_golden.weight_sync import SyncJudge
 
 __all__ = ["main"]
 
@@ -42,6 +45,7 @@ class _SubjectError(Exception):
         self.stage, self.step = stage, step
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         self.message = " ".join(text.split())[:500]
+        super().__init__(self.message)
         self.peer, self.at = lost_a_peer(error), time.time()
 
     def to_mapping(self) -> dict[str, Any]:
@@ -101,9 +105,17 @@ def _run(door: ModuleType, job: dict[str, Any], run: dict[str, Any], team: Team 
     case = job["case"]
     recorded = RolloutSet(Path(run["rollouts"])) if run["rollouts"] else None
     operations = _Operations(run["operations"], team.rank if team else 0)
+    about = {"config": case["subject"]["config"], "root": job["root"]}
+    arrived: SyncJudge | None = None
+    if not recorded:  # an engine may be asked, to which weights are brought
+        from repro_golden.weight_sync import SyncJudge
+
+        about["sync"] = arrived = SyncJudge(team, lambda line: print(line, flush=True))
+    if not run["train"]:
+        return _only_rollouts(door, about, run, team)
     try:
         with operations.making(run["first_step"]):
-            subject = door.build({"config": case["subject"]["config"], "root": job["root"]})
+            subject = door.build(about)
     except BaseException as error:
         raise _blame("build", -1, error) from error
     try:
@@ -112,16 +124,41 @@ def _run(door: ModuleType, job: dict[str, Any], run: dict[str, Any], team: Team 
     except BaseException as error:
         raise _blame("load", -1, error) from error
     recorder = _recorder(job, run, recorded.digest if recorded else "", subject.position[0], team)
-    return _train(door, subject, recorder, run, recorded, operations, team)
+    return _train(door, subject, recorder, run, recorded, operations, team, arrived)
+
+
+def _only_rollouts(door: ModuleType, about: dict[str, Any], run: dict[str, Any], team: Team | None) -> dict[str, Any]:
+    """Sample as many rollouts as the run has steps with the starting weights; of several ranks the first does."""
+    nothing = {"steps": 0, "diverged": False, "terminal": {}, "seconds": []}
+    if team and team.rank:
+        return nothing
+    try:
+        source = door.rollouts_only(about)
+    except BaseException as error:
+        raise _blame("build", -1, error) from error
+    try:
+        for rollout_id in range(run["steps"]):
+            _write_rollout(run, rollout_id, source.sample(rollout_id), about["sync"])
+        source.close()
+    except BaseException as error:
+        raise _blame("start", -1, error) from error
+    return nothing
+
+
+def _write_rollout(run: dict[str, Any], rollout_id: int, rollout: Any, arrived: SyncJudge | None) -> None:
+    """Write a sampled rollout, with a fingerprint of the weights where an engine's own have sampled it."""
+    from repro_golden.rollouts import RolloutData, write_rollout
+
+    weights = {"weights": arrived.digest} if arrived and arrived.digest else {}
+    path = Path(run["save_rollouts"]) / f"{rollout_id}.safetensors"
+    write_rollout(path, RolloutData({**rollout.meta, **weights}, rollout.tensors))
 
 
 def _train(
     door: ModuleType, subject: Any, recorder: Any, run: dict[str, Any], recorded: Any, operations: _Operations,
-    team: Team | None,
+    team: Team | None, arrived: SyncJudge | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Feed rollouts until the steps are made or a root differs from the baseline's, which one of several cannot see."""
-    from repro_golden.rollouts import RolloutData, write_rollout
-
     roots = _baseline_roots(None if team else run["baseline"])
     states = _States({int(step): Path(folder) for step, folder in run["states"].items()}, run["states_budget"], team)
     next_step, rollout_id = subject.position
@@ -134,8 +171,7 @@ def _train(
         try:
             rollout = door.Rollout(data.meta, data.tensors) if data else subject.sample(rollout_id)
             if run["save_rollouts"] and (team is None or team.rank == 0):
-                path = Path(run["save_rollouts"]) / f"{rollout_id}.safetensors"
-                write_rollout(path, RolloutData(rollout.meta, rollout.tensors))
+                _write_rollout(run, rollout_id, rollout, arrived)
             updates = iter(subject.train(rollout, observe))
             while (done := operations.made(updates, step + 1)) is not None:
                 step = done
@@ -273,7 +309,7 @@ def _recorder(job: dict[str, Any], run: dict[str, Any], rollouts: str, first_ste
 
         resources = job["case"]["resources"]
         identity = collect(os.environ, threads=resources["cpus"], ranks=resources["ranks"])
-        identity = identity.laid_out(megatron_layout(job["case"]["subject"]["config"], resources["ranks"]))
+        identity = identity.replaying().laid_out(megatron_layout(job["case"]["subject"]["config"], resources["ranks"]))
         return Header(job["case"], rollouts, job["subject"], identity.to_mapping(), run["steps"], first_step)
 
     writer: TraceWriter | RankWriter

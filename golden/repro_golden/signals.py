@@ -61,10 +61,13 @@ class _Group:
         """Of all of its signals."""
         return [self.name + key for key in self.tensors]
 
-    def rows(self, scans: Iterable[list[Scan]]) -> list[Row]:
-        """Its rows; several for a tensor that holds parts of several."""
+    def rows(self, scans: Iterable[list[Scan]], *, placed: bool = False) -> list[Row]:
+        """Its rows; several for a tensor that holds parts of several. For `placed` see `Signals.rows`."""
         looks = zip(self.names, self.tensors.values(), scans, strict=True)
-        return [_row(self.phase, name, dtype, shape, scan) for name, (dtype, shape), found in looks for scan in found]
+        return [
+            _row(self.phase, name, dtype, shape, scan, placed)
+            for name, (dtype, shape), found in looks for scan in found
+        ]  # fmt: skip
 
 
 class Signals:
@@ -120,12 +123,17 @@ class Signals:
         """Whether `rows` would return at once."""
         return self._pending is None or self._pending.ready()
 
-    def rows(self) -> list[Row]:
-        """The trace's rows, in the order of observation; several for a tensor that holds parts of several."""
+    def rows(self, *, placed: bool = False) -> list[Row]:
+        """The trace's rows, in the order of observation; several for a tensor that holds parts of several.
+
+        Args:
+            placed: Keep the placement of a tensor that its placement calls whole: among several ranks it may be one's
+                alone, and without it this cannot be told from what all of them must have.
+        """
         scans = iter(self._home().result())
         out = []
         for seen in self._seen:
-            out += [seen] if isinstance(seen, Row) else seen.rows(islice(scans, len(seen.tensors)))
+            out += [seen] if isinstance(seen, Row) else seen.rows(islice(scans, len(seen.tensors)), placed=placed)
         return out
 
     def pack(self, step: int, label: str, change: Callable[[Row], Row], more: Sequence[Row]) -> bytes:
@@ -220,7 +228,7 @@ def _table(group: _Group, frames: list[bytes]) -> tuple[str, ...]:
     return table
 
 
-def _row(phase: str, name: str, dtype: torch.dtype, shape: tuple[int, ...], scan: Scan) -> Row:
+def _row(phase: str, name: str, dtype: torch.dtype, shape: tuple[int, ...], scan: Scan, placed: bool) -> Row:
     part = scan.share is not None and not scan.share.whole
     # by position: this runs for every tensor of every step
     return Row(
@@ -234,5 +242,5 @@ def _row(phase: str, name: str, dtype: torch.dtype, shape: tuple[int, ...], scan
         scan.l2,
         scan.sketch if scan.values is None or part else b"",
         None if part else scan.values,
-        scan.share.cover_text() if scan.share and part else None,
+        scan.share.cover_text() if scan.share and (part or placed) else None,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,10 @@ from repro_golden.children import Place, Run
 from repro_golden.compare import Comparison, compare
 from repro_golden.errors import NotVerifiableError, ReproError
 from repro_golden.identity import Identity
-from repro_golden.record import Say, train
+from repro_golden.mismatch_bounds import Breach, breaches
+from repro_golden.mismatch_change import MismatchChange, mismatch_change
 from repro_golden.rollouts import place_of
+from repro_golden.runs import Say, train
 from repro_golden.scratch import scratch_folder
 from repro_golden.store import GoldenRun, Store
 from repro_golden.subjects import identity_of
@@ -32,17 +34,22 @@ class Verification:
         comparison: Golden run against replay.
         steps: Steps the case has.
         agreeing: Of each compared step, whether its bits agree, whatever those before it did.
+        mismatch: Between trainer and rollout engine, in the golden run and in the replay; None where the columns are
+            not shown.
+        broken: The case's ``[mismatch]`` bounds that the replay breaks.
     """
 
     golden: GoldenRun
     comparison: Comparison
     steps: int
     agreeing: Mapping[int, bool] = field(default_factory=dict)
+    mismatch: MismatchChange | None = None
+    broken: Sequence[Breach] = ()
 
     @property
     def agrees(self) -> bool:
-        """Whether every step of the golden run was replayed and agrees."""
-        return self.comparison.equal and self.comparison.steps == self.steps
+        """Whether every step of the golden run was replayed and agrees, and no ``[mismatch]`` bound is broken."""
+        return self.comparison.equal and self.comparison.steps == self.steps and not self.broken
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
@@ -51,6 +58,8 @@ class Verification:
             "machine": self.golden.machine,
             "commit": self.golden.record.get("commit"),
             "comparison": self.comparison.to_mapping(),
+            "mismatch": self.mismatch.to_mapping() if self.mismatch else None,
+            "mismatch_broken": [breach.to_mapping() for breach in self.broken],
         }
 
 
@@ -109,7 +118,11 @@ def verify(checkout: Checkout, case: Case, say: Say) -> Verification:
         if differences:
             raise NotVerifiableError(f"the replay ran under another identity: {differences[0]}")
         found = compare(golden.trace, replay, case.compare)
-        return Verification(golden, found, case.steps, agreeing_steps(golden.trace, replay))
+        agreeing, mismatch = (
+            agreeing_steps(golden.trace, replay),
+            mismatch_change(golden.trace, replay, case.mismatch.max),
+        )
+        return Verification(golden, found, case.steps, agreeing, mismatch, breaches(case.mismatch, replay))
 
 
 def agreeing_steps(a: Trace, b: Trace) -> dict[int, bool]:

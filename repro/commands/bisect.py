@@ -114,8 +114,7 @@ def bisect(
         from repro_bisect.sides import compare_sides
 
         with bisect_view() as watch:
-            most = case.nightly.tolerance if tolerance is None else tolerance
-            sides = compare_sides(checkout, case, axis, most, watch, options)
+            sides = compare_sides(checkout, case, axis, tolerance, watch, options)
         with _told(as_json, sides.to_mapping(), layout_text(sides), again) as written:
             written += write_layout_report(sides, folder, again)
         return 3 if sides.outcome == "flaky" else 0

@@ -19,9 +19,10 @@ __all__ = ["diff"]
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
 @click.option("--offset", type=int, default=0, help="Number that event files give to a trace's step 0.")
+@click.option("--mismatch", is_flag=True, help="Show the train/rollout mismatch also where no number moved.")
 @vary_option
 @json_option
-def diff(a: Path, b: Path, offset: int, vary: tuple[str, ...], as_json: bool) -> int:
+def diff(a: Path, b: Path, offset: int, mismatch: bool, vary: tuple[str, ...], as_json: bool) -> int:
     """Compare trace A (the baseline) with trace B, bit for bit.
 
     A trace is a folder with a header.json; a golden run's folder serves too. Either side may be a folder of TensorBoard
@@ -30,28 +31,36 @@ def diff(a: Path, b: Path, offset: int, vary: tuple[str, ...], as_json: bool) ->
     from repro_golden.errors import ReproError
 
     events = [_holds_events(path) for path in (a, b)]
+    if mismatch and any(events):
+        raise ReproError("--mismatch is for traces: TensorBoard event files hold no log-probs of tokens")
     if any(events):
         return _diff_events(a, b, events, offset, as_json)
     if offset:
         raise ReproError("--offset is for TensorBoard event files: neither side is a folder of them")
-    return _diff_traces(a, b, vary, as_json)
+    return _diff_traces(a, b, vary, as_json, mismatch=mismatch)
 
 
-def _diff_traces(a: Path, b: Path, vary: tuple[str, ...], as_json: bool) -> int:
+def _diff_traces(a: Path, b: Path, vary: tuple[str, ...], as_json: bool, *, mismatch: bool) -> int:
+    from repro.report.mismatch import mismatch_text
     from repro.text import comparison_text
     from repro_golden.compare import check_identities, compare
+    from repro_golden.mismatch_change import mismatch_change
 
     traces = [open_trace(path) for path in (a, b)]
     differences = check_identities(traces[0], traces[1], vary)
     found = compare(*traces)
-    data = found.to_mapping() | {"identity": differences}
+    # of long traces that agree no row is read unless somebody asks
+    gap = None if found.equal and not mismatch else mismatch_change(*traces)
+    data = found.to_mapping() | {"identity": differences, "mismatch": gap.to_mapping() if gap else None}
+    shown = mismatch_text(data["mismatch"], every=mismatch)
     notes = "".join(f"\nidentity differs: {d}" for d in differences)
     if len(traces[0].steps) != len(traces[1].steps):
         notes += f"\nA has {len(traces[0].steps)} steps, B has {len(traces[1].steps)}: only common ones were compared"
     broken = [f"{name} is incomplete: {why}" for name, t in zip("AB", traces, strict=True) if (why := _broken(t))]
     notes += "".join(f"\n{line}" for line in broken)
-    options = "".join(f" --vary {part}" for part in vary)
-    emit(as_json, data, comparison_text(found) + notes + f"\nreproduce with: repro diff{options} {a} {b}")
+    options = " --mismatch" * mismatch + "".join(f" --vary {part}" for part in vary)
+    text = comparison_text(found) + (f"\n\n{shown}" if shown else "")
+    emit(as_json, data, text + notes + f"\nreproduce with: repro diff{options} {a} {b}")
     return 1 if not found.equal else 3 if broken else 0
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from repro.commands.golden_verify import verify
+from repro.commands.rollout import engine_options
 from repro.output import emit, json_option, progress, vary_option
+
+if TYPE_CHECKING:
+    from repro_golden.record import Options
 
 __all__ = ["golden"]
 
@@ -30,7 +34,9 @@ def _recording_options(function: Any) -> Any:
         "--allow-noise", is_flag=True, help="Keep a run that does not reproduce itself, with its noise."
     )(function)
     return click.option(
-        "--allow-failed-checks", is_flag=True, help="Keep a run whose first step fails the on-policy checks."
+        "--allow-failed-checks",
+        is_flag=True,
+        help="Keep a run that fails the on-policy checks of its first step, or [mismatch].",
     )(function)
 
 
@@ -41,6 +47,7 @@ def _recording_options(function: Any) -> Any:
 @click.option(
     "--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="With CMD: processes that train."
 )
+@engine_options
 @_recording_options
 @json_option
 def record(
@@ -48,6 +55,9 @@ def record(
     command: tuple[str, ...],
     steps: int,
     ranks: int,
+    engine: str | None,
+    sglang_url: str | None,
+    words: tuple[str, ...],
     allow_noise: bool,
     allow_failed_checks: bool,
     as_json: bool,
@@ -55,7 +65,11 @@ def record(
     """Record the golden run of CASE on this machine, and let it prove itself before it is kept.
 
     With CMD, a training program that knows nothing of repro, the case file golden/cases/CASE.toml is written first.
+    --engine, --sglang-url and --set say how rollouts are captured where there are none yet; the case stays as it is.
     """
+    from repro_golden.capture import Capture, settings_of
+    from repro_golden.record import Options
+
     if command:
         from repro_golden.case import new_command_case
         from repro_golden.checkout import find_checkout
@@ -66,7 +80,8 @@ def record(
         if not Store(root).dvc.initialised:
             raise ReproError(f"{root} has no DVC yet: run `repro init`")
         new_command_case(root, str(case), command, steps, ranks)
-    return _record(case, allow_noise, allow_failed_checks, None, as_json)
+    capture = Capture(settings_of(engine, sglang_url, words))
+    return _record(case, Options(allow_noise, allow_failed_checks, capture=capture), as_json)
 
 
 @golden.command(short_help="Record anew; the old run stays beside it.")
@@ -76,19 +91,20 @@ def record(
 @json_option
 def approve(case: str | None, reason: str, allow_noise: bool, allow_failed_checks: bool, as_json: bool) -> int:
     """Record CASE anew and make that its golden run; the old one stays beside it as CASE~CHAIN."""
-    return _record(case, allow_noise, allow_failed_checks, reason, as_json)
+    from repro_golden.record import Options
+
+    return _record(case, Options(allow_noise, allow_failed_checks, reason), as_json)
 
 
-def _record(case: str | None, allow_noise: bool, allow_failed_checks: bool, reason: str | None, as_json: bool) -> int:
+def _record(case: str | None, options: Options, as_json: bool) -> int:
     from repro_golden.case import find_case
     from repro_golden.checkout import find_checkout
-    from repro_golden.record import Options
     from repro_golden.record import record as run_record
 
     checkout = find_checkout(Path.cwd())
     found = find_case(checkout.root, case)
     with progress("recording") as say:
-        kept, proved = run_record(checkout, found, Options(allow_noise, allow_failed_checks, reason), say)
+        kept, proved = run_record(checkout, found, options, say)
     data = {"run": str(kept.directory), "machine": kept.machine, "proofs": [p.to_mapping() for p in proved]}
     relative = kept.directory.relative_to(checkout.root)
     text = (
@@ -141,11 +157,13 @@ def show(run: str, as_json: bool) -> int:
     from repro_golden.canonical import encode_float
 
     kept = _load(run)
+    gaps = _mismatches(kept.trace)
     record = {k: v for k, v in kept.record.items() if k != "lock"}
     steps = [
         {"step": s.step, "root": s.root, "signals": s.signals} | {k: encode_float(v) for k, v in s.metrics.items()}
         for s in kept.trace.steps
     ]
+    mismatch = [{"step": step} | gap.to_mapping() for step, gap in gaps.items()]
     names = list(kept.trace.steps[0].metrics)
     rows = [[str(s.step), *(number(s.metrics.get(n)) for n in names), s.root[:8]] for s in kept.trace.steps]
     lines = [
@@ -161,8 +179,21 @@ def show(run: str, as_json: bool) -> int:
             f"does not reproduce itself; spread over {record['noise']['runs']} runs: {record['noise']['spread']}"
         )
     lines += [f"{'ok' if p['passed'] else 'NO'} {p['name']}: {p['detail']}" for p in record["proofs"]]
-    emit(as_json, record | {"steps": steps}, "\n".join([*lines, "", table(["step", *names, "root"], rows)]))
+    said = [f"mismatch at step {step}: {gap}" for step, gap in gaps.items()]
+    said = ["", "train/rollout mismatch: |trainer - rollout| of the tokens' log-probs", *said] if said else []
+    text = "\n".join([*lines, "", table(["step", *names, "root"], rows), *said])
+    emit(as_json, record | {"steps": steps, "mismatch": mismatch}, text)
     return 0
+
+
+def _mismatches(trace: Any) -> dict[int, Any]:
+    """The mismatch of each step by its number; empty where the first step does not show the columns."""
+    from repro_golden.mismatch import of_trace
+
+    if not trace.steps or of_trace(trace, 0) is None:
+        return {}
+    found = {record.step: of_trace(trace, index) for index, record in enumerate(trace.steps)}
+    return {step: gap for step, gap in found.items() if gap is not None}
 
 
 @golden.command("diff", short_help="Compare two golden runs.")
@@ -172,14 +203,24 @@ def show(run: str, as_json: bool) -> int:
 @json_option
 def diff_runs(a: str, b: str, vary: tuple[str, ...], as_json: bool) -> int:
     """Compare two golden runs: each is CASE, CASE~CHAIN or MACHINE/CASE."""
+    from repro.report.mismatch import mismatch_text
     from repro.text import comparison_text
     from repro_golden.compare import check_identities, compare
+    from repro_golden.mismatch_change import mismatch_change
 
     left, right = _load(a), _load(b)
     differences = check_identities(left.trace, right.trace, vary)
     found = compare(left.trace, right.trace)
-    text = "\n".join([comparison_text(found), *(f"identity differs: {d}" for d in differences)])
-    emit(as_json, found.to_mapping() | {"identity": differences}, f"{text}\nreproduce with: repro golden diff {a} {b}")
+    gap = None if found.equal else mismatch_change(left.trace, right.trace)
+    data = found.to_mapping() | {"identity": differences, "mismatch": gap.to_mapping() if gap else None}
+    shown = mismatch_text(data["mismatch"])
+    parts = [
+        comparison_text(found),
+        *([f"\n{shown}"] if shown else []),
+        *(f"identity differs: {d}" for d in differences),
+    ]
+    text = "\n".join(parts)
+    emit(as_json, data, f"{text}\nreproduce with: repro golden diff {a} {b}")
     return 0 if found.equal else 1
 
 

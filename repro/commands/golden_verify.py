@@ -14,6 +14,9 @@ from repro.output import emit, json_option, progress
 
 __all__ = ["step_records", "verify"]
 
+_SHOWN = 5
+"""Broken bounds that a terminal shows."""
+
 
 @click.command(short_help="Replay a case and compare, signal by signal.")
 @click.argument("case", required=False)
@@ -28,7 +31,6 @@ def verify(
     case: str | None, every: bool, metrics: Path | None, plots: Path | None, exit_zero: bool, as_json: bool
 ) -> int:
     """Replay CASE on the working tree and compare it with its golden run, signal by signal."""
-    from repro.text import comparison_text
     from repro_golden.case import find_case, list_cases
     from repro_golden.checkout import find_checkout
     from repro_golden.errors import NotVerifiableError
@@ -48,7 +50,7 @@ def verify(
             results[found.name] = result.to_mapping()
             small[found.name] = _small(result)
             steps[found.name] = step_records(found.name, result)
-            texts.append(f"{found.name}: {comparison_text(result.comparison)}")
+            texts.append(f"{found.name}: {_text(result)}")
             codes.append(0 if result.agrees else 1)
         except NotVerifiableError as error:
             if not every:
@@ -64,6 +66,18 @@ def verify(
     if exit_zero and small:  # where nothing could be judged there is nothing to keep, and silence is no agreement
         return 0
     return 1 if 1 in codes else max(codes)
+
+
+def _text(result: Any) -> str:
+    """What a replay found: a broken bound of the mismatch first, for that may be all that differs."""
+    from repro.report.mismatch import mismatch_text
+    from repro.text import comparison_text
+
+    lines = [f"differs: train/rollout mismatch out of bounds at {breach}" for breach in result.broken[:_SHOWN]]
+    lines += [f"and {len(result.broken) - _SHOWN} more: see --json"] if len(result.broken) > _SHOWN else []
+    lines.append(comparison_text(result.comparison) if not lines else f"bits: {comparison_text(result.comparison)}")
+    table = mismatch_text(result.mismatch.to_mapping()) if result.mismatch else ""
+    return "\n".join(lines) + (f"\n\n{table}" if table else "")
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import click
 
 from repro import __version__
+from repro.report.mismatch import HEAD, mismatch_rows, mismatch_text, mismatch_title
 from repro.report.pages import templates
 from repro.report.pieces import clean, escaped, fenced
 from repro.text import count, utc
@@ -59,6 +60,12 @@ def culprit_lines(night: Night) -> list[str]:
     return [line[: len(line) - len(line.lstrip())] + clean(line) for line in lines]
 
 
+def _mismatch(night: Night) -> Mapping[str, Any] | None:
+    """The train/rollout mismatch of the baseline and of tonight; None where all is equal or nothing was compared."""
+    found: Mapping[str, Any] | None = (night.compared or {}).get("mismatch")
+    return found
+
+
 def _cure(night: Night) -> str:
     """What to do about numbers that changed on purpose."""
     if not any(check.status == "changed" and check.name in ("baseline", "metrics") for check in night.checks):
@@ -87,6 +94,7 @@ def nightly_text(nights: Sequence[Night], files: Sequence[Path], *, colour: bool
             word = _styled(check.status, f"{check.status:{_WIDTH}}", colour=colour)
             lines.append(f"  {word}  {clean(check.name)}: {clean(check.text)}")
         lines += [f"  {line}" for line in culprit_lines(night)]
+        lines += [f"  {row}" for row in mismatch_text(_mismatch(night)).splitlines()]
         lines += [f"  {cure}"] if (cure := _cure(night)) else []
         lines.append(f"  result: {path}")
     return "\n".join(lines)
@@ -123,6 +131,8 @@ def _context(nights: Sequence[Night], files: Sequence[Path], command: str) -> di
                 }
                 for check in night.checks
             ],
+            "mismatch": mismatch_rows(found) if (found := _mismatch(night)) else [],
+            "of": mismatch_title(found) if found else "",
             "culprits": "\n".join(culprit_lines(night)),
             "search": (night.bisect or {}).get("reproduce", ""),
             "cure": _cure(night),
@@ -140,6 +150,7 @@ def _context(nights: Sequence[Night], files: Sequence[Path], command: str) -> di
         "command": command,
         "version": __version__,
         "escaped": escaped,
+        "gap_head": HEAD,
         "fenced": fenced,
     }
 

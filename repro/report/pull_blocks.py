@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from repro.report.mismatch import mismatch_rows, mismatch_title
 from repro.report.pieces import Line, code, quoted, said
 from repro.report.pull_metrics import Block, metric_blocks
 from repro.report.pull_result import moved_bounds
@@ -11,6 +12,7 @@ from repro.text import count, duration, utc
 from repro_bisect.axis import short
 from repro_bisect.pair import PairResult
 from repro_bisect.result import Culprit
+from repro_golden.mismatch_change import MismatchChange
 from repro_golden.spent import Spent
 
 __all__ = ["COST", "blocks_of", "foot", "memory"]
@@ -51,6 +53,17 @@ def _cost(result: PairResult) -> Block:
 
 def _memory(spent: Spent | None) -> int | None:
     return spent.memory or None if spent else None
+
+
+def _mismatch(found: MismatchChange | None) -> Block | None:
+    """The train/rollout mismatch of both sides, as far as it moved."""
+    raw = found.to_mapping() if found else {"numbers": []}
+    rows = mismatch_rows(raw)
+    if not rows:
+        return None
+    head = ["number", "base", "head", "head / base"]
+    cells = [[(said(cell),) for cell in row] for row in rows]
+    return Block("Train/rollout mismatch", [(quoted(mismatch_title(raw)), said("."))], head, cells)
 
 
 def _culprits(culprits: Sequence[Culprit]) -> Block:
@@ -118,6 +131,7 @@ def blocks_of(result: PairResult) -> list[Block]:
         metrics = metric_blocks(compared.drift, result.bounds, list(moved_bounds(compared)))
         others = [block for block in metrics if block.title != "Metrics"]
         blocks += [block for block in metrics if block.title == "Metrics"]
+        blocks.append(_mismatch(compared.mismatch))
         blocks.append(_cost(result))
     blocks += [_culprits(result.culprits) if result.culprits else None, _notes(result), *others]
     return [block for block in blocks if block is not None]

@@ -150,15 +150,16 @@ class MegatronEngine:
             moments = [(number, one, one.moment(kind)) for number, one in parts]
             self._observe(observe, "update", f"{prefix}{kind}/", moments)
         if self.config.dtype == "bf16":
-            self._observe(observe, "update", f"{prefix}model/", [
-                (number, None, (name, parameter.detach()))
-                for number, chunk in enumerate(self.raw) for name, parameter in chunk.named_parameters()
-            ])  # fmt: skip
+            self._observe(observe, "update", f"{prefix}model/", self._own)
         return float(norm)
 
     def show(self, observe: Observe, phase: str, prefix: str) -> None:
         """See `engine.Engine.show`."""
         self._observe(observe, phase, prefix, [(number, one, one.main.detach()) for number, one in self.mains])
+
+    def weights(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """See `engine.Engine.weights`."""
+        return self._placed("", self._own)
 
     @property
     def mains(self) -> list[tuple[int, Main]]:
@@ -182,7 +183,18 @@ class MegatronEngine:
                 out[f"{prefix}{kind}/{number}/{one.name}"] = one.moment(kind)
         return out
 
+    @property
+    def _own(self) -> list[tuple[int, None, tuple[str, Tensor]]]:
+        """The model's own weights as `_placed` takes them."""
+        chunks = enumerate(self.raw)
+        return [(number, None, (name, p.detach())) for number, chunk in chunks for name, p in chunk.named_parameters()]
+
     def _observe(self, observe: Observe, phase: str, prefix: str, parts: Sequence[tuple[int, Any, Any]]) -> None:
+        observe(phase, prefix, *self._placed(prefix, parts))
+
+    def _placed(
+        self, prefix: str, parts: Sequence[tuple[int, Any, Any]]
+    ) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
         tensors: dict[str, Tensor] = {}
         places: dict[str, dict[str, Any]] = {}
         for number, one, value in parts:
@@ -190,7 +202,7 @@ class MegatronEngine:
             key = f"{number}/{name}"
             tensors[key] = tensor
             places[key] = placement_of(self.model, self.where[number], name, prefix, one and one.part)
-        observe(phase, prefix, tensors, places)
+        return tensors, places
 
     def _shares(self, tensors: Mapping[str, Tensor], update: Update) -> list[Share]:
         m = self.config.megatron

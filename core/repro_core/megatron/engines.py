@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,11 +19,13 @@ from repro_core.megatron.engine import MegatronEngine
 from repro_core.megatron.layout import check
 from repro_core.megatron.shares import Slot
 from repro_core.megatron.weights import Held, Where, join, to_local
+from repro_core.megatron.whole import whole_tensors
 from repro_core.model import Policy
 from repro_core.torch_engine import DTYPES, starting_policy
 
 __all__ = ["MegatronEngines"]
 
+_T = TypeVar("_T")
 _POLICY, _CRITIC = ("log_probs", "entropy"), ("values",)
 
 
@@ -96,6 +98,17 @@ class MegatronEngines:
             for name, parameter in policy.named_parameters():
                 parameter.copy_(whole[name])
         return policy
+
+    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `engine.Engines.whole_weights`; see `whole.whole_tensors` for errors."""
+        held = [(where, _weights(chunk)) for where, chunk in zip(self.policy.where, self.policy.raw, strict=True)]
+        return whole_tensors(self.model, held, lead=self.lead)
+
+    def tell(self, value: _T) -> _T:
+        """See `engine.Engines.tell`."""
+        told = [value]
+        dist.broadcast_object_list(told)
+        return told[0]
 
     def state(self) -> dict[str, Tensor]:
         """See `engine.Engines.state`: what lies on this rank."""

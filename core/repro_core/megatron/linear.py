@@ -13,6 +13,7 @@ Weights, their shards, and what is communicated stay Megatron's.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -70,16 +71,16 @@ class OutputLayer(_Column):
         return product(self.whole(input_), (self.weight if weight is None else weight)[: self.rows]), None
 
 
-class _Apart(_Column):
+class _Apart(_Column, ABC):
     """A column-parallel layer over several matrices that lie in one weight."""
 
+    @abstractmethod
     def apart(self, rows: Tensor) -> list[Tensor]:
         """The matrices (or biases) in the weight (or bias), in the order in which they are multiplied."""
-        raise NotImplementedError
 
+    @abstractmethod
     def together(self, outputs: list[Tensor]) -> Tensor:
         """Outputs [tokens, rows, width] of the matrices, as one of the weight would lie."""
-        raise NotImplementedError
 
     def forward(self, input_: Tensor) -> tuple[Tensor, None]:
         """Outputs [tokens, rows, width here] of input_ [tokens here, rows, hidden], and no bias left to add."""

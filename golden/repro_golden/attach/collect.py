@@ -134,7 +134,8 @@ class Gathering:
         for rank in self._ranks:
             rank.read()
         while all(rank.ready for rank in self._ranks) and not self._parted():
-            records.append(self._write([rank.ready.popleft()[1] for rank in self._ranks]))
+            labels, step = zip(*(rank.ready.popleft() for rank in self._ranks), strict=True)
+            records.append(self._write(step, behind_the_door=not any(labels)))
         return records
 
     def finish(self, command: Sequence[str], code: int, reason: str = "finished") -> Collected:
@@ -221,13 +222,13 @@ class Gathering:
             )
         self._ranks = ranks
 
-    def _write(self, ranks: Sequence[Sequence[Row]]) -> StepRecord:
+    def _write(self, ranks: Sequence[Sequence[Row]], *, behind_the_door: bool) -> StepRecord:
         if self._writer is None:
             seen = min(rank.steps for rank in self._ranks)
             header = self._header(self._ranks[0].about, seen)
             self._writer, self._first_step = TraceWriter(self._out, header), header.first_step
         metrics, others = set[str](), set[tuple[str, str]]()
-        for row in merge_rows(ranks):
+        for row in merge_rows(ranks, everywhere=behind_the_door):
             if row.dtype == METRIC and row.name in metrics:
                 continue  # a number that the program logs under the name of one that was read
             if row.dtype == METRIC:
@@ -256,8 +257,14 @@ def _read(path: Path) -> Any:
         return None
 
 
-def merge_rows(ranks: Sequence[Sequence[Row]]) -> Iterator[Row]:
+def merge_rows(ranks: Sequence[Sequence[Row]], *, everywhere: bool = False) -> Iterator[Row]:
     """The rows of one step: one for each signal that all ranks agree on or hold shares of, else one for each rank.
+
+    Args:
+        ranks: What each of them has.
+        everywhere: Whether what has no placement must be every rank's, as behind the door, where whoever holds a tensor
+            that others lack says so by its placement. Foreign programs give none: there a signal may be a pipeline
+            stage's alone.
 
     Raises:
         ReproError: shares that do not add up to a tensor.
@@ -267,23 +274,61 @@ def merge_rows(ranks: Sequence[Sequence[Row]]) -> Iterator[Row]:
         for row in rows:
             by_signal.setdefault((row.phase, row.name), []).append((rank, row))
     for (phase, name), held in by_signal.items():
+        if everywhere:
+            lacking = _lacking(phase, name, by_signal, len(ranks))  # a whole tensor's placement counts here
+            held = [(rank, _bare(row)) for rank, row in held]
+        else:
+            lacking = _foreign_lacking(phase, name, by_signal, len(ranks))
         rows = [row for _, row in held]
         if NORM in name and rows[0].dtype == METRIC:
             yield _norm(rows[0].phase, name, [number_of(row) for row in rows])
-        elif any(row.placement is not None for row in rows) and not _parted(rows):
+        elif _placed(rows) and not _parted(rows) and not lacking:
             yield _added(name, rows)
-        elif len({row.fingerprint for row in rows}) == 1 and len(rows) == _expected(phase, name, by_signal, len(ranks)):
+        elif len({row.fingerprint for row in rows}) == 1 and not lacking:
             yield rows[0]
         else:
-            yield from (replace(row, name=f"{name}@{rank}") for rank, row in held)
+            yield from _apart(name, held)
 
 
-def _expected(phase: str, name: str, held: Mapping[tuple[str, str], Sequence[Any]], ranks: int) -> int:
-    """How many ranks must have a signal for it to be everybody's: those that have its parameter."""
+def _apart(name: str, held: Sequence[tuple[int, Row]]) -> Iterator[Row]:
+    return (replace(row, name=f"{name}@{rank}") for rank, row in held)
+
+
+def _bare(row: Row) -> Row:
+    """A row as a trace has it: no placement where it is of the whole tensor."""
+    return replace(row, placement=None) if row.placement is not None and row.whole else row
+
+
+def _lacking(phase: str, name: str, held: Mapping[tuple[str, str], Sequence[tuple[int, Row]]], ranks: int) -> bool:
+    """Whether a rank does not have a signal that it must have behind the door.
+
+    What has no placement is every rank's. The gradient of a part of a weight is at least on the ranks that have the
+    updated weight's part, and the other way round; a distributed optimizer cuts the two otherwise, and says so.
+    """
+    own = held[phase, name]
+    have = {rank for rank, _ in own}
+    if not _placed([row for _, row in own]):
+        return len(have) < ranks
+    other = held.get(("update" if phase == "grad" else "grad", name), ()) if phase in ("grad", "update") else ()
+    alike = {row.placement for _, row in own} == {row.placement for _, row in other}
+    return alike and not {rank for rank, _ in other} <= have
+
+
+def _foreign_lacking(
+    phase: str, name: str, held: Mapping[tuple[str, str], Sequence[tuple[int, Row]]], ranks: int
+) -> bool:
+    """The same of a foreign program: a rank that has a parameter has its gradient, and all skip a step or none does."""
+    own = held[phase, name]
+    if _placed([row for _, row in own]):
+        return False
     if phase == "update" and name.rpartition("/")[2] == "skipped":
-        return ranks
+        return len(own) < ranks
     owners = held.get(("update", name), ()) if phase == "grad" else ()
-    return len(owners) or len(held[phase, name])
+    return bool(owners) and len(own) != len(owners)
+
+
+def _placed(rows: Sequence[Row]) -> bool:
+    return any(row.placement is not None for row in rows)
 
 
 def _parted(rows: Sequence[Row]) -> bool:

@@ -61,13 +61,13 @@ def identity(case: Case, subject: CoreSubject, root: Path) -> tuple[Identity, li
     layout = megatron_layout(subject.config, resources.ranks)
     if not subject.packages:
         found = collect(variables, threads=resources.cpus, ranks=resources.ranks)
-        return found.laid_out(layout), importable()
+        return found.replaying().laid_out(layout), importable()
     try:
         with held_overlay(case, subject, Place(root), sys.executable, subject.packages) as overlay:
             variables |= told(overlay.variables(variables), subject)
             overlay.notice(variables, root, overlay.folder)
             found, packages = identity_in(case, overlay.python, variables, root)
-            return found.laid_out(layout), packages
+            return found.replaying().laid_out(layout), packages
     except ChildFailure as failure:
         raise ReproError(f"no environment for {root}: {failure}; correct subject.packages") from None
 

@@ -41,7 +41,8 @@ class Row:
         l2: Root of the sum of squares of the finite values.
         sketch: Raw values at fixed pseudo-random positions.
         values: All raw values, for per-token columns and metrics; None for weights and gradients.
-        placement: Which bytes of the canonical tensor this row covers (`Share.cover_text`); None for the whole.
+        placement: Which bytes of the canonical tensor this row covers (`Share.cover_text`); None for the whole. Only
+            between ranks and their trace it may also say that a rank holds all of them.
     """
 
     phase: str
@@ -68,6 +69,12 @@ class Row:
         if self.placement is None:
             return None
         return Share.from_cover(self.dtype, self.shape, self.lanes, self.placement)
+
+    @property
+    def whole(self) -> bool:
+        """Whether this row is of all of the tensor."""
+        share = self.share
+        return share is None or share.whole
 
     @property
     def key(self) -> tuple[int, str]:

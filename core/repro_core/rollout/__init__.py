@@ -1,0 +1,6 @@
+"""Where rollouts come from: rollout engines behind one interface, and the way of weights from the trainer to them.
+
+`engine` is the interface. `policy` samples with the trainer's own weights. `sglang_*` sample with SGLang: an engine in
+this process, or a server at an address. `sync` brings weights to an engine and shows an observer what was sent and what
+the engine holds.
+"""

@@ -1,0 +1,159 @@
+"""Where a run's rollouts come from: the engine that its configuration names, with the trainer's present weights."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from repro_core import Rollout
+from repro_core.config import ModelConfig, TrainConfig
+from repro_core.determinism import apply
+from repro_core.engine import Engines
+from repro_core.hf import save_hf
+from repro_core.hf_config import read_config
+from repro_core.rollout.engine import RolloutEngine
+from repro_core.rollout.generate import generate
+from repro_core.rollout.policy import PolicyEngine
+from repro_core.rollout.sync import SyncObserver, WeightSync, from_lead, judge_start
+from repro_core.torch_engine import DTYPES, starting_policy
+
+__all__ = ["RolloutSource", "RolloutsOnly", "model_of", "start_engine"]
+
+
+class RolloutSource:
+    """Samples rollouts for a trainer. An engine with weights of its own is started when the first one is asked for.
+
+    On several processes the lead alone talks to such an engine; all have its rollouts.
+
+    Args:
+        config: of the run.
+        root: directory that a relative `hf_checkpoint` starts from.
+        engines: the trainer's models.
+        observer: sees what every weight sync sent, and what the engine holds.
+    """
+
+    def __init__(self, config: TrainConfig, root: str, engines: Engines, observer: SyncObserver | None) -> None:
+        self.config, self.root, self.engines, self.observer = config, root, engines, observer
+
+    def sample(self, rollout_id: int, version: str) -> Rollout:
+        """One rollout with the trainer's present weights.
+
+        Args:
+            rollout_id: its number.
+            version: of the weights; an engine that has another one is brought them first.
+
+        Raises:
+            repro_core.rollout.engine.EngineError: the engine failed, or refused the weights.
+        """
+        vocab = self.engines.model.vocab_size
+        if self.config.rollout_engine == "policy":
+            policy = self.engines.generator()  # of all processes together
+            return generate(self.config, rollout_id, vocab, PolicyEngine(lambda: policy))
+        self._sync.bring(version)
+        return from_lead(self.engines, lambda: generate(self.config, rollout_id, vocab, self._engine))
+
+    @property
+    def _engine(self) -> RolloutEngine:
+        """On the lead."""
+        assert self._sync.engine is not None
+        return self._sync.engine
+
+    @cached_property
+    def _sync(self) -> WeightSync:
+        started: list[Started] = []
+
+        def start() -> None:  # an engine is no message: it stays where it was started
+            started.append(start_engine(self.config, self.root))
+
+        from_lead(self.engines, start)
+        engine, checkpoint = started[0] if started else (None, None)
+        if self.config.sglang.url is None:  # what a server at an address has read is not known here
+            judge_start(self.observer, engine, checkpoint, self.config, self.engines)
+        return WeightSync(self.config, self.engines, engine, self.observer)
+
+
+class Started(NamedTuple):
+    """A rollout engine that was started.
+
+    Attributes:
+        engine: it.
+        checkpoint: the directory that it read its weights from; None where that is not known here.
+    """
+
+    engine: RolloutEngine
+    checkpoint: str | None
+
+
+class RolloutsOnly:
+    """Samples rollouts with the weights that training would start from, and trains nothing.
+
+    Args:
+        config: of the run.
+        root: directory that a relative `hf_checkpoint` starts from.
+        observer: sees what the checkpoint holds, and what an engine that is started here has read of it.
+
+    Raises:
+        repro_core.config.ConfigError: the configuration cannot be trained.
+        repro_core.rollout.engine.EngineError: the engine does not start.
+    """
+
+    def __init__(self, config: TrainConfig, root: str, observer: SyncObserver | None = None) -> None:
+        config.validate()
+        apply(config.seed, config.threads)
+        self.config = config
+        self._vocab = model_of(config, root).vocab_size
+        self.engine, checkpoint = start_engine(config, root)
+        if checkpoint is not None:
+            judge_start(observer, self.engine, checkpoint, config)
+
+    def sample(self, rollout_id: int) -> Rollout:
+        """One rollout; raises as `generate.generate`."""
+        return generate(self.config, rollout_id, self._vocab, self.engine)
+
+    def close(self) -> None:
+        """End the engine."""
+        self.engine.close()
+
+
+def model_of(config: TrainConfig, root: str) -> ModelConfig:
+    """The sizes of the model that training starts from.
+
+    Raises:
+        repro_core.hf.HfError: `hf_checkpoint` cannot be read.
+    """
+    return config.model if config.hf_checkpoint is None else read_config(Path(root) / config.hf_checkpoint)
+
+
+def start_engine(config: TrainConfig, root: str) -> Started:
+    """The rollout engine of a configuration, with the weights that training starts from.
+
+    Args:
+        config: of the run.
+        root: directory that a relative `hf_checkpoint` starts from.
+
+    Raises:
+        repro_core.hf.HfError: the checkpoint cannot be read.
+        repro_core.rollout.engine.EngineError: the engine does not start, or is of a version that is not supported.
+    """
+    if config.rollout_engine == "policy":
+        policy = starting_policy(config, root).to(DTYPES[config.dtype])
+        return Started(PolicyEngine(lambda: policy), None)
+    if config.sglang.url is not None:
+        from repro_core.rollout.sglang_http import SglangServer
+
+        return Started(SglangServer(config.sglang, model_of(config, root), config.dtype), None)
+    from repro_core.rollout.sglang_engine import SglangEngine
+
+    if config.hf_checkpoint is not None:
+        checkpoint = Path(root) / config.hf_checkpoint
+    else:
+        checkpoint = Path(tempfile.mkdtemp(prefix="repro-start-"))
+        atexit.register(shutil.rmtree, checkpoint, ignore_errors=True)
+        save_hf(starting_policy(config, root).to(DTYPES[config.dtype]), checkpoint)
+    engine = SglangEngine(config.sglang, checkpoint, config.dtype)
+    atexit.register(engine.close)
+    return Started(engine, str(checkpoint))

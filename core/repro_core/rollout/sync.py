@@ -1,0 +1,245 @@
+"""The way of weights from the trainer to a rollout engine, shown to an observer from both sides.
+
+What is shown is what the trainer has and what the engine holds, never what went over the wire: so nothing on the way
+can be wrong on both sides. An observer costs a reading of all of the engine's weights; without one nothing is read.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from repro_core.config import TrainConfig
+from repro_core.engine import Engines
+from repro_core.hf import save_hf
+from repro_core.hf_config import HfError, read_config, read_json
+from repro_core.model import Policy
+from repro_core.rollout.engine import EngineError, HeldWeights, RolloutEngine
+from repro_core.torch_engine import DTYPES
+
+__all__ = ["SyncObserver", "WeightSync", "from_lead", "judge_start"]
+
+_T = TypeVar("_T")
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+class SyncObserver(Protocol):
+    """Sees every weight sync. Each process calls `begin` and `end` of its own, alike."""
+
+    def alone(self) -> None:
+        """From here on this process syncs by itself: others of its program take no part."""
+
+    def begin(self, version: str, how: str) -> None:
+        """A sync begins: ``start`` (what the engine read itself, against the checkpoint), ``tensor`` or ``disk``."""
+
+    def sent(self, tensors: Mapping[str, Tensor], placements: Mapping[str, Any] | None) -> None:
+        """What this process has of the weights, in the engine's dtype; unchanged until `end`. Called once or more.
+
+        Placements (see `repro_core.Observe`) are by key; None where the tensors are whole, under canonical names.
+        """
+
+    def received(self, held: HeldWeights) -> None:
+        """What one process of the engine holds; on the lead alone."""
+
+    def end(self, seconds: float) -> None:
+        """The sync is over, after so many seconds; raises on every process where weights did not arrive."""
+
+
+class WeightSync:
+    """Brings the trained policy's weights to an engine that has its own. All processes make one and call it alike.
+
+    Args:
+        config: of the run; ``sglang.sync`` says how, and `dtype` in which dtype.
+        engines: the trainer's models.
+        engine: on the lead; None on the others.
+        observer: sees both sides of every sync.
+        scratch: where checkpoints are written that are brought by disk, each removed once it was read; a temporary
+            folder by default. The engine must see the same path.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        engines: Engines,
+        engine: RolloutEngine | None,
+        observer: SyncObserver | None,
+        scratch: str | None = None,
+    ) -> None:
+        self.config, self.engines, self.engine, self.observer = config, engines, engine, observer
+        self.scratch = scratch
+        self._dtype = DTYPES[config.dtype]
+
+    def bring(self, version: str) -> None:
+        """Give the engine the present weights as `version`.
+
+        Raises:
+            EngineError: on every process: it refused them, or says that it has other ones.
+            repro_core.layout_free.LayoutError: replicas of the trainer's weights differ; on the lead, and an
+                EngineError on the others.
+        """
+        how = self.config.sglang.sync
+        if self.observer is not None:
+            self.observer.begin(version, how)
+        began = time.perf_counter()
+        weights = self._weights()
+        from_lead(self.engines, lambda: self._bring(weights, version, how), last=lambda: _exhaust(weights))
+        seconds = time.perf_counter() - began
+        if self.observer is not None:
+            self.observer.sent(*self._mine())
+            _show_held(self.engines, self.engine, self.observer)
+            self.observer.end(seconds)
+
+    def judge_start(self, checkpoint: str | None) -> None:
+        """Show the observer the checkpoint on disk and what the engine has read of it; see the function."""
+        judge_start(self.observer, self.engine, checkpoint, self.config, self.engines)
+
+    def _mine(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any] | None]:
+        tensors, placements = self.engines.policy.weights()
+        return {name: tensor.to(self._dtype) for name, tensor in tensors.items()}, placements
+
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        model = self.engines.model
+        for name, tensor in self.engines.whole_weights():
+            # Not every tensor of a trainer is contiguous, and what shares storage sends its bytes as they lie.
+            sent = tensor.to(self._dtype).contiguous()
+            yield name, sent
+            if name == _EMBEDDING and model.tie_word_embeddings and model.has_experts:
+                yield _HEAD, sent  # SGLang's class for experts has a matrix of its own even where they are tied
+
+    def _bring(self, weights: Iterable[tuple[str, Tensor]], version: str, how: str) -> None:
+        engine = _here(self.engine)
+        if how == "tensor":
+            engine.update(weights, version)
+        else:
+            folder = tempfile.mkdtemp(prefix=f"weights-{version}-", dir=self.scratch)
+            try:
+                Path(folder).chmod(0o755)  # a server may run as another user
+                save_hf(_policy_of(self.engines, weights), folder)
+                engine.update_from_disk(folder, version)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+        if engine.weight_version != version:
+            raise EngineError(
+                f"the engine took weights {version!r} and says that it has {engine.weight_version!r}: start it anew"
+            )
+
+
+def judge_start(
+    observer: SyncObserver | None,
+    engine: RolloutEngine | None,
+    checkpoint: str | None,
+    config: TrainConfig,
+    engines: Engines | None = None,
+) -> None:
+    """Show an observer a checkpoint on disk and what an engine has read of it. Without one nothing happens.
+
+    Args:
+        observer: who is shown it.
+        engine: on the lead; None on the others.
+        checkpoint: on the lead, the directory that the engine was started from; None on the others.
+        config: of the run: `dtype` is what the engine was asked to load the tensors in.
+        engines: the trainer's models, all of whose processes call this; None where one process calls it alone.
+
+    Raises:
+        HfError: the checkpoint cannot be read.
+        EngineError: the engine cannot be read.
+    """
+    if observer is None:
+        return
+    if engines is None:
+        observer.alone()
+
+    def show() -> None:
+        for tensors in _on_disk(Path(checkpoint or "")):
+            observer.sent({name: tensor.to(DTYPES[config.dtype]) for name, tensor in tensors.items()}, None)
+
+    version = from_lead(engines, lambda: _here(engine).weight_version)
+    observer.begin(version, "start")
+    from_lead(engines, show)
+    _show_held(engines, engine, observer)
+    observer.end(0.0)
+
+
+def _show_held(engines: Engines | None, engine: RolloutEngine | None, observer: SyncObserver) -> None:
+    def show() -> None:
+        for held in _here(engine).held():
+            observer.received(held)
+
+    from_lead(engines, show)
+
+
+def from_lead(engines: Engines | None, make: Callable[[], _T], last: Callable[[], None] = lambda: None) -> _T:
+    """What the lead makes, on every process; `last` is called on each, whatever became of it.
+
+    Raises:
+        EngineError: on the others, where the lead fails with anything; the lead keeps its own error.
+    """
+    made: _T | None = None
+    failure: str | None = "the process that talks to the rollout engine failed: its log says why"
+    if engines is None or engines.lead:
+        try:
+            made, failure = make(), None
+        except (ValueError, OSError) as error:
+            failure = str(error)
+            raise
+        finally:  # the others wait in here, also where it fails in a way that nobody expected
+            last()
+            if engines is not None:
+                engines.tell((made, failure))
+        return made
+    last()
+    made, failure = engines.tell((made, failure))
+    if failure is not None:
+        raise EngineError(failure)
+    return made  # type: ignore[return-value]  # None only where the lead made None
+
+
+def _exhaust(iterator: Iterator[Any]) -> None:
+    for _ in iterator:
+        pass
+
+
+def _here(engine: RolloutEngine | None) -> RolloutEngine:
+    assert engine is not None, "the lead has the engine"
+    return engine
+
+
+def _policy_of(engines: Engines, weights: Iterable[tuple[str, Tensor]]) -> Policy:
+    """A policy of these tensors themselves, without a copy."""
+    found, model = dict(weights), engines.model
+    if model.tie_word_embeddings and _HEAD in found:  # an engine that has a head of its own must find it in the file
+        found[_HEAD] = found[_HEAD].clone()
+        model = replace(model, tie_word_embeddings=False)
+    elif model.tie_word_embeddings:
+        found[_HEAD] = found[_EMBEDDING]
+    with torch.device("meta"):
+        policy = Policy(model)
+    policy.load_state_dict(found, assign=True)
+    return policy
+
+
+def _on_disk(checkpoint: Path) -> Iterator[dict[str, Tensor]]:
+    """The tensors of a checkpoint, a file at a time, as they are: nothing of the model's own reader is between.
+
+    Raises:
+        HfError: it cannot be read.
+    """
+    index = checkpoint / "model.safetensors.index.json"
+    files = sorted(set(read_json(index)["weight_map"].values())) if index.exists() else ["model.safetensors"]
+    tied = read_config(checkpoint).tie_word_embeddings
+    for name in files:
+        try:
+            with safe_open(checkpoint / name, framework="pt") as file:
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+        except (OSError, SafetensorError) as error:
+            raise HfError(f"cannot read {checkpoint / name} ({error}): fetch it again") from error
+        yield {key: tensor for key, tensor in tensors.items() if not (tied and key == _HEAD)}

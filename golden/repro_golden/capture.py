@@ -1,0 +1,155 @@
+"""Capturing rollouts: the trainer samples them as it trains, or an engine samples them from the starting weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from repro_golden.case import Case, CoreSubject
+from repro_golden.checkout import Checkout
+from repro_golden.children import Place, Run
+from repro_golden.errors import ReproError
+from repro_golden.rollouts import RolloutSet
+from repro_golden.runs import Say, run_children
+from repro_golden.scratch import scratch_folder
+from repro_golden.store import Store
+
+__all__ = ["Capture", "capture", "keep", "record_rollouts", "settings_of"]
+
+
+@dataclass(frozen=True)
+class Capture:
+    """How rollouts are captured, where that is not what the case says.
+
+    Attributes:
+        settings: Keys of ``[subject.config]`` with other values, for the capture alone.
+        only: Whether nothing is trained: every rollout is sampled with the starting weights.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    only: bool = False
+
+    def case(self, case: Case) -> Case:
+        """The case that captures.
+
+        Raises:
+            ReproError: a command makes its rollouts itself.
+        """
+        if not isinstance(case.subject, CoreSubject):
+            raise ReproError(
+                f"{case.name} is a command, whose rollouts are its own files: let it write them (its own "
+                "--save-debug-rollout-data) and name their folder in case.rollouts"
+            )
+        config = merged(case.subject.config, self.settings)
+        return case.model_copy(update={"subject": case.subject.model_copy(update={"config": config})})
+
+
+def merged(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with the keys of `settings`; tables are merged, everything else is replaced."""
+    found = dict(config)
+    for key, value in settings.items():
+        old = found.get(key)
+        found[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return found
+
+
+def settings_of(engine: str | None, url: str | None, words: Sequence[str]) -> dict[str, Any]:
+    """Settings from a command line.
+
+    Args:
+        engine: ``rollout_engine``.
+        url: Of a running SGLang server or router.
+        words: ``KEY=VALUE`` with a dotted key of ``[subject.config]``; the value is JSON, or else a string.
+
+    Raises:
+        ReproError: a word without ``=``, or a URL for another engine.
+    """
+    found: dict[str, Any] = {}
+    if engine is not None:
+        found["rollout_engine"] = engine
+    if url is not None:
+        if engine not in (None, "sglang"):
+            raise ReproError(f"--sglang-url is for --engine sglang, not {engine}: leave one of them out")
+        found = merged(found, {"rollout_engine": "sglang", "sglang": {"url": url}})
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not all(key.split(".")):
+            raise ReproError(f"--set {word} is not KEY=VALUE: write --set sglang.tp_size=2")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        found = merged(found, value)
+    return found
+
+
+def capture(case: Case, place: Place, how: Capture, folder: Path, log: Path, say: Say) -> RolloutSet:
+    """Capture a case's rollouts into a folder, in a fresh process.
+
+    Raises:
+        ReproError: the trainer or its engine failed, or weights did not arrive at the engine.
+    """
+    made = how.case(case)
+    assert isinstance(made.subject, CoreSubject)
+    engine = made.subject.config.get("rollout_engine", "policy")
+    what = "sampled with the starting weights" if how.only else f"{case.steps} steps, sampled as it trains"
+    say(f"capturing rollouts of {case.name}: {what}" + ("" if engine == "policy" else f", by {engine}"))
+    run_children(made, place, [Run(case.steps, save_rollouts=str(folder), train=not how.only)], log)
+    return RolloutSet.write_index(folder)
+
+
+def keep(store: Store, case: Case, captured: Path | None) -> None:
+    """Bring captured rollouts to their place, and hand rollouts that DVC does not know to it."""
+    target = store.rollouts_path(case)
+    if target is None or (captured is None and store.in_git(target)):
+        return
+    if captured is not None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(captured, target)
+    if not target.with_name(target.name + ".dvc").exists():
+        store.dvc.add(target)
+
+
+def record_rollouts(
+    checkout: Checkout, case: Case, how: Capture, say: Say, *, out: Path | None = None, replace: bool = False
+) -> RolloutSet:
+    """Capture the rollouts of a case and keep them where the case says, or in a folder of the user's.
+
+    Args:
+        checkout: The repository.
+        case: Of kind core.
+        how: With which engine.
+        say: Receives lines of progress.
+        out: A folder to write to instead; DVC is not told of it.
+        replace: Whether rollouts that are there already may go.
+
+    Raises:
+        ReproError: the capture failed, or there are rollouts already.
+    """
+    store = Store(checkout.root)
+    target = out or store.rollouts_path(how.case(case))
+    assert target is not None  # of kind core
+    pointer = target.with_name(target.name + ".dvc")
+    if (target.exists() or pointer.exists()) and not replace:
+        raise ReproError(
+            f"there are rollouts at {target} already: --replace takes their place, --out FOLDER leaves them"
+        )
+    if out is None and not store.dvc.initialised:
+        raise ReproError(f"{checkout.root} has no DVC yet: run `repro init`")
+    with scratch_folder(checkout.scratch, "capture") as scratch:
+        captured = capture(case, checkout.place(case), how, scratch / "rollouts", scratch / "capture.log", say)
+        if out is None and pointer.exists() and target.exists():
+            store.refuse_dirty(target)
+        if target.exists():
+            shutil.rmtree(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(captured.directory, target)
+        if out is None and not store.in_git(target):
+            store.dvc.add(target)
+    return RolloutSet(target)

@@ -1,0 +1,129 @@
+"""`repro check`: questions put to one part of a run, without a golden run."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from repro.commands.rollout import engine_options
+from repro.output import emit, json_option, progress
+
+if TYPE_CHECKING:
+    from repro_golden.rollout_check import RolloutChecks
+    from repro_golden.rollout_findings import Finding
+
+__all__ = ["check"]
+
+
+@click.group()
+def check() -> None:
+    """Check one part of a run."""
+
+
+@check.command(short_help="Does a rollout engine repeat its bits?")
+@click.argument("case", required=False)
+@engine_options
+@click.option("--only", multiple=True, metavar="CHECK", help="Make this check alone; may be given again.")
+@click.option(
+    "--expect", multiple=True, metavar="CHECK=equal|differs|any", help="What must come out of a check instead."
+)
+@json_option
+def rollout(
+    case: str | None,
+    engine: str | None,
+    sglang_url: str | None,
+    words: tuple[str, ...],
+    only: tuple[str, ...],
+    expect: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Start the rollout engine of CASE with the weights that its training starts from, and compare what it samples.
+
+    Run to run, alone and in batches of 2, 8 and 32 and shuffled, with a cold and a warm prefix cache, with seeds at
+    temperature 1, before and after its memory is released, and after a weight update and its reversal. All bits of
+    tokens, log-probs and the prompts' log-probs count.
+
+    Exit codes: 0 all as wanted; 1 a check comes out otherwise; 2 one could not be made; 3 none applies.
+    """
+    from repro_golden.capture import Capture, settings_of
+    from repro_golden.case import find_case
+    from repro_golden.checkout import find_checkout
+    from repro_golden.rollout_check import check_rollouts
+    from repro_golden.rollout_findings import expectations, known_name
+
+    chosen = [known_name(name) for name in only]
+    expected = expectations(dict(_pair(text) for text in expect))
+    checkout = find_checkout(Path.cwd())
+    found = find_case(checkout.root, case)
+    asked = Capture(settings_of(engine, sglang_url, words)).case(found)
+    with progress("checking") as say:
+        say(f"checking the rollout engine of {found.name}")
+        result = check_rollouts(asked, checkout.place(asked), only=chosen, expected=expected)
+    again = _command(found.name, engine, sglang_url, words, only, expect)
+    emit(as_json, result.to_mapping() | {"reproduce": again}, f"{_text(result)}\nreproduce with: {again}")
+    return result.exit_code
+
+
+def _pair(text: str) -> tuple[str, str]:
+    from repro_golden.errors import ReproError
+
+    name, equals, word = text.partition("=")
+    if not equals:
+        raise ReproError(f"--expect {text} is not CHECK=WORD: write --expect batch-of-8=differs")
+    return name, word
+
+
+def _command(
+    case: str, engine: str | None, url: str | None, words: tuple[str, ...], only: tuple[str, ...],
+    expect: tuple[str, ...],
+) -> str:  # fmt: skip
+    """The command that does it again."""
+    said = ["repro", "check", "rollout", case]
+    said += [word for name, value in (("--engine", engine), ("--sglang-url", url)) if value for word in (name, value)]
+    for name, values in (("--set", words), ("--only", only), ("--expect", expect)):
+        said += [word for value in values for word in (name, value)]
+    return shlex.join(said)
+
+
+def _text(result: RolloutChecks) -> str:
+    from repro.report.pieces import clean
+    from repro.text import table
+
+    rows = [[one.name, _word(one), *_place(one), clean(one.text)] for one in result.findings]
+    return "\n".join([
+        f"{result.case}: {_verdict(result)}",
+        f"engine: {clean(result.engine)}",
+        table(("check", "result", "where first", "size", "what was compared"), rows),
+    ])  # fmt: skip
+
+
+def _verdict(result: RolloutChecks) -> str:
+    """The answer in one line, what is wrong first."""
+    from repro.text import count
+
+    made = [one for one in result.findings if one.outcome != "not applicable"]
+    failed = [one.name for one in made if one.outcome == "failed"]
+    wrong = [one.name for one in made if not one.fits and one.outcome != "failed"]
+    parts = [f"not as wanted: {', '.join(wrong)}"] if wrong else []
+    parts += [f"could not be made: {', '.join(failed)}"] if failed else []
+    right = len(made) - len(wrong) - len(failed)
+    parts += [f"{count(right, 'check')} {'is' if right == 1 else 'are'} as wanted" if made else "no check applies"]
+    return "; ".join(parts)
+
+
+def _word(one: Finding) -> str:
+    """The outcome, and whether it is what must come out."""
+    if one.outcome == "differs" and one.expected == "differs":
+        return "differs, as it must"
+    if one.outcome == "equal" and one.expected == "differs":
+        return "no effect"
+    return f"{one.outcome}, either will do" if one.expected == "any" and one.likeness else one.outcome
+
+
+def _place(one: Finding) -> tuple[str, str]:
+    """Where it differs first, and by how much there."""
+    first = one.likeness.first if one.likeness and one.outcome == "differs" else None
+    return (first.where, first.size) if first else ("", "")

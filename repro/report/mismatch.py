@@ -1,0 +1,99 @@
+"""The train/rollout mismatch of two sides, as the rows of a table: for terminals, Markdown and pages alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from repro.report.pieces import clean
+from repro.text import count, table
+from repro_golden.canonical import decode_float
+
+__all__ = ["HEAD", "LABELS", "mismatch_rows", "mismatch_text", "mismatch_title"]
+
+LABELS = {
+    "tokens": "tokens",
+    "nonfinite": "tokens not finite",
+    "mean": "gap mean, nats",
+    "max": "gap max, nats",
+    "p50": "gap p50, nats",
+    "p90": "gap p90, nats",
+    "p99": "gap p99, nats",
+    "p999": "gap p99.9, nats",
+    "k1": "KL(rollout ‖ trainer) k1, nats",
+    "k3": "KL(rollout ‖ trainer) k3, nats",
+    "ratio_max": "importance ratio, max",
+    "ratio_min": "importance ratio, min",
+    "above_2": "share of ratios above 2",
+    "below_half": "share of ratios below 1/2",
+    "ess": "effective sample size, share",
+}
+"""What each number of a mismatch is called."""
+HEAD = ("train/rollout mismatch", "before", "after", "ratio")
+"""The columns of `mismatch_rows`."""
+_DIGITS = 7
+
+
+def mismatch_rows(found: Mapping[str, Any], *, every: bool = False) -> list[list[str]]:
+    """A row for each number that moved: what it is, both sides, and after / before.
+
+    Args:
+        found: `repro_golden.mismatch_change.MismatchChange` as JSON.
+        every: Also those that did not move.
+    """
+    rows = []
+    for number in found["numbers"]:
+        name, values = number["metric"], [_decoded(number[side]) for side in ("before", "after")]
+        same = number["before"] == number["after"] and not _other_zero(values)
+        if every or not same:
+            rows.append(
+                [LABELS.get(name) or clean(name), *_sides(values, same=same), _ratio(_decoded(number["ratio"]), values)]
+            )
+    return rows
+
+
+def mismatch_title(found: Mapping[str, Any]) -> str:
+    """What the numbers are of."""
+    before = found["before"]
+    tokens = count(int(before["tokens"]) + int(before["nonfinite"]), "token")
+    return f"|{clean(before['column'])} - rollout_log_probs| over {tokens} of {count(len(before['steps']), 'step')}"
+
+
+def mismatch_text(found: Mapping[str, Any] | None, *, every: bool = False) -> str:
+    """The table for a terminal; empty where nothing is to be shown.
+
+    Args:
+        found: As for `mismatch_rows`; None where a side does not show the columns.
+        every: Whether to show it also where nothing moved.
+    """
+    if found is None:
+        return "train/rollout mismatch: the traces do not show both sides' log-probs" if every else ""
+    rows = mismatch_rows(found, every=every)
+    return f"{mismatch_title(found)}\n{table(HEAD, rows)}" if rows else ""
+
+
+def _decoded(value: float | str | None) -> float | None:
+    return None if value is None else decode_float(value)
+
+
+def _other_zero(values: Sequence[float | None]) -> bool:
+    """Whether the two sides are zeros of other signs, which are equal as JSON."""
+    a, b = values
+    return a is not None and b is not None and a == b == 0 and math.copysign(1.0, a) != math.copysign(1.0, b)
+
+
+def _sides(values: Sequence[float | None], *, same: bool) -> list[str]:
+    """Both values; with all their digits where fewer would look equal."""
+    shown = [_shown(value, _DIGITS) for value in values]
+    return shown if same or shown[0] != shown[1] else [_shown(value, 17) for value in values]
+
+
+def _shown(value: float | None, digits: int) -> str:
+    return "none" if value is None else "NaN" if math.isnan(value) else f"{value:.{digits}g}"
+
+
+def _ratio(ratio: float | None, values: Sequence[float | None]) -> str:
+    if ratio is None:
+        return "no ratio"
+    return "from 0" if math.isinf(ratio) and values[0] == 0 else f"x{ratio:.3g}"

@@ -1,0 +1,65 @@
+"""The checks of rollout engines on SGLang itself, on a CPU: what the field knows of it comes out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repro_golden.case import Case
+from repro_golden.children import Place
+from repro_golden.rollout_check import RolloutChecks, check_rollouts
+from repro_golden.rollout_findings import CHECKS
+from repro_golden.rollout_plan import Plan
+
+pytest.importorskip("sglang")
+
+PLAN = Plan(alone=8, longest=30, response=8)
+
+
+def checked(only: tuple[str, ...] = (), dtype: str = "fp32", **sglang: Any) -> RolloutChecks:
+    """Of a tiny model with random weights, in a process of its own."""
+    config = {
+        "rollout_engine": "sglang", "dtype": dtype, "sglang": {"max_total_tokens": 16384, **sglang},
+        "model": {"model_type": "qwen3", "initializer_range": 0.1, "tie_word_embeddings": False},
+    }  # fmt: skip
+    raw = {
+        "case": {"name": "tiny", "steps": 1, "rollouts": "golden/rollouts/tiny"},
+        "subject": {"config": config, "timeout": "4m"},
+    }
+    return check_rollouts(Case.model_validate(raw), Place(Path(__file__).parent.parent), only=only, plan=PLAN)
+
+
+def test_deterministic_mode_repeats_all_bits() -> None:
+    """In fp32: run to run, in every batch, cold and warm, seeded, after release, update and reversal.
+
+    Every stand-in that this rests on is named.
+    """
+    found = checked()
+    assert {one.name: one.text for one in found.findings if not one.fits} == {} and found.exit_code == 0
+    outcomes = {one.name: one.outcome for one in found.findings}
+    assert outcomes == {name: "equal" if word == "any" else word for name, word in CHECKS.items()}
+    assert found.identity["device"] != "cpu" or "rests on stand-ins: repro_sglang_cpu" in found.engine
+
+
+def test_without_deterministic_mode() -> None:
+    """Without deterministic mode seeds are ignored, and in fp32 on a CPU a batch changes its neighbours' numbers."""
+    only = ("run-to-run", "batch-of-8", "batch-of-32", "seed", "seeded-batch", "unseeded")
+    found = checked(only, enable_deterministic_inference=False)
+    outcomes = {one.name: one.outcome for one in found.findings}
+    said = {one.name: one.text for one in found.findings}
+    assert outcomes["seed"] == "equal" and said["seed"].startswith("the seed is ignored")
+    assert outcomes["unseeded"] == "differs" and outcomes["run-to-run"] == "equal"
+    if found.identity["device"] == "cpu":  # products of matrices are not padded without the mode
+        assert outcomes["batch-of-8"] == outcomes["batch-of-32"] == "differs"
+        assert found.exit_code == 1
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("mode", [True, False])
+def test_bf16_on_a_cpu(mode: bool) -> None:
+    """A batch changes no numbers in bf16, with deterministic mode and without."""
+    found = checked(tuple(n for n in CHECKS if "batch-of" in n), "bf16", enable_deterministic_inference=mode)
+    if found.identity["device"] == "cpu":
+        assert {one.outcome for one in found.findings} == {"equal"}

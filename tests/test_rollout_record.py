@@ -1,0 +1,142 @@
+"""Recording rollouts on their own, and for a golden run: which engine samples, where they go, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Repo
+from hypothesis import given
+from hypothesis import strategies as st
+
+import repro_core
+from repro_golden.capture import merged, settings_of
+from repro_golden.case import find_case
+from repro_golden.errors import ReproError
+from repro_golden.rollouts import RolloutData, RolloutSet
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.dictionaries(st.text(min_size=1, max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+_TABLES = st.dictionaries(st.text(min_size=1, max_size=3), _JSON, max_size=4)
+
+
+def test_a_fork_records_trains_and_shows(fork: Repo) -> None:
+    """Recorded rollouts lie where the case says, known to DVC, and `golden record` trains on exactly them."""
+    done = fork.repro("rollout", "record", "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    kept = RolloutSet(fork.root / "golden/rollouts/mini")
+    assert (len(kept), kept.digest) == (3, said["digest"]) and said["engine"] is None
+    assert (fork.root / "golden/rollouts/mini.dvc").exists()
+    fork.commit("Record rollouts")
+    done = fork.repro("golden", "record")
+    assert done.returncode == 0, done.stderr
+    assert "capturing" not in done.stderr
+    shown = fork.repro("golden", "show", "mini", "--json")
+    assert json.loads(shown.stdout)["rollouts"] == kept.digest
+    table = fork.repro("rollout", "show", "mini")
+    assert table.returncode == 0 and "engine: the trained policy itself" in table.stdout
+    each = json.loads(fork.repro("rollout", "show", str(kept.directory), "--json").stdout)["each"]
+    assert [row["samples"] for row in each] == [8, 8, 8]
+
+
+def test_rollouts_are_not_replaced_by_accident(fork: Repo, tmp_path: Path) -> None:
+    """What is there already is refused, naming the ways out; --out leaves it, --replace takes its place."""
+    assert fork.repro("rollout", "record").returncode == 0
+    before = RolloutSet(fork.root / "golden/rollouts/mini").digest
+    again = fork.repro("rollout", "record")
+    assert again.returncode == 2 and len(again.stderr.splitlines()) == 1
+    assert "--replace" in again.stderr and "--out" in again.stderr
+    other = tmp_path / "other"
+    done = fork.repro("rollout", "record", "--set", "seed=7", "--out", str(other))
+    assert done.returncode == 0, done.stderr
+    assert RolloutSet(other).digest != before == RolloutSet(fork.root / "golden/rollouts/mini").digest
+    done = fork.repro("rollout", "record", "--set", "seed=7", "--replace")
+    assert done.returncode == 0, done.stderr
+    assert RolloutSet(fork.root / "golden/rollouts/mini").digest == RolloutSet(other).digest
+
+
+def test_rollouts_alone_start_no_trainer(fork: Repo, tmp_path: Path) -> None:
+    """With --debug-rollout-only all rollouts are those of the starting weights, and no optimizer step is made."""
+    trained, alone = tmp_path / "trained", tmp_path / "alone"
+    assert fork.repro("rollout", "record", "--out", str(trained)).returncode == 0
+    done = fork.repro("rollout", "record", "--debug-rollout-only", "--out", str(alone))
+    assert done.returncode == 0, done.stderr
+    one, two = RolloutSet(trained), RolloutSet(alone)
+    assert one.digests[0] == two.digests[0] and one.digests[1] != two.digests[1]
+    config = find_case(fork.root, "mini").subject.config  # type: ignore[union-attr]
+    wanted = repro_core.rollouts_only({"config": config})
+    for number in range(3):
+        rollout = wanted.sample(number)
+        assert RolloutData(rollout.meta, rollout.tensors).digest == two.digests[number]
+
+
+def test_a_golden_run_takes_no_engine_for_rollouts_that_are_there(recorded: Repo) -> None:
+    """--engine beside recorded rollouts is refused in one line, whatever it names; nothing is recorded."""
+    done = recorded.repro("golden", "record", "mini", "--engine", "policy")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--set", "seed"), "is not KEY=VALUE"),
+        (("--set", ".=3"), "is not KEY=VALUE"),
+        (("--engine", "policy", "--sglang-url", "http://127.0.0.1:1"), "leave one of them out"),
+        (("--set", "sead=3"), "unknown key sead"),
+        (("--sglang-url", "http://127.0.0.1:9"), "127.0.0.1:9"),
+    ],
+)
+def test_what_cannot_be_is_one_line(fork: Repo, arguments: tuple[str, ...], message: str) -> None:
+    """Wrong words, unknown keys and an address where nobody listens end in exit 2 and one line that names them."""
+    done = fork.repro("rollout", "record", *arguments)
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("capturing")]
+    assert done.returncode == 2 and len(lines) == 1 and message in lines[0], done.stderr
+    assert not (fork.root / "golden/rollouts/mini").exists()
+
+
+def test_commands_record_their_own_rollouts(fork: Repo) -> None:
+    """A case of kind command has no rollouts of ours to capture: refused, saying what to do."""
+    (fork.root / "golden/cases/foreign.toml").write_text(
+        '[case]\nname = "foreign"\nsteps = 1\n\n[subject]\nkind = "command"\ncommand = "python train.py"\n'
+    )
+    done = fork.repro("rollout", "record", "foreign")
+    assert done.returncode == 2 and "case.rollouts" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@given(a=_TABLES, b=_TABLES, c=_TABLES)
+def test_merging_settings_is_an_overlay(a: dict[str, Any], b: dict[str, Any], c: dict[str, Any]) -> None:
+    """Nothing merged changes nothing, merging twice is merging once, the later wins, and it is associative."""
+    assert merged(a, {}) == a and merged({}, a) == a
+    assert merged(merged(a, b), b) == merged(a, b)
+    assert all(merged(a, b)[key] == value for key, value in b.items() if not isinstance(value, dict))
+    assert set(merged(a, b)) == {*a, *b}
+    if not any(_clash(x, y) for x, y in ((a, b), (b, c), (a, c))):
+        assert merged(merged(a, b), c) == merged(a, merged(b, c))
+
+
+def _clash(a: Any, b: Any) -> bool:
+    """Whether a key is a table on one side and a value on the other, somewhere: then the order decides."""
+    if isinstance(a, dict) != isinstance(b, dict):
+        return True
+    return isinstance(a, dict) and any(_clash(a[key], b[key]) for key in a.keys() & b.keys())
+
+
+def test_settings_of_a_command_line() -> None:
+    """Dotted keys make tables, values are JSON or else text, and a URL chooses SGLang."""
+    words = ["sglang.tp_size=2", "sglang.args.context_length=64", "loss_aggregation=token", "use_tis=true"]
+    assert settings_of("sglang", "http://localhost:1", words) == {
+        "rollout_engine": "sglang",
+        "sglang": {"url": "http://localhost:1", "tp_size": 2, "args": {"context_length": 64}},
+        "loss_aggregation": "token",
+        "use_tis": True,
+    }
+    assert settings_of(None, "http://x", [])["rollout_engine"] == "sglang"
+    assert settings_of(None, None, []) == {}
+    with pytest.raises(ReproError, match="KEY=VALUE"):
+        settings_of(None, None, ["=1"])

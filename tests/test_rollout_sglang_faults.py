@@ -1,0 +1,405 @@
+"""Engines that die, refuse, hang or answer nonsense: real processes, real signals, real servers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from sglang_kit import CONFIG, CORE, DENSE, EXPERTS, drive, gap, prompts_of, tiny_checkpoint, tiny_policy
+
+from repro_core.model import Policy
+from repro_core.rollout.engine import EngineError, Sampling
+from repro_core.rollout.sglang_flags import command_line, environment, server_arguments
+from repro_core.rollout.sglang_http import SglangServer
+from repro_core.rollout.sglang_process import ServerProcess, free_port, serve
+from repro_core.rollout.sglang_stand_ins import FOLDER
+
+EOS = 258
+SAMPLING = Sampling(2, 1.0, EOS, ignore_eos=True)
+INFO = {"version": "0.5.23", "device": "cpu", "dtype": "float32", "enable_deterministic_inference": True, "tp_size": 1}
+ANSWER = {
+    "output_ids": [5, 6],
+    "meta_info": {
+        "finish_reason": {"type": "length", "length": 2},
+        "weight_version": "default",
+        "completion_tokens": 2,
+        "output_token_logprobs": [[-1.0, 5, None], [-2.0, 6, None]],
+    },
+}
+Reply = Callable[[Any], tuple[int, Any]]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    routes: dict[str, Reply]
+
+    def do_GET(self) -> None:
+        self._reply(None)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        self._reply(json.loads(body) if body else None)
+
+    def _reply(self, body: Any) -> None:
+        status, content = self.routes.get(self.path, lambda _: (404, {"detail": "Not Found"}))(body)
+        if status == 0:  # break off
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("content-type", "text/html" if isinstance(content, str) else "application/json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
+@contextlib.contextmanager
+def _player(**routes: Any) -> Iterator[str]:
+    """A server that speaks SGLang's JSON, at an address; each route is an answer, or a function of what was sent."""
+    whole = {"server_info": INFO, "model_info": {"weight_version": "default"}, "generate": [ANSWER], **routes}
+    made: dict[str, Reply] = {
+        f"/{name}": value if callable(value) else (lambda _, value=value: (200, value)) for name, value in whole.items()
+    }
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"routes": made}))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _engine(url: str, timeout: float = 20.0) -> SglangServer:
+    return SglangServer(replace(CONFIG, url=url, timeout=timeout), DENSE, "fp32")
+
+
+def test_a_sound_server_is_heard() -> None:
+    """The player of these tests is one that works: its faults alone are what fails."""
+    with _player() as url:
+        assert _engine(url).generate([[1]], SAMPLING, [1])[0].tokens == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ({"output_token_logprobs": [[-1.0, 5, None], [-2.0, 6, None], [-3.0, 7, None]]}, "3 log-probs.* 2 tokens"),
+        ({"output_token_logprobs": [[-1.0, 5, None], [None, 6, None]]}, "log-prob NaN at token 1"),
+        ({"weight_version": "7"}, "'7' in place of 'default'"),
+        ({"finish_reason": {"type": "abort", "message": "out of\nmemory"}}, "was aborted .out of memory."),
+    ],
+)
+def test_an_answer_that_does_not_hold_together_drops_the_batch(meta: dict[str, Any], message: str) -> None:
+    """Fewer tokens than log-probs, NaN (null in JSON), stale weights and an abort are errors of one line."""
+    wrong = {**ANSWER, "meta_info": {**ANSWER["meta_info"], **meta}}  # type: ignore[dict-item]
+    with _player(generate=[ANSWER, wrong]) as url, pytest.raises(EngineError, match=message) as error:
+        _engine(url).generate([[1], [2]], SAMPLING, [1, 2])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("version", ["0.5.14", "0.4.3", "0.6.0", "None"])
+def test_a_server_of_an_unsupported_version_is_refused_by_name(version: str) -> None:
+    """Before anything is asked of it, with the versions that will do."""
+    with _player(server_info={**INFO, "version": version}) as url, pytest.raises(EngineError, match=version) as error:
+        _engine(url)
+    assert ">=0.5.15,<0.6" in str(error.value)
+
+
+def test_a_server_that_does_not_answer_in_time_is_an_error() -> None:
+    """The message names the time-out and the address."""
+    release = threading.Event()
+
+    def hang(_: Any) -> tuple[int, Any]:
+        release.wait(30)
+        return 200, [ANSWER]
+
+    with _player(generate=hang) as url:
+        engine = _engine(url, timeout=0.3)
+        with pytest.raises(EngineError, match=rf"SGLang at {url} did not sample within 0.3 s"):
+            engine.generate([[1]], SAMPLING, [1])
+        release.set()
+
+
+def test_addresses_where_no_sglang_is(tmp_path: Path) -> None:
+    """Nobody there, a connection that breaks off, another program, and what is no address are told apart."""
+    with pytest.raises(EngineError, match="nobody listens at"):
+        _engine(f"http://127.0.0.1:{free_port('127.0.0.1')}")
+    with (
+        _player(generate=lambda _: (0, None)) as url,
+        pytest.raises(EngineError, match="broke off when it was to sample"),
+    ):
+        _engine(url).generate([[1]], SAMPLING, [1])
+    with _player(server_info="<html>") as url, pytest.raises(EngineError, match="is this SGLang"):
+        _engine(url)
+    with _player(server_info=lambda _: (404, "<html>")) as url, pytest.raises(EngineError, match="answers 404"):
+        _engine(url)
+    for wrong in ("127.0.0.1:30000", "ftp://127.0.0.1", "http://", "http://[", str(tmp_path)):
+        with pytest.raises(EngineError, match="is no address of a server"):
+            _engine(wrong)
+
+
+def test_log_probs_at_another_temperature_are_found_out() -> None:
+    """A server that gives log-probs at temperature 1 whatever it samples at is refused; one that scales is not."""
+
+    def answer(scaled: bool) -> Reply:
+        def reply(body: Any) -> tuple[int, Any]:
+            if "top_logprobs_num" not in body:
+                return 200, [ANSWER]
+            by = body["sampling_params"]["temperature"] if scaled else 1.0
+            best = [[[-0.5 / by, 5, None], [-1.25 / by, 6, None]]]
+            return 200, {**ANSWER, "meta_info": {**ANSWER["meta_info"], "output_top_logprobs": best}}  # type: ignore[dict-item]
+
+        return reply
+
+    warm = replace(SAMPLING, temperature=0.7)
+    with _player(generate=answer(scaled=True)) as url:
+        assert _engine(url).generate([[1]], warm, [1])
+    with _player(generate=answer(scaled=False)) as url, pytest.raises(EngineError, match="RETURN_ORIGINAL_LOGPROB"):
+        _engine(url).generate([[1]], warm, [1])
+
+
+@pytest.mark.parametrize("way", ["workers", "list_workers"])
+def test_behind_a_router_weights_go_to_every_server(way: str) -> None:
+    """Responses come through the router; updates and versions are each server's own, which must be alike."""
+    taken: list[tuple[str, str]] = []
+
+    def take(name: str) -> Reply:
+        def reply(body: Any) -> tuple[int, Any]:
+            taken.append((name, body["weight_version"]))
+            return 200, {"success": True, "message": ""}
+
+        return reply
+
+    with (
+        _player(update_weights_from_disk=take("one")) as one,
+        _player(update_weights_from_disk=take("two")) as two,
+        _player(update_weights_from_disk=take("odd"), server_info={**INFO, "page_size": 4}) as odd,
+        _player(model_info={"weight_version": "9"}) as late,
+    ):
+
+        def listed(*urls: str) -> dict[str, Any]:
+            return {way: {"workers": [{"url": url} for url in urls]} if way == "workers" else {"urls": list(urls)}}
+
+        with _player(**listed(one, two), server_info=lambda _: (500, "no")) as url:
+            engine = _engine(url)
+            engine.update_from_disk("/somewhere", "4")
+            assert taken == [("one", "4"), ("two", "4")]
+            assert engine.identity()["flags"]["servers"] == 2
+        with _player(**listed(one, odd)) as url, pytest.raises(EngineError, match="differ in page_size: None and 4"):
+            _engine(url)
+        with _player(**listed(one, late)) as url, pytest.raises(EngineError, match="weights of several versions"):
+            _engine(url)
+        with _player(**listed()) as url, pytest.raises(EngineError, match="has no servers"):
+            _engine(url)
+
+
+def test_refused_weights_end_the_session_and_keep_the_version() -> None:
+    """The refusal's own words are told, the session is closed, and nothing counts as taken."""
+    asked: list[str] = []
+
+    def note(name: str, success: bool) -> Reply:
+        def reply(_: Any) -> tuple[int, Any]:
+            asked.append(name)
+            return 200, {"success": success, "message": "" if success else "must run\nbetween"}
+
+        return reply
+
+    routes = {
+        "begin_weight_update": note("begin", True),
+        "update_weights_from_tensor": note("update", False),
+        "end_weight_update": note("end", True),
+    }
+    with _player(**routes) as url:
+        engine = _engine(url)
+        with pytest.raises(EngineError, match="refuses to take weights by tensor: must run between"):
+            engine.update([("a", torch.zeros(2))], "5")
+        assert asked == ["begin", "update", "end"]
+        assert engine.weight_version == "default"
+        with pytest.raises(EngineError, match="cannot say what it holds: start it with --custom-weight-loader"):
+            engine.held()
+    # Earlier versions know no session.
+    with _player(update_weights_from_tensor=lambda _: (200, {"success": True, "message": ""})) as url:
+        engine = _engine(url)
+        engine.update([("a", torch.zeros(2))], "5")
+        assert engine.weight_version == "5"
+
+
+def test_weights_in_memory_do_not_go_to_another_machine() -> None:
+    """The cure is the way over a folder."""
+    from repro_core.rollout.sglang_client import is_here
+
+    assert is_here("http://127.0.0.1:3")
+    assert is_here("http://localhost:3")
+    assert not is_here("http://192.0.2.1:3")
+    assert not is_here("http://name.invalid")
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+    """It is said before anything is started."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(EngineError, match=rf"cannot listen on 127.0.0.1:{port} .*choose another port"):
+            serve(CONFIG, tiny_checkpoint(tmp_path), "fp32", port=port)
+
+
+STUBBORN = """
+import os, signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.environ["REPRO_SGLANG_PARENT"] = str(os.getpid())
+sys.exit(subprocess.call(sys.argv[1:]))
+"""
+
+
+def test_a_server_that_ends_at_once_says_why(tmp_path: Path) -> None:
+    """The exit code, the last error of the log, and where the log is; the child is gone."""
+    log = tmp_path / "server.log"
+    program = "raise RuntimeError('no memory left')"
+    with pytest.raises(EngineError, match=r"ended with code 1 before it was ready: RuntimeError: no memory left .log"):
+        ServerProcess(
+            [sys.executable, "-c", program], host="127.0.0.1", port=free_port("127.0.0.1"), environment={}, log=log
+        )
+    with pytest.raises(EngineError, match=r"was not ready within 0\.5 s"):
+        ServerProcess(
+            [sys.executable, "-c", STUBBORN, "sleep", "600"],
+            host="127.0.0.1", port=free_port("127.0.0.1"), environment={}, log=log, timeout=0.5, term_s=0.2,
+        )  # fmt: skip
+    assert _left(tmp_path, "sleep 600") == []
+
+
+def test_no_server_outlives_a_killed_parent(tmp_path: Path) -> None:
+    """SIGKILL of the process that started a server ends the server too."""
+    program = f"""
+from pathlib import Path
+from repro_core.config import SglangConfig
+from repro_core.rollout.sglang_process import serve
+serve(SglangConfig(), Path({str(tiny_checkpoint(tmp_path / "c"))!r}), "fp32", log=Path({str(tmp_path / "log")!r}))
+"""
+    parent = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(CORE)})
+    child = _eventually(lambda: psutil.Process(parent.pid).children())[0]
+    # SGLang's own libraries are loaded after the line that this is about.
+    _eventually(lambda: any("/zmq/" in each.path for each in child.memory_maps()))
+    parent.kill()
+    parent.wait()
+    _eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_an_engine_that_does_not_start_is_an_error(tmp_path: Path) -> None:
+    """Unknown arguments and a start that takes too long are one line, and leave no process."""
+    told = drive("sglang_start_driver.py", tmp_path)
+    assert "nonsense" in told["unknown"]
+    assert "was not ready within 5 s" in told["late"]
+    assert "main thread" in told["thread"]
+    assert told["left"] == []
+    assert not any("\n" in line for line in (told["unknown"], told["late"], told["thread"]))
+
+
+def test_stand_ins_refuse_where_a_gpu_is(tmp_path: Path) -> None:
+    """Each of them, with the cure, where torch sees a GPU; here a torch that says so comes first on the path."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(
+        "class cuda:\n    is_available = staticmethod(lambda: True)\nclass Tensor: ...\n"
+    )
+    for name in ("repro_sglang_cpu; repro_sglang_cpu.register()", "sgl_kernel", "torchvision"):
+        done = subprocess.run(
+            [sys.executable, "-c", f"import {name}"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(FOLDER)])},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert "this one has a GPU: install the real package" in done.stderr, name
+
+
+def test_a_server_of_experts_through_all_that_befalls_it(tmp_path: Path) -> None:
+    """Experts and log-probs are the model's; a hang times out; its scheduler's death drops the batch; it ends though
+    the process around it ignores SIGTERM, and nothing of it is left."""  # noqa: D205, D209 - one claim
+    checkpoint, port = tiny_checkpoint(tmp_path / "experts", EXPERTS), free_port("127.0.0.1")
+    arguments = server_arguments(CONFIG, EXPERTS, checkpoint, "fp32", "cpu")
+    command = [sys.executable, "-m", "repro_core.rollout.sglang_child"]
+    flags = command_line({**arguments, "host": "127.0.0.1", "port": port})
+    log = tmp_path / "server.log"
+    with ServerProcess(
+        [sys.executable, "-c", STUBBORN, *command, *flags],
+        host="127.0.0.1",
+        port=port,
+        environment={**environment("cpu"), "PYTHONPATH": str(CORE)},
+        log=log,
+        timeout=240,
+        term_s=0.5,
+    ) as server:
+        processes = psutil.Process(server.pid).children(recursive=True)
+        scheduler = next(each for each in processes if "scheduler" in each.name())
+        engine = SglangServer(replace(CONFIG, url=server.url), EXPERTS, "fp32", log=log)
+        _check_experts(engine)
+        hurried = SglangServer(replace(CONFIG, url=server.url, timeout=1.0), EXPERTS, "fp32", log=log)
+        scheduler.send_signal(signal.SIGSTOP)
+        with pytest.raises(EngineError, match=r"did not sample within 1 s.*server.log"):
+            hurried.generate([[1, 2]], SAMPLING, [1])
+        scheduler.send_signal(signal.SIGCONT)
+        assert engine.generate([[1, 2]], SAMPLING, [1])
+        # 32 rows of 200 tokens take seconds.
+        threading.Timer(0.4, scheduler.kill).start()
+        with pytest.raises(EngineError, match=r"(broke off when it was to|refuses to) sample.*server.log"):
+            engine.generate(prompts_of(32), Sampling(200, 1.0, EOS, ignore_eos=True), list(range(32)))
+        engine.close()
+        hurried.close()
+    assert [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE] == []
+    assert not psutil.pid_exists(server.pid)
+
+
+def _check_experts(engine: SglangServer) -> None:
+    prompts, policy = prompts_of(8), tiny_policy(EXPERTS)
+    sampling = Sampling(8, 0.8, EOS, ignore_eos=True, prompt_log_probs=True, routed_experts=True)
+    found = engine.generate(prompts, sampling, list(range(8)))
+    alone = [engine.generate([prompt], sampling, [seed])[0] for seed, prompt in enumerate(prompts)]
+    assert found == alone
+    assert gap(policy, prompts, found, 0.8) <= 1e-5
+    for prompt, response in zip(prompts, found, strict=True):
+        assert response.routed_experts is not None
+        wanted = _routes(policy, [*prompt, *response.tokens])
+        mine = response.routed_experts[:-1].sort(-1).values
+        assert torch.equal(mine, wanted[:-1].sort(-1).values.to(mine.dtype))
+
+
+@torch.no_grad()
+def _routes(policy: Policy, tokens: list[int]) -> torch.Tensor:
+    """[tokens, layers, top_k] of the built-in model."""
+    chosen: list[torch.Tensor] = []
+    policy(torch.tensor([tokens]), torch.arange(len(tokens))[None], chosen=chosen)
+    return torch.stack(chosen, dim=2)[0]
+
+
+def _eventually(ask: Callable[[], Any]) -> Any:
+    """What `ask` gives when it first gives something; ends the test after a minute."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if found := ask():
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it did not come about")
+
+
+def _left(_folder: Path, command: str) -> list[int]:
+    return [
+        each.pid
+        for each in psutil.Process().children(recursive=True)
+        if command in " ".join(each.cmdline()) and each.status() != psutil.STATUS_ZOMBIE
+    ]
