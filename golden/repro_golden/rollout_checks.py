@@ -216,7 +216,10 @@ class _Checks:
         cold = self._sample(self._all, self._seeds, whole=False)
         warm = self._sample(self._all, self._seeds, warm=True, whole=False)
         found = joined([alone, compare(self._all, cold, warm)])
-        return found, _said(found, "with a cold prefix cache and with a warm one")
+        said = _said(found, "with a cold prefix cache and with a warm one")
+        if self.engine.identity().get("flags", {}).get("disable_radix_cache"):
+            said += "; the engine keeps none (disable_radix_cache), so both were cold"
+        return found, said
 
     @cached_property
     def _hot_again(self) -> list[Answer]:

@@ -150,9 +150,12 @@ class _Answer:
         return [float(value) for value in values]
 
     def _prompt_log_probs(self) -> list[float]:
-        pairs = self._meta.get("input_token_logprobs")
+        found = self._meta.get("input_token_logprobs")
+        pairs: list[Any] = found if isinstance(found, list) else []
         prompt = list(self._asked.prompts[self._row])
-        if not isinstance(pairs, list) or [pair[1] for pair in pairs] != prompt:
+        # SGLang shows the last id of the vocabulary as 0 here; the log-prob beside it is that of the true one.
+        shown = [pair[1] for pair in pairs]
+        if len(shown) != len(prompt) or any(a not in (b, 0) for a, b in zip(shown, prompt, strict=True)):
             raise self._wrong("does not give the log-probs of its prompt's tokens")
         return self._finite([pair[0] for pair in pairs[1:]], "prompt token")
 
