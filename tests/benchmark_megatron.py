@@ -88,6 +88,8 @@ TWO = [
 
 KINDS = {"deterministic": ONE[2], "free": ONE[6]}
 """What is timed."""
+RESUMED = ("local", "te-fused")
+"""What is saved and resumed."""
 
 
 # -- golden runs
@@ -188,16 +190,58 @@ def outcome(code: int, text: str) -> str:
     return re.sub(r": golden/runs/\S+/\S+,", ":", lines[-1]) if lines else "no answer"
 
 
-def read_log(text: str) -> dict[str, Any]:
-    """What an earlier call printed of its records, where it was cut off before its end."""
-    found = []
-    kept = {one.name: one for one in (*ONE, *TWO)}
-    for part in re.split(r"(?m)^-- (?=\S+: exit )", text)[1:]:
-        head, _, rest = part.partition("\n")
-        name, code = head.split(": exit ")
-        found.append({"name": name, "exit": int(code), "said": outcome(int(code), rest), "kept": kept[name].kept})
-    said = f"`{found[0]['name']}` to `{found[-1]['name']}`: read from the output of a call that its time limit ended"
-    return {"records": found, "times": {}, "machine": [said] if found else []}
+# -- a state that is saved and loaded
+
+
+def resumed(one: Asked) -> dict[str, Any]:
+    """Whether a run that loads its state, in a new process, goes on with the same bits as the one that saved it."""
+    with tempfile.TemporaryDirectory() as folder:
+        states = [json.loads(own_process(["--state", one.name, "--at", folder], one)) for _ in range(2)]
+    straight, again = states
+    differ = sorted(name for name in straight.keys() | again.keys() if straight.get(name) != again.get(name))
+    said = f"{len(straight)} parts of the state after two updates, {len(differ)} differ" + (
+        f": {differ[0]} first" if differ else ""
+    )
+    print(f"-- {one.name}, resumed: {said}", flush=True)
+    return {"name": f"{one.name}, saved and resumed", "exit": bool(differ), "said": said, "kept": True}
+
+
+def state_after(one: Asked, folder: Path) -> dict[str, str]:
+    """Fingerprints of the state after two updates; the state after the first is in the folder, or is written to it."""
+    sys.path[:0] = [str(ROOT / "core"), str(ROOT / "golden")]
+    from repro_core import Rollout
+    from repro_core.config import TrainConfig
+    from repro_core.trainer import Trainer
+    from repro_golden.fingerprint import fingerprint
+
+    trainer, saved = Trainer(TrainConfig.from_mapping(one.config), log=lambda _: None), folder / "state"
+
+    def train(number: int) -> None:
+        tensors, meta = rollout(number)
+        for _ in trainer.train(Rollout(meta, tensors), lambda *_, **__: None):
+            pass
+
+    if saved.exists():
+        trainer.load(str(saved))
+    else:
+        train(0)
+        trainer.save(str(saved))
+    train(1)
+    return {name: fingerprint(tensor) for name, tensor in trainer.state().items()}
+
+
+def own_process(arguments: Sequence[str], one: Asked) -> str:
+    """The last line that this script prints in a fresh process with the variables of a replay."""
+    variables = {
+        **os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHDYNAMO_DISABLE": "1",
+        "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+    } | one.variables  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments], env=variables, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        print(done.stdout[-2000:], done.stderr[-3000:], sep="\n", flush=True)
+    return (done.stdout.strip().splitlines()[-1:] or ["{}"])[0] if done.returncode == 0 else "{}"
 
 
 # -- time
@@ -236,17 +280,7 @@ def times(kinds: Mapping[str, Asked], rounds: int) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
         for name, one in kinds.items():
-            command = [sys.executable, __file__, "--time", one.name]
-            variables = {
-                **os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHDYNAMO_DISABLE": "1",
-                "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
-            } | one.variables  # fmt: skip
-            done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
-            last = done.stdout.strip().splitlines()[-1:] or ["{}"]
-            if done.returncode:
-                print(done.stdout[-2000:], done.stderr[-3000:], sep="\n", flush=True)
-                continue
-            for how, values in json.loads(last[0]).items():
+            for how, values in json.loads(own_process(["--time", one.name], one)).items():
                 found.setdefault(f"{name} {how}", []).extend(values)
     return {name: statistics.median(values) for name, values in found.items()}
 
@@ -272,7 +306,8 @@ def page(seen: Mapping[str, Any]) -> str:
         *("| " + " | ".join(row) + " |" for row in rows),
         "",
         "`-free` asks for no determinism (`deterministic_mode = false`, NVTE_ALLOW_NONDETERMINISTIC_ALGO=1); `thd`",
-        "packs samples one after the other; `tp2` and `dp2` are two GPUs over NCCL.",
+        "packs samples one after the other; `tp2` and `dp2` are two GPUs over NCCL. A run that is *saved and",
+        "resumed* saves its state after the first update; a new process loads it, and both make the second.",
         "",
         "## What determinism costs",
         "",
@@ -322,13 +357,16 @@ def measured(options: argparse.Namespace, every: Mapping[str, Asked]) -> dict[st
     import torch
 
     fit = [name for name, one in every.items() if one.ranks <= torch.cuda.device_count()]
-    wanted = [name for name in options.only or [*fit, "times"] if name in (*fit, "times")]
+    more = ("times", "resumed")
+    wanted = [name for name in options.only or [*fit, *more] if name in (*fit, *more)]
     seen: dict[str, Any] = {"machine": machine(options.commit), "records": [], "times": {}}
     with tempfile.TemporaryDirectory() as folder:
-        repository(Path(folder), [every[name] for name in wanted if name != "times"])
+        repository(Path(folder), [every[name] for name in wanted if name not in more])
         for name in wanted:
             if name == "times":
                 seen["times"] = times(KINDS, options.rounds)
+            elif name == "resumed":
+                seen["records"] += [resumed(every[kind]) for kind in RESUMED]
             else:
                 seen["records"].append(record(Path(folder), every[name]))
             keep(options.out, seen)
@@ -351,17 +389,21 @@ def main() -> None:
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--only", nargs="*", default=None)
     parser.add_argument("--time")
+    parser.add_argument("--state")
+    parser.add_argument("--at", type=Path)
     options = parser.parse_args()
     every = {one.name: one for one in (*ONE, *TWO)}
     if options.time:
         print(json.dumps(timed(every[options.time])))
         return
+    if options.state:
+        print(json.dumps(state_after(every[options.state], options.at)))
+        return
     if options.source:
         seen: dict[str, Any] = {"machine": [], "records": [], "times": {}}
-        for path in sorted(options.source, key=lambda path: path.suffix != ".json"):
-            part = read_log(path.read_text()) if path.suffix != ".json" else json.loads(path.read_text())
+        for part in (json.loads(path.read_text()) for path in options.source):
             seen["machine"] += [line for line in part["machine"] if line not in seen["machine"]]
-            seen["records"] = [*part["records"], *seen["records"]] if path.suffix != ".json" else part["records"]
+            seen["records"] += part["records"]
             seen["times"] |= part["times"]
     else:
         seen = measured(options, every)
