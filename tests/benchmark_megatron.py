@@ -402,6 +402,8 @@ def main() -> None:
     if options.source:
         seen: dict[str, Any] = {"machine": [], "records": [], "times": {}}
         for part in (json.loads(path.read_text()) for path in options.source):
+            if len(options.source) > 1:
+                part["machine"][2] += ": " + ", ".join(f"`{one['name']}`" for one in part["records"])
             seen["machine"] += [line for line in part["machine"] if line not in seen["machine"]]
             seen["records"] += part["records"]
             seen["times"] |= part["times"]
