@@ -51,6 +51,9 @@ BACKENDS = {"cuda": ("triton", "flashinfer"), "cpu": ("torch_native",)}
 DTYPES = {"cuda": "bf16", "cpu": "fp32"}
 TOKENS = {"cuda": 128, "cpu": 32}
 MODES = {"deterministic": True, "free": False}
+UNCACHED = ("flashinfer", "torch_native")
+"""Attention backends for which SGLang turns its prefix cache off in deterministic mode."""
+NO_CACHE = "not applicable: keeps no prefix cache"
 
 EQUAL = (
     "run-to-run", "batch-of-2", "batch-of-8", "batch-of-32", "shuffled", "prefix-cache", "seeded-run-to-run",
@@ -273,14 +276,19 @@ def results(seen: Mapping[str, Any]) -> list[str]:
     lines += ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     found = {name: {one["name"]: one for one in leg["findings"]} for name, leg in legs.items()}
     for check in dict.fromkeys(check for one in found.values() for check in one):
-        cells = [f"{known(seen['device'], name, check)} / {cell(one.get(check))}" for name, one in found.items()]
+        cells = [
+            f"{known(seen['device'], name, check)} / {cell(one.get(check), legs[name])}" for name, one in found.items()
+        ]
         lines.append("| " + " | ".join([check, *(text.replace("|", "\\|") for text in cells)]) + " |")
     return lines
 
 
 def known(device: str, name: str, check: str) -> str:
     """What the field knows of a check."""
-    word = KNOWN[name.rpartition("-")[2]][device].get(check, "-")
+    backend, _, mode = name.rpartition("-")
+    if check == "prefix-cache" and MODES[mode] and backend in UNCACHED:
+        return "not applicable"
+    word = KNOWN[mode][device].get(check, "-")
     return {"equal": "no effect", "differs": "has effect"}.get(word, word) if must_differ(check) else word
 
 
@@ -289,10 +297,12 @@ def must_differ(check: str) -> bool:
     return check in ("seed", "weight-update")
 
 
-def cell(one: Mapping[str, Any] | None) -> str:
-    """What was found, with the first place and its size."""
+def cell(one: Mapping[str, Any] | None, leg: Mapping[str, Any]) -> str:
+    """What was found in a leg, with the first place and its size."""
     if one is None:
         return "-"
+    if one["name"] == "prefix-cache" and leg["identity"]["flags"].get("disable_radix_cache"):
+        return NO_CACHE  # whatever was found: older versions of the check compared two cold runs
     if must_differ(one["name"]):
         return {"equal": "**no effect**", "differs": "has effect"}.get(one["outcome"], one["outcome"])
     first = (one["likeness"] or {}).get("first")

@@ -291,10 +291,12 @@ class _Trainers(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         """Only the trainer's package is found here."""
         if fullname != "repro_core" and not fullname.startswith("repro_core."):
             return None
-        return importlib.util.spec_from_loader(fullname, self, is_package=fullname == "repro_core")
+        package = self._file(fullname).endswith("__init__.py")
+        return importlib.util.spec_from_loader(fullname, self, is_package=package)
 
     def _file(self, fullname: str) -> str:
-        return f"{fullname.partition('.')[2] or '__init__'}.py"
+        inside = fullname.partition(".")[2].replace(".", "/")
+        return f"{inside}/__init__.py".lstrip("/") if (PACKAGE / inside).is_dir() else f"{inside}.py"
 
     def get_source(self, fullname: str) -> str:
         """The file's text, or what replaces it."""

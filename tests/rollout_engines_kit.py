@@ -176,6 +176,20 @@ class LosesABuffer(Sound):
         return [one if self.scale else moved(one) for one in super().generate(*given)]
 
 
+class ChangesABuffer(LosesABuffer):
+    """A table of its own changes with every update and with released memory, which nothing that it samples shows."""
+
+    def take(self, tensors: dict[str, Tensor]) -> None:
+        super().take(tensors)
+        self.scale -= 1
+
+    def resume_memory(self) -> None:
+        self.scale = -1.0
+
+    def generate(self, *given: Any) -> list[Response]:
+        return Sound.generate(self, *given)
+
+
 class Deaf(Sound):
     """An update changes nothing."""
 
@@ -219,6 +233,10 @@ FAULTS: dict[Callable[[], Sound], dict[str, str]] = {
     RefusesSeeds: {"seed": "the seed is ignored, as it says itself: seeds are ignored here: give none"},
     LosesSilently: {"memory": "released: 8 of 8 responses differ"},
     LosesABuffer: {"memory": "which left 1 tensor changed: 0/rotary.scale", "weight-reversal": "8 of 8"},
+    ChangesABuffer: {
+        "memory": "are equal; 1 tensor did not survive it and was brought again, which left 1 tensor changed: 0/rotary",
+        "weight-reversal": "are equal; 1 tensor not as before: 0/rotary.scale",
+    },
     Deaf: {"weight-update": "the update changed nothing"},
     Stale: {"weight-update": "the update changed nothing", "unseeded": ""},
     KeepsOne: {"weight-reversal": "8 of 8 responses differ"},

@@ -23,9 +23,14 @@ from repro_core.rollout.engine import EngineError, Response, Sampling
 from repro_core.rollout.sglang_engine import SglangEngine
 
 EOS = 258
+EMBEDDING, O_PROJ = "model.embed_tokens.weight", "model.layers.1.self_attn.o_proj.weight"
 GREEDY = Sampling(12, 0.0, EOS, ignore_eos=True, prompt_log_probs=True)
 WARM = Sampling(12, 0.7, EOS, ignore_eos=True, prompt_log_probs=True)
 HOT = Sampling(12, 1.0, EOS, ignore_eos=True)
+TORCHRUN = {
+    "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}  # fmt: skip
 SEEDS = [2**53 - 1 - i for i in range(8)]
 
 
@@ -33,20 +38,25 @@ def main() -> None:
     """All of it."""
     folder = Path(sys.argv[1])
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+    os.environ.update({"CUDA_DEVICE_MAX_CONNECTIONS": "1", **TORCHRUN})
     before = _manners()
-    engine = SglangEngine(CONFIG, tiny_checkpoint(folder / "start"), "fp32", log=folder / "engine.log")
+    engine = SglangEngine(CONFIG, tiny_checkpoint(folder / "start"), "fp32")
     try:
         told = {"identity": engine.identity(), "manners": [before, _manners()], "start_version": engine.weight_version}
+        told["launcher's"] = [sorted(TORCHRUN.keys() & _variables(each.pid)) for each in _children()]
         told |= _sampled(engine)
+        told["keeps_log"] = [engine._host.keeps_log]
         told |= _updated(engine, folder)
         told |= _refused(engine)
+        told["keeps_log"].append(engine._host.keeps_log)
         told |= _killed(engine)
         told["other_lives"] = other.poll() is None
     finally:
         engine.close()
         other.kill()
         other.wait()
+    told["log"] = [str(engine.log), engine.log.exists()]
+    engine.log.unlink()
     told["left"] = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
     print(json.dumps(told))
 
@@ -55,6 +65,7 @@ def _manners() -> dict[str, str]:
     """What SGLang would change in its process."""
     return {
         "CUDA_DEVICE_MAX_CONNECTIONS": os.environ["CUDA_DEVICE_MAX_CONNECTIONS"],
+        "of torchrun": str({name: os.environ.get(name) for name in TORCHRUN}),
         "OMP_NUM_THREADS": str(os.environ.get("OMP_NUM_THREADS")),
         "SIGTERM": str(signal.getsignal(signal.SIGTERM)),
         "logging": str((logging.getLogger().level, logging.getLogger().handlers)),
@@ -95,7 +106,9 @@ def _updated(engine: SglangEngine, folder: Path) -> dict[str, Any]:
     by_disk = engine.generate(prompts, HOT, SEEDS)
     old = tiny_policy().state_dict()
     return {
-        "start_is_checkpoint": all(torch.equal(start[name], old[name]) for name in ("model.norm.weight",)),
+        "start_is_checkpoint": all(
+            torch.equal(start[name][: len(old[name])], old[name]) for name in (EMBEDDING, O_PROJ)
+        ),
         "held": {name: list(tensor.shape) for name, tensor in held[0].tensors.items()},
         "held_qkv": torch.equal(
             held[0].tensors["model.layers.0.self_attn.qkv_proj.weight"],
@@ -107,7 +120,7 @@ def _updated(engine: SglangEngine, folder: Path) -> dict[str, Any]:
         "after_held": _plain(after_held),
         "by_disk": _plain(by_disk),
         "versions": [engine.weight_version, *sorted({str(each.weight_version) for each in by_disk})],
-        "folders_left": [str(path) for path in Path("/dev/shm").glob(f"repro-held-{os.getpid()}-*")],  # noqa: S108 - looks there
+        "folders_left": [str(path) for path in Path("/dev/shm").glob(f"repro-scratch-held-*-{os.getpid()}-*")],  # noqa: S108 - looks there
     }
 
 
@@ -136,13 +149,21 @@ def _refused(engine: SglangEngine) -> dict[str, Any]:
 
 
 def _killed(engine: SglangEngine) -> dict[str, Any]:
-    scheduler = next(each for each in multiprocessing.active_children() if "scheduler" in _title(each.pid))
+    scheduler = next(each for each in _children() if "scheduler" in _title(each.pid))
     assert scheduler.pid is not None
     # 32 rows of 200 tokens take seconds.
     threading.Timer(0.4, os.kill, [scheduler.pid, signal.SIGKILL]).start()
     first = _error(lambda: engine.generate(prompts_of(32), Sampling(200, 1.0, EOS, ignore_eos=True), SEEDS * 4))
     second = _error(lambda: engine.generate([[1, 2]], HOT, [1]))
     return {"killed": [first, second], "alive": [each.name for each in multiprocessing.active_children()]}
+
+
+def _children() -> list[multiprocessing.process.BaseProcess]:
+    return multiprocessing.active_children()
+
+
+def _variables(pid: int | None) -> set[str]:
+    return set(psutil.Process(pid).environ())
 
 
 def _not_contiguous(tensor: torch.Tensor) -> torch.Tensor:

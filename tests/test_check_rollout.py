@@ -226,6 +226,20 @@ def test_an_engine_without_weights_of_its_own() -> None:
     assert exit_code(check(engine, PLAN, ["memory"])) == 3
 
 
+class Uncached(Sound):
+    """Keeps no prefix cache, as SGLang with most backends in deterministic mode."""
+
+    def identity(self) -> dict[str, Any]:
+        return super().identity() | {"flags": {"disable_radix_cache": True}}
+
+
+def test_an_engine_without_a_prefix_cache() -> None:
+    """Where nothing can be warm, two cold runs are no proof: the check does not apply, with the reason."""
+    (found,) = check(Uncached(), PLAN, ["prefix-cache"])
+    assert (found.outcome, found.likeness) == ("not applicable", None) and exit_code([found]) == 3
+    assert found.text == "the engine keeps no prefix cache (disable_radix_cache)"
+
+
 class Dies(Sound):
     """After a number of batches."""
 

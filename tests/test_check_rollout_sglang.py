@@ -32,14 +32,18 @@ def checked(only: tuple[str, ...] = (), dtype: str = "fp32", **sglang: Any) -> R
 
 
 def test_deterministic_mode_repeats_all_bits() -> None:
-    """In fp32: run to run, in every batch, cold and warm, seeded, after release, update and reversal.
+    """In fp32: run to run, in every batch, seeded, after release, update and reversal.
 
-    Every stand-in that this rests on is named.
+    Every stand-in that this rests on is named. In this mode it keeps a prefix cache with few backends only.
     """
     found = checked()
     assert {one.name: one.text for one in found.findings if not one.fits} == {} and found.exit_code == 0
     outcomes = {one.name: one.outcome for one in found.findings}
-    assert outcomes == {name: "equal" if word == "any" else word for name, word in CHECKS.items()}
+    wanted = {name: "equal" if word == "any" else word for name, word in CHECKS.items()}
+    if found.identity["flags"]["disable_radix_cache"]:
+        wanted["prefix-cache"] = "not applicable"
+    assert found.identity["device"] != "cpu" or wanted["prefix-cache"] == "not applicable"
+    assert outcomes == wanted
     assert found.identity["device"] != "cpu" or "rests on stand-ins: repro_sglang_cpu" in found.engine
 
 

@@ -335,10 +335,10 @@ def test_a_night_judges_and_shows_it(tmp_path: Path) -> None:
     """A case with bounds has a check of its own; what moved against the baseline is a table in every form."""
     a, b = sides(tmp_path)
     case = Case(case=Experiment(name="t", steps=1, rollouts="r"), mismatch=MismatchTable(max=0.2))
-    assert [check.status for check in mismatch_check(case, a)] == ["green"]
-    (check,) = mismatch_check(case, b)
-    assert check.status == "changed" and "sample 0, position 1" in check.text
-    assert mismatch_check(Case(case=Experiment(name="t", steps=1, rollouts="r")), b) == []
+    assert [check.status for check in mismatch_check(case, a, "")] == ["green"]
+    (check,) = mismatch_check(case, b, "sglang 1 on cpu; rests on stand-ins: torchvision")
+    assert check.status == "changed" and "sample 0, position 1" in check.text and "stand-ins: torchvision" in check.text
+    assert mismatch_check(Case(case=Experiment(name="t", steps=1, rollouts="r")), b, "") == []
     compared = json.loads(json.dumps(compare_traces(a, b, Compare()).to_mapping(), allow_nan=False))
     found = night(status="changed", checks=[check, Check("baseline", "changed", "x")], compared=compared)
     path = tmp_path / "n.json"

@@ -53,6 +53,8 @@ ranks = 2
 """
 
 
+NOBODY = "http://127.0.0.1:9"
+"""An address where no engine answers."""
 REPLAY = """\
 
 [mismatch]
@@ -79,7 +81,12 @@ def test_two_iterations_twice_have_the_same_bits(fork: Repo, tmp_path: Path, sgl
     assert [meta["weight_version"] for meta in metas] == ["0", "1", "2"]
     assert len({meta["weights"] for meta in metas}) == 3
     assert all(meta["engine"]["name"] == "sglang" and meta["engine"]["stand_ins"] for meta in metas)
-    text = CASE.replace('"round"', '"replay"').replace('policy = "megatron"\n', "").replace("ranks = 2", "ranks = 1")
+    text = (
+        CASE.replace("URL", NOBODY)
+        .replace('"round"', '"replay"')
+        .replace('policy = "megatron"\n', "")
+        .replace("ranks = 2", "ranks = 1")
+    )
     (cases / "replay.toml").write_text(text + REPLAY)
     kept = fork.repro("golden", "record", "replay", "--json")
     assert kept.returncode == 0, kept.stderr

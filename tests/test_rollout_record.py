@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import repro_core
-from repro_golden.capture import merged, settings_of
+from repro_golden.capture import merged, put, settings_of
 from repro_golden.case import find_case
 from repro_golden.errors import ReproError
 from repro_golden.rollouts import RolloutData, RolloutSet
@@ -59,6 +59,96 @@ def test_rollouts_are_not_replaced_by_accident(fork: Repo, tmp_path: Path) -> No
     done = fork.repro("rollout", "record", "--set", "seed=7", "--replace")
     assert done.returncode == 0, done.stderr
     assert RolloutSet(fork.root / "golden/rollouts/mini").digest == RolloutSet(other).digest
+
+
+def test_replacing_leaves_folders_that_are_no_rollouts(fork: Repo, tmp_path: Path) -> None:
+    """--replace takes recorded rollouts and empty folders alone: anything else is named, and nothing of it is gone."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "thesis.txt").write_text("years")
+    (tmp_path / "file").write_text("more")
+    for target in (work, tmp_path / "file"):
+        done = fork.repro("rollout", "record", "--replace", "--out", str(target))
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "is no recorded rollout" in done.stderr
+    assert (work / "thesis.txt").read_text() == "years" and (tmp_path / "file").read_text() == "more"
+    (work / "thesis.txt").unlink()
+    for seed in ("7", "8"):  # an empty folder, then rollouts
+        done = fork.repro("rollout", "record", "--set", f"seed={seed}", "--replace", "--out", str(work))
+        assert done.returncode == 0, done.stderr
+    assert len(RolloutSet(work)) == 3
+    (work / "notes.md").write_text("mine")
+    done = fork.repro("rollout", "record", "--replace", "--out", str(work))
+    assert done.returncode == 2 and "notes.md is no recorded rollout" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".repro")) == []
+
+
+def test_a_move_that_fails_loses_nothing(tmp_path: Path) -> None:
+    """What was there stays until the new folder lies beside it, and no rest is left."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    (old / "0.safetensors").write_text("old")
+    with pytest.raises(ReproError, match="cannot write"):
+        put(new, old)
+    assert [path.read_text() for path in old.iterdir()] == ["old"]
+    new.mkdir()
+    (new / "1.safetensors").write_text("new")
+    with pytest.raises(ReproError, match="cannot write"):
+        put(new, old / "0.safetensors" / "below")
+    assert (new / "1.safetensors").exists()
+    put(new, old)
+    assert [path.name for path in old.iterdir()] == ["1.safetensors"]
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+SGLANG = """\
+[case]
+name = "mini"
+steps = 3
+proof_steps = 1
+rollouts = "golden/rollouts/mini"
+
+[subject]
+module = "repro_core"
+path = "core"
+timeout = "4m"
+
+[subject.config]
+rollout_batch_size = 2
+n_samples_per_prompt = 2
+global_batch_size = 4
+max_response_len = 4
+
+[subject.config.model]
+model_type = "qwen3"
+kv_channels = 32
+initializer_range = 0.1
+tie_word_embeddings = false
+
+[subject.config.sglang]
+max_total_tokens = 4096
+"""
+
+
+def test_a_golden_run_of_what_sglang_samples_in_the_trainers_process(fork: Repo) -> None:
+    """`golden record --engine sglang` starts the engine beside the trainer, and what it sampled tells what it rests on.
+
+    Every stand-in is named, and the weights that sampled, which are others after each step.
+    """
+    pytest.importorskip("sglang")
+    (fork.root / "golden/cases/mini.toml").write_text(SGLANG)
+    done = fork.repro("golden", "record", "mini", "--engine", "sglang")
+    assert done.returncode == 0, done.stderr
+    assert "by sglang" in done.stderr
+    kept = RolloutSet(fork.root / "golden/rollouts/mini")
+    assert (fork.root / "golden/rollouts/mini.dvc").exists()
+    metas = [kept.read(number).meta for number in range(3)]
+    assert len({meta["weights"] for meta in metas}) == 3
+    shown = fork.repro("rollout", "show", "mini")
+    assert shown.returncode == 0 and f"weights of the first rollout: {metas[0]['weights']}" in shown.stdout
+    assert "engine: sglang " in shown.stdout
+    names = metas[0]["engine"]["stand_ins"]
+    assert all(f"rests on a stand-in: {name}" in shown.stdout for name in names)
+    assert names or metas[0]["engine"]["device"] != "cpu"
 
 
 def test_rollouts_alone_start_no_trainer(fork: Repo, tmp_path: Path) -> None:

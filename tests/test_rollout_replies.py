@@ -25,7 +25,7 @@ finite = st.floats(-50, 0, width=32)
 token = st.integers(0, 257)
 
 
-def _asked(sampling: Sampling = LENGTH, model: Any = None) -> Asked:
+def _asked(sampling: Sampling = LENGTH, model: Any = DENSE) -> Asked:
     return Asked(PROMPTS, sampling, "3", model, "SGLang")
 
 
@@ -165,13 +165,21 @@ def test_prompt_log_probs_begin_at_the_second_token() -> None:
     """SGLang gives none for the first token; they must be those of the prompt that was asked for."""
     sampling = Sampling(4, 1.0, EOS, prompt_log_probs=True)
     sent = [[None, 1, None], [-0.5, 2, None], [-0.25, 3, None]]
-    asked = Asked(PROMPTS[:1], sampling, "3", None, "SGLang")
+    asked = Asked(PROMPTS[:1], sampling, "3", DENSE, "SGLang")
     answer = _answer([7, 8, 9, 10], [-1.0] * 4, input_token_logprobs=sent)
     assert responses([answer], asked)[0].prompt_log_probs == [-0.5, -0.25]
-    for wrong in (None, sent[1:], [*sent[:2], [-0.25, 4, None]]):
+    for wrong in (None, sent[1:], [*sent[:2], [-0.25, 4, None]], [*sent[:2], [-0.25, 0, None]]):
         bad = _answer([7, 8, 9, 10], [-1.0] * 4, input_token_logprobs=wrong)
         with pytest.raises(EngineError, match="log-probs of its prompt"):
             responses([bad], asked)
+
+
+def test_the_last_id_of_the_vocabulary_is_shown_as_0() -> None:
+    """SGLang does so in prompts: it is taken there, and for no other id."""
+    prompt = [1, DENSE.vocab_size - 1]
+    asked = Asked([prompt], Sampling(4, 1.0, EOS, prompt_log_probs=True), "3", DENSE, "SGLang")
+    answer = _answer([7, 8, 9, 10], [-1.0] * 4, input_token_logprobs=[[None, 1, None], [-0.5, 0, None]])
+    assert responses([answer], asked)[0].prompt_log_probs == [-0.5]
 
 
 @given(st.lists(st.integers(0, 2**200)))
@@ -244,6 +252,11 @@ def test_arguments_for_a_cpu_and_a_gpu() -> None:
     assert "--none" not in words
     with pytest.raises(EngineError, match=r"sglang\.args\.device is set by the engine itself"):
         server_arguments(replace(CONFIG, args={"device": "cuda"}), DENSE, "/model", "fp32", "cpu")
+    with pytest.raises(EngineError, match=r"set sglang\.tp_size"):
+        server_arguments(replace(CONFIG, args={"tp_size": 2}), DENSE, "/model", "fp32", "cpu")
+    for name in ("dp_size", "ep_size", "pp_size"):
+        with pytest.raises(EngineError, match=rf"sglang\.args\.{name} is refused"):
+            server_arguments(replace(CONFIG, args={name: 2}), DENSE, "/model", "fp32", "cpu")
     with pytest.raises(EngineError, match="tie_word_embeddings to false"):
         server_arguments(CONFIG, replace(EXPERTS, tie_word_embeddings=True), "/model", "fp32", "cuda")
 

@@ -26,11 +26,17 @@ from sglang_kit import (
     tiny_policy,
 )
 
+from repro_core.config import TrainConfig
 from repro_core.rollout.engine import EngineError, Response, Sampling
-from repro_core.rollout.sglang_flags import environment
+from repro_core.rollout.sglang_client import Client
+from repro_core.rollout.sglang_flags import EXPORT, environment
+from repro_core.rollout.sglang_held import packed_order
 from repro_core.rollout.sglang_http import SglangServer
 from repro_core.rollout.sglang_stand_ins import FOLDER
+from repro_core.rollout.source import RolloutsOnly
 from repro_core.sampler import sample
+from repro_golden.errors import ReproError
+from repro_golden.weight_sync import SyncJudge
 
 EOS = 258
 SEEDS = [2**53 - 1 - i for i in range(8)]
@@ -160,6 +166,8 @@ def test_the_process_that_hosts_it_stays_as_it_was(told: dict[str, Any]) -> None
     before, after = told["manners"]
     assert before == after
     assert told["other_lives"]
+    assert told["launcher's"], "it has processes"
+    assert not any(told["launcher's"]), "torchrun's variables would make them join the trainer's processes"
     assert [each for each in told["left"] if "resource_tracker" not in each] == []
 
 
@@ -173,6 +181,8 @@ def test_a_refusal_is_an_error_of_one_line_and_the_engine_goes_on(told: dict[str
     assert "fails to sample" in refused["long"]
     assert "fails to sample" in refused["cut"]
     assert not any("\n" in line for line in refused.values())
+    assert all(f"(log {told['log'][0]})" in refused[name] for name in ("disk", "session", "long", "stale", "nan"))
+    assert told["keeps_log"] == [False, True]
 
 
 def test_stale_weights_are_named(told: dict[str, Any]) -> None:
@@ -191,7 +201,9 @@ def test_a_scheduler_that_dies_takes_the_batch_and_nothing_else(told: dict[str, 
     """The error names the signal and the log, the engine stays failed, and this process lives on."""
     first, second = told["killed"]
     assert "SIGKILL" in first
-    assert "engine.log" in first
+    log, there = told["log"]
+    assert log in first
+    assert there, "a log that was named stays"
     assert first == second
     assert told["alive"] == []
 
@@ -216,7 +228,8 @@ def test_a_server_samples_as_the_engine_in_a_process_does(told: dict[str, Any], 
     assert _unversioned(server.generate(prompts, HOT, SEEDS)) == _unversioned(_responses(told["hot"]))
     identity = server.identity()
     assert identity["flags"].pop("servers") == 1
-    assert identity == told["identity"]
+    assert identity.pop("stand_ins") == ["repro_sglang_cpu"], "of the others a server tells nothing"
+    assert identity == {name: value for name, value in told["identity"].items() if name != "stand_ins"}
     server.close()
 
 
@@ -232,6 +245,53 @@ def test_a_server_refuses_in_one_line(tmp_path: Path, sglang_server: Served) -> 
     with pytest.raises(EngineError, match="computes in float32, not in bfloat16"):
         SglangServer(replace(CONFIG, url=sglang_server.url), DENSE, "bf16")
     server.close()
+
+
+def test_rollouts_alone_bring_a_server_the_starting_weights(tmp_path: Path, sglang_server: Served) -> None:  # noqa: F811
+    """Whatever it holds, it samples with the weights that training starts from, and both sides are judged; what it
+    read itself is judged as long as it says that it has that still."""  # noqa: D205, D209 - one claim
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    sglang = replace(CONFIG, url=sglang_server.url, folder=str(shared), sync="disk")
+    config = TrainConfig(
+        hf_checkpoint=str(tiny_checkpoint(tmp_path / "start", seed=3)), rollout_engine="sglang", sglang=sglang,
+        rollout_batch_size=1, n_samples_per_prompt=2, global_batch_size=2,
+    )  # fmt: skip
+    server = SglangServer(sglang, DENSE, "fp32")
+    old = tiny_checkpoint(tmp_path / "old", seed=4)
+    server.update_from_disk(str(old), "default")
+    judge = SyncJudge(None, print)
+    only = RolloutsOnly(config, ".", judge)
+    assert isinstance(only.engine, SglangServer)
+    assert only.engine.checkpoint == str(old)
+    assert (judge.number, only.engine.weight_version) == (2, "0"), "the start and one sync were judged"
+    assert judge.digest
+    assert only.sample(0).meta["weight_version"] == "0"
+    prompts = prompts_of(2)
+    assert gap(tiny_policy(seed=3), prompts, only.engine.generate(prompts, HOT, SEEDS[:2]), 1.0) <= 1e-5
+    assert list(shared.iterdir()) == []
+    only.close()
+    server.update_from_disk(str(old), "default")
+    server.update(tiny_policy(seed=5).state_dict().items(), "default")
+    with pytest.raises(ReproError, match="the engine read itself are not those of its checkpoint"):
+        RolloutsOnly(config, ".", SyncJudge(None, print))
+    server.update_from_disk(str(old), "20")
+    server.close()
+
+
+def test_weights_that_cannot_be_written_down_do_not_end_a_server(tmp_path: Path, sglang_server: Served) -> None:  # noqa: F811
+    """An order to write to a folder that is not there is taken, and the server goes on."""
+    client = Client(sglang_server.url, 60.0, "")
+    client.agreed("/begin_weight_update", {}, "begin")
+    body = {"serialized_named_tensors": [packed_order(tmp_path / "gone")], "load_format": EXPORT}
+    client.agreed("/update_weights_from_tensor", body, "show its weights")
+    client.agreed("/end_weight_update", {}, "end")
+    client.close()
+    server = SglangServer(replace(CONFIG, url=sglang_server.url), DENSE, "fp32")
+    assert server.generate([[1, 2]], HOT, [1])
+    server.close()
+    with pytest.raises(EngineError, match=r"cannot make a folder .*gone.*set sglang\.folder"):
+        SglangServer(replace(CONFIG, url=sglang_server.url, folder=str(tmp_path / "gone")), DENSE, "fp32").held()
 
 
 def _unversioned(responses: list[Response]) -> list[Response]:

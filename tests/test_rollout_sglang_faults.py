@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -16,18 +17,26 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
 import torch
 from sglang_kit import CONFIG, CORE, DENSE, EXPERTS, drive, gap, prompts_of, tiny_checkpoint, tiny_policy
 
+from repro_core.config import TrainConfig
+from repro_core.megatron.parallel import timeout_s
 from repro_core.model import Policy
 from repro_core.rollout.engine import EngineError, Sampling
-from repro_core.rollout.sglang_flags import command_line, environment, server_arguments
+from repro_core.rollout.scratch import fresh_folder, scratch_folder
+from repro_core.rollout.sglang_client import is_here
+from repro_core.rollout.sglang_flags import EXPORT, command_line, environment, server_arguments
 from repro_core.rollout.sglang_http import SglangServer
+from repro_core.rollout.sglang_inside import export
 from repro_core.rollout.sglang_process import ServerProcess, free_port, serve
 from repro_core.rollout.sglang_stand_ins import FOLDER
+from repro_core.rollout.sync import from_lead
+from repro_core.torch_engine import TorchEngines
 
 EOS = 258
 SAMPLING = Sampling(2, 1.0, EOS, ignore_eos=True)
@@ -55,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(json.loads(body) if body else None)
 
     def _reply(self, body: Any) -> None:
-        status, content = self.routes.get(self.path, lambda _: (404, {"detail": "Not Found"}))(body)
+        status, content = self.routes.get(urlsplit(self.path).path, lambda _: (404, {"detail": "Not Found"}))(body)
         if status == 0:  # break off
             self.connection.shutdown(socket.SHUT_RDWR)
             return
@@ -242,14 +251,105 @@ def test_refused_weights_end_the_session_and_keep_the_version() -> None:
         assert engine.weight_version == "5"
 
 
-def test_weights_in_memory_do_not_go_to_another_machine() -> None:
-    """The cure is the way over a folder."""
-    from repro_core.rollout.sglang_client import is_here
-
+def test_a_server_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights in memory do not go there, and without a shared folder none come back: each says which key is the cure.
+    With one the order to write them down arrives, and what hinders the writing comes back in one line."""  # noqa: D205, D209 - one claim
     assert is_here("http://127.0.0.1:3")
     assert is_here("http://localhost:3")
-    assert not is_here("http://192.0.2.1:3")
     assert not is_here("http://name.invalid")
+
+    def take(body: Any) -> tuple[int, Any]:
+        from sglang.srt.utils import MultiprocessingSerializer
+
+        (payload,) = body["serialized_named_tensors"]
+        # In this process nothing says which rank it is.
+        export(torch.nn.Linear(1, 1), MultiprocessingSerializer.deserialize(payload))
+        return 200, {"success": True, "message": ""}
+
+    routes = {
+        "server_info": {**INFO, "custom_weight_loader": [EXPORT]},
+        "update_weights_from_tensor": take,
+        "update_weights_from_disk": lambda _: (400, {"success": False, "message": "no such folder"}),
+        "model_info": {"weight_version": "default", "model_path": str(tiny_checkpoint(tmp_path / "checkpoint"))},
+    }
+    with _player(**routes) as proxy:
+        assert _engine(proxy).checkpoint == str(tmp_path / "checkpoint")
+        monkeypatch.setenv("http_proxy", proxy)  # another machine's address leads to the player too
+        monkeypatch.setenv("no_proxy", "")
+        away = "http://192.0.2.1:3"
+        engine = _engine(away)
+        assert engine.checkpoint is None, "a path of another machine says nothing here"
+        with pytest.raises(EngineError, match=r'another machine.*set sglang.sync to "disk" and sglang\.folder'):
+            engine.update([("a", torch.zeros(2))], "5")
+        with pytest.raises(EngineError, match=r"another machine, so to read its weights back set sglang\.folder"):
+            engine.held()
+        with pytest.raises(EngineError, match=r"no such folder: it is on another machine, so set sglang\.folder"):
+            engine.update_from_disk("/somewhere", "5")
+        sharing = SglangServer(replace(CONFIG, url=away, folder=str(tmp_path)), DENSE, "fp32")
+        with pytest.raises(EngineError, match=rf"cannot write its weights to {tmp_path}: \w+: ") as error:
+            sharing.held()
+    assert "\n" not in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+@pytest.mark.parametrize("dtype", ["auto", None])
+def test_a_server_must_say_what_it_computes_in(dtype: str | None) -> None:
+    """Nothing tells what auto became."""
+    with _player(server_info={**INFO, "dtype": dtype}) as url, pytest.raises(EngineError, match="--dtype float32"):
+        _engine(url)
+
+
+def test_no_room_in_shared_memory_is_one_line() -> None:
+    """Torch's own error becomes one with the cure; a limit on the size of files stands for a full memory."""
+    with _player() as url:
+        engine, limits = _engine(url), resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+        try:
+            with pytest.raises(EngineError, match=r"cannot put weights into shared memory .*make room in /dev/shm"):
+                engine.update([("a", torch.zeros(1 << 20))], "5")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_folders_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    """The next process that makes one removes them, and leaves those of processes that live."""
+    program = (
+        "import os, signal; from repro_core.rollout.scratch import fresh_folder; "
+        f"fresh_folder('held', {str(tmp_path)!r}); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(CORE)}, check=False)
+    assert len(list(tmp_path.iterdir())) == 1
+    first = fresh_folder("weights", tmp_path)
+    assert list(tmp_path.iterdir()) == [first]
+    with scratch_folder("held", tmp_path, shared=True) as second:
+        assert set(tmp_path.iterdir()) == {first, second}
+        assert second.stat().st_mode & 0o777 == 0o777
+    assert list(tmp_path.iterdir()) == [first]
+
+
+def test_ranks_wait_longer_than_their_lead_may_wait_for_an_engine() -> None:
+    """Else they would give up in a collective while the first of them still waits for SGLang."""
+    long = TrainConfig(sglang=replace(CONFIG, timeout=3000.0))
+    assert timeout_s(replace(long, rollout_engine="sglang")) > 3000
+    assert timeout_s(long) == timeout_s(TrainConfig()) == 600
+
+
+def test_the_others_are_told_also_where_gathering_fails() -> None:
+    """A lead whose own part of the gathering fails still tells the others that it failed: they wait for that."""
+    told: list[Any] = []
+
+    class Ranks(TorchEngines):
+        def tell(self, value: Any) -> Any:
+            told.append(value)
+            return value
+
+    def fail() -> None:
+        raise RuntimeError("gathering")
+
+    with pytest.raises(RuntimeError, match="gathering"):
+        from_lead(Ranks(TrainConfig(), "."), lambda: 1, last=fail)
+    ((_, failure),) = told
+    assert "failed" in failure
 
 
 def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from torch import Tensor
 from repro_core.config import ModelConfig
 from repro_core.layout_free import Joining, LayoutError, Local, same_bits
 from repro_core.megatron.weights import names
+from repro_core.rollout.engine import HeldWeights
 from repro_core.rollout.sglang_weights import layout, placements
-from repro_golden.weight_pieces import join, pieces, put_together
+from repro_golden.weight_pieces import canonical_tensors, join, pieces
 
 torch.set_num_threads(1)
 SETTINGS = settings(deadline=None, derandomize=True, max_examples=60)
@@ -154,11 +155,12 @@ def test_the_values_of_all_processes_make_the_canonical_tensors_whole(drawn: tup
         tensors, known = loaded(model, rank, ranks, weights), layout(model, rank, ranks)
         for name, tensor in tensors.items():
             joining.add(known[name], tensor)
-        held.append((tensors, placements(model, rank, ranks, shapes(tensors))))
+        held.append(HeldWeights(tensors, placements(model, rank, ranks, shapes(tensors))))
     joined = joining.finish()
     for name, tensor in weights.items():
-        value = put_together(name, held)
-        assert value is not None and same_bits(value, tensor) and same_bits(joined[name], tensor), name
+        (value,) = canonical_tensors(held, {name}).values()
+        assert same_bits(value, tensor) and same_bits(joined[name], tensor), name
+    assert canonical_tensors(held).keys() == weights.keys()
 
 
 @pytest.mark.parametrize("model", [QWEN2, QWEN3, MOE], ids=["qwen2", "qwen3", "moe"])

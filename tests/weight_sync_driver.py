@@ -13,7 +13,7 @@ from weight_sync_kit import CHANGES, CONFIG, WIDE, Wire, brought, move
 from repro_core.hf import save_hf
 from repro_core.rollout import sglang_engine
 from repro_core.rollout.engine import EngineError
-from repro_core.rollout.sync import judge_start
+from repro_core.rollout.sync import show_start
 from repro_core.torch_engine import TorchEngines
 from repro_golden.errors import ReproError
 from repro_golden.weight_sync import SyncJudge
@@ -66,7 +66,7 @@ def _all(folder: Path, engines: TorchEngines, engine: sglang_engine.SglangEngine
 def _start(engine: Any, checkpoint: Path) -> tuple[str, SyncJudge]:
     judge = SyncJudge(None, print)
     try:
-        judge_start(judge, engine, str(checkpoint), CONFIG)
+        show_start(judge, engine, str(checkpoint), CONFIG)
     except ReproError as error:
         return str(error), judge
     return "", judge
@@ -77,7 +77,7 @@ def _fault(engines: TorchEngines, wire: Wire, first: Path | None = None) -> str:
     judge, engine = SyncJudge(None, print), wire.engine
     if first is not None:
         engine.update_from_disk(str(first), "default")
-        judge_start(judge, engine, str(first), CONFIG)
+        show_start(judge, engine, str(first), CONFIG)
         move(engines, 3)
     assert not brought(engines, engine, judge, "1")
     move(engines, 2)

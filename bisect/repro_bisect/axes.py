@@ -24,6 +24,7 @@ from repro_golden.canonical import digest
 from repro_golden.case import Case, CommandSubject
 from repro_golden.checkout import Checkout, joined_trees, subject_tree
 from repro_golden.errors import ReproError
+from repro_golden.layout import joined
 from repro_golden.subjects.releases import parse_range, releases
 from repro_golden.subjects.words import interpreter
 
@@ -222,7 +223,7 @@ class _Layout:
                 subject |= {"command": table.command, "save": "", "resume": ""}
             subject["env"] = subject["env"] | table.env
             if table.config:
-                subject["config"] = _joined(subject.get("config", {}), table.config)
+                subject["config"] = joined(subject.get("config", {}), table.config)
         resources |= {"cpus": self.threads} if self.threads else {}
         if self.ranks:
             resources["ranks"] = self.ranks
@@ -238,14 +239,6 @@ class _Layout:
             raise ReproError(
                 f"the layout {self} does not fit {case.name}: {where + ': ' if where else ''}{text}"
             ) from None
-
-
-def _joined(config: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Two tables level by level; the second wins."""
-    both = {
-        k: _joined(config[k], v) for k, v in more.items() if isinstance(v, dict) and isinstance(config.get(k), dict)
-    }
-    return {**config, **more, **both}
 
 
 def _launched(command: str, ranks: int) -> str:

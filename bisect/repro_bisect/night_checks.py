@@ -18,13 +18,23 @@ from repro_golden.case import Bound, Case
 from repro_golden.checkout import Checkout
 from repro_golden.compare import first_difference, violations
 from repro_golden.errors import MachineFailureError, NotVerifiableError, ReproError
-from repro_golden.mismatch_bounds import breaches, mismatch_checks
+from repro_golden.mismatch_bounds import mismatch_checks
 from repro_golden.nights import Check, Status
 from repro_golden.rollout_check import check_rollouts
 from repro_golden.rollout_findings import Finding
 from repro_golden.trace import Trace
 
-__all__ = ["events_check", "failure", "layout_checks", "layout_text", "line", "mismatch_check", "run_to_run"]
+__all__ = [
+    "events_check",
+    "failure",
+    "finding_check",
+    "layout_checks",
+    "layout_text",
+    "line",
+    "mismatch_check",
+    "rollout_checks",
+    "run_to_run",
+]
 
 _SHOWN = 8
 
@@ -72,12 +82,17 @@ def _alike(first: Trace, again: Trace, case: Case) -> Check:
     return Check("run-to-run", "flaky", line(f"two replays differ at {differs}"))
 
 
-def mismatch_check(case: Case, trace: Trace) -> list[Check]:
-    """Whether trainer and rollout engine are as near as the case's ``[mismatch]`` says; nothing without bounds."""
-    if broken := breaches(case.mismatch, trace):
-        more = f" ({len(broken) - 1} more)" if len(broken) > 1 else ""
-        return [Check("mismatch", "changed", line(f"{broken[0]}{more}"))]
-    return [Check("mismatch", "green", line(proof.detail)) for proof in mismatch_checks(case.mismatch, trace)]
+def mismatch_check(case: Case, trace: Trace, engine: str) -> list[Check]:
+    """Whether trainer and rollout engine are as near as the case's ``[mismatch]`` says; nothing without bounds.
+
+    Args:
+        case: With its bounds.
+        trace: Of tonight.
+        engine: `rollouts.sampled_by` of its rollouts.
+    """
+    by = f" (rollouts by {engine})" if engine else ""
+    proofs = mismatch_checks(case.mismatch, trace)
+    return [Check("mismatch", "green" if proof.passed else "changed", line(f"{proof.detail}{by}")) for proof in proofs]
 
 
 def layout_checks(

@@ -23,6 +23,7 @@ from repro_golden.case import Case
 from repro_golden.checkout import Checkout
 from repro_golden.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.nights import Baseline, Check, Night, Status, Summary, worst
+from repro_golden.rollouts import sampled_by
 from repro_golden.spent import spent_of
 from repro_golden.subjects import identity_of
 from repro_golden.trace import Trace
@@ -127,7 +128,8 @@ class _Night:
         options = Options(jobs=self.asked.jobs, fresh=True)
         identity = identity_of(case, checkout.root)
         self.machine, self.identity = identity.machine, identity.to_mapping()
-        self.rollouts = fetched_rollouts(checkout, case).digest
+        rollouts = fetched_rollouts(checkout, case)
+        self.rollouts = rollouts.digest
         if not case.subject.path:
             raise ReproError(f"the subject of {case.name} is an installed module, which no commit changes")
         paths = case.paths()
@@ -149,7 +151,7 @@ class _Night:
         judgement = Judgement(Check("baseline", "not judged", spared)) if spared else baseline_of(tonight)
         self.judgement = judgement
         self.checks += [judgement.check, self._metrics(tonight, judgement.baseline, spared)]
-        self.checks += mismatch_check(case, trace)
+        self.checks += mismatch_check(case, trace, sampled_by(rollouts))
         self.checks += layout_checks(checkout, case, self.commit, self.watch, options, spared=spared)
         self.checks += rollout_checks(checkout, case, self.commit, self.tree, self.watch)
         if self.asked.events is not None:

@@ -25,6 +25,7 @@ from repro_golden.errors import NotVerifiableError, ReproError
 from repro_golden.mismatch_bounds import breaches
 from repro_golden.mismatch_change import MismatchChange, mismatch_change
 from repro_golden.picture import Picture, picture_of
+from repro_golden.rollouts import sampled_by
 from repro_golden.spent import Spent, spent_of
 from repro_golden.store import GoldenRun
 from repro_golden.subjects import identity_of
@@ -231,7 +232,8 @@ class _Pair:
             self.history = Commits(checkout, fork, {}, paths)
             return self._without_replay("it adds no commit to its base")
         history = self.history = History(checkout, f"{fork}..{self.head}", paths)
-        fetched_rollouts(checkout, case)
+        if by := sampled_by(fetched_rollouts(checkout, case)):
+            self.notes.append(f"its rollouts are by {by}")
         if history.tree(fork) == history.tree(self.head):
             return self._without_replay(f"it changes nothing in {', '.join(paths)}, the code of {case.name}")
         with bench(checkout, case, history, Bitwise(), self.watch, self.options) as (desk, golden):

@@ -162,6 +162,9 @@ class SglangConfig:
     """Ours: a running server or router, such as ``http://127.0.0.1:30000``; None starts an engine in this process."""
     sync: Literal["tensor", "disk"] = "tensor"
     """Ours: how weights are brought to it. "disk" needs a folder that both sides see."""
+    folder: str | None = None
+    """Ours: a folder that this process and the engine both see, for sync = "disk" and for reading weights back; None
+    is a temporary one of this machine."""
     timeout: float = 600.0
     """Ours: seconds that starting it, or one request, may take."""
     attention_backend: str | None = None

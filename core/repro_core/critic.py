@@ -41,7 +41,7 @@ class Critic(Policy):
         del self.lm_head
         self.score = ValueHead(policy.config.hidden_size)
 
-    def forward(self, *tokens: Any, **more: Any) -> Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Values fp32 [batch, seq, 1]; takes what `Policy.forward` does."""
-        out: Tensor = self.score(self.hidden(*tokens, **more))
+        out: Tensor = self.score(self.hidden(*args, **kwargs))
         return out

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from repro_core.layout_free import BITS
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -94,5 +96,5 @@ def _differing(ours: Tensor, theirs: Tensor) -> Tensor:
     """
     if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
         return torch.ones_like(ours, dtype=torch.bool)
-    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[ours.element_size()]
+    bits = BITS[ours.element_size()]
     return (ours.contiguous().view(bits) != theirs.contiguous().view(bits)) | ~ours.isfinite()

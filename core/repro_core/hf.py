@@ -18,7 +18,7 @@ from repro_core.hf_config import CONFIG, EXPORT_AGAIN, HfError, config_values, r
 from repro_core.model import Policy
 from repro_core.rollout_file import replace_file
 
-__all__ = ["HfError", "load_hf", "save_hf"]
+__all__ = ["HfError", "load_hf", "read_tensors", "save_hf"]
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _SHARDS = "model-?????-of-?????.safetensors"
@@ -72,7 +72,7 @@ def load_hf(directory: str | os.PathLike[str]) -> Policy:
     """
     source = Path(directory)
     config = read_config(source)
-    tensors = _read_tensors(source)
+    tensors = read_tensors(source)
     with torch.device("meta"):
         wanted = Policy(config).state_dict()
     _check_tensors(source, tensors, {name: tuple(tensor.shape) for name, tensor in wanted.items()}, config)
@@ -102,8 +102,12 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     replace_file(path, (json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n").encode())
 
 
-def _read_tensors(source: Path) -> dict[str, Tensor]:
-    """All tensors of the single file, or of every shard that the index names."""
+def read_tensors(source: Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint under the names in its files: of the single one, or of every shard of the index.
+
+    Raises:
+        HfError: a file is missing, unreadable, or disagrees with the index.
+    """
     single, index = source / _SINGLE, source / _INDEX
     if single.exists() and index.exists():
         raise HfError(f"{source} has both {_SINGLE} and {_INDEX}: remove the one that is stale")

@@ -14,12 +14,26 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Box", "Flat", "Ints", "Joining", "LayoutError", "Local", "box", "padding", "same_bits", "stack", "take"]
+__all__ = [
+    "BITS",
+    "Box",
+    "Flat",
+    "Ints",
+    "Joining",
+    "LayoutError",
+    "Local",
+    "box",
+    "padding",
+    "same_bits",
+    "stack",
+    "take",
+]
 
 Ints = tuple[int, ...]
 Flat = tuple[int, int]
 """The elements ``[start, stop)`` of a flattened tensor."""
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers of as many bytes as an element has, to compare bits by."""
 
 
 class LayoutError(ValueError):
@@ -116,7 +130,7 @@ def take(local: Local, canonical: Mapping[str, Tensor]) -> Tensor:
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are equal bit for bit: NaN equals itself, and 0.0 is not -0.0."""
     same = a.shape == b.shape and a.dtype == b.dtype
-    return same and torch.equal(a.view(_BITS[a.element_size()]), b.view(_BITS[b.element_size()]))
+    return same and torch.equal(a.view(BITS[a.element_size()]), b.view(BITS[b.element_size()]))
 
 
 class Joining:
@@ -173,7 +187,7 @@ class Joining:
         if whole.dtype != new.dtype:
             raise LayoutError(f"{part.name}: {new.dtype} on one rank and {whole.dtype} on another")
         # Bits, not values: NaN would differ from itself, and -0.0 would pass for 0.0.
-        kind = _BITS[new.element_size()]
+        kind = BITS[new.element_size()]
         old, seen = _view(whole.view(kind), part.size, part.at, part.to), _view(filled, part.size, part.at, part.to)
         bits = new.view(kind)
         here = torch.ones_like(seen) if have is None else have

@@ -64,8 +64,10 @@ def sample(
     uniforms = torch.tensor([_uniforms(seed, max_response_len) for seed in seeds], dtype=torch.float64, device=device)
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
     longest = int(lengths.max())
-    # Any id serves as right padding: no real token sees it, and its cache slots are overwritten first.
-    batch = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=device)
+    # Any id serves as right padding: no real token sees it, and its cache slots are overwritten first. But which one it
+    # is decides how many tokens an expert has beside the real ones, and so may decide bits.
+    padding = 0 if eos_id is None else eos_id
+    batch = torch.tensor([[*prompt, *[padding] * (longest - len(prompt))] for prompt in prompts], device=device)
     cache = KvCache.allocate(policy, len(prompts), longest + max_response_len)
     routes = _Routes(policy)
     was_training = policy.training

@@ -21,6 +21,7 @@ __all__ = [
     "encode_float",
     "frame",
     "read_json",
+    "same_float",
     "write_atomic",
 ]
 
@@ -52,6 +53,13 @@ def encode_float(value: float) -> float | str:
 def decode_float(value: float | str) -> float:
     """The inverse of `encode_float`, bit for bit."""
     return cast("float", struct.unpack(">d", bytes.fromhex(value))[0]) if isinstance(value, str) else float(value)
+
+
+def same_float(a: float | None, b: float | None) -> bool:
+    """Equal bits, or both absent: NaN equals NaN only with the same payload, and -0.0 is not 0.0."""
+    if a is None or b is None:
+        return a is b
+    return struct.pack("<d", a) == struct.pack("<d", b)
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +13,13 @@ from typing import Any
 from repro_golden.case import Case, CoreSubject
 from repro_golden.checkout import Checkout
 from repro_golden.children import Place, Run
-from repro_golden.errors import ReproError
-from repro_golden.rollouts import RolloutSet
+from repro_golden.errors import MachineFailureError, ReproError
+from repro_golden.rollouts import INDEX, RolloutSet
 from repro_golden.runs import Say, run_children
 from repro_golden.scratch import scratch_folder
 from repro_golden.store import Store
 
-__all__ = ["Capture", "capture", "keep", "record_rollouts", "settings_of"]
+__all__ = ["Capture", "capture", "keep", "put", "record_rollouts", "settings_of"]
 
 
 @dataclass(frozen=True)
@@ -105,15 +106,46 @@ def capture(case: Case, place: Place, how: Capture, folder: Path, log: Path, say
 
 
 def keep(store: Store, case: Case, captured: Path | None) -> None:
-    """Bring captured rollouts to their place, and hand rollouts that DVC does not know to it."""
+    """Bring captured rollouts to their place, and hand rollouts that DVC does not know as they are to it.
+
+    Raises:
+        MachineFailureError: they cannot be brought there; what was there is there still.
+    """
     target = store.rollouts_path(case)
-    if target is None or (captured is None and store.in_git(target)):
+    if target is None:
         return
     if captured is not None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(captured, target)
-    if not target.with_name(target.name + ".dvc").exists():
+        put(captured, target)
+    known = captured is None and target.with_name(target.name + ".dvc").exists()
+    if not known and not store.in_git(target):
         store.dvc.add(target)
+
+
+def put(folder: Path, target: Path) -> None:
+    """Move a folder to its place. One that is there goes when the new one has come, and stays if it does not come.
+
+    Raises:
+        MachineFailureError: it could not be moved.
+    """
+    beside: Path | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(dir=target.parent, prefix=".repro-"))
+        shutil.move(folder, beside / "new")  # which copies where this is another disk: before the old one is touched
+        if target.exists():
+            target.rename(beside / "old")
+        try:
+            (beside / "new").rename(target)
+        except OSError:
+            if (beside / "old").exists():
+                (beside / "old").rename(target)
+            raise
+    except OSError as error:
+        left = f"; the old content is in {beside / 'old'}" if beside and (beside / "old").exists() else ""
+        raise MachineFailureError(f"cannot write {target}: {error.strerror or error}{left}") from error
+    finally:
+        if beside is not None and (target.exists() or not (beside / "old").exists()):
+            shutil.rmtree(beside, ignore_errors=True)
 
 
 def record_rollouts(
@@ -130,26 +162,39 @@ def record_rollouts(
         replace: Whether rollouts that are there already may go.
 
     Raises:
-        ReproError: the capture failed, or there are rollouts already.
+        ReproError: the capture failed, there are rollouts already, or something else lies there.
     """
     store = Store(checkout.root)
-    target = out or store.rollouts_path(how.case(case))
-    assert target is not None  # of kind core
+    own = store.rollouts_path(how.case(case))
+    assert own is not None  # of kind core
+    target = out.resolve() if out else own
     pointer = target.with_name(target.name + ".dvc")
-    if (target.exists() or pointer.exists()) and not replace:
+    if not replace and (target.exists() or pointer.exists()):
         raise ReproError(
             f"there are rollouts at {target} already: --replace takes their place, --out FOLDER leaves them"
         )
+    if foreign := _foreign(target):
+        raise ReproError(f"{foreign} is no recorded rollout, so --replace leaves {target} alone: name another folder")
     if out is None and not store.dvc.initialised:
         raise ReproError(f"{checkout.root} has no DVC yet: run `repro init`")
+    if out is None:
+        store.refuse_dirty(target)
     with scratch_folder(checkout.scratch, "capture") as scratch:
         captured = capture(case, checkout.place(case), how, scratch / "rollouts", scratch / "capture.log", say)
-        if out is None and pointer.exists() and target.exists():
-            store.refuse_dirty(target)
-        if target.exists():
-            shutil.rmtree(target)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(captured.directory, target)
-        if out is None and not store.in_git(target):
-            store.dvc.add(target)
+        if out is None:
+            keep(store, case, captured.directory)
+        else:
+            put(captured.directory, target)
     return RolloutSet(target)
+
+
+def _foreign(target: Path) -> Path | None:
+    """What at `target` was not written by a capture; None where nothing is there, or recorded rollouts alone."""
+    if not target.exists():
+        return None
+    if not target.is_dir():
+        return target
+    inside = sorted(target.iterdir())
+    if inside and not (target / INDEX).is_file():
+        return inside[0]
+    return next((path for path in inside if path.name != INDEX and path.suffix != ".safetensors"), None)

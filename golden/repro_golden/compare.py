@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from repro_golden.canonical import encode_float
+from repro_golden.canonical import encode_float, same_float
 from repro_golden.case import Bound, Compare
 from repro_golden.errors import NotVerifiableError, ReproError
 from repro_golden.identity import Identity
@@ -74,10 +74,8 @@ class MetricChange:
 
     @property
     def same(self) -> bool:
-        """Equal bits: NaN equals NaN only with the same payload, and -0.0 is not 0.0."""
-        if self.a is None or self.b is None:
-            return self.a is self.b
-        return struct.pack("<d", self.a) == struct.pack("<d", self.b)
+        """Equal bits; see `canonical.same_float`."""
+        return same_float(self.a, self.b)
 
 
 @dataclass(frozen=True)
@@ -116,6 +114,8 @@ def jsonable(value: Any) -> Any:
     """JSON types; floats that are not finite as the hex of their bits."""
     if isinstance(value, dict):
         return {k: jsonable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(one) for one in value]
     return encode_float(value) if isinstance(value, float) else value
 
 

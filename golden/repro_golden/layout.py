@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Absolute", "Layout", "Tolerance"]
+__all__ = ["Absolute", "Layout", "Tolerance", "joined"]
 
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
 """Units of epsilon that another order of sums may make; 0 where every bit must be equal."""
@@ -35,3 +36,13 @@ class Layout(BaseModel):
     """How far this table alone may be from the case, in place of `[nightly] tolerance`."""
     absolute: Absolute | None = None
     """Likewise, in place of the whole of `[nightly] absolute`."""
+
+
+def joined(config: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Two tables of a trainer's keys, level by level; the second wins."""
+    both = {
+        key: joined(config[key], value)
+        for key, value in more.items()
+        if isinstance(value, Mapping) and isinstance(config.get(key), Mapping)
+    }
+    return {**config, **more, **both}

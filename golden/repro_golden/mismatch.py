@@ -21,13 +21,13 @@ and whoever judges the numbers judges that count first. Without a token there is
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from repro_golden.canonical import encode_float
+from repro_golden.compare import jsonable
 from repro_golden.token_columns import Floats, Integers, TokenPairs, pairs_of
 from repro_golden.trace import Trace
 
@@ -162,7 +162,7 @@ class Mismatch:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types; floats that are not finite as the hex of their bits."""
-        found: dict[str, Any] = _json(asdict(self))
+        found: dict[str, Any] = jsonable(asdict(self))
         return found
 
     def __str__(self) -> str:
@@ -182,14 +182,6 @@ NUMBERS = (
     "below_half", "ess",
 )  # fmt: skip
 """The attributes of a `Mismatch` that two sides are compared by."""
-
-
-def _json(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _json(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json(one) for one in value]
-    return encode_float(value) if isinstance(value, float) else value
 
 
 def of_trace(trace: Trace, index: int, bound: float | None = None) -> Mismatch | None:

@@ -18,7 +18,7 @@ from repro_golden.trace import Trace
 
 __all__ = ["Breach", "breaches", "mismatch_checks"]
 
-NAME = "train/rollout mismatch in bounds"
+_NAME = "train/rollout mismatch in bounds"
 _LEAST = ("ratio_min", "ess")
 """Numbers that may not be smaller; all others may not be larger."""
 _TOKENS: Mapping[str, Callable[[Floats, float], npt.NDArray[np.bool_]]] = {
@@ -77,7 +77,7 @@ def breaches(table: MismatchTable, trace: Trace) -> list[Breach]:
             found.append(Breach(step, "columns", why, None))
             continue
         tokens += len(pairs)
-        found += _of_step(table.bounds, pairs, measure([pairs], table.max))
+        found += _of_step(table.bounds, pairs, measure([pairs]))
     if not found and not tokens:
         found.append(Breach(trace.header.first_step, "tokens", "no step has an unmasked token", None))
     return found
@@ -118,7 +118,7 @@ def mismatch_checks(table: MismatchTable, trace: Trace) -> list[Proof]:
     found = breaches(table, trace)
     if found:
         more = f" ({len(found) - 1} more)" if len(found) > 1 else ""
-        return [Proof(NAME, False, f"{found[0]}{more}")]
+        return [Proof(_NAME, False, f"{found[0]}{more}")]
     count = len(trace.steps) if table.steps is None else min(table.steps, len(trace.steps))
     steps = [pairs for index in range(count) if (pairs := pairs_of(trace, index)) is not None]
-    return [Proof(NAME, True, str(measure(steps)))]
+    return [Proof(_NAME, True, str(measure(steps)))]

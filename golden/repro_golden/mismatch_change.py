@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import struct
 from dataclasses import dataclass
 from typing import Any
 
-from repro_golden.canonical import encode_float
+from repro_golden.canonical import encode_float, same_float
 from repro_golden.compare import first_divergent_index
 from repro_golden.mismatch import Mismatch, measure
 from repro_golden.token_columns import pairs_of
@@ -33,9 +32,7 @@ class Number:
     @property
     def same(self) -> bool:
         """Equal bits."""
-        if self.before is None or self.after is None:
-            return self.before is self.after
-        return struct.pack("<d", self.before) == struct.pack("<d", self.after)
+        return same_float(self.before, self.after)
 
     @property
     def ratio(self) -> float | None:

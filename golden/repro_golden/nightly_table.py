@@ -41,7 +41,9 @@ class NightlyTable(BaseModel):
     rollout: Annotated[bool | Annotated[tuple[str, ...], Field(strict=False)], AfterValidator(_checks)] = False
     """Whether its rollout engine is checked as by `repro check rollout`; a list names the checks."""
     tolerance: Tolerance = 64.0
+    """How far layouts may be from the case; a layout's own table goes before it."""
     absolute: Absolute = Field(default_factory=dict)
+    """Likewise, of signals that are roundings themselves."""
     history: int = Field(default=14, ge=1)
     """How many trusted nights metrics are judged by, the newest."""
     least: int = Field(default=5, ge=1)

@@ -94,7 +94,8 @@ def record(checkout: Checkout, case: Case, options: Options, say: Say) -> tuple[
         noise = recording.settle(found, options, golden)
         found = [*checks, *sound, *found]
         facts = _facts(case, place, golden, found, options)
-        write_record(recording.staged, facts | {"noise": noise})
+        engine = rollouts.engine if isinstance(rollouts, RolloutSet) else None
+        write_record(recording.staged, facts | {"noise": noise, "engine": engine})
         keep(store, case, recording.captured)
         kept = store.keep(recording.staged, identity.machine, case.name, replace_reason=options.replace_reason)
         return kept, found

@@ -106,11 +106,11 @@ def _run(door: ModuleType, job: dict[str, Any], run: dict[str, Any], team: Team 
     recorded = RolloutSet(Path(run["rollouts"])) if run["rollouts"] else None
     operations = _Operations(run["operations"], team.rank if team else 0)
     about = {"config": case["subject"]["config"], "root": job["root"]}
-    arrived: SyncJudge | None = None
+    judge: SyncJudge | None = None
     if not recorded:  # an engine may be asked, to which weights are brought
         from repro_golden.weight_sync import SyncJudge
 
-        about["sync"] = arrived = SyncJudge(team, lambda line: print(line, flush=True))
+        about["sync"] = judge = SyncJudge(team, lambda line: print(line, flush=True))
     if not run["train"]:
         return _only_rollouts(door, about, run, team)
     try:
@@ -124,7 +124,7 @@ def _run(door: ModuleType, job: dict[str, Any], run: dict[str, Any], team: Team 
     except BaseException as error:
         raise _blame("load", -1, error) from error
     recorder = _recorder(job, run, recorded.digest if recorded else "", subject.position[0], team)
-    return _train(door, subject, recorder, run, recorded, operations, team, arrived)
+    return _train(door, subject, recorder, run, recorded, operations, team, judge)
 
 
 def _only_rollouts(door: ModuleType, about: dict[str, Any], run: dict[str, Any], team: Team | None) -> dict[str, Any]:
@@ -139,24 +139,25 @@ def _only_rollouts(door: ModuleType, about: dict[str, Any], run: dict[str, Any],
     try:
         for rollout_id in range(run["steps"]):
             _write_rollout(run, rollout_id, source.sample(rollout_id), about["sync"])
-        source.close()
     except BaseException as error:
         raise _blame("start", -1, error) from error
+    finally:
+        source.close()
     return nothing
 
 
-def _write_rollout(run: dict[str, Any], rollout_id: int, rollout: Any, arrived: SyncJudge | None) -> None:
+def _write_rollout(run: dict[str, Any], rollout_id: int, rollout: Any, judge: SyncJudge | None) -> None:
     """Write a sampled rollout, with a fingerprint of the weights where an engine's own have sampled it."""
     from repro_golden.rollouts import RolloutData, write_rollout
 
-    weights = {"weights": arrived.digest} if arrived and arrived.digest else {}
+    weights = {"weights": judge.digest} if judge and judge.digest else {}
     path = Path(run["save_rollouts"]) / f"{rollout_id}.safetensors"
     write_rollout(path, RolloutData({**rollout.meta, **weights}, rollout.tensors))
 
 
 def _train(
     door: ModuleType, subject: Any, recorder: Any, run: dict[str, Any], recorded: Any, operations: _Operations,
-    team: Team | None, arrived: SyncJudge | None,
+    team: Team | None, judge: SyncJudge | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Feed rollouts until the steps are made or a root differs from the baseline's, which one of several cannot see."""
     roots = _baseline_roots(None if team else run["baseline"])
@@ -171,7 +172,7 @@ def _train(
         try:
             rollout = door.Rollout(data.meta, data.tensors) if data else subject.sample(rollout_id)
             if run["save_rollouts"] and (team is None or team.rank == 0):
-                _write_rollout(run, rollout_id, rollout, arrived)
+                _write_rollout(run, rollout_id, rollout, judge)
             updates = iter(subject.train(rollout, observe))
             while (done := operations.made(updates, step + 1)) is not None:
                 step = done

@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from repro_golden.children import Child, ChildFailure, Place, blame_the_machine,
 from repro_golden.errors import MachineFailureError, ReproError
 from repro_golden.rollout_findings import CHECKS, Expected, Finding, exit_code
 from repro_golden.rollout_plan import Plan
+from repro_golden.rollouts import engine_text
 from repro_golden.subjects.core import environment
 from repro_golden.subjects.overlays import held_overlay
 from repro_golden.subjects.words import told
@@ -49,10 +50,7 @@ class RolloutChecks:
     @property
     def engine(self) -> str:
         """The engine in a few words, and what of it is a stand-in."""
-        said = " ".join(str(self.identity.get(key, "")) for key in ("name", "version")).strip()
-        stand_ins = ", ".join(map(str, self.identity.get("stand_ins", ())))
-        rests = f"; rests on stand-ins: {stand_ins}" if stand_ins else ""
-        return f"{said} on {self.identity.get('device', 'an unknown device')}{rests}"
+        return engine_text(self.identity)
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
@@ -99,6 +97,7 @@ def check_rollouts(
             overlay = exits.enter_context(held_overlay(case, subject, place, python, subject.packages))
             python = overlay.python
             variables |= told(overlay.variables(variables), subject)
+            overlay.notice(variables, place.root, log)
         result = scratch / "result.json"
         job = {
             "case": case.canonical(), "root": str(place.root), "result": str(result), "plan": asdict(plan),
@@ -114,16 +113,17 @@ def check_rollouts(
     if found.exit_code != 2:
         log.unlink()
         return found
-    failed = [one for one in found.findings if one.outcome == "failed"]
-    said = [Finding(one.name, one.outcome, one.expected, f"{one.text} (output in {log})") for one in failed[:1]]
-    rest = {one.name: one for one in [*failed[1:], *said]}
-    return RolloutChecks(case.name, found.identity, [rest.get(one.name, one) for one in found.findings], plan)
+    failed = next((one for one in found.findings if one.outcome == "failed"), None)
+    told_where = [
+        replace(one, text=f"{one.text} (output in {log})") if one is failed else one for one in found.findings
+    ]
+    return replace(found, findings=told_where)
 
 
 def _read(path: Path, case: Case, plan: Plan, code: int, log: Path) -> RolloutChecks:
     raw = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if refused := raw.get("refused"):
-        raise ReproError(refused)
+        raise (MachineFailureError if raw.get("machine") else ReproError)(refused)
     if "findings" not in raw:
         try:
             blame_the_machine(code, log, "the rollout engine")

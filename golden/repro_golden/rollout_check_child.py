@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from repro_golden.canonical import write_atomic
-from repro_golden.errors import ReproError
+from repro_golden.errors import MachineFailureError, ReproError
 from repro_golden.replay import open_door
 from repro_golden.rollout_checks import check
 from repro_golden.rollout_plan import Plan
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     try:
         result = _checked(job)
     except ReproError as error:
-        result = {"refused": str(error)}
+        result = {"refused": str(error), "machine": isinstance(error, MachineFailureError)}
     except BaseException as error:
         traceback.print_exc()
         result = {"failure": " ".join(f"{type(error).__name__}: {error}".split())[:500]}

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import comb
-from typing import Any
 
-from repro_golden.errors import ReproError
-from repro_golden.rollout_difference import Answer, Likeness, compare, joined
-from repro_golden.rollout_findings import CHECKS, Expected, Finding, Outcome, known_name
+from repro_golden.rollout_difference import Answer, compare, joined
+from repro_golden.rollout_findings import CHECKS, Expected, Finding, Made, NotApplicableError, known_name, said
 from repro_golden.rollout_plan import Engine, Plan, Sampling
-from repro_golden.rollout_weights import canonical, moved, perturbed, prints, vocabulary
+from repro_golden.rollout_weight_checks import FAULTS, WeightChecks
+from repro_golden.rollout_weights import vocabulary
 
 __all__ = ["check"]
 
@@ -27,16 +26,8 @@ _CHANCE = 1e-3
 """Below this probability of chance alone, seeds count as honoured although they do not repeat bits."""
 
 
-class _NotApplicableError(Exception):
-    """The engine cannot do what a check needs."""
-
-
-class _SeedsRefusedError(_NotApplicableError):
+class _SeedsRefusedError(NotApplicableError):
     """The engine says itself that it would ignore seeds."""
-
-
-_FAULTS = (ValueError, RuntimeError, OSError, ReproError)
-"""What an engine's methods raise; `EngineError` is a ValueError."""
 
 
 def check(
@@ -68,14 +59,12 @@ def check(
             continue
         say(name)
         try:
-            likeness, text = checks.make(name)
-            outcome: Outcome = "equal" if likeness.equal else "differs"
-            if name == "seed" and not checks.seeds_count:
-                outcome = "equal"
+            likeness, text, outcome = checks.make(name)
+            outcome = outcome or ("equal" if likeness.equal else "differs")
             findings.append(Finding(name, outcome, expected[name], text, likeness))
-        except _NotApplicableError as why:
+        except NotApplicableError as why:
             findings.append(Finding(name, "not applicable", expected[name], str(why)))
-        except _FAULTS as error:
+        except FAULTS as error:
             findings.append(Finding(name, "failed", expected[name], " ".join(f"{error}".split())[:500]))
             lost = "" if checks.answers() else name
     return findings
@@ -87,14 +76,12 @@ class _Checks:
 
     engine: Engine
     plan: Plan
-    _before: dict[str, str] = field(default_factory=dict)
-    _half_updated: bool = False
 
-    def make(self, name: str) -> tuple[Likeness, str]:
-        """One check: what was compared, and a line on it."""
+    def make(self, name: str) -> Made:
+        """One check."""
         if name.startswith("batch-of-"):
             return self._batch(int(name.removeprefix("batch-of-")))
-        found: tuple[Likeness, str] = {
+        made: Callable[[], Made] = {
             "run-to-run": self._run_to_run,
             "shuffled": self._shuffled,
             "prefix-cache": self._prefix_cache,
@@ -102,11 +89,18 @@ class _Checks:
             "seeded-batch": self._seeded_batch,
             "seed": self._seed,
             "unseeded": self._unseeded,
-            "memory": self._memory,
-            "weight-update": self._update,
-            "weight-reversal": self._reversal,
-        }[name]()
-        return found
+            "memory": self._weights.memory,
+            "weight-update": self._weights.update,
+            "weight-reversal": self._weights.reversal,
+        }[name]
+        return made()
+
+    @cached_property
+    def _weights(self) -> WeightChecks:
+        def sample(warm: bool) -> list[Answer]:
+            return self._sample(self._all, self._seeds, warm=warm)
+
+        return WeightChecks(self.engine, self.plan, sample, lambda: self._batch_of_all)
 
     # -- sampling
 
@@ -114,7 +108,7 @@ class _Checks:
         """Whether the engine still samples."""
         try:
             self._sample([0], self._seeds)
-        except _FAULTS:
+        except FAULTS:
             return False
         return True
 
@@ -124,7 +118,7 @@ class _Checks:
         if size is None:
             try:
                 size = vocabulary(self.engine.held())
-            except _FAULTS:  # which makes no check impossible but those of weights, and these say so
+            except FAULTS:  # which makes no check impossible but those of weights, and these say so
                 size = None
         return self.plan.drawn(size or _FALLBACK)
 
@@ -187,39 +181,38 @@ class _Checks:
 
     # -- the checks
 
-    def _run_to_run(self) -> tuple[Likeness, str]:
+    def _run_to_run(self) -> Made:
         again = self._sample(self._all, self._seeds)
         batch = compare(self._all, self._batch_of_all, again)
         found = joined([compare(self._all[: self.plan.alone], self._alone, self._each(self._seeds)), batch])
-        return found, _said(found, "the same batches twice")
+        return Made(found, said(found, "the same batches twice"))
 
-    def _batch(self, size: int) -> tuple[Likeness, str]:
+    def _batch(self, size: int) -> Made:
         rows = self._all[:size]
         if len(rows) < size:
-            raise _NotApplicableError(f"the plan has {len(rows)} prompts")
+            raise NotApplicableError(f"the plan has {len(rows)} prompts")
         batch = self._batch_of_all if size == self.plan.prompts else self._sample(rows, self._seeds)
         shown = rows[: self.plan.alone]
         found = compare(shown, self._alone[: len(shown)], batch[: len(shown)])
-        return found, _said(found, f"alone and in a batch of {size}")
+        return Made(found, said(found, f"alone and in a batch of {size}"))
 
-    def _shuffled(self) -> tuple[Likeness, str]:
+    def _shuffled(self) -> Made:
         rng = random.Random(f"repro rollout order {self.plan.seed}")
         order = sorted(self._all, key=lambda _: rng.random())
         there = dict(zip(order, self._sample(order, self._seeds), strict=True))
         found = compare(self._all, self._batch_of_all, [there[row] for row in self._all])
-        return found, _said(found, f"a batch of {len(order)} in two orders")
+        return Made(found, said(found, f"a batch of {len(order)} in two orders"))
 
-    def _prefix_cache(self) -> tuple[Likeness, str]:
+    def _prefix_cache(self) -> Made:
+        if self.engine.identity()["flags"].get("disable_radix_cache"):
+            raise NotApplicableError("the engine keeps no prefix cache (disable_radix_cache)")
         cold = self._each(self._seeds, whole=False)
         warm = self._each(self._seeds, warm=True, whole=False)
         alone = compare(self._all[: self.plan.alone], cold, warm)
         cold = self._sample(self._all, self._seeds, whole=False)
         warm = self._sample(self._all, self._seeds, warm=True, whole=False)
         found = joined([alone, compare(self._all, cold, warm)])
-        said = _said(found, "with a cold prefix cache and with a warm one")
-        if self.engine.identity().get("flags", {}).get("disable_radix_cache"):
-            said += "; the engine keeps none (disable_radix_cache), so both were cold"
-        return found, said
+        return Made(found, said(found, "with a cold prefix cache and with a warm one"))
 
     @cached_property
     def _hot_again(self) -> list[Answer]:
@@ -229,15 +222,15 @@ class _Checks:
     def _hot_otherwise(self) -> list[Answer]:
         return self._sample(self._all, self.plan.seeds(other=True), hot=True)
 
-    def _seeded_run_to_run(self) -> tuple[Likeness, str]:
+    def _seeded_run_to_run(self) -> Made:
         found = compare(self._all, self._hot, self._hot_again)
         why = "" if found.equal or self.seeds_count else "; the seed is ignored"
-        return found, _said(found, "the same seeds twice") + why
+        return Made(found, said(found, "the same seeds twice") + why)
 
-    def _seeded_batch(self) -> tuple[Likeness, str]:
+    def _seeded_batch(self) -> Made:
         found = compare(self._all[: self.plan.alone], self._hot[: self.plan.alone], self._each(self._seeds, hot=True))
         why = "" if found.equal or self.seeds_count else "; the seed is ignored"
-        return found, _said(found, f"with seeds, alone and in a batch of {self.plan.prompts}") + why
+        return Made(found, said(found, f"with seeds, alone and in a batch of {self.plan.prompts}") + why)
 
     @cached_property
     def seeds_count(self) -> bool:
@@ -256,104 +249,32 @@ class _Checks:
         same, other = sum(x and not y for x, y in agree), sum(y and not x for x, y in agree)
         return _tail(same, same + other) < _CHANCE
 
-    def _seed(self) -> tuple[Likeness, str]:
+    def _seed(self) -> Made:
         try:
             _ = self._hot
         except _SeedsRefusedError as why:
-            return self._unseeded()[0], f"the seed is ignored, as it says itself: {why}"
+            return Made(self._unseeded().likeness, f"the seed is ignored, as it says itself: {why}", "equal")
         found = compare(self._all, self._hot, self._hot_otherwise)
         if self.seeds_count:
-            return found, f"other seeds give other tokens to {found.differing} of {found.prompts} prompts"
+            return Made(found, f"other seeds give other tokens to {found.differing} of {found.prompts} prompts")
         if all(list(a.tokens) == list(b.tokens) for a, b in zip(self._hot, self._hot_otherwise, strict=True)):
-            return found, "the seed is ignored: other seeds give the same tokens"
+            return Made(found, "the seed is ignored: other seeds give the same tokens", "equal")
         again = compare(self._all, self._hot, self._hot_again)
-        return found, (
+        text = (
             f"the seed is ignored: equal seeds give other responses to {again.differing} of {again.prompts} prompts, "
             f"other seeds to {found.differing}"
         )
+        return Made(found, text, "equal")
 
-    def _unseeded(self) -> tuple[Likeness, str]:
+    def _unseeded(self) -> Made:
         try:
             first, again = self._free, self._sample(self._all, None, hot=True)
         except ValueError as error:
-            raise _NotApplicableError(f"{error}") from None
+            raise NotApplicableError(f"{error}") from None
         found = compare(self._all, first, again)
-        return found, _said(found, "twice without seeds")
-
-    # -- memory and weights
-
-    def _memory(self) -> tuple[Likeness, str]:
-        if not self.engine.separate:
-            raise _NotApplicableError("its memory is the trainer's own: there is nothing to release")
-        base, kept, why = self._batch_of_all, dict[str, Any](), ""
-        try:
-            before = self.engine.held()
-            self._before, kept = prints(before), canonical(before)
-        except _FAULTS as error:
-            why = f"; its weights could not be compared: {error}"
-        self.engine.release_memory()
-        self.engine.resume_memory()
-        if self._before and (lost := moved(self._before, prints(self.engine.held()))):
-            self.engine.update(kept.items(), self.engine.weight_version)
-            why = f"; {_count(len(lost), 'tensor')} did not survive it and {_were(len(lost))} brought again"
-            if gone := moved(self._before, prints(self.engine.held())):
-                why += f", which left {_count(len(gone), 'tensor')} changed: {_names(gone)}"
-        found = compare(self._all, base, self._sample(self._all, self._seeds))
-        return found, _said(found, "before and after its memory was released") + why
-
-    @cached_property
-    def _changed(self) -> tuple[Likeness, Likeness, str]:
-        """With changed weights, and with the old ones again; with what is not as it was."""
-        if not self.engine.separate:
-            raise _NotApplicableError("its weights are the trainer's own: there is nothing to bring")
-        if self._half_updated:
-            raise ValueError("not made: the update before it failed")
-        base, version = self._batch_of_all, self.engine.weight_version
-        before = self.engine.held()
-        at_first, kept = prints(before), canonical(before)
-        if not kept:
-            raise ValueError("the engine does not say which canonical tensors it holds")
-        self._half_updated = True
-        try:
-            self.engine.update(perturbed(kept, self.plan.scale, self.plan.seed), f"{version}-changed")
-            # no flush here: an engine must forget by itself what it computed with other weights
-            other = compare(self._all, base, self._sample(self._all, self._seeds, warm=True))
-        finally:
-            self.engine.update(kept.items(), version)
-        left = moved(at_first, prints(self.engine.held()))
-        why = f"; {_count(len(left), 'tensor')} not as before: {_names(left)}" if left else ""
-        return other, compare(self._all, base, self._sample(self._all, self._seeds, warm=True)), why
-
-    def _update(self) -> tuple[Likeness, str]:
-        found = self._changed[0]
-        if found.equal:
-            return found, "the update changed nothing: all bits are those of the old weights"
-        return found, f"other weights give other responses to {found.differing} of {found.prompts} prompts"
-
-    def _reversal(self) -> tuple[Likeness, str]:
-        _, found, why = self._changed
-        return found, _said(found, "before an update and after its reversal") + why
+        return Made(found, said(found, "twice without seeds"))
 
 
 def _tail(successes: int, trials: int) -> float:
     """The probability of so many or more successes in fair trials."""
     return sum(comb(trials, k) for k in range(successes, trials + 1)) / float(2**trials)
-
-
-def _said(found: Likeness, what: str) -> str:
-    if found.equal:
-        return f"{what}: {found.values} values of {found.prompts} responses are equal"
-    widest = "" if found.widest is None else f", log-probs by at most {found.widest:.3g}"
-    return f"{what}: {found.differing} of {found.prompts} responses differ{widest}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _were(number: int) -> str:
-    return "was" if number == 1 else "were"
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

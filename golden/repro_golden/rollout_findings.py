@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from repro_golden.errors import ReproError
 from repro_golden.rollout_difference import Likeness
 
-__all__ = ["CHECKS", "Expected", "Finding", "Outcome", "exit_code", "expectations", "known_name"]
+__all__ = [
+    "CHECKS",
+    "Expected",
+    "Finding",
+    "Made",
+    "NotApplicableError",
+    "Outcome",
+    "exit_code",
+    "expectations",
+    "known_name",
+    "said",
+]
 
 Outcome = Literal["equal", "differs", "not applicable", "failed"]
 Expected = Literal["equal", "differs", "any"]
@@ -30,6 +41,24 @@ CHECKS: Mapping[str, Expected] = {
     "weight-reversal": "equal",
 }
 """Names, in the order in which they are made, with what must come out."""
+
+
+class NotApplicableError(Exception):
+    """The engine cannot do what a check needs."""
+
+
+class Made(NamedTuple):
+    """What a check that was made found.
+
+    Attributes:
+        likeness: Of what was sampled.
+        text: In one line.
+        outcome: Where samples alone do not decide it.
+    """
+
+    likeness: Likeness
+    text: str
+    outcome: Outcome | None = None
 
 
 @dataclass(frozen=True)
@@ -102,3 +131,11 @@ def exit_code(findings: Sequence[Finding]) -> Literal[0, 1, 2, 3]:
     if not all(one.fits for one in findings):
         return 1
     return 0 if any(one.outcome != "not applicable" for one in findings) else 3
+
+
+def said(found: Likeness, what: str) -> str:
+    """How alike two ways of sampling are, in one line; `what` names the ways."""
+    if found.equal:
+        return f"{what}: {found.values} values of {found.prompts} responses are equal"
+    widest = "" if found.widest is None else f", log-probs by at most {found.widest:.3g}"
+    return f"{what}: {found.differing} of {found.prompts} responses differ{widest}"

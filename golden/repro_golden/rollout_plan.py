@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from repro_golden.rollout_difference import Answer
-from repro_golden.rollout_weights import Held
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from repro_golden.weight_pieces import Held
 
 __all__ = ["Engine", "Plan", "Sampling"]
 

@@ -3,53 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
-from repro_golden.fingerprint.placement import Placement, read
+from repro_golden.fingerprint.placement import Part, read
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Held", "canonical", "moved", "perturbed", "prints", "vocabulary"]
+    from repro_golden.weight_pieces import Held
+
+__all__ = ["moved", "perturbed", "prints", "to_bring", "vocabulary"]
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-class Held(Protocol):
-    """What one process of an engine holds: `repro_core.rollout.engine.HeldWeights`.
-
-    Attributes:
-        tensors: By the engine's own names.
-        placements: Which canonical tensors each of them holds, as plain data; of some there is none.
-    """
-
-    @property
-    def tensors(self) -> Mapping[str, Tensor]: ...  # noqa: D102 - see the class
-    @property
-    def placements(self) -> Mapping[str, Any]: ...  # noqa: D102
-
-
-def _placed(held: Held) -> Iterator[tuple[str, Tensor, Placement]]:
-    for name, raw in held.placements.items():
-        if raw is not None:
-            yield name, held.tensors[name], read(raw)
-
-
-def canonical(held: Sequence[Held]) -> dict[str, Tensor]:
-    """Copies of the canonical tensors, put together from the parts that the processes hold; without gradients."""
-    import torch
-
-    found: dict[str, Tensor] = {}
+def _placed(held: Sequence[Held]) -> Iterator[tuple[str, Part]]:
+    """All parts of canonical tensors, each with the engine's own name of the tensor that it lies in."""
     for process in held:
-        for own, tensor, placement in _placed(process):
-            flat = tensor.detach().contiguous().flatten()
-            for part in placement.parts:
-                name = part.name or own
-                whole = found.setdefault(name, torch.zeros(part.shape, dtype=tensor.dtype))
-                there = whole.view(-1).as_strided(part.size, part.to, part.at)
-                there.copy_(flat.as_strided(part.size, part.step, part.start))
-                if own == _HEAD and name == _EMBEDDING:  # a matrix of its own, to be brought although they are tied
-                    found[_HEAD] = whole
+        for own, placement in process.placements.items():
+            for part in read(placement).parts:
+                yield own, part
+
+
+def to_bring(held: Sequence[Held]) -> dict[str, Tensor]:
+    """Copies of the canonical tensors, with which all that has a placement can be filled again."""
+    from repro_golden.weight_pieces import canonical_tensors
+
+    found = canonical_tensors(held)
+    if any(own == _HEAD and part.name == _EMBEDDING for own, part in _placed(held)):
+        found[_HEAD] = found[_EMBEDDING]  # a matrix of its own, to be brought although they are tied
     return found
 
 
@@ -83,12 +65,5 @@ def moved(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
 
 
 def vocabulary(held: Sequence[Held]) -> int | None:
-    """How many ids the embedding knows; None where the engine has none of the canonical name."""
-    for process in held:
-        for own, _, placement in _placed(process):
-            for part in placement.parts:
-                if (part.name or own) == _EMBEDDING:
-                    return part.shape[0]
-        if _EMBEDDING in process.tensors:
-            return int(process.tensors[_EMBEDDING].shape[0])
-    return None
+    """How many ids the embedding knows; None where the engine holds none."""
+    return next((part.shape[0] for own, part in _placed(held) if (part.name or own) == _EMBEDDING), None)

@@ -25,9 +25,11 @@ __all__ = [
     "RolloutFiles",
     "RolloutSet",
     "Rollouts",
+    "engine_text",
     "open_rollouts",
     "place_of",
     "read_rollout",
+    "sampled_by",
     "write_rollout",
 ]
 
@@ -191,6 +193,11 @@ class RolloutSet:
         """32 hex digits over all rollouts in order."""
         return digest("rollouts", *self.digests)
 
+    @cached_property
+    def engine(self) -> Mapping[str, Any] | None:
+        """The identity of the engine that sampled them; None where the trained policy itself did."""
+        return self.read(0).meta.get("engine") if self.digests else None
+
     def __len__(self) -> int:
         return len(self.digests)
 
@@ -241,6 +248,20 @@ class RolloutFiles:
 
 
 Rollouts = RolloutSet | RolloutFiles
+
+
+def engine_text(identity: Mapping[str, Any]) -> str:
+    """A rollout engine in a few words, and what of it is a stand-in."""
+    said = " ".join(str(identity.get(key, "")) for key in ("name", "version")).strip()
+    stand_ins = ", ".join(map(str, identity.get("stand_ins", ())))
+    rests = f"; rests on stand-ins: {stand_ins}" if stand_ins else ""
+    return f"{said} on {identity.get('device', 'an unknown device')}{rests}"
+
+
+def sampled_by(rollouts: Rollouts) -> str:
+    """`engine_text` of the engine that sampled them; '' for the trained policy itself, or where that is not known."""
+    engine = rollouts.engine if isinstance(rollouts, RolloutSet) else None
+    return engine_text(engine) if engine else ""
 
 
 def place_of(rollouts: Rollouts) -> str | None:

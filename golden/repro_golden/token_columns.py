@@ -17,12 +17,12 @@ import numpy.typing as npt
 from repro_golden.magnitude import decode, nonzero
 from repro_golden.trace import Row, Trace
 
-__all__ = ["TokenPairs", "column_parts", "kept", "log_probs_of", "pairs_of", "part_of", "side_by_side"]
+__all__ = ["Floats", "Integers", "TokenPairs", "column_parts", "kept", "pairs_of", "part_of", "side_by_side"]
 
 _PART = re.compile(r"(?:\.(\d+))?(?:@(\d+))?")
-TRAINER = ("old_log_probs", "log_probs")
+_TRAINER = ("old_log_probs", "log_probs")
 """The trainer's log-probs under the weights that sampled: the old ones; of the policy under training without them."""
-ROLLOUT = "rollout_log_probs"
+_ROLLOUT = "rollout_log_probs"
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -95,12 +95,12 @@ class TokenPairs:
         return len(self.trainer)
 
 
-def log_probs_of(rows: Sequence[Row]) -> tuple[str, dict[str, Row]]:
+def _log_probs_of(rows: Sequence[Row]) -> tuple[str, dict[str, Row]]:
     """The trainer's column that is compared with the rollout engine's, by part; empty where none was observed."""
-    for name in TRAINER:
+    for name in _TRAINER:
         if found := column_parts(rows, name):
             return name, found
-    return TRAINER[-1], {}
+    return _TRAINER[-1], {}
 
 
 def pairs_of(trace: Trace, index: int) -> TokenPairs | None:
@@ -110,8 +110,8 @@ def pairs_of(trace: Trace, index: int) -> TokenPairs | None:
         ReproError: the step's rows are missing or damaged.
     """
     rows = trace.rows(index)
-    column, trainers = log_probs_of(rows)
-    rollouts, masks, lengths = (column_parts(rows, n) for n in (ROLLOUT, "loss_mask", "response_lengths"))
+    column, trainers = _log_probs_of(rows)
+    rollouts, masks, lengths = (column_parts(rows, n) for n in (_ROLLOUT, "loss_mask", "response_lengths"))
     parts = sorted(trainers, key=_order)
     if not parts or {_source(rollouts, part) for part in parts} != set(rollouts):
         return None  # a part that one side alone shows would be left out of every number unseen

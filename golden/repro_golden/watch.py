@@ -7,6 +7,7 @@ says where to look.
 ``--weights`` (``--check-weight-update-equal``) judges every weight sync in place of the hashes, and ``--report N``
 (``--debug-weight-sync N``) says what was sent; ``--hashes`` adds the hashes. Under torchrun the ranks meet in a folder
 that they share, below ``--folder`` (by default that of temporary files, for the ranks of one machine).
+A run that ends well without any sync to judge ends in exit 2: nothing was checked.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from repro_golden.canonical import digest, write_atomic
 from repro_golden.children import BITS_DEFAULTS
@@ -30,6 +31,9 @@ from repro_golden.fingerprint import SCHEME
 from repro_golden.signals import Signals
 from repro_golden.team import Team
 from repro_golden.trace.model import PHASES, chain, root
+
+if TYPE_CHECKING:
+    from repro_golden.weight_sync import SyncJudge
 
 __all__ = ["StepHashes", "main", "meet"]
 
@@ -86,16 +90,23 @@ def main(argv: list[str]) -> int:
 def _watched(options: argparse.Namespace, argv: list[str]) -> int:
     trainer = importlib.import_module("repro_core.train")
     observers: dict[str, Any] = {}
+    judge: SyncJudge | None = None
     hashes = StepHashes(_say) if options.hashes or not options.weights else None
     if hashes is not None:
         observers["observe"] = hashes
     if options.weights:
         from repro_golden.weight_sync import SyncJudge
 
-        observers["sync"] = SyncJudge(meet(options.folder), _say, options.report)
+        team = meet(options.folder)
+        observers["sync"] = judge = SyncJudge(team, _say, options.report)
     code: int = trainer.main(argv, **observers)
     if hashes is not None:
         hashes.finish()
+    if judge is not None and not code and not judge.number and (team is None or team.rank == 0):
+        raise ReproError(
+            "no weight sync was made: rollout_engine is the policy itself, or rollouts were loaded; leave "
+            "--check-weight-update-equal and --debug-weight-sync out"
+        )
     return code
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +16,21 @@ from repro_golden.fingerprint.placement import read
 from repro_golden.fingerprint.share import Run
 from repro_golden.signals import collector
 
-__all__ = ["Piece", "Whole", "join", "pieces", "put_together"]
+__all__ = ["Held", "Piece", "Whole", "canonical_tensors", "join", "pieces"]
+
+
+class Held(Protocol):
+    """What one process of an engine holds: `repro_core.rollout.engine.HeldWeights`.
+
+    Attributes:
+        tensors: Parameters and buffers by the engine's own names.
+        placements: Which canonical tensors each holds, as plain data; one without is the engine's own buffer.
+    """
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]: ...  # noqa: D102 - the attributes above
+    @property
+    def placements(self) -> Mapping[str, Any]: ...  # noqa: D102 - as above
 
 
 @dataclass(frozen=True)
@@ -119,24 +133,29 @@ def join(every: Iterable[Piece]) -> tuple[dict[str, Whole], dict[str, str]]:
     return found, untold
 
 
-def put_together(name: str, held: Iterable[tuple[Mapping[str, Tensor], Mapping[str, Any]]]) -> Tensor | None:
-    """A canonical tensor's values from what processes hold of it, on the CPU; None where nobody holds any.
+def canonical_tensors(held: Iterable[Held], only: Container[str] | None = None) -> dict[str, Tensor]:
+    """Copies of canonical tensors on the CPU, put together from the parts that processes hold; without gradients.
 
     Args:
-        name: The tensor's.
-        held: Of each process, its tensors and their placements by the same names.
+        held: What each process holds; what has no placement is no part of a canonical tensor.
+        only: Names of those to make; all by default.
+
+    Raises:
+        ReproError: a placement is none.
     """
-    whole: Tensor | None = None
-    for tensors, placements in held:
-        for own, placement in placements.items():
-            for part in read(placement).parts:
-                if part.name == name and own in tensors:
-                    local = tensors[own].detach().cpu().contiguous()
-                    if whole is None:
-                        whole = torch.zeros(part.shape, dtype=local.dtype)
-                    own_view = local.as_strided(part.size, part.step, local.storage_offset() + part.start)
-                    whole.as_strided(part.size, part.to, part.at).copy_(own_view)
-    return whole
+    found: dict[str, Tensor] = {}
+    for process in held:
+        for own, placement in process.placements.items():
+            parts = [(part.name or own, part) for part in read(placement).parts]
+            wanted = [(name, part) for name, part in parts if only is None or name in only]
+            if not wanted:
+                continue
+            local = process.tensors[own].detach().cpu().contiguous()
+            for name, part in wanted:
+                whole = found.setdefault(name, torch.zeros(part.shape, dtype=local.dtype))
+                mine = local.as_strided(part.size, part.step, local.storage_offset() + part.start)
+                whole.as_strided(part.size, part.to, part.at).copy_(mine)
+    return found
 
 
 def _whole(dtype: str, shape: tuple[int, ...], nbytes: int, lanes: Lanes) -> Share:

@@ -11,37 +11,23 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from repro_golden.canonical import digest
+from repro_golden.canonical import digest, write_atomic
 from repro_golden.errors import ReproError
 from repro_golden.fingerprint.placement import read
 from repro_golden.team import Team
 from repro_golden.weight_faults import CASTS, Faults, differing, told
-from repro_golden.weight_pieces import Piece, Whole, join, pieces, put_together
+from repro_golden.weight_pieces import Held, Piece, Whole, canonical_tensors, join, pieces
 
-__all__ = ["Held", "Sync", "SyncJudge"]
+__all__ = ["Sync", "SyncJudge"]
 
 _VERSIONS = 8
 """Older versions of the weights whose fingerprints are remembered."""
 _judges = itertools.count()
-
-
-class Held(Protocol):
-    """What one process of an engine holds.
-
-    Attributes:
-        tensors: Parameters and buffers by the engine's own names.
-        placements: Which canonical tensors each holds; one without is the engine's own buffer.
-    """
-
-    @property
-    def tensors(self) -> Mapping[str, Tensor]: ...  # noqa: D102 - the attributes above
-    @property
-    def placements(self) -> Mapping[str, Any]: ...  # noqa: D102 - as above
 
 
 @dataclass(frozen=True)
@@ -76,6 +62,7 @@ class SyncJudge:
         digest: A fingerprint over all canonical tensors that the engine holds, the same on every process; empty before
             the first sync.
         last: The last sync, on rank 0.
+        number: How many syncs were begun.
     """
 
     def __init__(self, team: Team | None, say: Callable[[str], None], limit: int | None = None) -> None:
@@ -88,7 +75,7 @@ class SyncJudge:
         """
         self._team, self._say, self._limit = team, say, limit
         self._rank = team.rank if team else 0
-        self._judge, self._number = next(_judges), 0
+        self._judge, self.number = next(_judges), 0
         self.digest = ""
         self.last: Sync | None = None
         self._held_before: tuple[str, dict[str, str]] = ("", {})
@@ -102,7 +89,7 @@ class SyncJudge:
 
     def begin(self, version: str, how: str) -> None:
         """A sync begins: ``start`` (what the engine read itself, against the checkpoint), ``tensor`` or ``disk``."""
-        self._number += 1
+        self.number += 1
         self._open(version, how)
 
     def sent(self, tensors: Mapping[str, Tensor], placements: Mapping[str, Any] | None) -> None:
@@ -240,8 +227,13 @@ class SyncJudge:
         return f"{lead}: {told(kinds)}"
 
     def _changed_buffers(self) -> list[tuple[str, str]]:
-        """The engine's own tensors that are no longer what they were when they were first seen."""
-        found = []
+        """The engine's own tensors that are no longer what they were when they were first seen, or no longer there."""
+        here = {piece.holder for piece in self._own}
+        found = [
+            (holder, f"a buffer that is gone since it was first seen (version {version!r})")
+            for holder, (version, _) in self._buffers.items()
+            if holder not in here
+        ]
         for piece in self._own:
             mark = piece.share.fingerprint
             version, first = self._buffers.setdefault(piece.holder, (self._version, mark))
@@ -253,7 +245,7 @@ class SyncJudge:
         return found
 
     def _value(self, name: str) -> Tensor | None:
-        return put_together(name, [(held.tensors, held.placements) for held in self._received])
+        return canonical_tensors(self._received, {name}).get(name)
 
     def _cast(self, names: frozenset[str]) -> list[Piece]:
         """This process's part of what doubtful tensors would be if they had been rounded on the way."""
@@ -283,21 +275,15 @@ class SyncJudge:
 
         if self._team is None:
             return judged([mine])
-        team, word = self._team, f"weights-{self._judge}-{self._number}-{what}"
-        _write(team.raw / f"{word}.of-{team.rank:05d}", mine)
+        team, word = self._team, f"weights-{self._judge}-{self.number}-{what}"
+        write_atomic(team.raw / f"{word}.of-{team.rank:05d}", json.dumps(mine))
         found: dict[str, Any] = team.agreed(word, lambda: judged(_take(team.raw, word)))
         return found
 
 
-def _write(path: Path, value: Any) -> None:
-    part = path.with_suffix(path.suffix + ".part")
-    part.write_text(json.dumps(value), encoding="utf-8")
-    part.replace(path)
-
-
 def _take(folder: Path, word: str) -> list[dict[str, Any]]:
     """What all ranks wrote, in their order; gone afterwards."""
-    paths = sorted(path for path in folder.glob(f"{word}.of-*") if path.suffix != ".part")
+    paths = sorted(folder.glob(f"{word}.of-*"))
     found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     for path in paths:
         path.unlink()

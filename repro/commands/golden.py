@@ -155,6 +155,7 @@ def show(run: str, as_json: bool) -> int:
     """Show a golden run: RUN is CASE, CASE~CHAIN or MACHINE/CASE."""
     from repro.text import number, table
     from repro_golden.canonical import encode_float
+    from repro_golden.rollouts import engine_text
 
     kept = _load(run)
     gaps = _mismatches(kept.trace)
@@ -172,6 +173,8 @@ def show(run: str, as_json: bool) -> int:
         f"commit {record['commit'] or '(none: the files had changes of their own)'}",
         f"chain {record['chain']}, rollouts {record['rollouts']}",
     ]
+    if record.get("engine"):
+        lines.append(f"rollouts by {engine_text(record['engine'])}")
     if record.get("approved"):
         lines.append(f"approved because: {record['approved']['reason']}")
     if record.get("noise"):

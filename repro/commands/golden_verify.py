@@ -34,6 +34,7 @@ def verify(
     from repro_golden.case import find_case, list_cases
     from repro_golden.checkout import find_checkout
     from repro_golden.errors import NotVerifiableError
+    from repro_golden.rollouts import engine_text
     from repro_golden.verify import verify as run_verify
 
     checkout = find_checkout(Path.cwd())
@@ -51,6 +52,8 @@ def verify(
             small[found.name] = _small(result)
             steps[found.name] = step_records(found.name, result)
             texts.append(f"{found.name}: {_text(result)}")
+            if engine := result.golden.record.get("engine"):
+                texts.append(f"its rollouts are by {engine_text(engine)}")
             codes.append(0 if result.agrees else 1)
         except NotVerifiableError as error:
             if not every:

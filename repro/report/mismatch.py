@@ -8,7 +8,7 @@ from typing import Any
 
 from repro.report.pieces import clean
 from repro.text import count, table
-from repro_golden.canonical import decode_float
+from repro_golden.canonical import decode_float, same_float
 
 __all__ = ["HEAD", "LABELS", "mismatch_rows", "mismatch_text", "mismatch_title"]
 
@@ -45,7 +45,7 @@ def mismatch_rows(found: Mapping[str, Any], *, every: bool = False) -> list[list
     rows = []
     for number in found["numbers"]:
         name, values = number["metric"], [_decoded(number[side]) for side in ("before", "after")]
-        same = number["before"] == number["after"] and not _other_zero(values)
+        same = same_float(*values)
         if every or not same:
             rows.append(
                 [LABELS.get(name) or clean(name), *_sides(values, same=same), _ratio(_decoded(number["ratio"]), values)]
@@ -75,12 +75,6 @@ def mismatch_text(found: Mapping[str, Any] | None, *, every: bool = False) -> st
 
 def _decoded(value: float | str | None) -> float | None:
     return None if value is None else decode_float(value)
-
-
-def _other_zero(values: Sequence[float | None]) -> bool:
-    """Whether the two sides are zeros of other signs, which are equal as JSON."""
-    a, b = values
-    return a is not None and b is not None and a == b == 0 and math.copysign(1.0, a) != math.copysign(1.0, b)
 
 
 def _sides(values: Sequence[float | None], *, same: bool) -> list[str]:

@@ -53,7 +53,9 @@ class MegatronEngines:
             torch.use_deterministic_algorithms(mode=False)
         self.here: Callable[[], AbstractContextManager[None]] = nullcontext if self.cuda else cpu.without_cuda
         with self.here():
-            self.at = parallel.start(self.layout, seed=config.seed, cuda=self.cuda)
+            self.at = parallel.start(
+                self.layout, seed=config.seed, cuda=self.cuda, timeout_s=parallel.timeout_s(config)
+            )
         atexit.register(parallel.stop)
         self.device = torch.device("cuda", torch.cuda.current_device()) if self.cuda else torch.device("cpu")
         self.lead = self.at.rank == 0

@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from repro_core.config import ConfigError
+from repro_core.config import ConfigError, TrainConfig
 from repro_core.megatron import cpu
 from repro_core.megatron.layout import Layout
 
-__all__ = ["Coordinates", "current", "rank_and_world", "start", "stop"]
+__all__ = ["TIMEOUT_S", "Coordinates", "current", "rank_and_world", "start", "stop", "timeout_s"]
 
 TIMEOUT_S = 600.0
 """How long a process waits for another one in a collective operation."""
@@ -51,6 +51,11 @@ class Coordinates:
     expert_dp_rank: int
     is_first_stage: bool
     is_last_stage: bool
+
+
+def timeout_s(config: TrainConfig) -> float:
+    """Seconds that a run's processes wait for each other: longer than the first of them may wait for SGLang."""
+    return max(TIMEOUT_S, config.sglang.timeout + 60) if config.rollout_engine == "sglang" else TIMEOUT_S
 
 
 class _Process:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from repro_core.layout_free import box
 from repro_core.model import Policy
 from repro_core.rollout.engine import EngineError, HeldWeights, Response, Sampling
 from repro_core.sampler import sample
@@ -68,7 +69,8 @@ class PolicyEngine:
     def held(self) -> list[HeldWeights]:
         """What the policy holds, under the canonical names."""
         named = {name: tensor.detach().cpu() for name, tensor in self._policy().named_parameters()}
-        return [HeldWeights(named, {})]
+        placed = {name: box(name, each.shape, [0] * each.dim(), each.shape).data() for name, each in named.items()}
+        return [HeldWeights(named, placed)]
 
     def flush_cache(self) -> None:
         """It keeps no prefixes."""

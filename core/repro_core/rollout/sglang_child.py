@@ -10,7 +10,7 @@ import sys
 
 from repro_core.rollout.sglang_stand_ins import make_importable
 
-__all__ = ["main"]
+__all__ = ["PARENT", "main"]
 
 _SET_DEATH_SIGNAL = 1
 PARENT = "REPRO_SGLANG_PARENT"

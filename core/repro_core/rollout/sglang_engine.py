@@ -22,7 +22,7 @@ from repro_core.rollout.sglang_flags import (
     server_arguments,
     told_flags,
 )
-from repro_core.rollout.sglang_held import export_order, read_held
+from repro_core.rollout.sglang_held import export_order, no_memory, read_held
 from repro_core.rollout.sglang_host import Host
 from repro_core.rollout.sglang_replies import Asked, responses
 from repro_core.rollout.sglang_stand_ins import make_importable, stand_ins
@@ -44,7 +44,7 @@ class SglangEngine:
         checkpoint: directory in Hugging Face's form that it loads; a tokenizer is not needed.
         dtype: ``fp32`` or ``bf16``.
         device: ``cpu`` or ``cuda``; None is a GPU where there is one.
-        log: file that its processes write to; None makes one among temporary files, kept only where it failed.
+        log: file that its processes write to; None makes one among temporary files, kept only where an error named it.
 
     Attributes:
         weight_version: of the last weights that it took; SGLang's ``default`` at the start.
@@ -101,9 +101,9 @@ class SglangEngine:
         body = request(prompts, sampling, seeds, self.config.enable_deterministic_inference)
         if not prompts:
             return []
-        model = self.model if sampling.routed_experts else None
         answers = self._call("sample", lambda: self._host.engine.async_generate(**body))
-        return responses(answers, Asked(prompts, sampling, self.weight_version, model, f"SGLang (log {self.log})"))
+        with self._host.named() as where:
+            return responses(answers, Asked(prompts, sampling, self.weight_version, self.model, where))
 
     def update(self, tensors: Iterable[tuple[str, Tensor]], version: str) -> None:
         """See `engine.RolloutEngine.update`."""
@@ -123,11 +123,12 @@ class SglangEngine:
         """See `engine.RolloutEngine.held`."""
         if self._released:
             raise EngineError("SGLang's memory is released, so it holds no weights: resume it first")
-        return read_held(
-            lambda folder: self._in_update(export_order(folder), load_format=EXPORT, flush_cache=False),
-            self.model,
-            "SGLang",
-        )
+
+        def export(folder: Path) -> None:
+            self._in_update(export_order(folder), load_format=EXPORT, flush_cache=False)
+
+        with self._host.named() as where:
+            return read_held(export, self.model, where, folder=self.config.folder)
 
     def flush_cache(self) -> None:
         """See `engine.RolloutEngine.flush_cache`."""
@@ -167,7 +168,10 @@ class SglangEngine:
         if self.device == "cpu":
             given = [(name, tensor.cpu()) for name, tensor in given]
         # One for each rank: the memory behind it is freed when that rank has read its own.
-        payloads = [MultiprocessingSerializer.serialize(given) for _ in range(self.config.tp_size)]
+        try:
+            payloads = [MultiprocessingSerializer.serialize(given) for _ in range(self.config.tp_size)]
+        except RuntimeError as error:
+            raise EngineError(no_memory(error)) from error
         asked = UpdateWeightsFromTensorReqInput(serialized_named_tensors=payloads, **rest)
         sessions = hasattr(engine, "begin_weight_update")
         if sessions:
@@ -195,7 +199,7 @@ class SglangEngine:
             raise self._refused(what, str(message))
 
     def _refused(self, what: str, message: str) -> EngineError:
-        return EngineError(f"SGLang refuses to {what}: {' '.join(message.split()) or 'it says no more'}")
+        return self._host.failure(f"SGLang refuses to {what}: {' '.join(message.split()) or 'it says no more'}")
 
     def _call(self, what: str, ask: Callable[[], Awaitable[_T]]) -> _T:
         return self._host.call(what, ask)

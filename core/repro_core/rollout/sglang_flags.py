@@ -17,6 +17,7 @@ __all__ = [
     "default_device",
     "engine_seeds",
     "environment",
+    "is_launchers",
     "request",
     "server_arguments",
     "told_flags",
@@ -29,6 +30,12 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 """SGLang's names."""
 
 _OURS = ("custom_weight_loader", "device", "dtype", "model_path", "skip_tokenizer_init")
+_LAYOUT = ("dp_size", "ep_size", "pp_size")
+_LAUNCHER = {
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+}
 _TOLD = (
     "attention_backend",
     "chunked_prefill_size",
@@ -87,6 +94,13 @@ def server_arguments(
     for name in _OURS:
         if name in config.args:
             raise EngineError(f"sglang.args.{name} is set by the engine itself: take it out")
+    if "tp_size" in config.args:
+        raise EngineError("sglang.args.tp_size has a key of its own: set sglang.tp_size")
+    for name in _LAYOUT:
+        if name in config.args:
+            raise EngineError(
+                f"sglang.args.{name} is refused: an engine started here divides its model by sglang.tp_size alone"
+            )
     arguments: dict[str, Any] = {
         "model_path": os.fspath(checkpoint),
         "device": device,
@@ -143,6 +157,11 @@ def environment(device: str) -> dict[str, str]:
     if device == "cpu":
         return {**common, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
     return common
+
+
+def is_launchers(variable: str) -> bool:
+    """Whether torchrun sets a variable: SGLang's own processes would take the trainer's ranks and store for theirs."""
+    return variable in _LAUNCHER or variable.startswith("TORCHELASTIC_")
 
 
 def engine_seeds(seeds: Sequence[int]) -> list[int]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
-import os
+import pickle
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from repro_core.config import ModelConfig
 from repro_core.rollout.engine import EngineError, HeldWeights
+from repro_core.rollout.scratch import scratch_folder
 from repro_core.rollout.sglang_weights import placements
 
-__all__ = ["export_order", "read_held"]
+__all__ = ["export_order", "no_memory", "packed_order", "read_held"]
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh folder of our own in it
 _SPARE = 1 << 30
@@ -28,13 +29,29 @@ def export_order(folder: Path) -> list[tuple[str, Tensor]]:
     return [("export", torch.tensor(list(json.dumps({"folder": str(folder)}).encode()), dtype=torch.uint8))]
 
 
-def read_held(export: Callable[[Path], None], model: ModelConfig, where: str) -> list[HeldWeights]:
+def packed_order(folder: Path) -> str:
+    """`export_order` for ``/update_weights_from_tensor``, with the bytes themselves: it reaches any machine."""
+    # SGLang's own way puts tensors into shared memory; plain pickle does not, and is read by the same reader there.
+    return base64.b64encode(pickle.dumps(export_order(folder))).decode()
+
+
+def no_memory(error: RuntimeError) -> str:
+    """What is said where torch cannot put tensors into shared memory."""
+    line = " ".join(str(error).split())[:200]
+    return f'cannot put weights into shared memory ({line}): make room in /dev/shm, or set sglang.sync to "disk"'
+
+
+def read_held(
+    export: Callable[[Path], None], model: ModelConfig, where: str, *, folder: str | None = None, server: bool = False
+) -> list[HeldWeights]:
     """What each process of an engine holds.
 
     Args:
         export: makes every process write into the folder that it is given.
         model: that the engine was started with.
         where: whose weights they are, for messages.
+        folder: that this process and the engine both see; None is one of this machine.
+        server: whether it may run as another user.
 
     Raises:
         EngineError: nothing readable was written.
@@ -42,13 +59,15 @@ def read_held(export: Callable[[Path], None], model: ModelConfig, where: str) ->
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    with _shared_folder(model) as folder:
-        export(folder)
-        files = sorted(folder.glob("rank-*.safetensors"))
+    with _exchange(model, folder, server=server) as seen:
+        export(seen)
+        for failure in sorted(seen.glob("process-*.error")):
+            raise EngineError(f"{where} cannot write its weights to {seen.parent}: {failure.read_text()[:300]}")
+        files = sorted(seen.glob("rank-*.safetensors"))
         if not files:
             raise EngineError(
-                f"{where} wrote its weights where this process cannot read them: run both on one machine, "
-                f"or where {folder.parent} is shared"
+                f"{where} wrote no weights to {seen.parent}: set sglang.folder to a folder that this process and the "
+                "engine both see, and the engine may write to"
             )
         held = []
         for file in files:
@@ -64,15 +83,21 @@ def read_held(export: Callable[[Path], None], model: ModelConfig, where: str) ->
         return held
 
 
-@contextmanager
-def _shared_folder(model: ModelConfig) -> Iterator[Path]:
-    """A folder in memory where there is room for the model, else among temporary files; gone afterwards."""
-    parent = _MEMORY if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 2 * _bytes(model) + _SPARE else None
-    folder = Path(tempfile.mkdtemp(prefix=f"repro-held-{os.getpid()}-", dir=parent))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+@contextlib.contextmanager
+def _exchange(model: ModelConfig, given: str | None, *, server: bool) -> Iterator[Path]:
+    """A folder in the one given, else in memory where there is room for the model, else among temporary files."""
+    parent = None if given is None else Path(given)
+    if parent is None and _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 2 * _bytes(model) + _SPARE:
+        parent = _MEMORY
+    with contextlib.ExitStack() as stack:
+        try:
+            seen = stack.enter_context(scratch_folder("held", parent, shared=server))
+        except OSError as error:
+            raise EngineError(
+                f"cannot make a folder for the engine's weights in {parent or 'the temporary one'} "
+                f"({error.strerror or error}): set sglang.folder to another one"
+            ) from error
+        yield seen
 
 
 def _bytes(model: ModelConfig) -> int:

@@ -31,6 +31,7 @@ import psutil
 import torch
 
 from repro_core.rollout.engine import EngineError
+from repro_core.rollout.sglang_flags import is_launchers
 from repro_core.rollout.sglang_tree import end_trees
 
 __all__ = ["Host", "fresh_log", "last_error"]
@@ -52,6 +53,7 @@ class Host:
     Attributes:
         engine: the `sglang.Engine`.
         log: where its processes write.
+        keeps_log: whether the log stays when it is closed, though it is of our own making: an error has named it.
 
     Raises:
         EngineError: it does not start.
@@ -63,7 +65,7 @@ class Host:
         if threading.current_thread() is not threading.main_thread():
             raise EngineError("SGLang in this process must be started in the main thread: it sets signal handlers")
         self._timeout = timeout
-        self._own_log = log is None
+        self.keeps_log = log is not None
         self.log = log if log is not None else fresh_log()
         self._children: list[multiprocessing.process.BaseProcess] = []
         self._failed: str | None = None
@@ -117,11 +119,25 @@ class Host:
                 self._fail(f"SGLang failed to {what}")
                 self.close()
             line = " ".join(str(error).split()) or type(error).__name__
-            raise EngineError(f"SGLang fails to {what}: {line} (log {self.log})") from error
+            raise self.failure(f"SGLang fails to {what}: {line}") from error
         return result
 
+    def failure(self, why: str) -> EngineError:
+        """An error to be raised that names the log, which then stays."""
+        self.keeps_log = True
+        return EngineError(f"{why} (log {self.log})")
+
+    @contextlib.contextmanager
+    def named(self) -> Iterator[str]:
+        """What to call it in errors, with its log, which stays if one is raised inside."""
+        try:
+            yield f"SGLang (log {self.log})"
+        except EngineError:
+            self.keeps_log = True
+            raise
+
     def close(self) -> None:
-        """End its processes; a log of our own making goes too, unless it failed."""
+        """End its processes; a log of our own making goes too, unless an error has named it."""
         if self._closed:
             return
         self._closed = True
@@ -139,7 +155,7 @@ class Host:
                 engine.loop.close()
             signal.signal(signal.SIGQUIT, self._old_quit)
             atexit.unregister(self.close)
-        if self._own_log and self._failed is None:
+        if not self.keeps_log and self._failed is None:
             self.log.unlink(missing_ok=True)
 
     async def _guarded(self, what: str, ask: Callable[[], Awaitable[_T]]) -> _T:
@@ -168,7 +184,7 @@ class Host:
                     self._fail(f"SGLang's process {child.pid} died ({_ending(child.exitcode)}): its batch is dropped")
                     break
         if self._failed is not None:
-            raise EngineError(f"{self._failed} (log {self.log})")
+            raise self.failure(self._failed)
 
     def _fail(self, why: str) -> None:
         if self._failed is None:
@@ -243,6 +259,8 @@ def _guest(log: Path, environment: Mapping[str, str]) -> Iterator[None]:
     variables, state, torch_state = dict(os.environ), random.getstate(), torch.get_rng_state()
     root = logging.getLogger()
     handlers, level, policy = root.handlers[:], root.level, asyncio.get_event_loop_policy()
+    for name in filter(is_launchers, variables):
+        del os.environ[name]
     os.environ.update(environment)
     try:
         with warnings.catch_warnings(), _output_to(log):

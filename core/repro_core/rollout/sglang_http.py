@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,12 +15,14 @@ from repro_core.config import ModelConfig, SglangConfig
 from repro_core.rollout.engine import EngineError, HeldWeights, Response, Sampling
 from repro_core.rollout.sglang_client import Client, check_address, is_here
 from repro_core.rollout.sglang_flags import DTYPES, EXPORT, engine_seeds, request, told_flags
-from repro_core.rollout.sglang_held import export_order, read_held
+from repro_core.rollout.sglang_held import no_memory, packed_order, read_held
 from repro_core.rollout.sglang_replies import Asked, responses
-from repro_core.rollout.sglang_stand_ins import NAMES
 from repro_core.rollout.sglang_versions import check_version
 
 __all__ = ["SglangServer"]
+
+_SHARE = "set sglang.folder to a folder that both see"
+_FIRST = "default"  # what SGLang calls the weights that it started with
 
 
 class SglangServer:
@@ -33,6 +36,8 @@ class SglangServer:
 
     Attributes:
         weight_version: of the last weights that it took, or that it started with.
+        checkpoint: the folder that it read its weights from, where it has those still and the folder is seen here; else
+            None.
         separate: True.
 
     Raises:
@@ -53,23 +58,24 @@ class SglangServer:
             check_version(str(info.get("version")), f"SGLang at {worker.url}", self.device)
             _check_alike(self._workers[0].url, told[0], worker.url, info, DTYPES[dtype])
         self.version, self._flags, self._server = str(told[0]["version"]), told_flags(told[0]), told[0]
-        self.weight_version = self._versions()
+        serves = {worker.url: worker.get("/model_info") for worker in self._workers}
+        self.weight_version = _one_version(self._front.url, serves)
+        self.checkpoint = _read_at_start(serves)
         self._released = False
         self._scaled = False
 
     def identity(self) -> dict[str, Any]:
         """See `engine.RolloutEngine.identity`.
 
-        A server on a CPU with ``torch_native`` attention in deterministic mode rests on all stand-ins: only they allow
-        that.
+        Of stand-ins, the one alone is known without which a server on a CPU has no deterministic mode.
         """
-        ours = self.device == "cpu" and self._flags.get("attention_backend") == "torch_native"
+        ours = self.device == "cpu" and bool(self._server.get("enable_deterministic_inference"))
         return {
             "name": "sglang",
             "version": self.version,
             "device": self.device,
             "flags": {**self._flags, "servers": len(self._workers)},
-            "stand_ins": list(NAMES) if ours else [],
+            "stand_ins": ["repro_sglang_cpu"] if ours else [],
         }
 
     def seeds(self, seeds: Sequence[int]) -> list[int]:
@@ -87,24 +93,36 @@ class SglangServer:
         if sampling.temperature not in (0.0, 1.0) and not self._scaled:
             self._check_scaled(list(prompts[0]))
         answers = self._front.post("/generate", body, "sample")
-        model = self.model if sampling.routed_experts else None
         where = f"SGLang at {self._front.url}"
-        return responses(answers, Asked(prompts, sampling, self.weight_version, model, where))
+        return responses(answers, Asked(prompts, sampling, self.weight_version, self.model, where))
 
     def update(self, tensors: Iterable[tuple[str, Tensor]], version: str) -> None:
         """See `engine.RolloutEngine.update`. Tensors go through memory, so the servers must be on this machine."""
+        for worker in self._workers:
+            if not is_here(worker.url):
+                raise EngineError(
+                    f"SGLang at {worker.url} is on another machine, where tensors in memory do not reach: set "
+                    'sglang.sync to "disk" and sglang.folder to a folder that both see'
+                )
         given = [(name, tensor.detach()) for name, tensor in tensors]
         if self.device == "cpu":
             given = [(name, tensor.cpu()) for name, tensor in given]
         for worker in self._workers:
-            self._send(worker, given, {"weight_version": version, "flush_cache": True}, "take weights by tensor")
+            # One for each rank: the memory behind it is freed when that rank has read its own.
+            payloads = [_packed(given) for _ in range(self._ranks)]
+            self._send(worker, payloads, {"weight_version": version, "flush_cache": True}, "take weights by tensor")
         self.weight_version = version
 
     def update_from_disk(self, directory: str, version: str) -> None:
         """See `engine.RolloutEngine.update_from_disk`."""
         for worker in self._workers:
             body = {"model_path": directory, "weight_version": version}
-            worker.agreed("/update_weights_from_disk", body, "take weights from disk")
+            try:
+                worker.agreed("/update_weights_from_disk", body, "take weights from disk")
+            except EngineError as error:
+                if self.config.folder is None and not is_here(worker.url):
+                    raise EngineError(f"{error}: it is on another machine, so {_SHARE}") from error
+                raise
         self.weight_version = version
 
     def held(self) -> list[HeldWeights]:
@@ -119,11 +137,14 @@ class SglangServer:
 
         def export(worker: Client, folder: Path) -> None:
             body = {"load_format": EXPORT, "flush_cache": False}
-            self._send(worker, export_order(folder), body, "show its weights")
+            self._send(worker, [packed_order(folder)] * self._ranks, body, "show its weights")
 
         found: list[HeldWeights] = []
         for worker in self._workers:
-            found += read_held(partial(export, worker), self.model, f"SGLang at {worker.url}")
+            where, folder = f"SGLang at {worker.url}", self.config.folder
+            if folder is None and not is_here(worker.url):
+                raise EngineError(f"{where} is on another machine, so to read its weights back {_SHARE}")
+            found += read_held(partial(export, worker), self.model, where, folder=folder, server=True)
         return found
 
     def flush_cache(self) -> None:
@@ -148,15 +169,13 @@ class SglangServer:
         for client in [self._front, *self._workers]:
             client.close()
 
-    def _send(self, worker: Client, tensors: list[tuple[str, Tensor]], rest: Mapping[str, Any], what: str) -> None:
+    @property
+    def _ranks(self) -> int:
+        return int(self._server.get("tp_size") or 1)
+
+    def _send(self, worker: Client, payloads: list[str], rest: Mapping[str, Any], what: str) -> None:
         """One update by tensor of one server, inside of the session that later versions ask for."""
-        if not is_here(worker.url):
-            raise EngineError(
-                f"SGLang at {worker.url} is on another machine, where tensors in memory do not reach: set sglang.sync "
-                'to "disk", with a folder that both see'
-            )
-        size = int(self._server.get("tp_size") or 1)
-        body = {"serialized_named_tensors": [_packed(tensors) for _ in range(size)], **rest}
+        body = {"serialized_named_tensors": payloads, **rest}
         session = worker.agreed("/begin_weight_update", {}, "begin a weight update", absent=True)
         try:
             worker.agreed("/update_weights_from_tensor", body, what)
@@ -168,13 +187,6 @@ class SglangServer:
             raise
         if session:
             worker.agreed("/end_weight_update", {}, "end a weight update")
-
-    def _versions(self) -> str:
-        versions = {worker.url: str(worker.get("/model_info").get("weight_version")) for worker in self._workers}
-        if len(set(versions.values())) > 1:
-            shown = ", ".join(f"{url} has {version!r}" for url, version in versions.items())
-            raise EngineError(f"the servers behind {self._front.url} have weights of several versions: {shown}")
-        return next(iter(versions.values()))
 
     def _check_scaled(self, prompt: list[int]) -> None:
         """Whether log-probs are those at the sampling temperature: the two best of one token tell.
@@ -204,8 +216,28 @@ class SglangServer:
             ) from None
 
 
+def _one_version(url: str, serves: Mapping[str, Mapping[str, Any]]) -> str:
+    """The version of the weights that all servers have."""
+    versions = {each: str(told.get("weight_version")) for each, told in serves.items()}
+    if len(set(versions.values())) > 1:
+        shown = ", ".join(f"{each} has {version!r}" for each, version in versions.items())
+        raise EngineError(f"the servers behind {url} have weights of several versions: {shown}")
+    return next(iter(versions.values()))
+
+
+def _read_at_start(serves: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """The checkpoint that all servers have read and still have, where it is a folder of this machine."""
+    found = {str(told.get("model_path")) for told in serves.values()}
+    path = min(found)
+    first = all(told.get("weight_version") == _FIRST and is_here(url) for url, told in serves.items())
+    readable = Path(path).is_absolute() and os.access(Path(path) / "config.json", os.R_OK)
+    return path if first and len(found) == 1 and readable else None
+
+
 def _check_alike(first: str, wanted: Mapping[str, Any], url: str, told: Mapping[str, Any], dtype: str) -> None:
-    if told.get("dtype") not in (dtype, "auto", None):
+    if told.get("dtype") in ("auto", None):
+        raise EngineError(f"SGLang at {url} does not say which dtype it computes in: start it with --dtype {dtype}")
+    if told["dtype"] != dtype:
         raise EngineError(f"SGLang at {url} computes in {told['dtype']}, not in {dtype}: start it with --dtype {dtype}")
     mine, other = told_flags(wanted), told_flags(told)
     for name in sorted(mine.keys() | other.keys()):
@@ -231,5 +263,7 @@ def _packed(tensors: list[tuple[str, Tensor]]) -> str:
     shared.set_sharing_strategy("file_system")
     try:
         return str(MultiprocessingSerializer.serialize(tensors, output_str=True))
+    except RuntimeError as error:
+        raise EngineError(no_memory(error)) from error
     finally:
         shared.set_sharing_strategy(before)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 __all__ = ["export"]
@@ -15,25 +16,38 @@ __all__ = ["export"]
 def export(model: nn.Module, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Write this process's live parameters and buffers to ``rank-NNNN.safetensors``, beside ``rank-NNNN.json``.
 
-    SGLang calls it as a custom weight loader (``load_format``), on every rank.
+    SGLang calls it as a custom weight loader (``load_format``), on every rank. It raises nothing, since an error in
+    here would end the server: what fails is written to ``process-N.error``, and nothing where that fails too.
 
     Args:
         model: the engine's.
         named_tensors: one uint8 tensor that holds the JSON ``{"folder": PATH}``; the folder must be seen by both sides.
-
-    Raises:
-        OSError: the folder cannot be written.
     """
+    with contextlib.suppress(Exception):
+        ((_, told),) = named_tensors
+        folder = Path(json.loads(bytes(told.cpu().tolist()))["folder"])
+        try:
+            _write(model, folder)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the server
+            line = " ".join(f"{type(error).__name__}: {error}".split())
+            _readable(folder / f"process-{os.getpid()}.error", line)
+
+
+def _write(model: nn.Module, folder: Path) -> None:
     from safetensors.torch import save_file
 
-    ((_, told),) = named_tensors
-    folder = Path(json.loads(bytes(told.cpu().tolist()))["folder"])
     rank, size = _place()
-    tensors = _live(model)
     written = folder / f"rank-{rank:04d}"
-    save_file(tensors, written.with_suffix(".safetensors"))
-    place = {"tp_rank": rank, "tp_size": size, "dtype": _dtype(model)}
-    written.with_suffix(".json").write_text(json.dumps(place, sort_keys=True))
+    file = written.with_suffix(".safetensors")
+    save_file(_live(model), file)
+    file.chmod(0o644)
+    _readable(written.with_suffix(".json"), json.dumps({"tp_rank": rank, "tp_size": size}, sort_keys=True))
+
+
+def _readable(path: Path, text: str) -> None:
+    """Write a file that the trainer's user can read."""
+    path.write_text(text)
+    path.chmod(0o644)
 
 
 def _live(model: nn.Module) -> dict[str, Tensor]:
@@ -41,11 +55,6 @@ def _live(model: nn.Module) -> dict[str, Tensor]:
     found = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     # A clone each: safetensors refuses tensors that share memory.
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in sorted(found.items())}
-
-
-def _dtype(model: nn.Module) -> str:
-    first = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), None)
-    return str(torch.float32 if first is None else first.dtype).removeprefix("torch.")
 
 
 def _place() -> tuple[int, int]:

@@ -1,4 +1,12 @@
-"""A server of SGLang that this process starts, watches and ends."""
+"""A server of SGLang that this process starts, watches and ends: the way to start one from Python.
+
+```python
+from repro_core.rollout.sglang_process import serve
+
+with serve(SglangConfig(), "checkpoint", "bf16") as server:
+    ...  # sglang.url is server.url
+```
+"""
 
 from __future__ import annotations
 
@@ -19,7 +27,13 @@ from repro_core.config import SglangConfig
 from repro_core.hf_config import read_config
 from repro_core.rollout.engine import EngineError
 from repro_core.rollout.sglang_child import PARENT
-from repro_core.rollout.sglang_flags import command_line, default_device, environment, server_arguments
+from repro_core.rollout.sglang_flags import (
+    command_line,
+    default_device,
+    environment,
+    is_launchers,
+    server_arguments,
+)
 from repro_core.rollout.sglang_host import fresh_log, last_error
 from repro_core.rollout.sglang_tree import end_trees, in_session, tree
 from repro_core.rollout.sglang_versions import installed_version
@@ -67,7 +81,8 @@ class ServerProcess:
     ) -> None:
         _check_free(host, port)
         self.url, self.log, self._term_s = f"http://{host}:{port}", log or fresh_log(), term_s
-        variables = {**os.environ, **environment, PARENT: str(os.getpid())}
+        mine = {name: value for name, value in os.environ.items() if not is_launchers(name)}
+        variables = {**mine, **environment, PARENT: str(os.getpid())}
         with self.log.open("ab") as output:
             self._child = subprocess.Popen(
                 list(command),

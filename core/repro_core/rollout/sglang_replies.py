@@ -27,14 +27,14 @@ class Asked:
         prompts: [rows] lists of ids.
         sampling: how.
         weight_version: that the engine was last given.
-        model: for the shape of routed experts; None where none were asked for.
+        model: that answers.
         where: whose answer it is, for messages.
     """
 
     prompts: Sequence[Sequence[int]]
     sampling: Sampling
     weight_version: str
-    model: ModelConfig | None
+    model: ModelConfig
     where: str
 
 
@@ -154,14 +154,17 @@ class _Answer:
         pairs: list[Any] = found if isinstance(found, list) else []
         prompt = list(self._asked.prompts[self._row])
         # SGLang shows the last id of the vocabulary as 0 here; the log-prob beside it is that of the true one.
+        last = self._asked.model.vocab_size - 1
         shown = [pair[1] for pair in pairs]
-        if len(shown) != len(prompt) or any(a not in (b, 0) for a, b in zip(shown, prompt, strict=True)):
+        if len(shown) != len(prompt) or any(
+            a != b and not (a == 0 and b == last) for a, b in zip(shown, prompt, strict=True)
+        ):
             raise self._wrong("does not give the log-probs of its prompt's tokens")
         return self._finite([pair[0] for pair in pairs[1:]], "prompt token")
 
     def _experts(self, tokens: int) -> Tensor:
         model, encoded = self._asked.model, self._meta.get("routed_experts")
-        if model is None or not isinstance(encoded, str):
+        if not isinstance(encoded, str):
             raise self._wrong("has no routed experts: start the engine with enable_return_routed_experts")
         try:
             content = base64.b64decode(encoded, validate=True)

@@ -8,18 +8,15 @@ from packaging.version import InvalidVersion, Version
 
 from repro_core.rollout.engine import EngineError
 
-__all__ = ["FIRST", "FIRST_ON_CPU", "SUPPORTED", "TRIED", "check_version", "installed_version"]
+__all__ = ["FIRST", "FIRST_ON_CPU", "SUPPORTED", "check_version", "installed_version"]
 
-TRIED = {"0.5.15.post1": ("cuda",), "0.5.23": ("cpu", "cuda")}
-"""Versions that were tried, with the devices. Between them:
-
-- Weight updates: the later one takes tensors only between ``begin_weight_update`` and ``end_weight_update``, and
-  answers ``(False, message)`` without raising elsewhere; the earlier one has neither. Which one it is is asked of the
-  engine itself, not of its number.
-- The later one reports a response's weights in spans (``weight_versions``) besides ``weight_version``.
-- Only the later one has the plugin points that the stand-ins for a CPU need.
-"""
-
+# 0.5.15.post1 was tried on an H200, and 0.5.23 on a CPU. Between them:
+#
+# - Weight updates: the later one takes tensors only between ``begin_weight_update`` and ``end_weight_update``, and
+#   answers ``(False, message)`` without raising elsewhere; the earlier one has neither. Which one it is is asked of the
+#   engine itself, not of its number.
+# - The later one reports a response's weights in spans (``weight_versions``) besides ``weight_version``.
+# - Only the later one has the plugin points that the stand-ins for a CPU need.
 FIRST, FIRST_ON_CPU, _AFTER = Version("0.5.15"), Version("0.5.23"), Version("0.6")
 SUPPORTED = f">={FIRST},<{_AFTER}"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import shutil
-import tempfile
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -18,10 +17,11 @@ from repro_core.hf_config import read_config
 from repro_core.rollout.engine import RolloutEngine
 from repro_core.rollout.generate import generate
 from repro_core.rollout.policy import PolicyEngine
-from repro_core.rollout.sync import SyncObserver, WeightSync, from_lead, judge_start
-from repro_core.torch_engine import DTYPES, starting_policy
+from repro_core.rollout.scratch import fresh_folder
+from repro_core.rollout.sync import SyncObserver, WeightSync, from_lead, show_start
+from repro_core.torch_engine import DTYPES, TorchEngines, starting_policy
 
-__all__ = ["RolloutSource", "RolloutsOnly", "model_of", "start_engine"]
+__all__ = ["RolloutSource", "RolloutsOnly", "Started", "model_of", "start_engine"]
 
 
 class RolloutSource:
@@ -44,7 +44,7 @@ class RolloutSource:
 
         Args:
             rollout_id: its number.
-            version: of the weights; an engine that has another one is brought them first.
+            version: of the weights, which an engine with weights of its own is brought first, whatever it has.
 
         Raises:
             repro_core.rollout.engine.EngineError: the engine failed, or refused the weights.
@@ -71,8 +71,8 @@ class RolloutSource:
 
         from_lead(self.engines, start)
         engine, checkpoint = started[0] if started else (None, None)
-        if self.config.sglang.url is None:  # what a server at an address has read is not known here
-            judge_start(self.observer, engine, checkpoint, self.config, self.engines)
+        if from_lead(self.engines, lambda: checkpoint is not None):
+            show_start(self.observer, engine, checkpoint, self.config, self.engines)
         return WeightSync(self.config, self.engines, engine, self.observer)
 
 
@@ -81,7 +81,7 @@ class Started(NamedTuple):
 
     Attributes:
         engine: it.
-        checkpoint: the directory that it read its weights from; None where that is not known here.
+        checkpoint: the directory that the weights were read from that it has; None where that is not known here.
     """
 
     engine: RolloutEngine
@@ -91,14 +91,17 @@ class Started(NamedTuple):
 class RolloutsOnly:
     """Samples rollouts with the weights that training would start from, and trains nothing.
 
+    An engine that is started here reads them itself. A server at an address has whatever it was given last, so they are
+    brought to it once, as version ``0``.
+
     Args:
         config: of the run.
         root: directory that a relative `hf_checkpoint` starts from.
-        observer: sees what the checkpoint holds, and what an engine that is started here has read of it.
+        observer: sees what the checkpoint holds, and what an engine has read of it; and what a server was brought.
 
     Raises:
         repro_core.config.ConfigError: the configuration cannot be trained.
-        repro_core.rollout.engine.EngineError: the engine does not start.
+        repro_core.rollout.engine.EngineError: the engine does not start, or refused the weights.
     """
 
     def __init__(self, config: TrainConfig, root: str, observer: SyncObserver | None = None) -> None:
@@ -107,8 +110,16 @@ class RolloutsOnly:
         self.config = config
         self._vocab = model_of(config, root).vocab_size
         self.engine, checkpoint = start_engine(config, root)
-        if checkpoint is not None:
-            judge_start(observer, self.engine, checkpoint, config)
+        try:
+            if checkpoint is not None:
+                show_start(observer, self.engine, checkpoint, config)
+            if config.rollout_engine == "sglang" and config.sglang.url is not None:
+                if observer is not None:
+                    observer.alone()
+                WeightSync(config, TorchEngines(config, root), self.engine, observer).bring("0")
+        except BaseException:
+            self.engine.close()
+            raise
 
     def sample(self, rollout_id: int) -> Rollout:
         """One rollout; raises as `generate.generate`."""
@@ -145,13 +156,14 @@ def start_engine(config: TrainConfig, root: str) -> Started:
     if config.sglang.url is not None:
         from repro_core.rollout.sglang_http import SglangServer
 
-        return Started(SglangServer(config.sglang, model_of(config, root), config.dtype), None)
+        server = SglangServer(config.sglang, model_of(config, root), config.dtype)
+        return Started(server, server.checkpoint)
     from repro_core.rollout.sglang_engine import SglangEngine
 
     if config.hf_checkpoint is not None:
         checkpoint = Path(root) / config.hf_checkpoint
     else:
-        checkpoint = Path(tempfile.mkdtemp(prefix="repro-start-"))
+        checkpoint = fresh_folder("start")
         atexit.register(shutil.rmtree, checkpoint, ignore_errors=True)
         save_hf(starting_policy(config, root).to(DTYPES[config.dtype]), checkpoint)
     engine = SglangEngine(config.sglang, checkpoint, config.dtype)

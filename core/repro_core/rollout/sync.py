@@ -6,8 +6,7 @@ can be wrong on both sides. An observer costs a reading of all of the engine's w
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -15,20 +14,21 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from repro_core.config import TrainConfig
 from repro_core.engine import Engines
-from repro_core.hf import save_hf
-from repro_core.hf_config import HfError, read_config, read_json
+from repro_core.hf import read_tensors, save_hf
+from repro_core.hf_config import read_config
 from repro_core.model import Policy
 from repro_core.rollout.engine import EngineError, HeldWeights, RolloutEngine
+from repro_core.rollout.scratch import scratch_folder
 from repro_core.torch_engine import DTYPES
 
-__all__ = ["SyncObserver", "WeightSync", "from_lead", "judge_start"]
+__all__ = ["SyncObserver", "WeightSync", "from_lead", "show_start"]
 
 _T = TypeVar("_T")
+_FAILED = "the process that talks to the rollout engine failed: its log says why"
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -62,8 +62,8 @@ class WeightSync:
         engines: the trainer's models.
         engine: on the lead; None on the others.
         observer: sees both sides of every sync.
-        scratch: where checkpoints are written that are brought by disk, each removed once it was read; a temporary
-            folder by default. The engine must see the same path.
+        scratch: where checkpoints are written that are brought by disk, each removed once it was read; by default
+            ``sglang.folder``, or a temporary one. The engine must see the same path.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class WeightSync:
         scratch: str | None = None,
     ) -> None:
         self.config, self.engines, self.engine, self.observer = config, engines, engine, observer
-        self.scratch = scratch
+        self.scratch = config.sglang.folder if scratch is None else scratch
         self._dtype = DTYPES[config.dtype]
 
     def bring(self, version: str) -> None:
@@ -98,10 +98,6 @@ class WeightSync:
             _show_held(self.engines, self.engine, self.observer)
             self.observer.end(seconds)
 
-    def judge_start(self, checkpoint: str | None) -> None:
-        """Show the observer the checkpoint on disk and what the engine has read of it; see the function."""
-        judge_start(self.observer, self.engine, checkpoint, self.config, self.engines)
-
     def _mine(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any] | None]:
         tensors, placements = self.engines.policy.weights()
         return {name: tensor.to(self._dtype) for name, tensor in tensors.items()}, placements
@@ -120,20 +116,24 @@ class WeightSync:
         if how == "tensor":
             engine.update(weights, version)
         else:
-            folder = tempfile.mkdtemp(prefix=f"weights-{version}-", dir=self.scratch)
-            try:
-                Path(folder).chmod(0o755)  # a server may run as another user
-                save_hf(_policy_of(self.engines, weights), folder)
-                engine.update_from_disk(folder, version)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.ExitStack() as stack:
+                try:
+                    folder = stack.enter_context(scratch_folder("weights", self.scratch))
+                    folder.chmod(0o755)  # a server may run as another user
+                    save_hf(_policy_of(self.engines, weights), folder)
+                except OSError as error:
+                    raise EngineError(
+                        f"cannot write weights to {self.scratch or 'a temporary folder'} ({error.strerror or error}): "
+                        "set sglang.folder to another one"
+                    ) from error
+                engine.update_from_disk(str(folder), version)
         if engine.weight_version != version:
             raise EngineError(
                 f"the engine took weights {version!r} and says that it has {engine.weight_version!r}: start it anew"
             )
 
 
-def judge_start(
+def show_start(
     observer: SyncObserver | None,
     engine: RolloutEngine | None,
     checkpoint: str | None,
@@ -159,8 +159,8 @@ def judge_start(
         observer.alone()
 
     def show() -> None:
-        for tensors in _on_disk(Path(checkpoint or "")):
-            observer.sent({name: tensor.to(DTYPES[config.dtype]) for name, tensor in tensors.items()}, None)
+        tensors = _on_disk(Path(checkpoint or ""))
+        observer.sent({name: tensor.to(DTYPES[config.dtype]) for name, tensor in tensors.items()}, None)
 
     version = from_lead(engines, lambda: _here(engine).weight_version)
     observer.begin(version, "start")
@@ -184,7 +184,7 @@ def from_lead(engines: Engines | None, make: Callable[[], _T], last: Callable[[]
         EngineError: on the others, where the lead fails with anything; the lead keeps its own error.
     """
     made: _T | None = None
-    failure: str | None = "the process that talks to the rollout engine failed: its log says why"
+    failure: str | None = _FAILED
     if engines is None or engines.lead:
         try:
             made, failure = make(), None
@@ -192,9 +192,14 @@ def from_lead(engines: Engines | None, make: Callable[[], _T], last: Callable[[]
             failure = str(error)
             raise
         finally:  # the others wait in here, also where it fails in a way that nobody expected
-            last()
-            if engines is not None:
-                engines.tell((made, failure))
+            try:
+                last()
+            except BaseException:
+                made, failure = None, failure or _FAILED
+                raise
+            finally:
+                if engines is not None:
+                    engines.tell((made, failure))
         return made
     last()
     made, failure = engines.tell((made, failure))
@@ -227,19 +232,11 @@ def _policy_of(engines: Engines, weights: Iterable[tuple[str, Tensor]]) -> Polic
     return policy
 
 
-def _on_disk(checkpoint: Path) -> Iterator[dict[str, Tensor]]:
-    """The tensors of a checkpoint, a file at a time, as they are: nothing of the model's own reader is between.
+def _on_disk(checkpoint: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint as its files name them: nothing that maps names is between.
 
     Raises:
         HfError: it cannot be read.
     """
-    index = checkpoint / "model.safetensors.index.json"
-    files = sorted(set(read_json(index)["weight_map"].values())) if index.exists() else ["model.safetensors"]
     tied = read_config(checkpoint).tie_word_embeddings
-    for name in files:
-        try:
-            with safe_open(checkpoint / name, framework="pt") as file:
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
-        except (OSError, SafetensorError) as error:
-            raise HfError(f"cannot read {checkpoint / name} ({error}): fetch it again") from error
-        yield {key: tensor for key, tensor in tensors.items() if not (tied and key == _HEAD)}
+    return {name: tensor for name, tensor in read_tensors(checkpoint).items() if not (tied and name == _HEAD)}
