@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import repro_core
-from repro_golden.capture import merged, put, settings_of
+from repro_golden.capture import put, settings_of
 from repro_golden.case import find_case
 from repro_golden.errors import ReproError
+from repro_golden.layout import joined
 from repro_golden.rollouts import RolloutData, RolloutSet
 
 _JSON = st.recursive(
@@ -201,13 +202,13 @@ def test_commands_record_their_own_rollouts(fork: Repo) -> None:
 
 @given(a=_TABLES, b=_TABLES, c=_TABLES)
 def test_merging_settings_is_an_overlay(a: dict[str, Any], b: dict[str, Any], c: dict[str, Any]) -> None:
-    """Nothing merged changes nothing, merging twice is merging once, the later wins, and it is associative."""
-    assert merged(a, {}) == a and merged({}, a) == a
-    assert merged(merged(a, b), b) == merged(a, b)
-    assert all(merged(a, b)[key] == value for key, value in b.items() if not isinstance(value, dict))
-    assert set(merged(a, b)) == {*a, *b}
+    """Nothing joined changes nothing, joining twice is joining once, the later wins, and it is associative."""
+    assert joined(a, {}) == a and joined({}, a) == a
+    assert joined(joined(a, b), b) == joined(a, b)
+    assert all(joined(a, b)[key] == value for key, value in b.items() if not isinstance(value, dict))
+    assert set(joined(a, b)) == {*a, *b}
     if not any(_clash(x, y) for x, y in ((a, b), (b, c), (a, c))):
-        assert merged(merged(a, b), c) == merged(a, merged(b, c))
+        assert joined(joined(a, b), c) == joined(a, joined(b, c))
 
 
 def _clash(a: Any, b: Any) -> bool:

@@ -14,6 +14,7 @@ from repro_golden.case import Case, CoreSubject
 from repro_golden.checkout import Checkout
 from repro_golden.children import Place, Run
 from repro_golden.errors import MachineFailureError, ReproError
+from repro_golden.layout import joined
 from repro_golden.rollouts import INDEX, RolloutSet
 from repro_golden.runs import Say, run_children
 from repro_golden.scratch import scratch_folder
@@ -45,17 +46,8 @@ class Capture:
                 f"{case.name} is a command, whose rollouts are its own files: let it write them (its own "
                 "--save-debug-rollout-data) and name their folder in case.rollouts"
             )
-        config = merged(case.subject.config, self.settings)
+        config = joined(case.subject.config, self.settings)
         return case.model_copy(update={"subject": case.subject.model_copy(update={"config": config})})
-
-
-def merged(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` with the keys of `settings`; tables are merged, everything else is replaced."""
-    found = dict(config)
-    for key, value in settings.items():
-        old = found.get(key)
-        found[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return found
 
 
 def settings_of(engine: str | None, url: str | None, words: Sequence[str]) -> dict[str, Any]:
@@ -75,7 +67,7 @@ def settings_of(engine: str | None, url: str | None, words: Sequence[str]) -> di
     if url is not None:
         if engine not in (None, "sglang"):
             raise ReproError(f"--sglang-url is for --engine sglang, not {engine}: leave one of them out")
-        found = merged(found, {"rollout_engine": "sglang", "sglang": {"url": url}})
+        found = joined(found, {"rollout_engine": "sglang", "sglang": {"url": url}})
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not all(key.split(".")):
@@ -86,7 +78,7 @@ def settings_of(engine: str | None, url: str | None, words: Sequence[str]) -> di
             value = text
         for part in reversed(key.split(".")):
             value = {part: value}
-        found = merged(found, value)
+        found = joined(found, value)
     return found
 
 

@@ -34,7 +34,7 @@ from repro_core.rollout.engine import EngineError
 from repro_core.rollout.sglang_flags import is_launchers
 from repro_core.rollout.sglang_tree import end_trees
 
-__all__ = ["Host", "fresh_log", "last_error"]
+__all__ = ["Host", "fresh_log", "last_error", "output_to"]
 
 _T = TypeVar("_T")
 _TICK_S = 0.2
@@ -263,7 +263,7 @@ def _guest(log: Path, environment: Mapping[str, str]) -> Iterator[None]:
         del os.environ[name]
     os.environ.update(environment)
     try:
-        with warnings.catch_warnings(), _output_to(log):
+        with warnings.catch_warnings(), output_to(log):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -289,7 +289,7 @@ def _put_back(variables: Mapping[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def _output_to(log: Path) -> Iterator[None]:
+def output_to(log: Path) -> Iterator[None]:
     """What this process and its new children write to standard output and error, into a file at its end."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -16,6 +16,7 @@ from repro_core.rollout.engine import EngineError, HeldWeights, Response, Sampli
 from repro_core.rollout.sglang_client import Client, check_address, is_here
 from repro_core.rollout.sglang_flags import DTYPES, EXPORT, engine_seeds, request, told_flags
 from repro_core.rollout.sglang_held import no_memory, packed_order, read_held
+from repro_core.rollout.sglang_host import output_to
 from repro_core.rollout.sglang_replies import Asked, responses
 from repro_core.rollout.sglang_versions import check_version
 
@@ -262,7 +263,9 @@ def _packed(tensors: list[tuple[str, Tensor]]) -> str:
     # The other way hands over open files, which only a child of this process can take: the server would die.
     shared.set_sharing_strategy("file_system")
     try:
-        return str(MultiprocessingSerializer.serialize(tensors, output_str=True))
+        # It starts a process that lives as long as the server uses the memory: it must not hold this one's output.
+        with output_to(Path(os.devnull)):
+            return str(MultiprocessingSerializer.serialize(tensors, output_str=True))
     except RuntimeError as error:
         raise EngineError(no_memory(error)) from error
     finally:
