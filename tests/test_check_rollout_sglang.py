@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sglang_kit import DENSE, Served, sglang_server  # noqa: F401 - a fixture
 
 from repro_golden.case import Case
 from repro_golden.children import Place
@@ -22,7 +24,7 @@ def checked(only: tuple[str, ...] = (), dtype: str = "fp32", **sglang: Any) -> R
     """Of a tiny model with random weights, in a process of its own."""
     config = {
         "rollout_engine": "sglang", "dtype": dtype, "sglang": {"max_total_tokens": 16384, **sglang},
-        "model": {"model_type": "qwen3", "initializer_range": 0.1, "tie_word_embeddings": False},
+        "model": asdict(DENSE),
     }  # fmt: skip
     raw = {
         "case": {"name": "tiny", "steps": 1, "rollouts": "golden/rollouts/tiny"},
@@ -31,12 +33,18 @@ def checked(only: tuple[str, ...] = (), dtype: str = "fp32", **sglang: Any) -> R
     return check_rollouts(Case.model_validate(raw), Place(Path(__file__).parent.parent), only=only, plan=PLAN)
 
 
-def test_deterministic_mode_repeats_all_bits() -> None:
+@pytest.fixture(scope="module")
+def deterministic() -> RolloutChecks:
+    """All checks of an engine in the process that makes them."""
+    return checked()
+
+
+def test_deterministic_mode_repeats_all_bits(deterministic: RolloutChecks) -> None:
     """In fp32: run to run, in every batch, seeded, after release, update and reversal.
 
     Every stand-in that this rests on is named. In this mode it keeps a prefix cache with few backends only.
     """
-    found = checked()
+    found = deterministic
     assert {one.name: one.text for one in found.findings if not one.fits} == {} and found.exit_code == 0
     outcomes = {one.name: one.outcome for one in found.findings}
     wanted = {name: "equal" if word == "any" else word for name, word in CHECKS.items()}
@@ -45,6 +53,14 @@ def test_deterministic_mode_repeats_all_bits() -> None:
     assert found.identity["device"] != "cpu" or wanted["prefix-cache"] == "not applicable"
     assert outcomes == wanted
     assert found.identity["device"] != "cpu" or "rests on stand-ins: repro_sglang_cpu" in found.engine
+
+
+def test_a_server_samples_the_same_bits(deterministic: RolloutChecks, sglang_server: Served) -> None:  # noqa: F811
+    """A server, brought the same starting weights, gives the very bits of an engine in another process."""
+    there = checked(("run-to-run",), url=sglang_server.url)
+    here = next(one for one in deterministic.findings if one.name == "run-to-run")
+    assert there.exit_code == 0 and "; digest " in here.text
+    assert there.findings[0].text.rpartition("; digest ")[2] == here.text.rpartition("; digest ")[2]
 
 
 def test_without_deterministic_mode() -> None:

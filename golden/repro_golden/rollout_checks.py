@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import comb
 
+from repro_golden.canonical import canonical_json, digest
 from repro_golden.rollout_difference import Answer, compare, joined
 from repro_golden.rollout_findings import CHECKS, Expected, Finding, Made, NotApplicableError, known_name, said
 from repro_golden.rollout_plan import Engine, Plan, Sampling
@@ -68,6 +69,17 @@ def check(
             findings.append(Finding(name, "failed", expected[name], " ".join(f"{error}".split())[:500]))
             lost = "" if checks.answers() else name
     return findings
+
+
+def _digest(answers: Sequence[Answer]) -> str:
+    """32 hex digits over all bits of the answers: equal ones for equal bits, in whatever process they were sampled."""
+    return digest(
+        "answers",
+        *(
+            canonical_json([one.tokens, *([x.hex() for x in xs] for xs in (one.log_probs, one.prompt_log_probs or ()))])
+            for one in answers
+        ),
+    )
 
 
 @dataclass
@@ -185,7 +197,8 @@ class _Checks:
         again = self._sample(self._all, self._seeds)
         batch = compare(self._all, self._batch_of_all, again)
         found = joined([compare(self._all[: self.plan.alone], self._alone, self._each(self._seeds)), batch])
-        return Made(found, said(found, "the same batches twice"))
+        # other processes and machines are compared by it
+        return Made(found, f"{said(found, 'the same batches twice')}; digest {_digest(self._batch_of_all)}")
 
     def _batch(self, size: int) -> Made:
         rows = self._all[:size]
