@@ -121,6 +121,7 @@ def server_arguments(
         arguments["max_total_tokens"] = config.max_total_tokens
     if device == "cpu":
         arguments["disable_cuda_graph"] = True
+        arguments["sleep_on_idle"] = True  # its scheduler would keep a core busy while nothing is asked of it
     if model.has_experts:
         arguments["enable_return_routed_experts"] = True
     return {**arguments, **config.args}
