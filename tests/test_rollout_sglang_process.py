@@ -27,6 +27,7 @@ from repro_core.rollout.sglang_process import ServerProcess, free_port, serve
 from repro_core.rollout.sglang_stand_ins import FOLDER
 
 EOS = 258
+SAMPLING = Sampling(2, 1.0, EOS, ignore_eos=True)
 
 
 def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
