@@ -262,6 +262,8 @@ def _guest(log: Path, environment: Mapping[str, str]) -> Iterator[None]:
     for name in filter(is_launchers, variables):
         del os.environ[name]
     os.environ.update(environment)
+    # SGLang draws its port from here: trainers with equal seeds that start at one moment would all draw the same.
+    random.seed()
     try:
         with warnings.catch_warnings(), output_to(log):
             warnings.simplefilter("ignore")
