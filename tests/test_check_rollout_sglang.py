@@ -15,7 +15,7 @@ from repro_golden.rollout_check import RolloutChecks, check_rollouts
 from repro_golden.rollout_findings import CHECKS
 from repro_golden.rollout_plan import Plan
 
-pytest.importorskip("sglang")
+pytest.importorskip("sglang", reason="SGLang is not installed: see docs/rollouts.md")
 
 PLAN = Plan(alone=8, longest=30, response=8)
 

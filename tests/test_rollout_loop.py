@@ -11,8 +11,8 @@ from sglang_kit import Served, sglang_server  # noqa: F401 - a fixture
 
 from repro_golden.rollouts import RolloutSet
 
-pytest.importorskip("sglang")
-pytest.importorskip("megatron.core")
+pytest.importorskip("sglang", reason="SGLang is not installed: see docs/rollouts.md")
+pytest.importorskip("megatron.core", reason="Megatron-core 0.16.1 is not for this Python")
 
 CASE = """\
 [case]

@@ -135,7 +135,7 @@ def test_a_golden_run_of_what_sglang_samples_in_the_trainers_process(fork: Repo)
 
     Every stand-in is named, and the weights that sampled, which are others after each step.
     """
-    pytest.importorskip("sglang")
+    pytest.importorskip("sglang", reason="SGLang is not installed: see docs/rollouts.md")
     (fork.root / "golden/cases/mini.toml").write_text(SGLANG)
     done = fork.repro("golden", "record", "mini", "--engine", "sglang")
     assert done.returncode == 0, done.stderr
@@ -150,6 +150,10 @@ def test_a_golden_run_of_what_sglang_samples_in_the_trainers_process(fork: Repo)
     names = metas[0]["engine"]["stand_ins"]
     assert all(f"rests on a stand-in: {name}" in shown.stdout for name in names)
     assert names or metas[0]["engine"]["device"] != "cpu"
+    for command in ("show", "verify"):
+        said = fork.repro("golden", command, "mini")
+        assert said.returncode == 0 and "rollouts are by sglang " in said.stdout, said.stdout
+        assert all(name in said.stdout for name in names)
 
 
 def test_rollouts_alone_start_no_trainer(fork: Repo, tmp_path: Path) -> None:

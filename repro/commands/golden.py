@@ -174,7 +174,7 @@ def show(run: str, as_json: bool) -> int:
         f"chain {record['chain']}, rollouts {record['rollouts']}",
     ]
     if record.get("engine"):
-        lines.append(f"rollouts by {engine_text(record['engine'])}")
+        lines.append(f"its rollouts are by {engine_text(record['engine'])}")
     if record.get("approved"):
         lines.append(f"approved because: {record['approved']['reason']}")
     if record.get("noise"):
