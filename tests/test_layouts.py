@@ -119,6 +119,26 @@ def test_an_allowance_is_for_all_signals_of_a_glob(tmp_path: Path) -> None:
     assert verdict(tmp_path / "input", biases, names[0], "input") == "part"
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    [
+        (0.28, 0.279, "agree"),
+        (0.28, 0.26, "part"),
+        (0.26, 0.28, "part"),
+        (-0.28, -0.279, "agree"),
+        (0.28, -0.28, "part"),
+        (0.0, 0.0, "equal"),
+        (0.0, 1e-30, "part"),
+        (math.nan, 0.28, "part"),
+        (math.inf, 0.28, "part"),
+    ],
+)
+def test_a_relative_allowance_is_a_share_of_the_larger_side(tmp_path: Path, a: float, b: float, verdict: str) -> None:
+    """A norm may be 1 % off and not 7 %; small numbers get no absolute slack, and NaN or infinity are in no share."""
+    sides = [trace(tmp_path / k, [("grad", "grad_norm", v)]) for k, v in (("a", a), ("b", b))]
+    assert compare_layouts(*sides, 64.0, None, {"grad_*": 0.01}).verdict == verdict
+
+
 def test_a_tolerance_of_nothing_is_equal_bits(tmp_path: Path) -> None:
     """-0.0 for 0.0 parts, and a difference that no sample shows; what has an allowance of its own still has it."""
     zeros = torch.zeros(3)

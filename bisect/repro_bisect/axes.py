@@ -25,6 +25,7 @@ from repro_golden.case import Case, CommandSubject
 from repro_golden.checkout import Checkout, joined_trees, subject_tree
 from repro_golden.errors import ReproError
 from repro_golden.layout import joined
+from repro_golden.subject_tables import TABLES
 from repro_golden.subjects.releases import parse_range, releases
 from repro_golden.subjects.words import interpreter
 
@@ -222,6 +223,8 @@ class _Layout:
             if table.command:
                 subject |= {"command": table.command, "save": "", "resume": ""}
             subject["env"] = subject["env"] | table.env
+            if table.flags:
+                subject["flags"] = [*subject.get("flags", ()), *table.flags]
             if table.config:
                 subject["config"] = joined(subject.get("config", {}), table.config)
         resources |= {"cpus": self.threads} if self.threads else {}
@@ -233,7 +236,7 @@ class _Layout:
             return Case.model_validate(raw)
         except ValidationError as error:
             problem = error.errors()[0]
-            where = ".".join(str(part) for part in problem["loc"] if part not in ("subject", "core", "command"))
+            where = ".".join(str(part) for part in problem["loc"] if part not in ("subject", *TABLES))
             text = problem["msg"].removeprefix("Value error, ")
             text = f"{problem['loc'][-1]} is not for kind {case.subject.kind}" if "extra" in problem["type"] else text
             raise ReproError(
@@ -261,6 +264,7 @@ class LayoutLine(Varied):
         keys: What each point but the first changes.
         tolerance: How far apart both ends may be in units of epsilon, as the case says.
         absolute: How far signals may be in their own unit, by glob, likewise.
+        relative: How far signals may be as a share of the larger, by glob, likewise.
         roomy: The case with what the largest of its layouts needs of a machine, for whoever makes room for probes.
     """
 
@@ -268,7 +272,7 @@ class LayoutLine(Varied):
         """See `layout_axis`."""
         cases = [layout.of(case) for layout in line]
         self.keys = {str(after): after.key_of(before) for before, after in itertools.pairwise(line)}
-        self.tolerance, self.absolute = _bounds(case, line[0], line[-1])
+        self.tolerance, self.absolute, self.relative = _bounds(case, line[0], line[-1])
         most = {key: max(getattr(c.resources, key) for c in cases) for key in ("cpus", "gpus", "ranks")}
         self.roomy = case.model_copy(update={"resources": case.resources.model_copy(update=most)})
         abouts = [self.keys.get(str(layout), "the first layout") for layout in line]
@@ -276,13 +280,15 @@ class LayoutLine(Varied):
         super().__init__("layout", code.commit, code.tree, code.paths, points, code.holds)
 
 
-def _bounds(case: Case, a: _Layout, b: _Layout) -> tuple[float, Mapping[str, float]]:
+def _bounds(case: Case, a: _Layout, b: _Layout) -> tuple[float, Mapping[str, float], Mapping[str, float]]:
     """How far apart two layouts may be: between the case and one of its tables alone as the table says."""
-    tolerance, absolute, ends = case.nightly.tolerance, case.nightly.absolute, {str(a), str(b)}
+    night, ends = case.nightly, {str(a), str(b)}
+    tolerance, absolute, relative = night.tolerance, night.absolute, night.relative
     if "case" in ends and (table := case.layouts.get(min(ends - {"case"}))):
         tolerance = tolerance if table.tolerance is None else table.tolerance
         absolute = absolute if table.absolute is None else table.absolute
-    return tolerance, absolute
+        relative = relative if table.relative is None else table.relative
+    return tolerance, absolute, relative
 
 
 def _placed(name: str, about: str, made: Case) -> Change:

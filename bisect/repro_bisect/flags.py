@@ -208,7 +208,9 @@ def _change(subject: dict[str, Any], change: FlagChange) -> None:
         subject["env"] = {k: v for k, v in subject["env"].items() if k != name}
     for key, value in change.config.items():
         subject["config"] = _with_key(subject["config"], key.split("."), value, f"{change.label}: {key}")
-    if change.add or change.drop or change.replace:
+    if "flags" in subject:  # of a trainer whose launch hands no words on
+        subject["flags"] = shlex.split(_edited(shlex.join(subject["flags"]), change, shell=False, needed=True))
+    elif change.add or change.drop or change.replace:
         for line in ("command", "save", "resume"):
             if subject[line]:
                 subject[line] = _edited(subject[line], change, shell=subject["shell"], needed=line == "command")
@@ -224,7 +226,7 @@ def _edited(text: str, change: FlagChange, *, shell: bool, needed: bool) -> str:
     for old, new in ((change.drop, ()), *([(change.replace.old, change.replace.new)] if change.replace else [])):
         at = next((k for k in range(len(words) - len(old) + 1) if tuple(words[k : k + len(old)]) == old), None)
         if old and at is None and needed:
-            raise ReproError(f"{change.label}: {shlex.join(old)} is not in the command: correct it")
+            raise ReproError(f"{change.label}: {shlex.join(old)} is not in the command or its flags: correct it")
         if old and at is not None:
             words[at : at + len(old)] = new
     return shlex.join([*words, *change.add])

@@ -141,7 +141,11 @@ class LayoutComparison:
 
 
 def compare_layouts(
-    a: Trace, b: Trace, tolerance: float = TOLERANCE, absolute: Mapping[str, float] | None = None
+    a: Trace,
+    b: Trace,
+    tolerance: float = TOLERANCE,
+    absolute: Mapping[str, float] | None = None,
+    relative: Mapping[str, float] | None = None,
 ) -> LayoutComparison:
     """Compare two layouts' traces over the steps that both have, up to the signal at which they part.
 
@@ -150,6 +154,7 @@ def compare_layouts(
         b: The other.
         tolerance: Units of epsilon that a reordered sum may make; 0: every bit must be equal.
         absolute: By signal, as a glob: how far apart it may be in its own unit; epsilons then count for nothing.
+        relative: Likewise as a share of the larger side; a signal that `absolute` fits too may be within either.
 
     Raises:
         ReproError: they cannot be compared, or have no signal in common.
@@ -171,7 +176,7 @@ def compare_layouts(
             if found is None:
                 equal += 1
                 continue
-            counted = _allowed(found, row, others, absolute or {})
+            counted = _allowed(found, row, others, absolute or {}, relative or {})
             first = first or counted or replace(found, beyond="")
             unmeasured += found.how == "at least" and not found.units
             if (found := counted) is None:
@@ -189,11 +194,20 @@ def compare_layouts(
     return LayoutComparison(steps, tolerance, signals, equal, first, parted, worst, unmeasured, own, gap)
 
 
-def _allowed(found: Parting, row: Row, others: Sequence[Row], absolute: Mapping[str, float]) -> Parting | None:
+def _allowed(
+    found: Parting, row: Row, others: Sequence[Row], absolute: Mapping[str, float], relative: Mapping[str, float]
+) -> Parting | None:
     """What counts of a difference: nothing of a signal that is within its own allowance."""
-    most = next((value for pattern, value in absolute.items() if fnmatchcase(row.name, pattern)), None)
-    if most is None or found.units is None or row.phase == "input":
+    most, share = (
+        next((value for pattern, value in globs.items() if fnmatchcase(row.name, pattern)), None)
+        for globs in (absolute, relative)
+    )
+    if (most is None and share is None) or found.units is None or row.phase == "input":
         return found
+    if share is not None and found.units * EPSILON[row.dtype] <= share:  # an epsilon is one of the larger side
+        return None
+    if most is None:
+        return replace(found, beyond=f"beyond {share:g} of the larger, which the case allows")
     if row.dtype == "metric":
         gaps = [abs(_number(row) - _number(other)) for other in others]
     else:

@@ -1,7 +1,8 @@
 """Predicates: what makes a probe BAD. Each is parsed from one line of text and never evaluated as code.
 
-``bitwise``, ``finite``, ``exit``, ``kl>NUMBER``, ``ulp>NUMBER``, ``metric:NAME [rtol=NUMBER] [atol=NUMBER]`` and
-``FILE.py:FUNCTION``. A value that is NaN, infinite or absent never passes for a good one.
+``bitwise``, ``finite``, ``exit``, ``kl>NUMBER``, ``ulp>NUMBER``, ``metric:NAME [rtol=NUMBER] [atol=NUMBER]``,
+``ci:SYSTEM`` or ``ci:NAME`` (`ci_checks`), and ``FILE.py:FUNCTION``. A value that is NaN, infinite or absent never
+passes for a good one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from repro_bisect.ci_checks import parse_ci
 from repro_golden.case import Bound, Compare
 from repro_golden.compare import (
     Divergence,
@@ -40,7 +42,10 @@ __all__ = [
     "parse_predicate",
 ]
 
-KNOWN = "bitwise, finite, exit, kl>NUMBER, ulp>NUMBER, metric:NAME [rtol=NUMBER] [atol=NUMBER] or FILE.py:FUNCTION"
+KNOWN = (
+    "bitwise, finite, exit, kl>NUMBER, ulp>NUMBER, metric:NAME [rtol=NUMBER] [atol=NUMBER], ci:SYSTEM, ci:NAME or "
+    "FILE.py:FUNCTION"
+)
 
 
 class Predicate(Protocol):
@@ -208,6 +213,8 @@ def parse_predicate(text: str, root: Path) -> Predicate:
             raise ReproError(f"{text!r} says a tolerance twice")
         tolerances = {name: _number(value, text) for name, value in pairs}
         return Bounds(text, {match[1]: Bound(**tolerances)})
+    if text.startswith("ci:"):
+        return parse_ci(text)
     if match := _OWN.fullmatch(text):
         return Own(text, _function(root / match[1], match[2]))
     raise ReproError(f"{text!r} is no predicate: use {KNOWN}")

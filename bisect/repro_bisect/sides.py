@@ -143,7 +143,7 @@ class _Sides:
         return self._result(comparison.verdict, {}, comparison, between)
 
     def _compared(self, a: Trace, b: Trace) -> LayoutComparison:
-        return compare_layouts(a, b, self.tolerance, self.axis.absolute)
+        return compare_layouts(a, b, self.tolerance, self.axis.absolute, self.axis.relative)
 
     def _measured(self, both: Mapping[str, Trace], seen: LayoutComparison) -> LayoutComparison:
         """The same with the first step that differs measured on whole tensors, of one more replay of each."""

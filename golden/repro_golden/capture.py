@@ -10,17 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from repro_golden.case import Case, CoreSubject
+from repro_golden.case import Case, CoreSubject, TrainerSubject
 from repro_golden.checkout import Checkout
 from repro_golden.children import Place, Run
 from repro_golden.errors import MachineFailureError, ReproError
 from repro_golden.layout import joined
-from repro_golden.rollouts import INDEX, RolloutSet
+from repro_golden.rollouts import INDEX, Rollouts, RolloutSet, rollouts_of
 from repro_golden.runs import Say, run_children
 from repro_golden.scratch import scratch_folder
 from repro_golden.store import Store
+from repro_golden.subjects import trainers
 
 __all__ = ["Capture", "capture", "keep", "put", "record_rollouts", "settings_of"]
+
+
+_SUFFIXES = (".safetensors", ".pt")
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,13 @@ class Capture:
         Raises:
             ReproError: a command makes its rollouts itself.
         """
+        if isinstance(case.subject, TrainerSubject) and (self.settings or self.only):
+            raise ReproError(
+                f"{case.name} is sampled by {case.subject.kind}'s own engines, as its launch says: leave --engine, "
+                "--set and --debug-rollout-only out"
+            )
+        if isinstance(case.subject, TrainerSubject):
+            return case
         if not isinstance(case.subject, CoreSubject):
             raise ReproError(
                 f"{case.name} is a command, whose rollouts are its own files: let it write them (its own "
@@ -142,12 +153,12 @@ def put(folder: Path, target: Path) -> None:
 
 def record_rollouts(
     checkout: Checkout, case: Case, how: Capture, say: Say, *, out: Path | None = None, replace: bool = False
-) -> RolloutSet:
+) -> Rollouts:
     """Capture the rollouts of a case and keep them where the case says, or in a folder of the user's.
 
     Args:
         checkout: The repository.
-        case: Of kind core.
+        case: Of kind core, or of a trainer that has engines of its own.
         how: With which engine.
         say: Receives lines of progress.
         out: A folder to write to instead; DVC is not told of it.
@@ -158,7 +169,7 @@ def record_rollouts(
     """
     store = Store(checkout.root)
     own = store.rollouts_path(how.case(case))
-    assert own is not None  # of kind core
+    assert own is not None  # no command
     target = out.resolve() if out else own
     pointer = target.with_name(target.name + ".dvc")
     if not replace and (target.exists() or pointer.exists()):
@@ -172,12 +183,17 @@ def record_rollouts(
     if out is None:
         store.refuse_dirty(target)
     with scratch_folder(checkout.scratch, "capture") as scratch:
-        captured = capture(case, checkout.place(case), how, scratch / "rollouts", scratch / "capture.log", say)
-        if out is None:
-            keep(store, case, captured.directory)
+        folder, log = scratch / "rollouts", scratch / "capture.log"
+        if isinstance(case.subject, TrainerSubject):
+            say(f"capturing rollouts of {case.name}: its launch, with {case.subject.kind}'s own engines")
+            trainers.capture(case, case.subject, checkout.place(case), folder, log)
         else:
-            put(captured.directory, target)
-    return RolloutSet(target)
+            capture(case, checkout.place(case), how, folder, log, say)
+        if out is None:
+            keep(store, case, folder)
+        else:
+            put(folder, target)
+    return rollouts_of(case, target)
 
 
 def _foreign(target: Path) -> Path | None:
@@ -187,6 +203,6 @@ def _foreign(target: Path) -> Path | None:
     if not target.is_dir():
         return target
     inside = sorted(target.iterdir())
-    if inside and not (target / INDEX).is_file():
+    if inside and not (target / INDEX).is_file() and not (target / "0.pt").is_file():
         return inside[0]
-    return next((path for path in inside if path.name != INDEX and path.suffix != ".safetensors"), None)
+    return next((path for path in inside if path.name != INDEX and path.suffix not in _SUFFIXES), None)

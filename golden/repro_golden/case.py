@@ -12,25 +12,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from repro_golden.canonical import canonical_json, digest
 from repro_golden.errors import ReproError
 from repro_golden.layout import Layout
 from repro_golden.mismatch_table import MismatchTable
 from repro_golden.nightly_table import NightlyTable, OfLayouts
-from repro_golden.pins import checked_pins
+from repro_golden.subject_tables import (
+    TABLES,
+    Bytes,
+    CommandSubject,
+    CoreSubject,
+    Inside,
+    Subject,
+    Table,
+    TrainerSubject,
+    unset_keys,
+)
 
 __all__ = [
     "Bound",
@@ -38,6 +37,7 @@ __all__ = [
     "CommandSubject",
     "CoreSubject",
     "Observe",
+    "TrainerSubject",
     "command_case",
     "find_case",
     "list_cases",
@@ -47,31 +47,9 @@ __all__ = [
 ]
 
 CASES = Path("golden/cases")
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-def _seconds(value: object) -> object:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", value) if isinstance(value, str) else None
-    return float(match[1]) * _UNITS[match[2]] if match else value
-
-
-def _bytes(value: object) -> object:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)i?B", value) if isinstance(value, str) else None
-    return int(float(match[1]) * _SIZES[match[2]]) if match else value
-
-
-def _inside(path: str) -> str:
-    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
-        raise ValueError("must be a path inside the repository, relative to its root")
-    return path
-
-
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Experiment(_Table):
+class Experiment(Table):
     """`[case]`."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -80,147 +58,15 @@ class Experiment(_Table):
     """Optimizer updates to record."""
     proof_steps: int | None = Field(default=None, ge=1)
     """How many steps the reproduction proof repeats; all by default."""
-    rollouts: Annotated[str, AfterValidator(_inside)] | None = Field(default=None, min_length=1)
+    rollouts: Inside | None = Field(default=None, min_length=1)
     """Folder of the recorded rollouts, relative to the repository's root. A command may have none."""
     states: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(), strict=False)
     """Steps before which the training state is kept with the golden run, so that a bisect can start there."""
-    states_budget: Annotated[int, BeforeValidator(_bytes)] = Field(default=1 << 30, ge=0)
+    states_budget: Bytes = Field(default=1 << 30, ge=0)
     """Bytes that these states may take together, or a string such as "2GiB"; beyond it every other one goes."""
 
 
-class _Subject(_Table):
-    """What every kind of `[subject]` has."""
-
-    timeout: Annotated[float, BeforeValidator(_seconds)] = Field(default=1800.0, gt=0)
-    """Longest one run may take: seconds, or a string such as "30m"."""
-    env: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of the trainer, set before it starts."""
-    packages: Annotated[dict[str, str], AfterValidator(checked_pins)] = Field(default_factory=dict)
-    """Released versions of packages that replace the environment's own. What one needs and has not there moves too."""
-
-    @field_validator("env")
-    @classmethod
-    def _variables(cls, env: dict[str, str]) -> dict[str, str]:
-        for name, value in env.items():
-            if not name or "=" in name or "\0" in name + value:
-                raise ValueError(f"{name!r} cannot be a variable: no '=' in names, no NUL in either")
-        return env
-
-
-class CoreSubject(_Subject):
-    """`[subject]` of `kind = "core"`: a Python module that offers `CONTRACT` and `build(case)`."""
-
-    kind: Literal["core"] = "core"
-    """See `repro_core/__init__.py`."""
-    module: str = "repro_core"
-    """The module that is the door to the trainer."""
-    path: Annotated[str, AfterValidator(_inside)] = "core"
-    """Folder of the repository that is put on PYTHONPATH for it; commits that leave it alone share one probe. An empty
-    path means the installed module, which no commit can change."""
-    config: dict[str, Any] = Field(default_factory=dict)
-    """What the trainer itself reads; its keys are the trainer's own, its values are JSON types."""
-
-    @field_validator("config")
-    @classmethod
-    def _json_types(cls, config: dict[str, Any]) -> dict[str, Any]:
-        try:
-            canonical_json(config)
-        except (TypeError, ValueError, RecursionError):
-            raise ValueError("holds a date, nan or inf, which JSON lacks: write it as text") from None
-        return config
-
-
-_BUILT_IN = {"uv": ("uv.lock",), "pip": ("requirements.txt",)}
-"""What `setup` knows by itself, with its lock files."""
-
-
-class CommandSubject(_Subject):
-    """`[subject]` of `kind = "command"`: a program that knows nothing of us.
-
-    In `command`, `setup`, `check` and the values of `env`, six tokens are replaced and no other braces: ``{root}``,
-    ``{rollouts}``, ``{out}``, ``{checkpoint}``, ``{step}`` and ``{python}`` (see docs/trace.md).
-    """
-
-    kind: Literal["command"]
-    command: str = Field(min_length=1)
-    """What trains; started in the checkout's or worktree's root."""
-    shell: bool = False
-    """Whether `command`, `setup` and `check` are shell lines; otherwise they are split into words."""
-    python: str | None = None
-    """The interpreter that the program runs in, or its environment's folder; by default repro's own. Its folder comes
-    first on PATH."""
-    setup: str = ""
-    """Builds what a commit needs. With `lock` it builds an environment at ``{out}``, once for each content of the lock
-    files; without, it is run once in each worktree, before anything else. ``uv`` and ``pip`` are built in."""
-    lock: tuple[Annotated[str, AfterValidator(_inside)], ...] = Field(default=(), strict=False)
-    """The files that decide the environment, relative to the repository's root; ``uv.lock`` and ``requirements.txt``
-    for `setup`'s own two."""
-    environments: int = Field(default=8, ge=1)
-    """How many environments are kept; the least recently used go first."""
-    save: str = ""
-    """A command that trains and leaves the state before step ``{step}`` at ``{checkpoint}``."""
-    resume: str = ""
-    """A command that trains on from the state at ``{checkpoint}``, which is that before step ``{step}``."""
-    check: str = ""
-    """A cheap command that fails where a commit cannot be tested."""
-    path: Annotated[str, AfterValidator(_inside)] = Field(default=".", min_length=1)
-    """Folder of the repository that holds the program's code; commits that leave it alone share one probe."""
-
-    @model_validator(mode="after")
-    def _saves_and_resumes(self) -> CommandSubject:
-        if bool(self.save) != bool(self.resume):
-            raise ValueError("save and resume go together: one makes the state that the other starts from")
-        if self.save and not all("{checkpoint}" in text for text in (self.save, self.resume)):
-            raise ValueError("save and resume must name {checkpoint}, the folder of the state")
-        return self
-
-    @model_validator(mode="after")
-    def _locks_and_builds(self) -> CommandSubject:
-        if self.lock and not self.setup:
-            raise ValueError("lock needs setup, which builds the environment: a command, uv or pip")
-        if self.lock and self.setup not in _BUILT_IN and "{out}" not in self.setup:
-            raise ValueError("setup with lock must name {out}, the folder of the environment")
-        if self.setup == "uv" and PurePosixPath(self.locks[0]).name != "uv.lock":
-            raise ValueError('lock of setup = "uv" must begin with its uv.lock')
-        return self
-
-    @property
-    def locks(self) -> tuple[str, ...]:
-        """The files that decide the environment; none where it is what the case says."""
-        return self.lock or _BUILT_IN.get(self.setup, ())
-
-    @field_validator("lock")
-    @classmethod
-    def _files(cls, lock: tuple[str, ...]) -> tuple[str, ...]:
-        if not all(PurePosixPath(name).name for name in lock):
-            raise ValueError("holds an empty name")
-        if any(PurePosixPath(name).parts[0] in ("golden", ".dvc") for name in lock):
-            raise ValueError("must not lie in golden/ or .dvc/, which are no part of a commit's code")
-        return tuple(dict.fromkeys(lock))
-
-    @field_validator("command", "setup", "check", "save", "resume")
-    @classmethod
-    def _words(cls, text: str) -> str:
-        try:
-            empty = text and not shlex.split(text)
-        except ValueError as error:
-            raise ValueError(f"cannot be split into words ({error}): check its quotes") from None
-        if empty or "\0" in text:
-            raise ValueError("holds no word, or a NUL")
-        return text
-
-
-def _kind(raw: object) -> str:
-    return str(raw.get("kind", "core")) if isinstance(raw, dict) else str(getattr(raw, "kind", "core"))
-
-
-Subject = Annotated[
-    Annotated[CoreSubject, Tag("core")] | Annotated[CommandSubject, Tag("command")],
-    Discriminator(_kind, custom_error_type="kind", custom_error_message="must be core or command"),
-]
-
-
-class Observe(_Table):
+class Observe(Table):
     """`[observe]`: what is recorded of a program beside gradients, parameters and optimizer state."""
 
     activations: tuple[str, ...] = Field(default=(), strict=False)
@@ -248,14 +94,14 @@ def pattern_problem(text: str) -> str | None:
     return None if pattern.groupindex else f"{text!r} has no named group: write loss=(?P<loss>\\S+)"
 
 
-class Bound(_Table):
+class Bound(Table):
     """How far a metric may be from the baseline's: |b - a| <= atol + rtol * |a|. NaN is outside every bound."""
 
     rtol: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     atol: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
 
-class Compare(_Table):
+class Compare(Table):
     """`[compare]`."""
 
     mode: Literal["bitwise", "bounds"] = "bitwise"
@@ -269,7 +115,7 @@ class Compare(_Table):
         return self
 
 
-class FirstStep(_Table):
+class FirstStep(Table):
     """`[first_step]`: the checks that every debugging guide begins with."""
 
     check: bool = True
@@ -277,7 +123,7 @@ class FirstStep(_Table):
     grad_norm_max: float = Field(default=100.0, gt=0, strict=False)
 
 
-class Resources(_Table):
+class Resources(Table):
     """`[resources]` of one run."""
 
     cpus: int = Field(default=1, ge=1)
@@ -287,7 +133,7 @@ class Resources(_Table):
     """Processes that train. One that leaves no trace is an error."""
 
 
-class Case(_Table):
+class Case(Table):
     """A whole case file."""
 
     case: Experiment
@@ -309,6 +155,8 @@ class Case(_Table):
                 )
             subject = self.subject
             told = [subject.command, subject.setup, subject.check, subject.save, subject.resume, *subject.env.values()]
+            if self.case.rollouts is None and isinstance(subject, TrainerSubject):
+                raise ValueError(f"case.rollouts: Field required; kind {subject.kind} replays recorded rollouts")
             if self.case.rollouts is None and any("{rollouts}" in text for text in told):
                 raise ValueError("case.rollouts is not set, but {rollouts} is asked for")
         elif self.case.rollouts is None:
@@ -345,10 +193,10 @@ class Case(_Table):
     def canonical(self) -> dict[str, Any]:
         """What decides the numbers of a run, as JSON types: the subject, its resources and the number of steps."""
         subject = self.subject.model_dump(
-            mode="json", exclude={"timeout", "check", "save", "resume", "environments"} | _unset(self.subject)
+            mode="json", exclude={"timeout", "check", "save", "resume", "environments"} | unset_keys(self.subject)
         )
         found = {"name": self.name, "steps": self.steps, "subject": subject, "resources": self.resources.model_dump()}
-        if self.subject.kind == "command":
+        if isinstance(self.subject, CommandSubject):
             found["observe"] = self.observe.model_dump(mode="json")
         return found
 
@@ -363,12 +211,6 @@ class Case(_Table):
             [self.subject.command, self.subject.setup, self.subject.env]
         )
         return digest("case", canonical_json({k: v for k, v in found.items() if k != "steps" or told}))
-
-
-def _unset(subject: Subject) -> set[str]:
-    """Keys that change nothing where they are not set, so that older golden runs and journals still serve."""
-    unset = {"lock"} if isinstance(subject, CommandSubject) and not subject.lock else set()
-    return unset | (set() if subject.packages else {"packages"})
 
 
 def read_case(path: Path) -> Case:
@@ -402,13 +244,12 @@ def _first_problem(error: ValidationError) -> str:
     where = ".".join(str(part) for part in parts)
     if problem["type"] != "extra_forbidden":
         return f"{where or 'case'}: {problem['msg'].removeprefix('Value error, ')}"
-    tables: dict[str, type[BaseModel]] = {"core": CoreSubject, "command": CommandSubject}
     table: Any = Case
     for part in problem["loc"][:-1]:
         if (table, part) in ((Compare, "bounds"), (Case, "layouts")):
             table = Bound if part == "bounds" else Layout
         elif table not in (Bound, Layout) and part != "subject":
-            table = tables.get(str(part)) or table.model_fields[str(part)].annotation
+            table = TABLES.get(str(part)) or table.model_fields[str(part)].annotation
     key, known = str(problem["loc"][-1]), list(table.model_fields)
     near = difflib.get_close_matches(key, known, 1)
     return f"unknown key {where}" + (f": did you mean {near[0]}?" if near else f"; known: {', '.join(known)}")

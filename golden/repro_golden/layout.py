@@ -7,12 +7,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Absolute", "Layout", "Tolerance", "joined"]
+__all__ = ["Absolute", "Layout", "Relative", "Tolerance", "joined"]
 
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
 """Units of epsilon that another order of sums may make; 0 where every bit must be equal."""
 Absolute = dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]]
 """By signal, as a glob: how far apart layouts may be in its own unit, for what is no more than roundings itself."""
+Relative = dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]]
+"""By signal, as a glob: how far apart layouts may be as a share of the larger side."""
 
 
 class Layout(BaseModel):
@@ -22,6 +24,8 @@ class Layout(BaseModel):
 
     command: str | None = Field(default=None, min_length=1)
     """What trains, of kind command."""
+    flags: tuple[str, ...] = Field(default=(), strict=False)
+    """More flags, of kind slime, miles and relax: after those of `subject.flags`, so that they win."""
     ranks: int | None = Field(default=None, ge=1)
     """Processes that train."""
     cpus: int | None = Field(default=None, ge=1)
@@ -36,6 +40,8 @@ class Layout(BaseModel):
     """How far this table alone may be from the case, in place of `[nightly] tolerance`."""
     absolute: Absolute | None = None
     """Likewise, in place of the whole of `[nightly] absolute`."""
+    relative: Relative | None = None
+    """Likewise, in place of the whole of `[nightly] relative`."""
 
 
 def joined(config: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
 from repro_golden.errors import ReproError
-from repro_golden.layout import Absolute, Tolerance
+from repro_golden.layout import Absolute, Relative, Tolerance
 from repro_golden.rollout_findings import known_name
 
 __all__ = ["NightlyTable", "OfLayouts"]
@@ -44,6 +44,8 @@ class NightlyTable(BaseModel):
     """How far layouts may be from the case; a layout's own table goes before it."""
     absolute: Absolute = Field(default_factory=dict)
     """Likewise, of signals that are roundings themselves."""
+    relative: Relative = Field(default_factory=dict)
+    """Likewise, of signals that are judged by a share of their size."""
     history: int = Field(default=14, ge=1)
     """How many trusted nights metrics are judged by, the newest."""
     least: int = Field(default=5, ge=1)

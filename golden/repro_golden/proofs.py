@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from repro_golden.compare import compare
 from repro_golden.errors import ReproError
-from repro_golden.magnitude import decode
+from repro_golden.magnitude import DIGEST, decode
 from repro_golden.token_columns import column_parts, kept, part_of
 from repro_golden.trace import Row, Trace
 
@@ -133,24 +133,26 @@ def _checkpoint_content(folder: Path) -> dict[str, str]:
 
 _WANTED = {"input": "rollout_log_probs", "forward": "log_probs"}
 _FLOATING = ("float64", "float32", "bfloat16", "float16")
+_PLANTED = ("input", "forward", "grad", "update")
 
 
-def plants(trace: Trace, *, everywhere: bool = True) -> list[tuple[int, str, str]]:
+def plants(trace: Trace, needed: Sequence[str] = _PLANTED) -> list[tuple[int, str, str]]:
     """One signal per phase in the first step to change by one ULP: a column, an activation, a gradient, a weight.
 
     Args:
         trace: The golden run's.
-        everywhere: Whether every phase must have one; without it, gradients and the update must.
+        needed: Phases that must have one; without any, metrics serve too, and one phase is enough.
 
     Raises:
-        ReproError: a phase has no floating-point tensor, so that nothing could be shown of it.
+        ReproError: a needed phase has no floating-point tensor, so that nothing could be shown of it.
     """
     rows = trace.rows(0)
+    kinds = _FLOATING if needed else (*_FLOATING, "metric")
     gradients = {r.name for r in rows if r.phase == "grad"} & {r.name for r in rows if r.phase == "update"}
     chosen = []
-    for phase in ("input", "forward", "grad", "update"):
-        fit = [r for r in rows if r.phase == phase and r.dtype in _FLOATING and 0 not in r.shape and "@" not in r.name]
-        if not fit and not everywhere and phase in ("input", "forward"):
+    for phase in _PLANTED:
+        fit = [r for r in rows if r.phase == phase and r.dtype in kinds and 0 not in r.shape and "@" not in r.name]
+        if not fit and phase not in needed:
             continue
         if not fit:
             raise ReproError(
@@ -160,11 +162,20 @@ def plants(trace: Trace, *, everywhere: bool = True) -> list[tuple[int, str, str
         wanted = gradients if phase in ("grad", "update") else {_WANTED.get(phase)}
         named = [r for r in fit if r.name in wanted]
         chosen.append((trace.steps[0].step, phase, (named or fit)[-1].name))
+    if not chosen:
+        raise ReproError("the first step holds no floating-point signal: nothing can be proved of the run")
     return chosen
 
 
-def seen_plant(golden: Trace, planted: Trace, plant: tuple[int, str, str]) -> Proof:
-    """A one-ULP change in one signal is seen, with exactly that signal named first."""
+def seen_plant(golden: Trace, planted: Trace, plant: tuple[int, str, str], *, inside: bool = True) -> Proof:
+    """A one-ULP change in one signal is seen, with exactly that signal named first.
+
+    Args:
+        golden: The golden run's trace.
+        planted: That of the run with the change.
+        plant: Step, phase and name of the signal.
+        inside: Whether the change was made in the program, and not in what was read of it.
+    """
     step, phase, signal = plant
     name = f"one ULP in {phase} is seen"
     found = compare(golden, planted).divergence
@@ -172,30 +183,37 @@ def seen_plant(golden: Trace, planted: Trace, plant: tuple[int, str, str]) -> Pr
         return Proof(name, False, f"planted in {signal} at step {step}, but the traces agree")
     if (found.step, found.phase, found.signal) != plant:
         return Proof(name, False, f"planted in {signal} at step {step}, but {found.phase} {found.signal} was named")
-    return Proof(name, True, f"{signal} at step {step} named first")
+    where = "" if inside else ", planted in what the trainer wrote"
+    return Proof(name, True, f"{signal} at step {step} named first{where}")
 
 
 # -- not vacuous
 
 
-def not_vacuous(trace: Trace) -> list[Proof]:
+def not_vacuous(trace: Trace, *, recorded: bool = True) -> list[Proof]:
     """All finite, gradients not zero throughout, parameters moved, advantages not all constant.
 
     A single on-policy step may have a loss of exactly 0: that alone is no fault.
+
+    Args:
+        trace: The golden run's.
+        recorded: Whether a recorder looked at gradients and parameters. Without one their norm and their hashes are
+            judged, where the trainer writes them.
     """
     bad: str | None = None
     gradients = 0
     every = [row for index in range(len(trace.steps)) for row in trace.rows(index)]
     # a parameter is what has a gradient; its values are the starting weight and those after each update
     updated = {r.name for r in every if r.phase == "update"}
-    parameters: dict[str, set[bytes]] = {r.name: set() for r in every if r.phase == "grad" and r.name in updated}
+    own = {r.name for r in every if r.dtype == DIGEST} if not recorded else {r.name for r in every if r.phase == "grad"}
+    parameters: dict[str, set[bytes]] = {name: set() for name in sorted(own & updated)}
     levels: set[float] = set()
     observed = {"grad": False, "advantages": False}
     for index, record in enumerate(trace.steps):
         for row in trace.rows(index):
             if row.nonfinite and bad is None:
                 bad = f"{row.nonfinite} non-finite values in {row.phase} {row.name} at step {record.step}"
-            if row.phase == "grad" and row.dtype != "metric":
+            if row.phase == "grad" and (row.dtype != "metric" or not recorded):
                 observed["grad"] = True
                 gradients += row.absmax > 0
             name = row.name.removeprefix("start/")
@@ -207,7 +225,7 @@ def not_vacuous(trace: Trace) -> list[Proof]:
                 levels |= set(decode(row.dtype, row.values)[counted].tolist())  # a set holds 0.0 and -0.0 once
     moved = sum(len(seen) > 1 for seen in parameters.values())
     constant = "advantages are all the same: every group's samples earned one reward"
-    return [
+    found = [
         Proof("all values finite", bad is None, bad or "in every signal of every step"),
         Proof(
             "advantages are not constant",
@@ -219,8 +237,10 @@ def not_vacuous(trace: Trace) -> list[Proof]:
             gradients > 0,
             f"{gradients} non-zero gradients" if observed["grad"] else "no gradient was observed",
         ),
-        Proof("parameters moved", moved > 0, f"{moved} of {len(parameters)} parameters changed"),
     ]
+    if recorded or (parameters and len(trace.steps) > 1):  # one step's hashes have nothing to differ from
+        found.append(Proof("parameters moved", moved > 0, f"{moved} of {len(parameters)} parameters changed"))
+    return found
 
 
 # -- the first step

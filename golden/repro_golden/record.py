@@ -17,7 +17,7 @@ from typing import Any
 from repro_golden import proofs
 from repro_golden.attach.unmatched import unmatched
 from repro_golden.capture import Capture, capture, keep
-from repro_golden.case import Case
+from repro_golden.case import Case, TrainerSubject
 from repro_golden.checkout import Checkout
 from repro_golden.children import Place, Run, RunResult
 from repro_golden.errors import RefusedError, ReproError
@@ -41,6 +41,8 @@ _CURES = {
     "core": "find the source with `python -m repro_core.determinism`, or keep it for its metrics with --allow-noise",
     "command": "seed every generator and ask torch for deterministic algorithms, leave out a metric that is no number "
     "of the training ([observe] ignore), or keep it for its metrics with --allow-noise",
+    "trainer": "see what its guide says of reproducibility (attention backend, dropout, NCCL_ALGO), leave out a metric "
+    "that is no number of the training ([observe] ignore), or keep it for its metrics with --allow-noise",
 }
 
 
@@ -88,7 +90,7 @@ def record(checkout: Checkout, case: Case, options: Options, say: Say) -> tuple[
             raise ReproError(f"{case.name} would not guard what it says: {unseen}; correct [observe]")
         checks = proofs.first_step_checks(golden, case.first_step.grad_norm_max) if _checked(case, golden) else []
         checks += mismatch_checks(case.mismatch, golden)
-        sound = proofs.not_vacuous(golden)
+        sound = proofs.not_vacuous(golden, recorded=recorded(case))
         recording.refuse(sound, checks, options)  # cheap, so before the processes that the other proofs take
         found = recording.prove(golden, rollouts)
         noise = recording.settle(found, options, golden)
@@ -102,8 +104,20 @@ def record(checkout: Checkout, case: Case, options: Options, say: Say) -> tuple[
 
 
 def _checked(case: Case, golden: Trace) -> bool:
-    """A command is checked where it shows the columns that the checks are about."""
+    """A program is checked where it shows the columns that the checks are about."""
     return case.first_step.check and (case.subject.kind == "core" or proofs.shows_policies(golden))
+
+
+def recorded(case: Case) -> bool:
+    """Whether a recorder, or the trainer itself behind its door, shows gradients and parameters."""
+    return not isinstance(case.subject, TrainerSubject) or case.subject.recorder
+
+
+def _provable(case: Case) -> tuple[str, ...]:
+    """Phases in which a planted change must be seen."""
+    if case.subject.kind == "core":
+        return ("input", "forward", "grad", "update")
+    return ("grad", "update") if recorded(case) else ()
 
 
 def _refuse_another(expected: Identity, found: Identity) -> None:
@@ -137,6 +151,11 @@ class _Recording:
         """The case's rollouts; captured now when there are none yet."""
         path = self.store.rollouts_path(self.case)
         there = path is None or self.case.subject.kind == "command" or self.store.has_rollouts(self.case)
+        if not there and isinstance(self.case.subject, TrainerSubject):
+            raise ReproError(
+                f"{self.case.name} replays rollouts, and there are none at {path}: put dumps of a run there as "
+                f"0.pt, 1.pt, ..., or let it sample them with `repro rollout record {self.case.name}`"
+            )
         if there and how != Capture():
             raise ReproError(
                 f"the rollouts of {self.case.name} are there already, no engine is needed: leave --engine out, or "
@@ -154,12 +173,17 @@ class _Recording:
         what = f" on {len(rollouts)} rollouts" if isinstance(rollouts, RolloutSet) else ""
         self.say(f"recording {self.case.steps} steps{what}")
         states = {step: str(self.staged / "states" / str(step)) for step in self.case.case.states}
-        trace, foreign = str(self.staged / "trace"), self.case.subject.kind == "command"
+        trace, foreign = str(self.staged / "trace"), self.case.subject.kind != "core"
         budget = self.case.case.states_budget
         run = Run(
             self.case.steps, place_of(rollouts), trace=trace, states=states, states_budget=budget, terminal=foreign
         )
         golden = train(self.case, self.place, run, self._log("golden"))
+        for flag, near in golden.header.subject.get("ignored", {}).items():
+            meant = f": did you mean {near}?" if near else ""
+            self.say(f"  note: {self.case.subject.kind} ignores {flag} of your launch{meant}")
+        for name, value in golden.header.subject.get("overridden", {}).items():
+            self.say(f"  note: your launch sets {name}={value}; a deterministic replay asks for another value")
         if not golden.complete:
             raise ReproError(f"{self.case.name} ended after {len(golden.steps)} of {self.case.steps} steps")
         return golden
@@ -167,18 +191,21 @@ class _Recording:
     def prove(self, golden: Trace, rollouts: Rollouts) -> list[Proof]:
         """The proofs, their processes side by side."""
         steps = self.case.proof_steps
-        self.say(f"proving it: a second process, a run without the recorder, planted changes ({steps} steps each)")
-        planted = proofs.plants(golden, everywhere=self.case.subject.kind == "core")
+        bare_too = "a run without the recorder, " if recorded(self.case) else ""
+        self.say(f"proving it: a second process, {bare_too}planted changes ({steps} steps each)")
+        planted = proofs.plants(golden, _provable(self.case))
         workers = max(1, (os.cpu_count() or 1) // (self.case.resources.cpus * self.case.resources.ranks))
         with ThreadPoolExecutor(max_workers=workers) as pool, self._ended_together():
             again = pool.submit(self._side, "again", steps, rollouts, observed=True)
-            bare = pool.submit(self._side, "bare", steps, rollouts, observed=False)
+            # without a recorder there is nothing that could have changed the run
+            bare = pool.submit(self._side, "bare", steps, rollouts, observed=False) if recorded(self.case) else None
             plants = pool.submit(self._planted, golden, rollouts, planted)
-            found = [
-                proofs.reproduced(golden, again.result(), steps, cure(self.case)),
-                self._undisturbed(golden, bare.result()),
+            found = [proofs.reproduced(golden, again.result(), steps, cure(self.case))]
+            found += [self._undisturbed(golden, bare.result())] if bare else []
+            found += [
+                proofs.seen_plant(golden, t, p, inside=recorded(self.case) or p[1] == "input")
+                for t, p in zip(plants.result(), planted, strict=True)
             ]
-            found += [proofs.seen_plant(golden, t, p) for t, p in zip(plants.result(), planted, strict=True)]
         if self.captured and (replays := self._replays_the_capture()):
             found.append(replays)
         return found
@@ -274,7 +301,7 @@ class _Recording:
 
 def cure(case: Case) -> str:
     """What makes a trainer reproduce itself, as far as its case shows."""
-    found = _CURES[case.subject.kind]
+    found = _CURES["trainer" if isinstance(case.subject, TrainerSubject) else case.subject.kind]
     if case.subject.env.get(_FUSED, "0") == "0":
         return found
     return (

@@ -5,9 +5,10 @@ Equality is always over content (tensors by fingerprint, metadata as canonical J
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +20,13 @@ from repro_golden.errors import ReproError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from repro_golden.case import Case
+    from repro_golden.dumps.rollout.files import RolloutDump
+    from repro_golden.dumps.values import System
+
 __all__ = [
     "FORMAT",
+    "DumpFiles",
     "RolloutData",
     "RolloutFiles",
     "RolloutSet",
@@ -29,6 +35,7 @@ __all__ = [
     "open_rollouts",
     "place_of",
     "read_rollout",
+    "rollouts_of",
     "sampled_by",
     "write_rollout",
 ]
@@ -247,6 +254,63 @@ class RolloutFiles:
         return 0 if self.directory is None else sum(p.is_file() for p in self.directory.rglob("*"))
 
 
+@dataclass(frozen=True)
+class DumpFiles(RolloutFiles):
+    """What slime, Miles or Relax train on: a folder of their rollout dumps ``{rollout_id}.pt``.
+
+    Attributes:
+        system: Whose form they have; recognised by their fields where None.
+        allow: Classes whose objects are read as plain fields, beyond those of the trainers' own dumps.
+    """
+
+    system: System | None = None
+    allow: tuple[str, ...] = ()
+
+    @cached_property
+    def digest(self) -> str:
+        """32 hex digits over the files' names and content. Bytes are no content: torch.save writes a file's name too.
+
+        Raises:
+            ReproError: a file is no rollout dump, or names a class that is not read.
+        """
+        files = ((path, path.stat()) for path in self.files)
+        digests = ((path, _dump_digest(path, s.st_size, s.st_mtime_ns, self.system, self.allow)) for path, s in files)
+        return digest("rollout dumps", *(f"{path.name}={content}" for path, content in digests))
+
+    @property
+    def files(self) -> list[Path]:
+        """The dumps by number; evaluations, which nothing is trained on, are left out."""
+        from repro_golden.dumps.rollout.files import dump_files
+
+        return dump_files(self.directory, evaluation=False) if self.directory else []
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(self, rollout_id: int) -> RolloutDump:
+        """The dump of a rollout.
+
+        Raises:
+            ReproError: there is none of this number, or it cannot be read.
+        """
+        from repro_golden.dumps.rollout.files import read_rollout_dump
+
+        path = (self.directory or Path()) / f"{rollout_id}.pt"
+        if not path.exists():
+            raise ReproError(f"no rollout dump {path}, there are {len(self)}: lower case.steps or record more of them")
+        return read_rollout_dump(path, system=self.system, allow=self.allow)
+
+
+@functools.lru_cache(maxsize=256)
+def _dump_digest(path: Path, size: int, changed: int, system: System | None, allow: tuple[str, ...]) -> str:
+    """A dump's content, read once as long as the file stays as it is: each run of a bisect asks for it."""
+    from repro_golden.dumps.rollout.convert import content_digest
+    from repro_golden.dumps.rollout.files import read_rollout_dump
+
+    del size, changed
+    return content_digest(read_rollout_dump(path, system=system, allow=allow))
+
+
 Rollouts = RolloutSet | RolloutFiles
 
 
@@ -269,8 +333,27 @@ def place_of(rollouts: Rollouts) -> str | None:
     return str(rollouts.directory.absolute()) if rollouts.directory else None
 
 
-def open_rollouts(path: Path) -> Rollouts:
-    """The rollouts in a folder: ours where it has our index, else files.
+def rollouts_of(case: Case, path: Path) -> Rollouts:
+    """The rollouts of a case in a folder.
+
+    Raises:
+        ReproError: see `open_rollouts`.
+    """
+    from repro_golden.case import TrainerSubject
+
+    subject = case.subject
+    if subject.kind == "core":
+        return RolloutSet(path)
+    return open_rollouts(path, subject.kind, subject.allow_pickle if isinstance(subject, TrainerSubject) else ())
+
+
+def open_rollouts(path: Path, kind: str = "command", allow: Sequence[str] = ()) -> Rollouts:
+    """The rollouts in a folder: ours where it has our index, else dumps for a trainer that reads them, else files.
+
+    Args:
+        path: The folder.
+        kind: Of the subject. A command's files are told apart by their bytes, whatever they are.
+        allow: Classes whose objects dumps may hold.
 
     Raises:
         ReproError: no such folder, or our index in a newer format.
@@ -279,4 +362,7 @@ def open_rollouts(path: Path) -> Rollouts:
         return RolloutSet(path)
     if not path.is_dir():
         raise ReproError(f"no folder {path}: correct case.rollouts, or `repro golden pull` where DVC keeps it")
-    return RolloutFiles(path)
+    from repro_golden.dumps.values import SYSTEMS
+
+    whose = next((system for system in SYSTEMS if system == kind), None)
+    return DumpFiles(path, whose, tuple(allow)) if whose else RolloutFiles(path)

@@ -16,7 +16,7 @@ from repro_golden.case import Case
 from repro_golden.dvc import Dvc
 from repro_golden.errors import NotVerifiableError, ReproError
 from repro_golden.identity import Difference, Identity
-from repro_golden.rollouts import RolloutFiles, Rollouts, RolloutSet, open_rollouts
+from repro_golden.rollouts import RolloutFiles, Rollouts, rollouts_of
 from repro_golden.trace import Trace
 
 __all__ = ["RUN_FORMAT", "GoldenRun", "Store"]
@@ -98,7 +98,7 @@ class Store:
         if path is None:
             return RolloutFiles(None)
         self._fetch(path)
-        return RolloutSet(path) if case.subject.kind == "core" else open_rollouts(path)
+        return rollouts_of(case, path)
 
     # -- golden runs
 

@@ -1,10 +1,13 @@
-"""`repro trace`: record a program that knows nothing of us."""
+"""`repro trace`: record a program that knows nothing of us, or take what a trainer has written."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
+
+from repro.commands.rollout_files import bytes_of, dump_options
 
 __all__ = ["trace"]
 
@@ -16,7 +19,18 @@ __all__ = ["trace"]
 @click.option("--activations", metavar="GLOB", multiple=True, help="Also outputs of these modules, and gradients.")
 @click.option("--metric", metavar="REGEX", multiple=True, help="Numbers in lines of output; named groups name them.")
 @click.option("--ignore", metavar="GLOB", multiple=True, help="Metrics to leave out.")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option(
+    "--from",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="Run nothing: take the dumps that slime, Miles or Relax wrote there (--dump-details).",
+)
+@click.option("--log", type=click.Path(path_type=Path), help="With --from: what the trainer printed.")
+@click.option("--steps-per-rollout", type=click.IntRange(min=1), help="With --from: updates of each rollout.")
+@click.option("--cp-size", type=click.IntRange(min=1), help="With --from: context-parallel ranks of Relax.")
+@click.option("--grad-norm", metavar="NAME", help="With --from: the file name given to --ci-save-grad-norm.")
+@dump_options
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def trace(
     out: Path,
     ranks: int | None,
@@ -24,14 +38,21 @@ def trace(
     activations: tuple[str, ...],
     metric: tuple[str, ...],
     ignore: tuple[str, ...],
+    folder: Path | None,
     command: tuple[str, ...],
+    **dumps: Any,
 ) -> int:
     """Run CMD and record every training step of every Python process in it.
 
     Gradients, parameters and optimizer state are fingerprinted after each optimizer step; no bit of the program
     changes. Its input, output, signals and exit code pass through. Compare two recordings with `repro diff A B`.
 
+    With --from DIR nothing is run: the trace is made of the train dumps, events and log of a run of slime, Miles or
+    Relax. Two such traces compare with each other as recorded ones do.
+
     Example: repro trace --out before -- torchrun --nproc-per-node 2 train.py
+
+    Example: repro trace --from dumps --log run.log --out before
     """
     from repro_golden.attach.run import run_traced
     from repro_golden.attach.settings import Settings
@@ -40,6 +61,16 @@ def trace(
     from repro_golden.errors import ReproError
     from repro_golden.trace import Trace
 
+    given = [f"--{name.replace('_', '-').replace('allow', 'allow-pickle')}" for name, value in dumps.items() if value]
+    if folder is not None:
+        alone = {"a command": command, "--steps": steps, "--activations": activations, "--metric": metric}
+        if other := next((name for name, value in alone.items() if value), None):
+            raise ReproError(f"--from takes what is there and runs nothing: leave out {other}")
+        return _imported(folder, out, ranks=ranks, ignore=ignore, **dumps)
+    if given:
+        raise ReproError(f"{given[0]} goes with --from")
+    if not command:
+        raise click.UsageError("say what to run (-- CMD ...), or --from DIR")
     for text in metric:
         if problem := pattern_problem(text):
             raise ReproError(problem)
@@ -56,3 +87,19 @@ def trace(
         note += f"; left out {len(found.ignored)} metrics that differ from run to run ({names})"
     click.echo(f"repro: {found.steps} steps of {ranks_text} in {out}{note}", err=True)
     return code
+
+
+def _imported(
+    folder: Path, out: Path, *, limit: str | None, allow: tuple[str, ...], log: Path | None, **how: Any
+) -> int:
+    from repro_golden.dumps.archive.reading import LIMIT
+    from repro_golden.dumps.run.imported import trace_of_folder
+
+    bound = LIMIT if limit is None else bytes_of(limit)
+    found, problems = trace_of_folder(folder, out, log=log, allow=allow, limit=bound, **how)
+    for text in problems:
+        click.echo(f"repro: warning: {text}", err=True)
+    note = "" if found.complete else "; incomplete: the run broke off"
+    steps = "1 step" if len(found.steps) == 1 else f"{len(found.steps)} steps"
+    click.echo(f"repro: {steps} of {found.header.subject['kind']} in {out}{note}", err=True)
+    return 0

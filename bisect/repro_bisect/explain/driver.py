@@ -19,7 +19,7 @@ from repro_bisect.explain.words import UNSEEN, differing_inputs, only_the_enviro
 from repro_bisect.onestep import prepare, same_step, state_key
 from repro_bisect.probe import Recording, Skip, trace_of
 from repro_bisect.states import States
-from repro_golden.case import CommandSubject
+from repro_golden.case import CommandSubject, TrainerSubject
 from repro_golden.checkout import Checkout
 from repro_golden.compare import Divergence, first_difference
 from repro_golden.errors import NotVerifiableError
@@ -83,6 +83,11 @@ class _Explainer:
         found = Explanation("agree", self._case, text, divergence, before, after, environment=environment)
         if divergence is None:
             return found
+        subject = self.desk.prober.case.subject
+        if isinstance(subject, TrainerSubject) and not subject.recorder:
+            raise NotVerifiableError(
+                "operations are seen by the recorder alone, and the case says recorder = false: set it to true"
+            )
         self.desk.say(f"{_said(self.points)} differ at {divergence}: recording that step's operations")
         recordings = self._recordings(divergence, traces)
         for rank in range(len(recordings[0].streams)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import deque
@@ -96,6 +97,7 @@ def _told_apart(row: Row, number: int) -> Row:
 
 
 HeaderOf = Callable[[Mapping[str, Any], int], Header]
+MoreRows = Callable[[int], Sequence[Row] | None]
 
 
 class Gathering:
@@ -106,10 +108,13 @@ class Gathering:
         out: The trace's folder.
         header: The trace's header, from what rank 0 says of itself and the number of steps seen so far.
         ranks: How many ranks must record; by default as many as each says its world has.
+        more: Rows of a step beside the recorder's, by its number from 0; None as long as they are not there.
     """
 
-    def __init__(self, raw: Path, out: Path, header: HeaderOf, ranks: int | None) -> None:
-        self._raw, self._out, self._header, self._want = raw, out, header, ranks
+    def __init__(
+        self, raw: Path, out: Path, header: HeaderOf, ranks: int | None, more: MoreRows = lambda _: ()
+    ) -> None:
+        self._raw, self._out, self._header, self._want, self._more = raw, out, header, ranks, more
         self._ranks: list[_Rank] = []
         self._writer: TraceWriter | None = None
         self._first_step = 0
@@ -134,8 +139,11 @@ class Gathering:
         for rank in self._ranks:
             rank.read()
         while all(rank.ready for rank in self._ranks) and not self._parted():
+            more = self._more(self.steps)
+            if more is None:
+                break
             labels, step = zip(*(rank.ready.popleft() for rank in self._ranks), strict=True)
-            records.append(self._write(step, behind_the_door=not any(labels)))
+            records.append(self._write(step, more, behind_the_door=not any(labels)))
         return records
 
     def finish(self, command: Sequence[str], code: int, reason: str = "finished") -> Collected:
@@ -222,13 +230,13 @@ class Gathering:
             )
         self._ranks = ranks
 
-    def _write(self, ranks: Sequence[Sequence[Row]], *, behind_the_door: bool) -> StepRecord:
+    def _write(self, ranks: Sequence[Sequence[Row]], more: Sequence[Row], *, behind_the_door: bool) -> StepRecord:
         if self._writer is None:
             seen = min(rank.steps for rank in self._ranks)
             header = self._header(self._ranks[0].about, seen)
             self._writer, self._first_step = TraceWriter(self._out, header), header.first_step
         metrics, others = set[str](), set[tuple[str, str]]()
-        for row in merge_rows(ranks, everywhere=behind_the_door):
+        for row in itertools.chain(merge_rows(ranks, everywhere=behind_the_door), more):
             if row.dtype == METRIC and row.name in metrics:
                 continue  # a number that the program logs under the name of one that was read
             if row.dtype == METRIC:

@@ -12,9 +12,9 @@ import math
 import re
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["Lines", "listen", "measures_time", "metrics_of"]
+__all__ = ["Labelled", "Lines", "labelled", "listen", "measures_time", "metrics_of"]
 
 _LIMIT = 64 * 1024
 """Characters of the longest line that is read or held: a program may print for ever without a line end."""
@@ -27,7 +27,8 @@ _LOGGING = re.compile(
     r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]*\] \S+:\d+ - "
     r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \| [A-Z]+ \| \S+:\d+(?:\[[^\[\]]*\])? "
 )
-_LABEL = re.compile(r"(?:(?:critic-)?step|rollout|multi_turn|passrate|perf|eval) \d+: (?=\{)")
+# a longer number is no count of steps, and Python refuses to read one of thousands of digits
+_LABEL = re.compile(r"(?:(critic)-(?=step ))?(step|rollout|multi_turn|passrate|perf|eval) ([0-9]{1,18}): (?=\{)")
 
 _STRING = re.compile(r"""'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*\"""", re.DOTALL)
 _TOKEN = re.compile(rf"""{_STRING.pattern}|[()\[\]{{}},:'"]|[^()\[\]{{}},:'"]+""", re.DOTALL)
@@ -40,6 +41,46 @@ _NUMBER = re.compile(r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]
 _CALL = re.compile(
     rf"(?:\w+\.)*(?:u?int[0-9]*|b?float[0-9]*|tensor|array|Array)\(\s*({_NUMBER.pattern})\s*(?:,.*)?\)", re.DOTALL
 )
+
+
+class Labelled(NamedTuple):
+    """What one line of a trainer's log says.
+
+    Attributes:
+        label: ``step``, ``rollout``, ``multi_turn``, ``passrate``, ``perf`` or ``eval``.
+        role: ``actor`` or ``critic``, whose update it was; lines that are no step's say nothing of it: ``actor``.
+        number: Of the step or the rollout.
+        metrics: Its numbers, under the names that the line gives them; at least one.
+    """
+
+    label: str
+    role: str
+    number: int
+    metrics: dict[str, float]
+
+
+def labelled(line: str) -> Labelled | None:
+    """What a line ``step 3: {...}`` of slime, Miles or Relax says, or one of their other labels.
+
+    Colour codes, Ray's prefix and the logging prefix are taken off, and what a progress bar left before that prefix.
+
+    Args:
+        line: without its line end. Lines longer than 64 KiB are not read.
+
+    Returns:
+        None for any other line, for a dict that is cut short, and for one that holds no number.
+    """
+    return None if "{" not in line or len(line) > _LIMIT else _labelled(_bare(line))
+
+
+def _labelled(text: str) -> Labelled | None:
+    label = _LABEL.match(text)
+    if label is None and (logging := _LOGGING.search(text)):  # behind a progress bar, which ends its line by no newline
+        label = _LABEL.match(text, logging.end())
+    if label is None:
+        return None
+    metrics = _numbers(text[label.end() :], quoted=False)
+    return Labelled(label[2], label[1] or "actor", int(label[3]), metrics) if metrics else None
 
 
 def metrics_of(line: str, patterns: Sequence[re.Pattern[str]] = ()) -> dict[str, float]:
@@ -64,9 +105,9 @@ def metrics_of(line: str, patterns: Sequence[re.Pattern[str]] = ()) -> dict[str,
         return {}
     text = _bare(line)
     found: dict[str, float] = {}
-    label = _LABEL.match(text)
+    label = _labelled(text)
     if label:
-        found = _numbers(text[label.end() :], quoted=False)
+        found = label.metrics
     elif text.startswith("{"):
         found = _numbers(text, quoted=True)
     for pattern in patterns:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import repro_golden
+from repro_golden.attach.settings import VARIABLE, Settings
 
 __all__ = ["arm_ray"]
 
@@ -118,11 +119,16 @@ def _with_recorder(env: Mapping[str, Any], upload: Callable[[dict[str, Any]], Ma
         return dict(env)
     variables = {**_with_path(variables), **_ours()}
     if env.get("container") or env.get("image_uri"):  # Ray takes no modules beside an image
-        return {**env, "env_vars": variables}
+        return {**env, "env_vars": {**_wanted(), **variables}}
     with _staged() as folder:  # by itself, so that no "excludes" of the user's are meant for it
         _uris[:] = upload({"py_modules": [folder]})["py_modules"]
     # first, because our sitecustomize runs one of theirs, and not the other way round
-    return {**env, "env_vars": {**variables, _SHIPPED: " ".join(_uris)}, "py_modules": [*_uris, *modules]}
+    return {**env, "env_vars": {**_wanted(), **variables, _SHIPPED: " ".join(_uris)}, "py_modules": [*_uris, *modules]}
+
+
+def _wanted() -> dict[str, str]:
+    """Variables that workers are to have where nobody sets them."""
+    return dict(Settings.from_text(os.environ[VARIABLE]).variables)
 
 
 def _ours() -> dict[str, str]:
@@ -151,7 +157,7 @@ def _driver(module: Any) -> None:
         with _harmless():
             attached = job is not None and kwargs.get("mode") == module.SCRIPT_MODE and not node.head
             if attached and not job._client_job and not job.runtime_env:
-                job.set_runtime_env({"env_vars": _ours()})
+                job.set_runtime_env({"env_vars": {**_wanted(), **_ours()}})
         return connect(node, *args, **kwargs)
 
     module.connect = call
@@ -164,8 +170,9 @@ def _without_recorder(env: Any) -> Any:
     if _SHIPPED not in variables:
         return env
     shipped = variables.pop(_SHIPPED).split()
+    wanted = _wanted()
     left = {
-        "env_vars": {name: value for name, value in variables.items() if name not in _ours()},
+        "env_vars": {k: v for k, v in variables.items() if k not in _ours() and (k, v) not in wanted.items()},
         "py_modules": [uri for uri in env.get("py_modules") or [] if uri not in shipped],
     }
     return {name: value for name, value in {**env, **left}.items() if value or name not in left}

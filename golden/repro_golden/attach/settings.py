@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 __all__ = ["VARIABLE", "Settings"]
@@ -30,6 +30,9 @@ class Settings:
         place: The code under test.
         operations: The step whose operations are recorded, as `children.Run.operations` has it, counted from the first
             that the process makes.
+        recorder: Whether steps are looked at at all; without it only `entry` is served.
+        entry: What is added to a trainer's command line (`entry.enter`), with the ``names`` of its entry points.
+        variables: Of the environment, for workers of Ray whose own does not set them.
     """
 
     out: str
@@ -44,6 +47,9 @@ class Settings:
     home: str | None = None
     place: str | None = None
     operations: Mapping[str, Any] | None = None
+    recorder: bool = True
+    entry: Mapping[str, Any] | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def to_text(self) -> str:
         """The variable's value."""

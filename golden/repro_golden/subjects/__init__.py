@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from repro_golden.case import Case, CommandSubject
+from repro_golden.case import Case, CommandSubject, TrainerSubject
 from repro_golden.children import Place, Run, RunResult
 from repro_golden.errors import ReproError
 from repro_golden.identity import Identity
-from repro_golden.subjects import command, core
+from repro_golden.subjects import command, core, trainers
 
 __all__ = ["exit_code", "identity_of", "launch", "packages_of", "try_out"]
 
@@ -43,6 +43,8 @@ def launch(
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")
+    if isinstance(case.subject, TrainerSubject):
+        return [trainers.run(case, case.subject, place, run, log, cancel, enough) for run in runs]
     if isinstance(case.subject, CommandSubject):
         return [command.run(case, case.subject, place, run, log, cancel, enough) for run in runs]
     return core.run_all(case, case.subject, place, runs, log, cancel, enough)
@@ -61,6 +63,8 @@ def exit_code(case: Case, place: Place, log: Path, *, cancel: threading.Event | 
     log.write_bytes(b"")
     if not isinstance(case.subject, CommandSubject):
         raise ReproError(f"{case.name} is of kind {case.subject.kind}, which has no exit code: give a command after --")
+    if isinstance(case.subject, TrainerSubject):
+        return trainers.exit_code(case, case.subject, place, log, cancel)
     return command.exit_code(case, case.subject, place, log, cancel)
 
 

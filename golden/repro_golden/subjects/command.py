@@ -29,14 +29,18 @@ from repro_golden.children import (
 )
 from repro_golden.errors import MachineFailureError, ReproError
 from repro_golden.identity import Identity
-from repro_golden.rollouts import open_rollouts
+from repro_golden.rollouts import rollouts_of
 from repro_golden.scratch import scratch_folder
+from repro_golden.subjects.additions import Addition, Written
 from repro_golden.subjects.environments import Environment, held, identity_in
 from repro_golden.subjects.overlays import Overlay, held_overlay
 from repro_golden.subjects.words import interpreter, told, variables_of, words
 from repro_golden.trace import Header, StepRecord, Trace
 
-__all__ = ["exit_code", "identity", "interpreter", "run", "try_out", "words"]
+__all__ = ["AdditionOf", "exit_code", "identity", "interpreter", "run", "try_out", "words"]
+
+AdditionOf = Callable[[Run, Path], Addition | None]
+"""What a kind adds to a run that has this scratch folder."""
 
 _SET_UP = "set-up"
 """A file beside a worktree whose setup has been run."""
@@ -84,8 +88,14 @@ class _Job:
     log: Path
     raw: Path
     out: Path
+    addition: Addition | None = None
     built: Environment | None = None
     overlay: Overlay | None = None
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the recorder looks at its steps."""
+        return self.addition is None or self.addition.recorder
 
     @functools.cached_property
     def python(self) -> str:
@@ -122,7 +132,8 @@ class _Job:
         found = variables_of(self.case, self.subject, self.python, self.tokens)
         ours = self.built.variables(self.subject) if self.built else {}
         ours |= self.overlay.variables(found) if self.overlay else {}
-        return found | told(ours, self.subject) | dict(self.place.variables)
+        found |= told(ours, self.subject) | dict(self.place.variables)
+        return self.addition.variables(found) if self.addition else found
 
     def child(self, text: str, variables: Mapping[str, str]) -> Child:
         command = words(text, self.tokens, self.subject.shell)
@@ -132,19 +143,21 @@ class _Job:
     def settings(self) -> Settings:
         """What the recorder is asked for. One step more is begun, so that what is logged after the last one counts."""
         observe, run = self.case.observe, self.run
-        return Settings(
+        settings = Settings(
             str(self.raw), steps=run.steps, record=run.trace is not None, terminal=run.terminal,
             activations=observe.activations, metrics=observe.metrics, ignore=observe.ignore, plant=run.plant,
             dump=run.dump, home=str(self.place.home) if self.place.home else None, place=str(self.place.root),
             operations=run.operations and {**run.operations, "step": run.operations["step"] - run.first_step},
         )  # fmt: skip
+        return self.addition.settings(settings) if self.addition else settings
 
     def header(self, about: Mapping[str, Any], _: int) -> Header:
-        rollouts = open_rollouts(Path(self.run.rollouts)).digest if self.run.rollouts else ""
-        place = {"kind": "command", "commit": self.place.commit, "tree": self.place.tree}
+        rollouts = rollouts_of(self.case, Path(self.run.rollouts)).digest if self.run.rollouts else ""
+        place = {"kind": self.subject.kind, "commit": self.place.commit, "tree": self.place.tree}
         own = self.overlay or self.built
         built = {"environment": own.to_mapping()} if own else {}
-        where = place | built | said_of(about)
+        where = place | built | (said_of(about) if self.recorded else {})
+        where |= self.addition.about() if self.addition else {}
         return Header(self.case.canonical(), rollouts, where, about["identity"], self.run.steps, self.run.first_step)
 
 
@@ -156,6 +169,7 @@ def run(
     log: Path,
     cancel: threading.Event | None,
     enough: Callable[[], bool] | None = None,
+    adds: AdditionOf = lambda *_: None,
 ) -> RunResult:
     """Make one run; see `subjects.launch`."""
     with _scratch(place) as scratch:
@@ -164,21 +178,33 @@ def run(
         out.mkdir()
         with (
             held(case, subject, place, cancel) as built,
-            _prepared(_Job(case, subject, place, asked, log, raw, out, built), cancel) as job,
+            _prepared(_Job(case, subject, place, asked, log, raw, out, adds(asked, scratch), built), cancel) as job,
         ):
             return _train(job, cancel, enough)
 
 
-def exit_code(case: Case, subject: CommandSubject, place: Place, log: Path, cancel: threading.Event | None) -> int:
+def exit_code(
+    case: Case,
+    subject: CommandSubject,
+    place: Place,
+    log: Path,
+    cancel: threading.Event | None,
+    asked: Run | None = None,
+    adds: AdditionOf = lambda *_: None,
+) -> int:
     """See `subjects.exit_code`."""
+    asked = asked or Run(case.steps)
     with _scratch(place) as scratch:
         out = scratch / "out"
         out.mkdir()
         with (
             held(case, subject, place, cancel) as built,
-            _prepared(_Job(case, subject, place, Run(case.steps), log, scratch, out, built), cancel) as job,
+            _prepared(_Job(case, subject, place, asked, log, scratch, out, adds(asked, scratch), built), cancel) as job,
         ):
-            code = _started(job, job.child(subject.command, job.variables), cancel)
+            settings = environment_for(job.settings, job.variables) if job.addition else job.variables
+            code = _started(job, job.child(subject.command, settings), cancel)
+            if job.addition:
+                job.addition.ended(code)
     if code:
         blame_the_machine(code, log)
     return code
@@ -194,7 +220,7 @@ def try_out(case: Case, subject: CommandSubject, place: Place, log: Path) -> Non
     with _scratch(place) as scratch:
         try:
             with held(case, subject, place) as built:
-                own = _Job(case, subject, place, Run(case.steps), log, scratch, scratch, built)
+                own = _Job(case, subject, place, Run(case.steps), log, scratch, scratch, built=built)
                 with _overlaid(own, None) as job:
                     _step(job, "import", subject.check, None)
         except ChildFailure as failure:
@@ -263,12 +289,25 @@ def _started(job: _Job, child: Child, cancel: threading.Event | None, enough: An
 
 def _train(job: _Job, cancel: threading.Event | None, asked: Callable[[], bool] | None) -> RunResult:
     out = Path(job.run.trace or job.out / "trace")
-    with contextlib.closing(Gathering(job.raw, out, job.header, job.case.resources.ranks)) as gathering:
+    with contextlib.closing(_gathering(job, out)) as gathering:
         return _gathered(job, gathering, cancel, asked)
 
 
+def _gathering(job: _Job, out: Path) -> Gathering | Written:
+    """What makes the trace: of the recorder's records, or of what the program writes by itself."""
+    if job.addition is None or job.recorded:
+        more = job.addition.rows if job.addition else lambda _: ()
+        return Gathering(job.raw, out, job.header, job.case.resources.ranks, more)
+
+    def header() -> Header:
+        who, _ = identity_in(job.case, job.python, job.variables, job.place.home or job.place.root)
+        return job.header({"identity": who.to_mapping()}, 0)
+
+    return Written(out, header, job.addition, job.run.steps)
+
+
 def _gathered(
-    job: _Job, gathering: Gathering, cancel: threading.Event | None, asked: Callable[[], bool] | None
+    job: _Job, gathering: Gathering | Written, cancel: threading.Event | None, asked: Callable[[], bool] | None
 ) -> RunResult:
     run = job.run
     roots = {record.step: record.root for record in Trace(Path(run.baseline)).steps} if run.baseline else {}
@@ -283,15 +322,17 @@ def _gathered(
             raise
         except ReproError as error:  # nothing good can come of it any more
             wrong.append(error)
-        return bool(parted or wrong)
+        return bool(parted or wrong) or (not job.recorded and gathering.steps >= run.steps)
 
     child = job.child(job.command, environment_for(job.settings, job.variables))
     try:
-        code = _started(job, child, cancel, enough if run.trace else None)
+        code = _started(job, child, cancel, enough if run.trace or not job.recorded else None)
     except ChildFailure:
         _blame_the_disk(job)
         raise
-    if run.trace is None:
+    if job.addition:
+        job.addition.ended(code)
+    if run.trace is None and job.recorded:
         return _bare(job, code)
     steps = gathering.steps
     try:
@@ -304,8 +345,8 @@ def _gathered(
         _blame_the_disk(job)
         if not wrong:  # else it was ended by us
             blame_the_machine(code, job.log)
-        if steps == 0 and not wrong:
-            _refuse(job, 0, code)
+        if not wrong and (steps == 0 or not job.recorded):
+            _refuse(job, steps, code)
         raise ChildFailure("start" if steps == 0 else "step", steps, str(error), str(job.log)) from None
     if not parted and found.steps < run.steps:
         _blame_the_disk(job)

@@ -108,6 +108,21 @@ def _arm_ray(utils: Any) -> None:
     arm_ray(utils, When)
 
 
+def _enter() -> None:
+    """Serve a trainer's entry point. Without its flags it would train for real, so then it must not start."""
+    try:
+        instrument()
+        from repro_golden.attach.entry import enter, is_entry
+        from repro_golden.attach.settings import VARIABLE, Settings
+
+        entry = Settings.from_text(os.environ[VARIABLE]).entry
+        if entry and is_entry(entry["names"], sys.argv, sys.orig_argv):
+            enter(entry)
+    except Exception as error:  # noqa: BLE001 - site.py would say it and go on
+        _say(f"repro: no flags could be added ({type(error).__name__}: {error})")
+        os._exit(70)
+
+
 def _say(line: str) -> None:
     with contextlib.suppress(Exception):  # the program's stderr may be closed, or full
         print(line, file=sys.stderr)
@@ -119,8 +134,13 @@ try:
     _chain()
 finally:
     if _first and os.environ.get("REPRO_TRACE") and os.environ.get("REPRO_INSTRUMENT"):
+        _asked = os.environ["REPRO_TRACE"]
+        if '"entry": {' in _asked:
+            _enter()
         When("ray._private.utils", _arm_ray)
-        if "torch" in sys.modules:
+        if '"recorder": false' in _asked:
+            pass
+        elif "torch" in sys.modules:
             _arm(sys.modules["torch"])
         else:
             When("torch", _arm)

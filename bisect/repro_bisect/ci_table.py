@@ -1,0 +1,205 @@
+"""The checks that slime, Miles and Relax make in their CI, one row each: what they ask, and what passes them wrongly.
+
+Thresholds are theirs, as they stand in the file and commit that each names. They are asserts inside of a training run
+(``--ci-test``); here they are asked of two traces, so that a bisect can look for the commit that broke one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from repro_golden.dumps.values import System
+
+__all__ = ["CHECKS", "OPTIONS", "Check", "How", "Rule", "When", "check_called"]
+
+When = Literal["first", "rollout", "every"]
+"""At which updates a check holds: the first of all, the first of each rollout, or every one."""
+
+How = Literal["near", "range", "tokens", "means", "relative", "hashes", "bits"]
+"""What a check compares:
+
+==========  ===========================================================================================================
+near        a metric with 0: ``|x| < atol``
+range       a mean with two numbers: ``low < x < high``
+tokens      two per-token columns: their means, and the mean of ``|x - y|`` over tokens, with 0
+means       two per-token columns: their means, ``|mean x - mean y| < atol``
+relative    a metric with the baseline's: ``|b - a| <= rtol * max(|a|, |b|)``
+hashes      every fingerprint of the update phase with the baseline's
+bits        two per-token columns bit for bit
+==========  ===========================================================================================================
+"""
+
+OPTIONS: Mapping[How, tuple[str, ...]] = {
+    "near": ("atol",), "range": ("low", "high"), "tokens": ("atol",), "means": ("atol",), "relative": ("rtol",),
+    "hashes": (), "bits": (),
+}  # fmt: skip
+"""Which thresholds a user may set."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A check's threshold in one system.
+
+    Attributes:
+        limits: By name, as in `OPTIONS`.
+        source: The file and commit that it was read in.
+        strict: Whether the threshold itself is over it. A metric that is exactly 0 is near 0 by any.
+    """
+
+    limits: Mapping[str, float]
+    source: str
+    strict: bool = True
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check.
+
+    Attributes:
+        name: What stands behind ``ci:``.
+        asks: What it asks, in words.
+        when: At which updates it holds.
+        how: What is compared.
+        metrics: Metrics that it reads, with their folder; a trace may have them with it or without.
+        columns: Per-token columns that it reads. Those that the baseline shows must be finite at unmasked tokens.
+        rules: Thresholds by system.
+        hole: What passes the original.
+        closed: Why it does not pass here.
+    """
+
+    name: str
+    asks: str
+    when: When
+    how: How
+    metrics: tuple[str, ...]
+    columns: tuple[str, ...]
+    rules: Mapping[System, Rule]
+    hole: str
+    closed: str
+
+
+_SLIME = "slime/backends/megatron_utils/model.py@624b824a8"
+_SLIME_ROLLOUT = "slime/observability/train_metric_utils.py@624b824a8"
+_MILES = "miles/backends/training_utils/ci_utils.py@f1843b6fc"
+_MILES_ROLLOUT = "miles/backends/training_utils/log_utils.py@d0e8e7c64"
+_MILES_MODEL = "miles/backends/megatron_utils/ci_utils.py@d0f9f4ee5"
+_RELAX = "relax/backends/megatron/model.py@007b981ca"
+_RELAX_ROLLOUT = "relax/backends/megatron/data.py@02c394deb"
+
+CHECKS: tuple[Check, ...] = (
+    Check(
+        "ppo_kl",
+        "the policy that trains first is the one that gave the old log-probs",
+        "rollout", "near", ("train/ppo_kl",), ("old_log_probs", "log_probs"),
+        {"slime": Rule({"atol": 1e-8}, _SLIME), "miles": Rule({"atol": 1e-9}, _MILES),
+         "relax": Rule({"atol": 1e-8}, _RELAX)},
+        "slime, Relax, and Miles with MLA take any negative number; Miles' own metric turns NaN into 0; a metric that "
+        "the log lacks is not asked for",
+        "both signs; the columns behind it must be finite; what the baseline shows must be there",
+    ),
+    Check(
+        "pg_clipfrac",
+        "nothing is clipped while the policy is the one that sampled",
+        "rollout", "near", ("train/pg_clipfrac",), ("old_log_probs", "log_probs"),
+        {"miles": Rule({"atol": 1e-10}, _MILES)},
+        "not asked with MLA, nor where ppo_kl is gone from the log; a NaN ratio clips nothing",
+        "asked by itself; the columns behind it must be finite",
+    ),
+    Check(
+        "kl_loss",
+        "the policy is the reference before its first update",
+        "first", "near", ("train/kl_loss",), ("log_probs", "ref_log_probs"),
+        {"slime": Rule({"atol": 1e-8}, _SLIME), "miles": Rule({"atol": 1e-9}, _MILES),
+         "relax": Rule({"atol": 0.0}, _RELAX, strict=False)},
+        "slime takes any negative number, which k1 can be; a metric that the log lacks is not asked for",
+        "both signs; the columns behind it must be finite; what the baseline shows must be there",
+    ),
+    Check(
+        "log_probs",
+        "the policy's log-probs are the reference's before its first update",
+        "first", "tokens", ("rollout/log_probs", "rollout/ref_log_probs"), ("log_probs", "ref_log_probs"),
+        {"slime": Rule({"atol": 1e-8}, _SLIME_ROLLOUT), "miles": Rule({"atol": 1e-8}, _MILES_ROLLOUT),
+         "relax": Rule({"atol": 1e-8}, _RELAX_ROLLOUT)},
+        "two means agree where tokens differ by both signs",
+        "where the columns are shown, the mean of |x - y| over unmasked tokens is held to the same threshold",
+    ),
+    Check(
+        "rollout_log_probs",
+        "the trainer's log-probs are those of the rollout engine",
+        "rollout", "means", ("rollout/log_probs", "rollout/rollout_log_probs"), ("log_probs", "rollout_log_probs"),
+        {"miles": Rule({"atol": 0.03}, _MILES_ROLLOUT)},
+        "two means agree where tokens differ by both signs",
+        "tokens must be finite; ci:train_rollout_logprob_abs_diff asks for the mean of |x - y|",
+    ),
+    Check(
+        "log_probs_range",
+        "tokens are about as likely as those that a policy samples",
+        "rollout", "range", ("rollout/log_probs",), ("log_probs",),
+        {"slime": Rule({"low": -1.0, "high": 0.0}, _SLIME_ROLLOUT),
+         "relax": Rule({"low": -0.5, "high": 0.0}, _RELAX_ROLLOUT)},
+        "a metric that the log lacks is not asked for",
+        "what the baseline shows must be there, or its columns",
+    ),
+    Check(
+        "entropy",
+        "the policy has neither collapsed nor lost itself",
+        "rollout", "range", ("rollout/entropy",), ("entropy",),
+        {"slime": Rule({"low": 0.0, "high": 1.0}, _SLIME_ROLLOUT),
+         "miles": Rule({"low": 0.0, "high": 0.7}, _MILES_ROLLOUT),
+         "relax": Rule({"low": 0.0, "high": 0.5}, _RELAX_ROLLOUT)},
+        "a metric that the log lacks is not asked for",
+        "what the baseline shows must be there, or its columns",
+    ),
+    Check(
+        "train_rollout_logprob_abs_diff",
+        "token by token the trainer's log-probs are near those of the rollout engine",
+        "every", "near", ("train/train_rollout_logprob_abs_diff",), ("log_probs", "rollout_log_probs"),
+        {"slime": Rule({"atol": 0.1}, _SLIME, strict=False)},
+        "the metric itself may have NaN turned into 0; one that the log lacks is not asked for",
+        "the columns behind it must be finite; what the baseline shows must be there",
+    ),
+    Check(
+        "grad_norm",
+        "the gradient is as large as the baseline's, whatever the layout",
+        "every", "relative", ("train/grad_norm", "train/critic-grad_norm"), (),
+        {"slime": Rule({"rtol": 0.01}, _SLIME, strict=False), "miles": Rule({"rtol": 0.03}, _MILES, strict=False),
+         "relax": Rule({"rtol": 0.01}, _RELAX, strict=False)},
+        "an absolute tolerance as large as the relative one decides wherever norms are below 1: Miles takes 0.26 for "
+        "0.28; an infinite norm equals itself",
+        "relative alone; two zeros are equal, NaN and infinities never are",
+    ),
+    Check(
+        "mtp_loss",
+        "multi-token prediction is trained",
+        "every", "near", ("train/mtp_loss",), (),
+        {"slime": Rule({"atol": 1.0}, "slime/backends/megatron_utils/ci_utils.py@624b824a8"),
+         "miles": Rule({"atol": 1.0}, _MILES_MODEL),
+         "relax": Rule({"atol": 1.0}, "relax/backends/megatron/ci_utils.py@6aac703ed")},
+        "any negative number passes",
+        "both signs",
+    ),
+    Check(
+        "model_hash",
+        "weights are the baseline's, bit for bit",
+        "every", "hashes", (), (),
+        {"miles": Rule({}, _MILES_MODEL)},
+        "asked once, of parameters, after a checkpoint is loaded: no update is ever looked at",
+        "asked after every update, of whatever the trace has of parameters and optimizer state; none may be NaN",
+    ),
+    Check(
+        "true_on_policy",
+        "the trainer's log-probs are the rollout engine's, bit for bit",
+        "rollout", "bits", (), ("log_probs", "rollout_log_probs"),
+        {"miles": Rule({}, _MILES_ROLLOUT)},
+        "two means are compared: tokens that differ by both signs, or below a rounding of the mean, pass",
+        "token by token",
+    ),
+)  # fmt: skip
+"""Every check, in the order in which a set of them is asked."""
+
+
+def check_called(name: str) -> Check | None:
+    """The check of a name."""
+    return next((check for check in CHECKS if check.name == name), None)

@@ -1,0 +1,117 @@
+"""Rules about routed experts, which the trainer routes by when it replays (R3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from repro_golden.dumps.rollout.arrays import length, numbers
+from repro_golden.dumps.rollout.check_rules import Batch, Found, Rule
+
+__all__ = ["RULES"]
+
+_FIELD = "rollout_routed_experts"
+_EXPANDED = ("mm_vision_num_patches", "mm_audio_num_tokens")
+
+
+def _missing(batch: Batch) -> Iterator[Found]:
+    if batch.layers is None and batch.topk is None:
+        return
+    for number, sample in enumerate(batch.samples):
+        if sample[_FIELD] is None:
+            yield Found(number, _FIELD, "there are no routed experts")
+
+
+def _shape(batch: Batch) -> Iterator[Found]:
+    whole = next((array.shape[1:] for array in batch.experts.values() if array is not None), (0, 0))
+    layers, topk = batch.layers or whole[0], batch.topk or whole[1]
+    for number, experts in batch.experts.items():
+        sample = batch.samples[number]
+        rows = max((length(sample["tokens"]) or 0) - 1, 0)
+        if experts is None:
+            yield Found(number, _FIELD, "they are no whole numbers [tokens - 1, layers, top-k]")
+        elif experts.shape[1:] != (layers, topk) or experts.shape[0] not in (rows, rows + _expansion(sample)):
+            yield Found(number, _FIELD, f"their shape is {list(experts.shape)}, not [{rows}, {layers}, {topk}]")
+
+
+def _expansion(sample: dict[str, object]) -> int:
+    """How many rows more Miles has, one for each patch of an image or sound."""
+    inputs = sample["multimodal_train_inputs"]
+    if not isinstance(inputs, dict):
+        return 0
+    each = [numbers(inputs[key]) for key in _EXPANDED if inputs.get(key) is not None]
+    return sum(int(counts.sum()) - counts.size for counts in each if counts is not None)
+
+
+def _negative(batch: Batch) -> Iterator[Found]:
+    for number, experts in batch.experts.items():
+        if experts is not None and (experts < 0).any():
+            row, layer, place = np.argwhere(experts < 0)[0]
+            yield Found(number, _FIELD, f"expert {experts[row, layer, place]} at token {row}, layer {layer}")
+
+
+def _zero_layers(batch: Batch) -> dict[int, list[int]]:
+    """Of each sample the layers whose entries are all 0; where a token has one expert, that may be expert 0."""
+    found = {}
+    for number, experts in batch.experts.items():
+        if experts is not None and experts.shape[0] and experts.shape[2] > 1:
+            found[number] = [k for k in range(experts.shape[1]) if not experts[:, k].any()]
+    return found
+
+
+def _zero_in_all(batch: Batch) -> set[int]:
+    each = list(_zero_layers(batch).values())
+    return set(each[0]).intersection(*each[1:]) if each else set()
+
+
+def _layer_lost(batch: Batch) -> Iterator[Found]:
+    everywhere = _zero_in_all(batch)
+    for number, layers in _zero_layers(batch).items():
+        if lost := [k for k in layers if k not in everywhere]:
+            yield Found(number, _FIELD, f"layers {', '.join(map(str, lost))} are all 0 here and not in other samples")
+
+
+def _layer_zero(batch: Batch) -> Iterator[Found]:
+    if layers := sorted(_zero_in_all(batch)):
+        yield Found(None, _FIELD, f"layers {', '.join(map(str, layers))} are all 0 in every sample")
+
+
+RULES = (
+    Rule(
+        "experts-missing",
+        "error",
+        "routing cannot be replayed",
+        "start the engine with --enable-return-routed-experts",
+        _missing,
+        evaluation=False,
+    ),
+    Rule(
+        "experts-shape",
+        "error",
+        "tokens are routed by another token's or layer's experts",
+        "look at --num-layers and --moe-router-topk, and at tokens that were appended or stripped without theirs",
+        _shape,
+    ),
+    Rule(
+        "experts-negative",
+        "error",
+        "there is no such expert: a row was never filled",
+        "capture the rollout again",
+        _negative,
+    ),
+    Rule(
+        "experts-layer-lost",
+        "error",
+        "every token of that layer is replayed on expert 0",
+        "look at pipeline stages of the engine, whose captures were not put together",
+        _layer_lost,
+    ),
+    Rule(
+        "experts-layer-zero",
+        "warning",
+        "right for dense layers; else every token of that layer is replayed on expert 0",
+        "compare with the model's dense layers (first_k_dense_replace, --moe-layer-freq)",
+        _layer_zero,
+    ),
+)

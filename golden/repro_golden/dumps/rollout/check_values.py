@@ -1,0 +1,204 @@
+"""Rules about log-probs, loss masks and rewards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from repro_golden.dumps.rollout.arrays import Array, numbers
+from repro_golden.dumps.rollout.check_rules import Batch, Found, Rule, said
+from repro_golden.dumps.values import same
+
+__all__ = ["RULES", "RUN"]
+
+RUN = 8
+"""So many tokens in a row with a log-prob of exactly 0 are taken for text that no model sampled."""
+
+_ROUNDING = 1e-6
+"""A log-prob may lie so far above 0 by rounding, in nats."""
+
+_LOG_PROBS = ("rollout_log_probs", "teacher_log_probs")
+_PER_TOKEN = (*_LOG_PROBS, "opd_reverse_kl")
+
+
+def _floats(value: Any) -> Array | None:
+    found = numbers(value)
+    return None if found is None or found.ndim != 1 else found.astype(np.float64)
+
+
+def _finite(batch: Batch) -> Iterator[Found]:
+    for name in _PER_TOKEN:
+        for number, value in batch.column(name):
+            found = _floats(value)
+            if found is None:
+                # a list may hold None, or ints among floats
+                odd = [x for x in value if not _real(x)] if isinstance(value, list) else [value]
+                if odd:
+                    yield Found(number, name, f"{name} is no list of numbers: it holds a {type(odd[0]).__name__}")
+                    continue
+                found = np.array(value, dtype=np.float64)
+            bad = ~np.isfinite(found)
+            if bad.any():
+                at = int(bad.argmax())
+                yield Found(
+                    number, name, f"{name} is {found[at]} at response token {at}, {int(bad.sum())} are not finite"
+                )
+
+
+def _real(value: Any) -> bool:
+    small = isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 1024)  # float() takes it
+    return small and not isinstance(value, bool)
+
+
+def _positive(batch: Batch) -> Iterator[Found]:
+    for name in _LOG_PROBS:
+        for number, value in batch.column(name):
+            found = _floats(value)
+            above = found is not None and found > _ROUNDING
+            if found is not None and np.any(above):
+                at = int(np.argmax(above))
+                yield Found(number, name, f"{name} is {found[at]:.6g} at response token {at}")
+
+
+def _partly(batch: Batch) -> Iterator[Found]:
+    for name in ("rollout_log_probs", "teacher_log_probs", "rollout_routed_experts", "train_metadata"):
+        have = {number for number, _ in batch.column(name)}
+        if have and len(have) < len(batch.samples):
+            first = next(number for number in range(len(batch.samples)) if number not in have)
+            yield Found(first, name, f"{name} is in {len(have)} of {len(batch.samples)} samples, and not in this one")
+
+
+def _none(batch: Batch) -> Iterator[Found]:
+    if (
+        batch.samples
+        and any(s["response_length"] for s in batch.samples)
+        and not any(True for _ in batch.column("rollout_log_probs"))
+    ):
+        yield Found(None, "rollout_log_probs", "no sample has rollout_log_probs")
+
+
+def _mask_zero(batch: Batch) -> Iterator[Found]:
+    for number, value in batch.column("loss_mask"):
+        found = numbers(value)
+        if found is not None and found.size and not found.any() and not batch.samples[number]["remove_sample"]:
+            yield Found(number, "loss_mask", f"all {found.size} response tokens are masked")
+
+
+def _tool_tokens(batch: Batch) -> Iterator[Found]:
+    for number, value in batch.column("rollout_log_probs"):
+        found = _floats(value)
+        mask = batch.samples[number]["loss_mask"]
+        trained = np.ones(0 if found is None else len(found)) if mask is None else _floats(mask)
+        if found is None or trained is None or len(trained) != len(found):
+            continue
+        start, size = _longest((found == 0) & (trained != 0))
+        if size >= RUN:
+            yield Found(
+                number, "loss_mask",
+                f"{size} tokens from response token {start} on are trained on with rollout_log_probs of exactly 0",
+            )  # fmt: skip
+
+
+def _longest(flags: Array) -> tuple[int, int]:
+    """Start and length of the longest run of true entries."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], flags.astype(np.int8), [0]])))
+    starts, ends = edges[::2], edges[1::2]
+    if not len(starts):
+        return 0, 0
+    best = int((ends - starts).argmax())
+    return int(starts[best]), int(ends[best] - starts[best])
+
+
+def _reward_missing(batch: Batch) -> Iterator[Found]:
+    for number, sample in enumerate(batch.samples):
+        if sample["reward"] is None:
+            yield Found(number, "reward", f"there is no reward (status {sample['status']})")
+
+
+def _reward_finite(batch: Batch) -> Iterator[Found]:
+    for number, value in batch.column("reward"):
+        each = value if isinstance(value, dict) else {"": value}
+        for name, reward in each.items():
+            if isinstance(reward, float) and not math.isfinite(reward):
+                yield Found(number, "reward", f"the reward{f' {said(name)}' if name else ''} is {reward}")
+
+
+def _reward_equal(batch: Batch) -> Iterator[Found]:
+    rewards = [value for _, value in batch.column("reward")]
+    if len(rewards) > 1 and all(same(reward, rewards[0]) for reward in rewards):
+        yield Found(None, "reward", f"all {len(rewards)} rewards are {said(rewards[0])}")
+
+
+RULES = (
+    Rule(
+        "log-probs-finite",
+        "error",
+        "a NaN reaches every parameter even from a masked token, and Miles' metrics hide it",
+        "look at what the engine returns (-inf of a forbidden token, temperature 0) and at what appends it",
+        _finite,
+    ),
+    Rule(
+        "log-probs-positive",
+        "error",
+        "a probability above 1: these are no log-probs",
+        "look at what is appended: a reward, a sign, or a log-prob before the softmax",
+        _positive,
+    ),
+    Rule(
+        "column-in-some",
+        "warning",
+        "trainers ask the first sample whether there is such a column, and take it from all",
+        "set the field in every sample, or in none",
+        _partly,
+    ),
+    Rule(
+        "log-probs-missing",
+        "note",
+        "no importance ratio and no mismatch of train and rollout can be computed",
+        "return log-probs from the engine (return_logprob), and append them",
+        _none,
+        evaluation=False,
+    ),
+    Rule(
+        "mask-all-zero",
+        "warning",
+        "the sample takes its place in the batch and teaches nothing",
+        "leave it out (--dynamic-sampling-filter-path), or set remove_sample on purpose",
+        _mask_zero,
+        evaluation=False,
+    ),
+    Rule(
+        "tool-tokens",
+        "warning",
+        "tokens of a tool or of the environment are trained on as if the model had said them",
+        "append them with trainable=False, which masks them",
+        _tool_tokens,
+        evaluation=False,
+    ),
+    Rule(
+        "reward-missing",
+        "error",
+        "there is no advantage without a reward",
+        "look at the reward function, and at samples that were aborted before it",
+        _reward_missing,
+        evaluation=False,
+    ),
+    Rule(
+        "reward-finite",
+        "error",
+        "one NaN or infinity makes every advantage of its group one",
+        "look at the reward function",
+        _reward_finite,
+    ),
+    Rule(
+        "reward-equal",
+        "warning",
+        "advantages relative to a group are all 0: nothing is learned",
+        "look at --rm-type, --label-key and --reward-key",
+        _reward_equal,
+        evaluation=False,
+    ),
+)

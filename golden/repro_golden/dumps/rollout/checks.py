@@ -1,0 +1,31 @@
+"""Checks of a rollout dump, as a doctor would make them: every rule in one table."""
+
+from __future__ import annotations
+
+from repro_golden.dumps.rollout import check_batch, check_experts, check_lengths, check_values
+from repro_golden.dumps.rollout.check_rules import Batch, Finding, Rule
+from repro_golden.dumps.rollout.files import RolloutDump
+
+__all__ = ["RULES", "Finding", "Rule", "check_dump"]
+
+RULES: tuple[Rule, ...] = (*check_lengths.RULES, *check_values.RULES, *check_batch.RULES, *check_experts.RULES)
+"""All rules, in the order in which they are applied."""
+
+
+def check_dump(
+    dump: RolloutDump, *, group_size: int | None = None, layers: int | None = None, topk: int | None = None
+) -> list[Finding]:
+    """What a rollout dump has that it should not have.
+
+    Args:
+        dump: It.
+        group_size: Samples of a prompt (--n-samples-per-prompt), where it is known.
+        layers: Layers of the model, where routed experts must be there.
+        topk: Experts of a token, where routed experts must be there.
+
+    Returns:
+        Findings in the order of the rules and samples; none for a dump that is in order.
+    """
+    batch = Batch(dump, group_size, layers, topk)
+    rules = [rule for rule in RULES if rule.evaluation or not dump.evaluation]
+    return [Finding(rule.id, rule.severity, *found) for rule in rules for found in rule.check(batch)]

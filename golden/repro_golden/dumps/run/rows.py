@@ -1,0 +1,314 @@
+"""From a rollout's joined columns to the rows of a trace, under the built-in trainer's names and in its phases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from repro_golden.dumps.train.joining import Joined
+from repro_golden.dumps.values import Tensor
+from repro_golden.errors import ReproError
+from repro_golden.fingerprint.definition import reference
+from repro_golden.magnitude import DIGEST
+from repro_golden.trace import Row
+from repro_golden.trace.writer import metric_row
+
+__all__ = [
+    "LOSS",
+    "NAMES",
+    "column_rows",
+    "concatenated",
+    "digest_row",
+    "masked",
+    "metric_rows",
+    "phase_of",
+    "tensor_rows",
+]
+
+NAMES = {
+    "tokens": ("input", "tokens"),
+    "total_lengths": ("input", "total_lengths"),
+    "response_lengths": ("input", "response_lengths"),
+    "loss_masks": ("input", "loss_mask"),
+    "rollout_log_probs": ("input", "rollout_log_probs"),
+    "rewards": ("input", "rewards"),
+    "raw_reward": ("input", "raw_reward"),
+    "truncated": ("input", "truncated"),
+    "sample_index": ("input", "sample_index"),
+    "rollout_ids": ("input", "rollout_ids"),
+    "rollout_mask_sums": ("input", "rollout_mask_sums"),
+    "teacher_log_probs": ("input", "teacher_log_probs"),
+    "multimodal_train_inputs": ("input", "multimodal_train_inputs"),
+    "rollout_routed_experts": ("input", "rollout_routed_experts"),
+    "rollout_indexer_topk": ("input", "rollout_indexer_topk"),
+    "rollout_top_p_token_ids": ("input", "rollout_top_p_token_ids"),
+    "rollout_top_p_token_offsets": ("input", "rollout_top_p_token_offsets"),
+    "old_log_probs": ("forward", "old_log_probs"),
+    "log_probs": ("forward", "log_probs"),
+    "ref_log_probs": ("forward", "ref_log_probs"),
+    "entropy": ("forward", "entropy"),
+    "ref_entropy": ("forward", "ref_entropy"),
+    "kl": ("forward", "kl"),
+    "opd_reverse_kl": ("forward", "opd_reverse_kl"),
+    "values": ("forward", "values"),
+    "returns": ("forward", "returns"),
+    "advantages": ("forward", "advantages"),
+}
+"""Phase and name of each of the trainers' columns, in the order of a trace."""
+
+_NO_SIGNAL = {
+    "max_seq_lens", "witness_ids", "weight_versions", "metadata", "source_names", "seq_witness_ids", "prompt",
+    "dynamic_global_batch_size", "adapter_slots", "step_slots", "rollout_position", "data_parallel_rank",
+    "rollout_tokens", "decoded_tokens", "train_metadata", "session_id", "routing_key", "group_index", "label",
+}  # fmt: skip
+"""Columns that say how the work was cut, or are no numbers that training reads."""
+
+LOSS = "policy_loss/"
+
+_UNMASKED = {"tokens", "loss_masks", "rollout_routed_experts", "rollout_indexer_topk", "multimodal_train_inputs"}
+_FLOATS = {"float16": (0x7C00, 0x7E00), "bfloat16": (0x7F80, 0x7FC0)}
+"""Formats that are looked at as bits: those that are set in what is not finite, and a quiet NaN."""
+
+
+def column_rows(joined: Joined, update: int = 0, *, skipped: set[str] | None = None) -> list[Row]:
+    """The rows of a rollout's columns: each one tensor over all samples, per-token ones masked as the trainers mask.
+
+    Where replicas differ, each stands for itself as ``NAME@RANK``.
+
+    Args:
+        joined: The rollout.
+        update: Which of its updates: what went into the policy loss is of one (``policy_loss/UPDATE/...``), and all
+            other columns are of the first.
+        skipped: Gets the names of columns that are no numbers.
+
+    Raises:
+        ReproError: a column that some samples have and others lack, or none of whose values are numbers.
+    """
+    where = f"rollout {joined.rollout_id}"
+    columns: dict[str, Mapping[int | None, Sequence[Any]]] = dict(joined.columns)
+    columns.update({name: {None: values} for name, values in joined.whole.items()})
+    if all(index is not None for index in joined.indices):
+        columns["sample_index"] = {None: joined.indices}
+    lengths = next(iter(joined.columns["response_lengths"].values()))
+    masks = joined.columns.get("loss_masks")
+    keep = _mask(next(iter(masks.values())) if masks else None, lengths)
+    known = [name for name in NAMES if name in columns]
+    others = sorted(name for name in set(columns) - set(known) - _NO_SIGNAL if not name.startswith(LOSS))
+    found = [] if update else _found([*known, *others], columns, lengths, keep, where, skipped)
+    ends = np.cumsum([0, *lengths])
+    for name in sorted(name for name in columns if name.startswith(f"{LOSS}{update}/")):
+        for replica, values in columns[name].items():
+            own = [i for i, value in enumerate(values) if value is not None]  # other samples are of other updates
+            tensor = concatenated([values[i] for i in own], f"{where}, {name}")
+            if tensor is None:
+                continue
+            if _per_token([values[i] for i in own], [lengths[i] for i in own]):
+                tensor = masked(tensor, np.concatenate([keep[ends[i] : ends[i + 1]] for i in own]))
+            row = LOSS + name.removeprefix(f"{LOSS}{update}/")
+            found.append(("loss", row + ("" if replica is None else f"@{replica}"), tensor))
+    return tensor_rows(found)
+
+
+def _found(
+    names: Sequence[str],
+    columns: Mapping[str, Mapping[int | None, Sequence[Any]]],
+    lengths: Sequence[int],
+    keep: npt.NDArray[np.bool_],
+    where: str,
+    skipped: set[str] | None,
+) -> list[tuple[str, str, Tensor]]:
+    found: list[tuple[str, str, Tensor]] = []
+    for name in names:
+        for replica, values in columns[name].items():
+            tensors = _tensors(name, values, where)
+            if not tensors and skipped is not None:
+                skipped.add(name)
+            for part, tensor in tensors.items():
+                phase, row = NAMES.get(name, ("forward" if "float" in tensor.dtype else "input", name))
+                if name == "loss_masks" and tensor.array.dtype.kind in "biu":
+                    tensor = Tensor("int64", tensor.array.astype("<i8"))
+                if name not in _UNMASKED and _per_token(values, lengths):
+                    tensor = masked(tensor, keep)
+                found.append((phase, row + part + ("" if replica is None else f"@{replica}"), tensor))
+    return found
+
+
+def tensor_rows(tensors: Iterable[tuple[str, str, Tensor]]) -> list[Row]:
+    """Rows of tensors, as a recorder would have made them; each is phase, name and content."""
+    from repro_golden.signals import Signals
+
+    signals = Signals()
+    for phase, name, tensor in tensors:
+        signals.take(phase, name, tensor.torch())
+    signals.finish()
+    return signals.rows()
+
+
+def digest_row(phase: str, name: str, sha256: bytes) -> Row:
+    """The row of a digest that the trainer made of a tensor: its 32 bytes are all that is known of it."""
+    return Row(phase, name, DIGEST, (), reference(sha256), 0, 0.0, 0.0, sha256, sha256)
+
+
+def metric_rows(metrics: Mapping[str, float]) -> list[Row]:
+    """Rows of metrics by name, in the phases that they tell of."""
+    return [metric_row(phase_of(name), name, float(value)) for name, value in metrics.items()]
+
+
+def phase_of(metric: str) -> str:
+    """The phase that a metric tells of: ``grad`` for a gradient's norm, ``update`` for learning rates.
+
+    Means over a column of the forward pass (``rollout/...``) are of that phase, and everything else is of the loss: also
+    means over inputs, which are no inputs but the trainer's own arithmetic, whose order depends on the layout.
+    """
+    if metric.startswith(("rollout/", "multi_turn/", "passrate/")):
+        phase = NAMES.get(metric.partition("/")[2], ("input", ""))[0]
+        return "loss" if phase == "input" else phase
+    own = metric.removeprefix("critic-")
+    if own == "grad_norm":
+        return "grad"
+    return "update" if own.startswith("lr-") else "loss"
+
+
+def masked(tensor: Tensor, keep: npt.NDArray[np.bool_]) -> Tensor:
+    """A per-token column times its mask: +0.0 at masked tokens, but NaN where a value there is not finite.
+
+    So what lies at masked places is no difference, as it is none in the trainers' sums, and a NaN there is one, as it
+    is there. The sign of a masked zero is not kept.
+
+    Args:
+        tensor: [tokens, ...].
+        keep: Which tokens count, [tokens].
+
+    Raises:
+        ReproError: not as many tokens as the mask has.
+    """
+    if len(tensor.array) != len(keep):
+        raise ReproError(f"a column of {len(tensor.array)} tokens has a mask of {len(keep)}")
+    if keep.all() or not tensor.dtype.startswith(("float", "bfloat")):
+        return tensor
+    out, away = tensor.array.copy(), ~keep
+    if tensor.dtype in _FLOATS:
+        infinite, nan = _FLOATS[tensor.dtype]
+        bits = out.view("<u2")
+        bits[away] = np.where((bits[away] & infinite) == infinite, nan, 0)
+    elif tensor.dtype in ("float32", "float64"):
+        out[away] = np.where(np.isfinite(out[away]), 0.0, np.nan)
+    else:  # one byte wide: no two ways of not being finite, and no infinity in most
+        finite = np.isfinite(tensor.floats()[away])
+        out[away] = np.where(finite, 0, out[away])
+    return Tensor(tensor.dtype, out)
+
+
+def concatenated(values: Sequence[Any], what: str) -> Tensor | None:
+    """Values of samples as one tensor: 0-dimensional ones stacked, others joined along the first dimension.
+
+    Python's integers and bools become int64; floats float32, as the trainers hold them, unless one of them needs
+    float64. Samples of several dtypes become float64, or int64 where all are integers. Tensors whose other dimensions
+    differ are flattened.
+
+    Returns:
+        None where a value is no number.
+
+    Raises:
+        ReproError: some values are there and others None.
+    """
+    present = [value for value in values if value is not None]
+    if not present:
+        return None
+    parts = [_numbers(value) for value in present]
+    if any(part is None for part in parts):
+        return None
+    if len(present) < len(values):
+        raise ReproError(f"{what}: {len(values) - len(present)} of {len(values)} samples have none of it")
+    tensors = [part for part in parts if part is not None]
+    if all(kind for _, kind in tensors):  # of Python's own: the dtype is that of all together
+        return _listed(_end_to_end([array for array, _ in tensors]))
+    typed = [part if isinstance(part, Tensor) else _listed(np.asarray(part)) for part, _ in tensors]
+    dtypes = {one.dtype for one in typed}
+    if len(dtypes) > 1:
+        floats = any("float" in dtype for dtype in dtypes)
+        typed = [
+            Tensor("float64", one.floats()) if floats else Tensor("int64", one.array.astype("<i8")) for one in typed
+        ]
+    return Tensor(typed[0].dtype, _end_to_end([one.array for one in typed]))
+
+
+def _end_to_end(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    rows = [np.atleast_1d(array) for array in arrays]
+    if len({array.shape[1:] for array in rows}) > 1:
+        rows = [array.reshape(-1) for array in rows]
+    return np.concatenate(rows)
+
+
+def _tensors(name: str, values: Sequence[Any], where: str) -> dict[str, Tensor]:
+    """A column's tensors by what follows its name; several for a column of dicts, none for one of no numbers."""
+    dicts = [value for value in values if isinstance(value, dict)]
+    if dicts and all(value is None or isinstance(value, dict) for value in values):
+        keys = sorted({key for one in dicts for key in one if isinstance(key, str)})
+        parts = {key: concatenated([one[key] for one in dicts if one.get(key) is not None], where) for key in keys}
+        return {f"/{key}": part for key, part in parts.items() if part is not None}
+    found = concatenated(values, f"{where}, {name}")
+    return {} if found is None else {"": found}
+
+
+def _numbers(value: Any) -> tuple[Any, bool] | None:
+    """A value's numbers: a `Tensor`, or an array of Python's (then True); None for anything else."""
+    if isinstance(value, Tensor):
+        return None if value.dtype.startswith("complex") else (value, False)
+    if isinstance(value, (np.ndarray, np.generic)):
+        array = np.asarray(value)
+        name = {"f2": "float16", "f4": "float32", "f8": "float64", "b1": "bool"}.get(array.dtype.str[1:])
+        if name is None and array.dtype.kind in "iu":
+            name = array.dtype.name
+        return None if name is None else (Tensor(name, array.astype(array.dtype.newbyteorder("<"))), False)
+    if isinstance(value, (bool, int, float, list, tuple)):
+        if isinstance(value, (list, tuple)) and not _flat(value):
+            return None
+        try:
+            array = np.asarray(value)
+        except (ValueError, OverflowError):  # lists of several lengths
+            return None
+        if array.size == 0:
+            return np.zeros(array.shape or (0,), np.int64), True
+        return (array, True) if array.dtype.kind in "biuf" else None
+    return None
+
+
+def _flat(value: Any) -> bool:
+    """Whether all that a list holds is numbers; of bools and numbers together NumPy would make text of neither."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_flat, value))
+    return isinstance(value, (bool, int, float))
+
+
+def _listed(array: npt.NDArray[Any]) -> Tensor:
+    if array.dtype.kind != "f":
+        return Tensor("int64", array.astype("<i8"))
+    wide = array.astype("<f8")
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = wide.astype("<f4")
+        kept = bool(((narrow.astype("<f8") == wide) | np.isnan(wide)).all())
+    return Tensor("float32", narrow) if kept else Tensor("float64", wide)
+
+
+def _per_token(values: Sequence[Any], lengths: Sequence[int]) -> bool:
+    """Whether each sample has one entry for each token of its response."""
+    from repro_golden.dumps.train.files import length_of
+
+    return any(lengths) and all(length_of(v) == n for v, n in zip(values, lengths, strict=False))
+
+
+def _mask(masks: Sequence[Any] | None, lengths: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Which response tokens of all samples count; all of a sample without a mask."""
+    parts = []
+    for i, length in enumerate(lengths):
+        own = None if masks is None or masks[i] is None else _numbers(masks[i])
+        if own is None:
+            parts.append(np.ones(length, bool))
+        else:
+            array = own[0].floats() if isinstance(own[0], Tensor) else np.asarray(own[0], np.float64)
+            parts.append(array.reshape(-1) != 0)
+    return np.concatenate(parts) if parts else np.zeros(0, bool)

@@ -1,0 +1,271 @@
+"""Train dumps of slime, Miles and Relax: what one file of ``--save-debug-train-data`` holds, as samples.
+
+Three forms are read. slime writes one file a rollout since 681b3adca (2026-08-12, ``format_version`` 2), with responses
+whole. slime before that and Miles write one a rank, in which a response's tokens are those of the rank under context
+parallelism; Miles says since 62a66297b (2026-08-17) which they are. Relax writes one a rank, with lists in place of
+tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from repro_golden.dumps.archive.reading import LIMIT, read_archive
+from repro_golden.dumps.values import System, Tensor
+from repro_golden.errors import ReproError
+
+__all__ = ["FORMAT_VERSION", "LAYOUT_FIELDS", "WHOLE_FIELDS", "TrainDump", "length_of", "read_train_dump"]
+
+FORMAT_VERSION = 2
+"""The newest form of slime's that is read."""
+
+LAYOUT_FIELDS = ("micro_batch_indices", "num_microbatches", "global_batch_sizes", "num_rollouts")
+"""How a rank was told to work: no sample's."""
+
+WHOLE_FIELDS = ("raw_reward",)
+"""Columns over the whole rollout, whatever a rank's own samples are."""
+
+_IDS = {"sample_indices": "sample_index", "partition": "rollout_position"}
+"""What of a per-rank file stands in slime's samples, and under which name."""
+
+Form = Literal["format 2", "rank", "lists"]
+
+
+@dataclass(frozen=True)
+class TrainDump:
+    """One file.
+
+    Attributes:
+        path: The file.
+        system: Whose it is.
+        form: ``format 2`` of slime, one ``rank``'s columns (slime before, Miles), or Relax's ``lists``.
+        rollout_id: The rollout.
+        rank: The trainer's global rank that wrote it.
+        samples: Its columns by sample: ``sample_index`` and ``rollout_position`` where the file has them, then the
+            trainer's own names (``tokens``, ``loss_masks``, ``log_probs``, ...).
+        whole: `WHOLE_FIELDS`: lists over the whole rollout.
+        layout: For each data-parallel shard what is no sample's (`LAYOUT_FIELDS` and single values).
+        cp_rank: Context-parallel rank of the writer; None where the file does not say.
+        cp_size: Ranks of its context-parallel group; None likewise, 1 where responses are whole.
+        qkv_format: ``thd`` or ``bshd``; None where the file does not say.
+    """
+
+    path: Path
+    system: System
+    form: Form
+    rollout_id: int
+    rank: int
+    samples: list[dict[str, Any]]
+    whole: dict[str, Any] = field(default_factory=dict)
+    layout: list[dict[str, Any]] = field(default_factory=list)
+    cp_rank: int | None = None
+    cp_size: int | None = None
+    qkv_format: str | None = None
+
+    @property
+    def updates(self) -> int | None:
+        """Optimizer updates that the rollout was trained in, where the file says."""
+        counts = {
+            len(shard[name])
+            for shard in self.layout
+            for name in ("num_microbatches", "global_batch_sizes", "num_rollouts")
+            if isinstance(shard.get(name), (list, tuple))
+        }
+        return counts.pop() if len(counts) == 1 else None
+
+
+def read_train_dump(
+    path: Path, *, system: System | None = None, allow: Collection[str] = (), limit: int = LIMIT
+) -> TrainDump:
+    """Read one file. Nothing that it names is imported or run.
+
+    Args:
+        path: The file.
+        system: Whose it is; recognised by its keys where None (slime's form before 2026-08-12 is Miles' before
+            2026-08-17: then slime, unless a column is Miles' alone).
+        allow: Names of classes whose objects are kept as plain fields.
+        limit: Most bytes of memory that reading may take.
+
+    Raises:
+        ReproError: missing, damaged, beyond the limit, naming another class, a rollout dump, a newer form, or columns
+            that contradict each other.
+    """
+    value = read_archive(path, allow=allow, limit=limit)
+    if not isinstance(value, dict):
+        raise ReproError(
+            f"{path} is no train dump of slime, Miles or Relax: it holds a {type(value).__name__}, no dict"
+        )
+    if "format_version" in value:
+        return _format_2(path, value)
+    if isinstance(value.get("rollout_data"), dict):
+        return _rank(path, value, system)
+    samples = value.get("samples")
+    if isinstance(samples, list) and all(isinstance(one, dict) for one in samples):
+        if any("response_length" in one or "status" in one for one in samples) or ("rank" not in value and samples):
+            raise ReproError(
+                f"{path} is a rollout dump, no train dump: train dumps are what --save-debug-train-data writes "
+                "(--dump-details puts them into train_data)"
+            )
+        return _lists(path, value, samples)
+    raise ReproError(f"{path} is no train dump of slime, Miles or Relax: it has the keys {_keys(value)}")
+
+
+def length_of(value: Any) -> int | None:
+    """How many entries a column or a per-token value has; None for what has no first dimension."""
+    if isinstance(value, (list, tuple)):
+        return len(value)
+    array = value.array if isinstance(value, Tensor) else value
+    return int(array.shape[0]) if isinstance(array, np.ndarray) and array.ndim else None
+
+
+def _format_2(path: Path, value: dict[str, Any]) -> TrainDump:
+    version = value["format_version"]
+    if type(version) is not int or version != FORMAT_VERSION:
+        known = type(version) is int and version > FORMAT_VERSION
+        raise ReproError(
+            f"{path} has train dump format {version!r}, this repro reads {FORMAT_VERSION}: "
+            + ("upgrade repro-harness" if known else "record it again")
+        )
+    samples: Any = value.get("samples")
+    shards: Any = value.get("dp_shards", [])
+    if not _dicts(samples) or not _dicts(shards):
+        raise ReproError(f"{path}: samples and dp_shards must be lists of dicts: record it again")
+    found = TrainDump(
+        path,
+        "slime",
+        "format 2",
+        _whole_number(path, value, "rollout_id"),
+        _whole_number(path, value, "rank"),
+        [dict(one) for one in samples],
+        {name: value[name] for name in WHOLE_FIELDS if value.get(name) is not None},
+        [dict(one) for one in shards],
+        0,
+        1,
+        "thd",
+    )
+    return _checked(found)
+
+
+def _rank(path: Path, value: dict[str, Any], system: System | None) -> TrainDump:
+    columns: dict[str, Any] = value["rollout_data"]
+    if not all(isinstance(name, str) for name in columns):
+        raise ReproError(f"{path}: the names of its columns must be text: record it again")
+    count = length_of(columns.get("response_lengths", columns.get("tokens")))
+    if count is None:
+        raise ReproError(f"{path} has neither response_lengths nor tokens: it is no train dump that can be joined")
+    named = {name: value[name] for name in ("cp_rank", "cp_size", "qkv_format") if name in value}
+    if named and system not in (None, "miles"):
+        raise ReproError(f"{path} is a train dump of Miles ({', '.join(named)} are in it), not of {system}")
+    layout: dict[str, Any] = {"rank": value.get("rank")}
+    per_sample: dict[str, Any] = {}
+    for name, column in columns.items():
+        if name in WHOLE_FIELDS:
+            continue
+        if name in LAYOUT_FIELDS or length_of(column) != count:
+            if name in _PER_SAMPLE and column is not None:
+                raise ReproError(f"{path}: column {name!r} has {length_of(column)} entries for {count} samples")
+            layout[name] = column
+        else:
+            per_sample[_IDS.get(name, name)] = column
+    split = {name: _entries(column) for name, column in per_sample.items()}
+    found = TrainDump(
+        path,
+        "miles" if named or system == "miles" or (system is None and _MILES & set(columns)) else "slime",
+        "rank",
+        _whole_number(path, value, "rollout_id"),
+        _whole_number(path, value, "rank"),
+        [{name: column[i] for name, column in split.items()} for i in range(count)],
+        {name: columns[name] for name in WHOLE_FIELDS if columns.get(name) is not None},
+        [layout],
+        _whole_number(path, value, "cp_rank") if "cp_rank" in named else None,
+        _whole_number(path, value, "cp_size") if "cp_size" in named else None,
+        named.get("qkv_format"),
+    )
+    if found.cp_rank is not None and not 0 <= found.cp_rank < (found.cp_size or 1):
+        raise ReproError(f"{path}: context-parallel rank {found.cp_rank} of {found.cp_size} does not exist")
+    if found.qkv_format not in (None, "thd", "bshd"):
+        raise ReproError(f"{path}: qkv_format {found.qkv_format!r} is neither thd nor bshd")
+    return _checked(found)
+
+
+def _lists(path: Path, value: dict[str, Any], rows: list[dict[str, Any]]) -> TrainDump:
+    present = [
+        n for n in dict.fromkeys(name for one in rows for name in one) if any(one.get(n) is not None for one in rows)
+    ]
+    # their sample_index is the place in this rank's list; a sample's own index is only in the column sample_indices
+    dropped = {"sample_index", "decoded_tokens", *WHOLE_FIELDS, *LAYOUT_FIELDS}
+    samples = [{_IDS.get(n, n): one.get(n) for n in present if n not in dropped} for one in rows]
+    whole = {n: [one.get(n) for one in rows] for n in WHOLE_FIELDS if n in present}
+    rollout_id, rank = (_whole_number(path, value, name) for name in ("rollout_id", "rank"))
+    return _checked(TrainDump(path, "relax", "lists", rollout_id, rank, samples, whole, [{"rank": rank}]))
+
+
+_PER_SAMPLE = {
+    "tokens", "loss_masks", "total_lengths", "sample_indices", "rollout_log_probs", "log_probs", "ref_log_probs",
+    "advantages", "returns", "values", "rewards",
+}  # fmt: skip
+"""Columns that are nothing if not one entry a sample."""
+
+_MILES = {"weight_versions", "witness_ids", "dynamic_global_batch_size", "rollout_indexer_topk", "max_seq_lens"}
+"""Columns that slime's form of one file a rank never had."""
+
+
+def _checked(dump: TrainDump) -> TrainDump:
+    """The dump with its lengths made sure of, and ``total_lengths`` where older files lack it.
+
+    Raises:
+        ReproError: a sample whose lengths contradict each other.
+    """
+    for number, sample in enumerate(dump.samples):
+        tokens = length_of(sample.get("tokens"))
+        total = _length(sample.get("total_lengths", tokens))
+        response = _length(sample.get("response_lengths"))
+        if response is None:
+            response = length_of(sample.get("loss_masks"))
+        if total is None or response is None or not 0 <= response <= total or tokens not in (None, total):
+            raise ReproError(
+                f"{dump.path}: sample {number} has {tokens} tokens, total_lengths {total} and response_lengths "
+                f"{response}, which contradict each other: record it again"
+            )
+        masked = length_of(sample.get("loss_masks"))
+        if masked not in (None, response):
+            raise ReproError(f"{dump.path}: sample {number} has a loss mask of {masked} tokens for {response}")
+        sample["total_lengths"], sample["response_lengths"] = total, response
+    return dump
+
+
+def _length(value: Any) -> int | None:
+    """A count as an int; None for what is none."""
+    if isinstance(value, Tensor) and value.numel == 1 and value.dtype.startswith(("int", "uint")):
+        return int(value.array.reshape(-1)[0])
+    if isinstance(value, np.integer):
+        return int(value)
+    return value if type(value) is int else None
+
+
+def _entries(column: Any) -> Sequence[Any]:
+    """A column's values by sample; those of a tensor as tensors."""
+    if isinstance(column, Tensor):
+        return [Tensor(column.dtype, np.asarray(row)) for row in column.array]
+    return [np.asarray(row) for row in column] if isinstance(column, np.ndarray) else list(column)
+
+
+def _whole_number(path: Path, value: Mapping[str, Any], name: str) -> int:
+    found = _length(value.get(name))
+    if found is None or found < 0:
+        raise ReproError(f"{path}: {name} is {value.get(name)!r}, no count: record it again")
+    return found
+
+
+def _dicts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+
+
+def _keys(value: Mapping[Any, Any]) -> str:
+    names = [repr(name)[:40] for name in value]
+    return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "") or "(none)"

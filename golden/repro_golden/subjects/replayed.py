@@ -1,0 +1,170 @@
+"""What a replay consumes and what it writes: dumps for the trainer, and rows from what the trainer made of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repro_golden.case import Case, TrainerSubject
+from repro_golden.dumps.rollout.files import RolloutDump, read_rollout_dump, write_rollout_dump
+from repro_golden.dumps.run.folder import RunFolder
+from repro_golden.dumps.values import System, Tensor
+from repro_golden.errors import ReproError
+from repro_golden.plant import plant_one_ulp
+from repro_golden.rollouts import INDEX, RolloutSet
+from repro_golden.signals import Signals
+from repro_golden.trace import Row
+from repro_golden.trace.model import METRIC
+from repro_golden.trace.writer import metric_row
+
+__all__ = ["ReplayedRows", "replayed_dumps"]
+
+_PLANTED = "rollout_log_probs"
+"""The input column whose one-ULP change is made in the dumps themselves, and so goes through the trainer."""
+
+
+def replayed_dumps(
+    source: Path, system: System, count: int, scratch: Path, plant: Sequence[Any] | None, allow: Sequence[str] = ()
+) -> Path:
+    """The folder of dumps ``{rollout_id}.pt`` that a trainer loads.
+
+    Args:
+        source: The case's rollouts: dumps, or ours, of which dumps are made.
+        system: Whose form they must have.
+        count: How many are needed.
+        scratch: The run's own folder.
+        plant: ``[step, phase, name]`` of a signal that gets a one-ULP change.
+        allow: Classes whose objects dumps may hold.
+
+    Raises:
+        ReproError: too few, or no rollouts.
+    """
+    planted = plant is not None and (plant[1], plant[2]) == ("input", _PLANTED)
+    ours = (source / INDEX).exists()
+    if not ours and not planted:
+        for number in range(count):
+            if not (source / f"{number}.pt").is_file():
+                raise ReproError(f"{source} has no {number}.pt, and {count} rollouts are replayed: lower case.steps")
+        return source
+    folder = scratch / "rollouts"
+    folder.mkdir()
+    for number in range(count):
+        own = source / f"{number}.pt"
+        dump = _converted(source, number, system) if ours else read_rollout_dump(own, system=system, allow=allow)
+        if planted and number == 0:
+            _plant(dump)
+        write_rollout_dump(folder / f"{number}.pt", dump)
+    return folder
+
+
+def _converted(source: Path, number: int, system: System) -> RolloutDump:
+    from repro_golden.dumps.rollout.convert import from_rollout
+
+    dump, _ = from_rollout(RolloutSet(source).read(number), system)
+    return dump
+
+
+def _plant(dump: RolloutDump) -> None:
+    """Move the first log-prob that counts by one ULP of float32."""
+    for sample in sorted(dump.samples, key=lambda one: (one.get("index") is None, one.get("index") or 0)):
+        values = sample.get(_PLANTED)
+        mask = sample.get("loss_mask")
+        at = next((k for k in range(len(values or ())) if mask is None or mask[k]), None)
+        if values is not None and at is not None:
+            moved = list(values)
+            moved[at] = float(np.nextafter(np.float32(values[at]), np.float32(np.inf)))
+            sample[_PLANTED] = moved
+            return
+    raise ReproError("the negative control needs a rollout with log-probs: record them with the rollouts")
+
+
+class ReplayedRows:
+    """The rows of what a trainer wrote, once it is shown that it trained on what it was given.
+
+    Args:
+        system: The trainer.
+        details: Folder that it writes its dumps to.
+        log: Its output.
+        dumps: Folder of the dumps that it was given.
+        case: The case.
+        plant: ``[step, phase, name]`` of a row that gets a one-ULP change as it is read.
+    """
+
+    def __init__(
+        self, system: System, details: Path, log: Path, dumps: Path, case: Case, plant: Sequence[Any] | None
+    ) -> None:
+        subject = case.subject
+        assert isinstance(subject, TrainerSubject)
+        self._system, self._dumps, self._plant = system, dumps, plant
+        self._per_rollout, self._allow = subject.steps_per_rollout, subject.allow_pickle
+        self._folder = RunFolder(
+            system,
+            details,
+            log,
+            case.resources.ranks,
+            self._per_rollout,
+            ignore=case.observe.ignore,
+            allow=self._allow,
+            log_start=log.stat().st_size,  # several runs share it
+        )
+
+    def ended(self) -> None:
+        """The trainer has ended."""
+        self._folder.ended()
+
+    def rows(self, step: int) -> Sequence[Row] | None:
+        """The rows of a step; None as long as they are not there, or where the run ended before it.
+
+        Raises:
+            ReproError: they can never be, or the trainer trained on something else.
+        """
+        rows = self._folder.rows(step)
+        if rows is None:
+            return None
+        if step % self._per_rollout == 0:
+            self._same_rollout(step // self._per_rollout)
+        if self._plant is not None and self._plant[0] == step and tuple(self._plant[1:]) != ("input", _PLANTED):
+            return [_planted(row) if (row.phase, row.name) == tuple(self._plant[1:]) else row for row in rows]
+        return rows
+
+    def _same_rollout(self, number: int) -> None:
+        """Show that the samples trained on are those that were given: the flag that loads them took effect."""
+        found = self._folder.columns(number)
+        if found is None:
+            return
+        given = {_tokens(sample["tokens"]) for sample in self._given(number).samples}
+        for index, tokens in zip(found.indices, found.columns["tokens"].get(None, ()), strict=False):
+            if _tokens(tokens) not in given:
+                raise ReproError(
+                    f"rollout {number} was trained on other samples than were given (sample {index}): "
+                    "--load-debug-rollout-data took no effect"
+                )
+
+    def _given(self, number: int) -> RolloutDump:
+        return read_rollout_dump(self._dumps / f"{number}.pt", system=self._system, allow=self._allow)
+
+
+def _tokens(values: Any) -> tuple[int, ...]:
+    """Token ids, whether the file has a list or a tensor of them."""
+    return tuple(values.array.tolist() if isinstance(values, Tensor) else values)
+
+
+def _planted(row: Row) -> Row:
+    """A row with its first element one unit in the last place up."""
+    if row.dtype == METRIC and row.values is not None:
+        value: float = struct.unpack("<d", row.values)[0]
+        return metric_row(row.phase, row.name, float(np.nextafter(value, np.inf)))
+    import torch
+
+    if row.values is None:
+        return row
+    value_of = torch.frombuffer(bytearray(row.values), dtype=getattr(torch, row.dtype)).reshape(row.shape)
+    plant_one_ulp(value_of)
+    signals = Signals()
+    signals.take(row.phase, row.name, value_of)
+    return dataclasses.replace(signals.rows()[0])

@@ -1,0 +1,265 @@
+"""Subjects that are slime, Miles or Relax: the user's own launch of one, made to replay recorded rollouts.
+
+The command of the case runs as the user wrote it. What a replay needs is added to the trainer's command line where the
+trainer itself starts (`attach.entry`), however the launch gets there: a script, `ray job submit`, torchrun. What the
+trainer then writes (`dumps.run.folder`) becomes rows of the trace, beside the recorder's or instead of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repro_golden.attach.settings import Settings
+from repro_golden.case import Case, TrainerSubject
+from repro_golden.children import BITS_DEFAULTS, ChildFailure, Place, Run, RunResult
+from repro_golden.dumps.values import System
+from repro_golden.errors import ReproError
+from repro_golden.subjects import command
+from repro_golden.subjects.parsers import Parsed, read_parsers
+from repro_golden.trace import Row
+
+if TYPE_CHECKING:
+    from repro_golden.subjects.replayed import ReplayedRows
+
+__all__ = ["Replay", "Trainer", "capture", "exit_code", "run"]
+
+_QUIET = {"WANDB_MODE": "disabled"}
+"""A replay is no experiment: it must not upload, nor wait for a login."""
+_SHIELDED = ("pkill", "killall")
+_SHIELD = '#!/bin/sh\necho "repro: left out: $(basename "$0") $*" >&2\n'
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a replay asks of a trainer.
+
+    Attributes:
+        rollouts: Template of the rollout dumps' paths, with ``{rollout_id}``.
+        details: Folder that the trainer writes its dumps to.
+        count: How many rollouts are consumed.
+    """
+
+    rollouts: str
+    details: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """How one of the systems is made to replay.
+
+    Attributes:
+        system: Its name.
+        entry: Its entry points: files, by the end of their path, or modules.
+        flags: What a replay adds to its command line: flags, each with its value if it has one.
+        capture: What capturing rollouts adds.
+        variables: What a replay adds to its environment, beside what decides bits.
+        redirect: Flags that name what it writes, with a name below the run's own folder. Where the launch has one, a
+            replay must not write over the user's.
+    """
+
+    system: System
+    entry: tuple[str, ...]
+    flags: Callable[[Replay], list[list[str]]]
+    capture: Callable[[Replay], list[list[str]]]
+    variables: Callable[[Replay], Mapping[str, str]] = lambda _: {}
+    redirect: tuple[str, ...] = ("--save", "--save-hf", "--critic-save", "--tensorboard-dir", "--ci-save-grad-norm")
+
+
+def trainer_of(kind: str) -> Trainer:
+    """The system of a kind."""
+    from repro_golden.subjects import miles, relax, slime
+
+    return {"slime": slime.TRAINER, "miles": miles.TRAINER, "relax": relax.TRAINER}[kind]
+
+
+# -- a run
+
+
+def run(
+    case: Case,
+    subject: TrainerSubject,
+    place: Place,
+    asked: Run,
+    log: Path,
+    cancel: threading.Event | None,
+    enough: Callable[[], bool] | None = None,
+) -> RunResult:
+    """Make one run; see `subjects.launch`."""
+    return command.run(case, subject, place, asked, log, cancel, enough, _adds(case, subject, place, log))
+
+
+def exit_code(case: Case, subject: TrainerSubject, place: Place, log: Path, cancel: threading.Event | None) -> int:
+    """See `subjects.exit_code`; the program replays here too."""
+    asked = Run(case.steps, str(_rollouts(case, place)))
+    bare = subject.model_copy(update={"recorder": False})
+    return command.exit_code(case, subject, place, log, cancel, asked, _adds(case, bare, place, log))
+
+
+def capture(case: Case, subject: TrainerSubject, place: Place, folder: Path, log: Path) -> None:
+    """Let the trainer's own engines sample as many rollouts as the case needs, as dumps ``{rollout_id}.pt``.
+
+    Raises:
+        ReproError: it failed, took none of the flags, or wrote too few.
+    """
+    folder.mkdir(parents=True)
+    count = _count(case, subject)
+
+    def adds(_: Run, scratch: Path) -> _Replaying:
+        replay = Replay(_template(folder), str(scratch / "details"), count)
+        return _Replaying(subject, replay, scratch, trainer_of(subject.kind).capture(replay), log)
+
+    bare = subject.model_copy(update={"recorder": False})
+    try:
+        code = command.exit_code(case, bare, place, log, None, Run(case.steps, train=False), adds)
+    except ChildFailure as failure:
+        raise ReproError(f"{case.name} captured nothing: {failure}") from None
+    missing = [k for k in range(count) if not (folder / f"{k}.pt").is_file()]
+    if missing:
+        raise ReproError(f"{case.name} (exit code {code}) wrote no rollout {missing[0]} of {count}; output in {log}")
+
+
+def _count(case: Case, subject: TrainerSubject) -> int:
+    return math.ceil(case.steps / subject.steps_per_rollout)
+
+
+def _rollouts(case: Case, place: Place) -> Path:
+    assert case.case.rollouts is not None  # the case's own check
+    return (place.home or place.root) / case.case.rollouts
+
+
+def _template(folder: Path) -> str:
+    """The path of a rollout's dump as `str.format` takes it: other braces of it are doubled."""
+    return str(folder).replace("{", "{{").replace("}", "}}") + "/{rollout_id}.pt"
+
+
+def _adds(case: Case, subject: TrainerSubject, place: Place, log: Path) -> command.AdditionOf:
+    def adds(asked: Run, scratch: Path) -> _Replaying:
+        from repro_golden.subjects.replayed import ReplayedRows, replayed_dumps
+
+        trainer, count = trainer_of(subject.kind), _count(case, subject)
+        source = Path(asked.rollouts) if asked.rollouts else _rollouts(case, place)
+        folder = replayed_dumps(source, trainer.system, count, scratch, asked.plant, subject.allow_pickle)
+        details = scratch / "details"
+        replay = Replay(_template(folder), str(details), count)
+        rows = ReplayedRows(trainer.system, details, log, folder, case, asked.plant)
+        return _Replaying(subject, replay, scratch, trainer.flags(replay), log, rows)
+
+    return adds
+
+
+class _Replaying:
+    """What is added to a run of one of the trainers; see `additions.Addition`.
+
+    Args:
+        subject: The case's subject.
+        replay: What is asked.
+        scratch: The run's own folder.
+        flags: Those that are added.
+        log: The program's output.
+        rows: What it writes; None where nothing is trained.
+    """
+
+    def __init__(
+        self,
+        subject: TrainerSubject,
+        replay: Replay,
+        scratch: Path,
+        flags: Sequence[Sequence[str]],
+        log: Path,
+        rows: ReplayedRows | None = None,
+    ) -> None:
+        self.recorder = subject.recorder and rows is not None
+        self._subject, self._replay, self._scratch, self._log = subject, replay, scratch, log
+        self._trainer = trainer_of(subject.kind)
+        self._flags = [list(one) for one in flags if one[0] not in subject.leave]
+        self._rows = rows
+        self._parsers = scratch / "parsers"
+        self._parsers.mkdir()
+        Path(replay.details).mkdir(exist_ok=True)
+
+    def settings(self, settings: Settings) -> Settings:
+        """See `Addition`."""
+        entry = {
+            "names": list(self._subject.entry or self._trainer.entry),
+            "flags": [*(word for one in self._flags for word in one), *self._subject.flags],
+            "redirect": {flag: self._place_of(flag) for flag in self._trainer.redirect},
+            "out": str(self._parsers),
+            "variables": list(self._wanted),
+        }
+        # the numbers in its lines come from its log, by name and step, and not from what a process is heard to say
+        ignore = [*settings.ignore, *(f"{group}/*" for group in ("train", "rollout", "multi_turn", "passrate", "eval"))]
+        return replace(settings, recorder=self.recorder, entry=entry, variables=self._wanted, ignore=ignore)
+
+    def _place_of(self, flag: str) -> str:
+        """Where this run writes what a flag names a place for."""
+        if flag == "--ci-save-grad-norm":
+            return f"{self._replay.details}/grad_norm-{{role}}-{{rollout_id}}-{{step_id}}.pt"
+        return str(self._scratch / flag.strip("-"))
+
+    @functools.cached_property
+    def _wanted(self) -> dict[str, str]:
+        own = {name: self._subject.env.get(name, value) for name, value in BITS_DEFAULTS.items()}
+        return own | dict(self._trainer.variables(self._replay))
+
+    def variables(self, found: Mapping[str, str]) -> dict[str, str]:
+        """See `Addition`. Launch scripts of these trainers begin with ``pkill -9 python``, which would be us too."""
+        folder = self._scratch / "shield"
+        folder.mkdir(exist_ok=True)
+        for name in _SHIELDED:
+            (folder / name).write_text(_SHIELD, encoding="utf-8")
+            (folder / name).chmod(0o755)
+        path = os.pathsep.join([str(folder), found.get("PATH", os.defpath)])
+        return _QUIET | self._wanted | dict(found) | {"PATH": path}
+
+    def rows(self, step: int) -> Sequence[Row] | None:
+        """See `Addition`."""
+        assert self._rows is not None  # of a run that trains
+        rows = self._rows.rows(step)
+        if rows is not None and step == 0:
+            self._check()
+        return rows
+
+    def ended(self, code: int) -> None:
+        """See `Addition`."""
+        if self._rows is not None:
+            self._rows.ended()
+        if code == 0:  # else why it failed says more
+            self._check()
+
+    @property
+    def _parsed(self) -> Parsed:
+        return read_parsers(self._parsers, self._flags, self._wanted)
+
+    def _check(self) -> None:
+        """Refuse a run that was not what it was asked to be.
+
+        Raises:
+            ChildFailure: a flag took no effect, so nothing can be said of this commit.
+        """
+        entry = " or ".join(self._subject.entry or self._trainer.entry)
+        parsed = self._parsed
+        if not parsed.processes:
+            raise self._failure(f"no Python process ran {entry} and read a command line: correct subject.entry")
+        for flag, why in parsed.refused.items():
+            raise self._failure(f"{flag} took no effect ({why}): name it in subject.leave if the replay serves without")
+
+    def _failure(self, message: str) -> ChildFailure:
+        return ChildFailure("start", -1, message, str(self._log))
+
+    def about(self) -> dict[str, Any]:
+        """See `Addition`."""
+        parsed = self._parsed
+        return {
+            "recorder": self.recorder,
+            "flags": [one[0] for one in self._flags],
+            "ignored": dict(parsed.ignored),
+            "overridden": dict(parsed.overridden),
+        }

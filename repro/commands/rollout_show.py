@@ -1,0 +1,212 @@
+"""`repro rollout show`: what recorded rollouts hold, and what a doctor finds in dumps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from repro.commands.rollout_files import Reading, dump_options, dumps_at, is_ours
+from repro.output import emit, json_option
+
+if TYPE_CHECKING:
+    from repro_golden.dumps.rollout.check_rules import Finding
+    from repro_golden.dumps.rollout.files import RolloutDump
+    from repro_golden.rollouts import RolloutSet
+
+__all__ = ["facts", "facts_text", "show"]
+
+
+@click.command(short_help="What recorded rollouts hold; checks dumps.")
+@click.argument("rollouts")
+@dump_options
+@click.option("--group-size", type=click.IntRange(1), help="Samples of a prompt, for the checks of dumps.")
+@click.option("--layers", type=click.IntRange(1), help="Layers that routed experts must have.")
+@click.option("--topk", type=click.IntRange(1), help="Experts that each token must have.")
+@json_option
+def show(
+    rollouts: str,
+    allow: tuple[str, ...],
+    limit: str | None,
+    system: str | None,
+    group_size: int | None,
+    layers: int | None,
+    topk: int | None,
+    as_json: bool,
+) -> int:
+    """Show recorded rollouts: ROLLOUTS is a folder, a dump of slime, Miles or Relax, or the name of a case.
+
+    Dumps are checked as well: lengths, groups, indices, log-probs, masks, rewards, weight versions, routed experts.
+
+    Exit codes: 0; 1 where a check finds an error; 2 where something cannot be read.
+    """
+    path = Path(rollouts)
+    place = path if path.exists() else _of_case(rollouts)
+    if is_ours(place):
+        return _ours(place, as_json)
+    reading = Reading(allow, limit, system)
+    sizes = {"group_size": group_size, "layers": layers, "topk": topk}
+    return _dumps(place, reading, sizes, as_json)
+
+
+def facts(kept: RolloutSet) -> dict[str, Any]:
+    """How the first rollout was sampled."""
+    meta = kept.read(0).meta if len(kept) else {}
+    return {key: meta.get(key) for key in ("engine", "sampling", "weights")}
+
+
+def facts_text(found: dict[str, Any]) -> str:
+    """`facts` for people."""
+    engine, sampling = found["engine"], found["sampling"]
+    lines = ["engine: the trained policy itself"]
+    if engine:
+        flags = " ".join(f"{key}={value}" for key, value in engine["flags"].items())
+        lines = [f"engine: {engine['name']} {engine['version']} on {engine['device']}", f"flags: {flags}"]
+        lines += [f"rests on a stand-in: {text}" for text in engine["stand_ins"]]
+        lines.append(f"weights of the first rollout: {found['weights'] or 'not known'}")
+    if sampling:
+        lines.append("sampling: " + " ".join(f"{key}={value}" for key, value in sampling.items()))
+    return "\n".join(lines)
+
+
+def _of_case(name: str) -> Path:
+    from repro_golden.case import find_case
+    from repro_golden.checkout import find_checkout
+    from repro_golden.dumps.rollout.files import dump_files
+    from repro_golden.errors import ReproError
+    from repro_golden.rollouts import RolloutSet
+    from repro_golden.store import Store
+
+    checkout = find_checkout(Path.cwd())
+    found = Store(checkout.root).rollouts(find_case(checkout.root, name))
+    if found.directory is None or not (isinstance(found, RolloutSet) or dump_files(found.directory)):
+        raise ReproError(
+            f"the rollouts of {name} are its command's own files: `repro rollout show` reads ours and dumps N.pt"
+        )
+    return found.directory
+
+
+def _ours(place: Path, as_json: bool) -> int:
+    from repro_golden.rollouts import RolloutSet
+
+    kept = RolloutSet(place)
+    every = [kept.read(k) for k in range(len(kept))]
+    rows = [_row(k, one) for k, one in enumerate(every)]
+    shown = facts(kept)
+    lines = [f"{len(kept)} rollouts at {kept.directory}", f"digest {kept.digest}", _origin(every, shown), ""]
+    emit(as_json, {"digest": kept.digest, **shown, "each": rows}, "\n".join([*lines, _table(rows)]))
+    return 0
+
+
+def _origin(every: list[Any], shown: dict[str, Any]) -> str:
+    """Who sampled them: what `facts` say, or the dumps that they were made of."""
+    made = sorted({one.meta["dump"]["system"] for one in every if "dump" in one.meta})
+    return f"made of dumps of {', '.join(made)}" if made else facts_text(shown)
+
+
+def _dumps(place: Path, reading: Reading, sizes: dict[str, int | None], as_json: bool) -> int:
+    from repro.text import count
+    from repro_golden.canonical import digest
+    from repro_golden.dumps.rollout.checks import check_dump
+    from repro_golden.dumps.rollout.convert import content_digest
+    from repro_golden.dumps.rollout.files import form_text
+
+    rows, found, digests = [], [], []
+    forms: dict[str, list[str]] = {}
+    for path in dumps_at(place):
+        dump = reading.read(path)
+        digests.append(content_digest(dump))
+        forms.setdefault(form_text(dump), []).append(path.name)
+        rows.append(_dump_row(dump, digests[-1]))
+        found += [(path.name, finding) for finding in check_dump(dump, **sizes)]
+    whole = digest("rollout dumps", *digests)
+    lines = [f"{count(len(rows), 'rollout dump')} at {place}", f"digest {whole}"]
+    lines += [f"{form}: {_names(names)}" for form, names in forms.items()]
+    text = "\n".join([*lines, "", _table(rows), "", *_findings_text(found)])
+    data = {"digest": whole, "each": rows, "findings": [_finding(name, one) for name, one in found]}
+    emit(as_json, data, text)
+    return int(any(one.severity == "error" for _, one in found))
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{names[0]} .. {names[-1]} ({len(names)} files)"
+
+
+def _findings_text(found: list[tuple[str, Finding]]) -> list[str]:
+    """Each rule once, with its first finding, why it matters and what to do."""
+    from repro_golden.dumps.rollout.checks import RULES
+
+    lines = []
+    for rule in RULES:
+        own = [(name, one) for name, one in found if one.rule == rule.id]
+        if not own:
+            continue
+        name, first = own[0]
+        where = name if first.sample is None else f"{name}, sample {first.sample}"
+        more = f" (and {len(own) - 1} more)" if len(own) > 1 else ""
+        lines += [f"{rule.severity} {rule.id}: {where}: {first.message}{more}", f"  {rule.why}", f"  cure: {rule.cure}"]
+    return lines or ["checks: nothing found"]
+
+
+def _finding(name: str, one: Finding) -> dict[str, Any]:
+    return {
+        "file": name, "rule": one.rule, "severity": one.severity, "sample": one.sample, "field": one.field,
+        "message": one.message,
+    }  # fmt: skip
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    from repro.text import number, table
+
+    shown = [{name: value for name, value in row.items() if not isinstance(value, list)} for row in rows]
+    names = list(shown[0]) if shown else []
+    cells = [[number(row[n]) if isinstance(row[n], float) else str(row[n]) for n in names] for row in shown]
+    return table(names, cells)
+
+
+def _row(number: int, one: Any) -> dict[str, Any]:
+    meta, t = one.meta, one.tensors
+    samples = len(t["rewards"])
+    statuses = meta.get("statuses", [])
+    return {
+        "rollout": number,
+        "samples": samples,
+        "tokens": len(t["tokens"]),
+        "response tokens": int(t["response_lengths"].sum()),
+        "truncated": sum(status == "truncated" for status in statuses),
+        "mean reward": float(t["rewards"].double().mean()),
+        "weight version": meta.get("weight_version", ""),
+        "digest": one.digest[:12],
+    }
+
+
+def _dump_row(dump: RolloutDump, digest: str) -> dict[str, Any]:
+    from repro_golden.dumps.rollout.arrays import length
+    from repro_golden.dumps.rollout.check_rules import said
+
+    samples = dump.samples
+    rewards = [s["reward"] for s in samples if isinstance(s["reward"], int | float)]
+    versions = sorted({said(version).strip("'") for sample in samples for version in sample["weight_versions"]})
+    return {
+        "rollout": f"{'eval ' if dump.evaluation else ''}{dump.rollout_id}",
+        "system": dump.system,
+        "samples": len(samples),
+        "tokens": sum(length(sample["tokens"]) or 0 for sample in samples),
+        "response tokens": sum(int(sample["response_length"]) for sample in samples),
+        "truncated": sum(sample["status"] == "truncated" for sample in samples),
+        "mean reward": _mean(rewards),
+        "weight version": ", ".join(versions[:3]) + (f" and {len(versions) - 3} more" if len(versions) > 3 else ""),
+        "digest": digest[:12],
+        "unknown fields": sorted(said(name) for name in dump.unknown_fields),
+    }
+
+
+def _mean(rewards: list[float]) -> float | str:
+    """'' without a number; a word where it is not finite, which JSON has no number for."""
+    import math
+
+    if not rewards:
+        return ""
+    mean = math.fsum(rewards) / len(rewards) if all(map(math.isfinite, rewards)) else sum(rewards)
+    return mean if math.isfinite(mean) else str(mean)

@@ -1,0 +1,133 @@
+"""Real regressions of slime, Miles and Relax, planted in small trainers of their shape and found by `repro bisect`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from foreign_kit import Fork, make_fork
+from foreign_regressions import REGRESSIONS, Regression
+
+AMBIGUOUS = "inside-broken-replay"
+SYSTEMS = ("slime", "miles", "relax")
+
+
+def bisect(fork: Fork, *arguments: str, code: int = 0) -> tuple[dict[str, Any], str]:
+    """JSON and progress of a bisect over all commits of a fork."""
+    words = ("bisect", "--no-explain", f"{fork.good}..{fork.bad}", "--case", fork.case, "--json", *arguments)
+    done = fork.repo.repro(*words)
+    assert done.returncode == code, done.stdout + done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def found_exactly(fork: Fork, planted: Regression) -> None:
+    """The culprit is named, with the update, the phase and the signal in which it shows first."""
+    result, progress = bisect(fork)
+    assert result["outcome"] == "found", progress
+    assert result["culprit"]["commit"] == fork.culprit, progress
+    seen = result["divergence"]
+    assert (seen["step"], seen["phase"], seen["signal"]) == (planted.step, planted.phase, planted.signal), progress
+    assert result["explains_bad"] is True
+
+
+@pytest.mark.parametrize("name", [name for name in REGRESSIONS if name != AMBIGUOUS])
+def test_a_real_regression_is_found(tmp_path: Path, name: str) -> None:
+    """The commit, the update, the phase and the first signal are the planted ones, with no recorder in the trainer."""
+    found_exactly(make_fork(tmp_path, name, commits=6), REGRESSIONS[name])
+
+
+def test_a_culprit_among_commits_that_cannot_replay_is_narrowed_to_them(tmp_path: Path) -> None:
+    """Where the replay itself is broken for a window that holds the culprit, the answer is exactly that window."""
+    fork = make_fork(tmp_path, AMBIGUOUS)
+    result, progress = bisect(fork, code=3)
+    assert result["outcome"] == "ambiguous", progress
+    assert set(result["suspects"]) == set(fork.suspects)
+
+
+@pytest.mark.parametrize("name", ["per-token-loss-scaled-twice", "diff-with-new-log-probs"])
+def test_a_metric_predicate_finds_it_too(tmp_path: Path, name: str) -> None:
+    """The same commit is named by a bound on one metric, which refactors that move no number keep."""
+    fork = make_fork(tmp_path, name, commits=4)
+    result, progress = bisect(fork, "--when", str(REGRESSIONS[name].predicate))
+    assert result["culprit"]["commit"] == fork.culprit, progress
+
+
+def test_a_nan_that_metrics_hide_is_found_by_the_check_of_its_ci(tmp_path: Path) -> None:
+    """The NaN that `nan_to_num` keeps out of every metric of its step violates `ci:miles`, at that step."""
+    fork = make_fork(tmp_path, "nan-in-old-log-probs", commits=4)
+    result, progress = bisect(fork, "--when", "ci:miles")
+    assert result["culprit"]["commit"] == fork.culprit, progress
+    assert result["divergence"]["step"] == 0
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("name", ["bf16-rollout-log-probs", "whitening-without-cp", "num-tokens-counts-masked"])
+def test_a_regression_is_found_in_every_system(tmp_path: Path, name: str, system: Any) -> None:
+    """What one system had, planted in the others, is found there as well, among other commits and samples."""
+    fork = make_fork(tmp_path, name, commits=8, seed=11, system=system)
+    result, progress = bisect(fork)
+    assert result["culprit"]["commit"] == fork.culprit, progress
+    assert result["divergence"]["step"] == REGRESSIONS[name].step
+
+
+# -- the launch
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_launch_script_becomes_a_golden_run_without_a_recorder(tmp_path: Path, system: Any) -> None:
+    """What the trainer writes by itself is proved and verified; a script that kills every Python harms nobody."""
+    fork = make_fork(tmp_path, commits=0, system=system, kill=True)
+    repo = fork.repo
+    assert repo.repro("init").returncode == 0
+    done = repo.repro("golden", "record")
+    assert done.returncode == 0, done.stderr
+    assert not (repo.root / "killed").exists()
+    assert "one ULP in input is seen: rollout_log_probs at step 0 named first\n" in done.stderr
+    assert "planted in what the trainer wrote" in done.stderr
+    assert ("parameters moved" in done.stderr) == (system == "miles")  # it alone writes hashes of them
+    assert repo.repro("golden", "verify").returncode == 0
+    culprit = REGRESSIONS["bf16-rollout-log-probs"]
+    repo.edit(f"{system}/{culprit.file}", culprit.old, culprit.new)
+    done = repo.repro("golden", "verify")
+    assert done.returncode == 1, done.stdout
+    assert "differs at step 0, phase input, signal rollout_log_probs" in done.stdout
+
+
+def test_rollouts_are_sampled_by_the_trainers_own_engines(tmp_path: Path) -> None:
+    """`repro rollout record` makes the launch sample as many rollouts as the case replays, and train nothing."""
+    fork = make_fork(tmp_path, commits=0, flags=["--sglang-enable-deterministic-inference"])
+    repo = fork.repo
+    assert repo.repro("init").returncode == 0
+    out = tmp_path / "sampled"
+    done = repo.repro("rollout", "record", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in out.iterdir()) == ["0.pt", "1.pt", "2.pt"]
+    assert repo.repro("rollout", "show", str(out)).returncode == 0
+
+
+def test_a_commit_that_lacks_a_flag_is_skipped_with_that_reason(tmp_path: Path) -> None:
+    """A parser that ignores what it does not know does not make a real run of a replay: its commit cannot be tested."""
+    fork = make_fork(tmp_path, commits=0)
+    repo = fork.repo
+    repo.edit("slime/arguments.py", ', "--dump-details"', "")
+    repo.edit("slime/arguments.py", "args.dump_details is not None", 'hasattr(args, "dump_details")')
+    bad = repo.commit("Take --dump-details away")
+    done = repo.repro("bisect", "--no-explain", f"{fork.good}..{bad}", "--case", fork.case)
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()[-1]
+    assert "--dump-details took no effect (no parser of it has this flag)" in last
+
+
+def test_a_trainer_that_trains_on_other_samples_is_refused(tmp_path: Path) -> None:
+    """Where the flag is parsed and yet other samples are trained on, the run is no replay and says so."""
+    fork = make_fork(tmp_path, commits=0)
+    repo = fork.repo
+    assert repo.repro("init").returncode == 0
+    old = 'list(read_archive(Path(path))["samples"])'
+    repo.edit("slime/samples.py", old, f'[{{**one, "tokens": one["tokens"][::-1]}} for one in {old}]')
+    done = repo.repro("golden", "record")
+    assert done.returncode == 2
+    assert "rollout 0 was trained on other samples than were given" in done.stderr.splitlines()[-1]
