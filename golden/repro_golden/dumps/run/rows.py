@@ -160,8 +160,8 @@ def metric_rows(metrics: Mapping[str, float]) -> list[Row]:
 def phase_of(metric: str) -> str:
     """The phase that a metric tells of: ``grad`` for a gradient's norm, ``update`` for learning rates.
 
-    Means over a column of the forward pass (``rollout/...``) are of that phase, and everything else is of the loss: also
-    means over inputs, which are no inputs but the trainer's own arithmetic, whose order depends on the layout.
+    Means over a column of the forward pass (``rollout/...``) are of that phase, and everything else is of the loss.
+    Means over inputs are, too: they are the trainer's own arithmetic, whose order depends on the layout.
     """
     if metric.startswith(("rollout/", "multi_turn/", "passrate/")):
         phase = NAMES.get(metric.partition("/")[2], ("input", ""))[0]
