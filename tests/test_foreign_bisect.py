@@ -73,6 +73,37 @@ def test_a_regression_is_found_in_every_system(tmp_path: Path, name: str, system
     assert result["divergence"]["step"] == REGRESSIONS[name].step
 
 
+CP2 = """
+[layouts.cp2]
+flags = ["--context-parallel-size", "2", "--actor-num-gpus-per-node", "4"]
+ranks = 4
+relative = { grad_norm = 0.01 }
+absolute = { "rollout/*" = 1e-6, "*abs_diff" = 1e-6, "*loss" = 1e-6, "*kl" = 1e-6 }
+"""
+
+
+@pytest.mark.parametrize(("system", "name"), [("miles", None), ("relax", None), ("slime", "whitening-without-cp")])
+def test_layouts_agree_until_one_computes_something_else(tmp_path: Path, system: Any, name: str | None) -> None:
+    """One rank and four with context parallelism agree within roundings; whitening without the CP group parts them."""
+    fork = make_fork(tmp_path, name, commits=0, system=system, flags=["--normalize-advantages"])
+    repo = fork.repo
+    case = repo.root / "golden" / "cases" / f"{fork.case}.toml"
+    # the planted one needs context parallelism in its own launch: the case is brought back to one rank
+    script = repo.root / "scripts" / "run.sh"
+    script.write_text(script.read_text().replace("--context-parallel-size 2", "").replace("per-node 4", "per-node 1"))
+    case.write_text(case.read_text().replace("ranks = 4", "ranks = 1") + CP2)
+    if name:
+        planted = REGRESSIONS[name]
+        repo.edit(f"{system}/{planted.file}", planted.old, planted.new)
+    repo.commit("Layouts")
+    done = repo.repro("bisect", "--layout", "case..cp2", "--case", fork.case, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert result["outcome"] == ("part" if name else "agree"), result
+    if name:
+        assert result["comparison"]["parted"]["signal"] == "advantages"
+
+
 # -- the launch
 
 

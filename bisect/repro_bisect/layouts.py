@@ -20,7 +20,7 @@ import numpy.typing as npt
 from repro_golden.compare import check_comparable, jsonable
 from repro_golden.errors import ReproError
 from repro_golden.fingerprint.share import merge
-from repro_golden.magnitude import decode
+from repro_golden.magnitude import DIGEST, decode
 from repro_golden.token_columns import kept, side_by_side
 from repro_golden.trace import PHASES, Row, Trace, dump_path
 
@@ -175,6 +175,9 @@ def compare_layouts(
             found = parting(a, b, a.steps[index].step, row, others, tolerance)
             if found is None:
                 equal += 1
+                continue
+            if row.dtype == DIGEST and row.phase != "input" and tolerance > 0:
+                unmeasured += 1  # hashes of tensors that may differ by roundings say no more than that they differ
                 continue
             counted = _allowed(found, row, others, absolute or {}, relative or {})
             first = first or counted or replace(found, beyond="")
