@@ -9,21 +9,45 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
+from repro_golden.dumps.archive.reading import read_archive
 from repro_golden.dumps.values import TORCH_DTYPES, Tensor
+from repro_golden.errors import ReproError
 
 __all__ = [
     "ARRAY_DTYPES",
     "archive",
     "arrays",
     "plain_values",
+    "refusal",
+    "saved",
     "tensor_pickle",
     "tensors",
     "with_torch",
     "without_torch",
 ]
+
+
+def saved(path: Path, value: Any, protocol: int = 2) -> Path:
+    """A dump of torch.save."""
+    torch.save(value, path, pickle_protocol=protocol)
+    return path
+
+
+def refusal(path: Path, **options: Any) -> str:
+    """The one line that refuses a file: it names the file, and a cure after a colon."""
+    with pytest.raises(ReproError) as caught:
+        read_archive(path, **options)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert line.startswith(str(path))
+    assert ": " in line.removeprefix(str(path))
+    assert len(line) < len(str(path)) + 600
+    return line
 
 
 def archive(path: Path, pickle: bytes, storages: dict[str, bytes] | None = None, folder: str = "archive") -> Path:

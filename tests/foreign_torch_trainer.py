@@ -26,6 +26,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--dump-details")
     parser.add_argument("--num-rollout", type=int, default=50)
+    parser.add_argument("--start-rollout-id", type=int, default=0)
     parser.add_argument("--deterministic-mode", action="store_true")
     parser.add_argument("--lr", type=float, default=1e-2)
     parser.add_argument("--save")
@@ -46,7 +47,7 @@ def train(args: argparse.Namespace) -> list[str]:
     policy = torch.nn.Sequential(torch.nn.Embedding(VOCABULARY, 16), torch.nn.Linear(16, VOCABULARY))
     optimizer = torch.optim.Adam(policy.parameters(), lr=args.lr)
     assert args.load_debug_rollout_data, "nothing to train on"
-    for rollout_id in range(args.num_rollout):
+    for rollout_id in range(args.start_rollout_id, args.num_rollout):
         path = args.load_debug_rollout_data.format(rollout_id=rollout_id)
         step(args, policy, optimizer, rollout_id, torch.load(path, weights_only=False)["samples"])
     if args.save:

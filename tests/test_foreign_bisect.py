@@ -60,6 +60,7 @@ def test_a_nan_that_metrics_hide_is_found_by_the_check_of_its_ci(tmp_path: Path)
     result, progress = bisect(fork, "--when", "ci:miles")
     assert result["culprit"]["commit"] == fork.culprit, progress
     assert result["divergence"]["step"] == 0
+    assert result["explains_bad"] is True, "a check that BAD fails by itself says nothing of what differs from it"
 
 
 @pytest.mark.campaign
@@ -78,7 +79,6 @@ CP2 = """
 flags = ["--context-parallel-size", "2", "--actor-num-gpus-per-node", "4"]
 ranks = 4
 relative = { grad_norm = 0.01 }
-absolute = { "rollout/*" = 1e-6, "*abs_diff" = 1e-6, "*loss" = 1e-6, "*kl" = 1e-6 }
 """
 
 
@@ -150,6 +150,60 @@ def test_a_commit_that_lacks_a_flag_is_skipped_with_that_reason(tmp_path: Path) 
     assert done.returncode == 2
     last = done.stderr.strip().splitlines()[-1]
     assert "--dump-details took no effect (no parser of it has this flag)" in last
+
+
+def test_a_launch_that_goes_to_the_checkout_is_refused(tmp_path: Path) -> None:
+    """A probe whose code came from the user's checkout would call every commit good: it is refused, and says so."""
+    fork = make_fork(tmp_path, "temperature-ignored", commits=2)
+    repo = fork.repo
+    script = tmp_path / "launch.sh"
+    lines = (repo.root / "scripts" / "run.sh").read_text().splitlines()
+    own = [f"SCRIPT_DIR={repo.root}/scripts" if line.startswith("SCRIPT_DIR=") else line for line in lines]
+    script.write_text("\n".join(own))
+    case = repo.root / "golden" / "cases" / f"{fork.case}.toml"
+    case.write_text(case.read_text().replace("scripts/run.sh", str(script)))
+    done = repo.repro("bisect", "--no-explain", f"{fork.good}..{fork.bad}", "--case", fork.case)
+    assert done.returncode == 2, done.stdout
+    assert "came from your checkout, not from the commit under test" in done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('flags = ["--eps-clip-hihg", "0.3"]', "did you mean --eps-clip-high?): correct subject.flags"),
+        ('flags = ["--eps-clip 0.3"]', "--eps-clip 0.3 took no effect"),
+        ('flags = ["--num-rollout", "1"]', "subject.flags sets --num-rollout, and so does a replay"),
+        ('leave = ["--nope"]', "a replay adds no --nope; it adds --debug-train-only, "),
+        ('leave = ["--dump-details"]', "no train dump shows what rollout 0 was trained on"),
+        ('entry = ["main.py"]', "no Python process ran main.py and read a command line"),
+        ('save = "x {checkpoint}"\nresume = "y {checkpoint}"', "save and resume are for kind command"),
+    ],
+)
+def test_a_case_that_cannot_replay_says_so_in_one_line(tmp_path: Path, line: str, said: str) -> None:
+    """What the case itself says wrongly is told with its cure: nothing is recorded, and nothing agrees by silence."""
+    fork = make_fork(tmp_path, commits=0)
+    repo = fork.repo
+    assert repo.repro("init").returncode == 0
+    case = repo.root / "golden" / "cases" / f"{fork.case}.toml"
+    case.write_text(case.read_text().replace("recorder = false", f"recorder = false\n{line}"))
+    done = repo.repro("golden", "record")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert said in done.stderr.strip().splitlines()[-1]
+
+
+def test_a_launch_that_resumes_begins_with_the_recorded_rollouts(tmp_path: Path) -> None:
+    """A launch that would go on from rollout 5 replays rollout 0; a trainer that starts anew gets each flag once."""
+    fork = make_fork(tmp_path, commits=0)
+    repo = fork.repo
+    repo.edit("scripts/run.sh", "--num-rollout 3", "--num-rollout 3 --start-rollout-id 5")
+    anew = "import os, sys\nif os.environ.get('ANEW') != '1':\n    os.environ['ANEW'] = '1'\n"
+    anew += "    os.execv(sys.executable, [sys.executable, *sys.argv])\n"
+    train = repo.root / "train.py"
+    head, future, rest = train.read_text().partition("from __future__ import annotations\n")
+    train.write_text(head + future + anew + rest)
+    assert repo.repro("init").returncode == 0
+    done = repo.repro("golden", "record")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_trainer_that_trains_on_other_samples_is_refused(tmp_path: Path) -> None:

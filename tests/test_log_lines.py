@@ -59,6 +59,24 @@ def test_lines_of_all_three_are_read_behind_any_prefix(system: str, ray: str, co
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "{}  \t",
+        "[32m{}[0m",
+        f"[36m(MegatronTrainRayActor pid=12, ip=1.2.3.4)[0m [{STAMP}] model.py:918 - {{}} [0m  ",
+        f"[32m{STAMP}[0m | [1mINFO[0m | [36mrelax.model:107[0m [1;31m{{}}[0m",
+        f"(A pid=1) [{STAMP}] m.py:1 - {{}} \x1b[32m [repeated 3x across cluster]\x1b[0m",
+        f"(A pid=1) [{STAMP}] m.py:1 - {{}} [32m [repeated 3x across cluster][0m ",
+    ],
+)
+def test_trailing_spaces_and_colours_without_their_escapes_are_taken_off(line: str) -> None:
+    """A log that went through a terminal or a filter; what looks like a colour in a name stays."""
+    text = line.replace("{}", "step 3: {'a[1m': 1, 'b': 2.5}")
+    assert labelled(text) == ("step", "actor", 3, {"a[1m": 1.0, "b": 2.5})
+    assert metrics_of(text) == {"a[1m": 1.0, "b": 2.5}
+
+
+@pytest.mark.parametrize(
     ("text", "label", "role", "number"),
     [
         ("step 3: {'a': 1}", "step", "actor", 3),
@@ -176,8 +194,8 @@ def test_names_and_phases_of_metrics() -> None:
         "critic-grad_norm": "grad",
         "lr-pg_0": "update",
         "rollout/log_probs": "forward",
-        "rollout/raw_reward": "input",
-        "passrate/pass@1": "input",
+        "rollout/raw_reward": "loss",
+        "passrate/pass@1": "loss",
     }
     assert phase_of("kl_loss") == "loss"
     assert wanted(metrics, ["*norm", "train/lr*", "r*", "p*"]) == {}

@@ -216,6 +216,19 @@ def test_what_cannot_be_is_one_line(words: tuple[str, ...], message: str, say: A
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_one_is_no_plural_and_what_is_not_there_is_not_counted(say: Any, tmp_path: Path) -> None:
+    """Progress names what is there."""
+    dumps(tmp_path / "d", evaluation=False)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "d" / "0.pt").rename(tmp_path / "one" / "0.pt")
+    said = say("convert", "one", "--out", "m", "--format", "repro")
+    assert said.code == 0 and "rollout dumps" not in said.err
+    said = say("show", "m")
+    assert "1 rollout at " in said.out and "1 rollouts" not in said.out
+    said = say("convert", "/nonexist", "--out", "n", "--format", "miles")
+    assert said.code == 2 and said.err.count("nonexist") == 1 and "rollout dump" not in said.err
+
+
 def test_numpy_in_relax_dumps_is_shown(say: Any, tmp_path: Path) -> None:
     """A Relax dump with decoded tokens and arrays is recognised and shown."""
     dump = full_dump("relax")

@@ -97,6 +97,20 @@ def test_columns_are_what_is_trained_on() -> None:
     assert meta["statuses"] == ["completed"] * 4 and meta["labels"] == ["1", "2", "2"]
 
 
+@pytest.mark.parametrize("group", [2**62, 2**63 - 1, 2**63, 2**70, -(2**63) - 1])
+def test_a_group_beyond_64_bits_is_a_group_with_a_number_of_its_own(group: int, tmp_path: Path) -> None:
+    """The column has another number for it, the same for all of its samples, and the dump comes back as it was."""
+    dump = plain_dump("slime", groups=3)
+    for sample, own in zip(dump.samples, (0, 0, group, group, None, -group), strict=True):
+        sample["group_index"] = own
+    write_rollout(tmp_path / "0.safetensors", to_rollout(dump))
+    kept = read_rollout(tmp_path / "0.safetensors")
+    groups = kept.tensors["group_index"].tolist()
+    assert groups[:2] == [0, 0] and groups[2] == groups[3] and len(set(groups)) == 4
+    back, losses = from_rollout(kept, "slime")
+    assert not losses and same(back.content(), dump.content())
+
+
 def test_plain_dumps_need_little_beside_the_columns() -> None:
     """What the columns say is not kept twice: log-probs of fp32, masks, rewards, groups and indices."""
     rollout = to_rollout(plain_dump())

@@ -290,6 +290,25 @@ def test_dump_files_have_a_digest_over_content(tmp_path: Path) -> None:
     assert type(files) is RolloutFiles and files.digest != a.digest
 
 
+def test_a_limit_holds_while_an_old_form_is_recognised(tmp_path: Path) -> None:
+    """What is too large to read is not read whole to say what it is."""
+    write_archive(tmp_path / "0.pt", [plain_sample(tokens=list(range(100_000)))])
+    with pytest.raises(ReproError, match="2025-06-24"):
+        read_rollout_dump(tmp_path / "0.pt")
+    with pytest.raises(ReproError, match="needs more than 10000 bytes"):
+        read_rollout_dump(tmp_path / "0.pt", limit=10_000)
+
+
+@pytest.mark.parametrize("field", [{"rollout_id": 2**70}, {"rollout_id": True}, {"response_length": 2**70}])
+def test_counts_beyond_64_bits_are_refused(field: dict[str, Any], tmp_path: Path) -> None:
+    """What is a size or stands in an index is a number of 64 bits."""
+    head = {"rollout_id": 3} | {k: v for k, v in field.items() if k == "rollout_id"}
+    own = {k: v for k, v in field.items() if k != "rollout_id"}
+    write_archive(tmp_path / "0.pt", head | {"samples": [plain_sample(**own)]})
+    with pytest.raises(ReproError, match=next(iter(field))):
+        read_rollout_dump(tmp_path / "0.pt")
+
+
 def test_damage_is_one_line(tmp_path: Path) -> None:
     """A file cut at any byte is refused in one line, and never a traceback."""
     write_rollout_dump(tmp_path / "3.pt", plain_dump())

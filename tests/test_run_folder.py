@@ -123,7 +123,7 @@ def test_lines_after_the_last_dump_are_a_warning_of_a_run_that_broke_off(tmp_pat
     folder = RunFolder("slime", tmp_path, log)
     folder.ended()
     assert folder.rows(1) is not None
-    assert folder.problems() == [f"{log} has lines of 1 steps after the last rollout that has train dumps"]
+    assert folder.problems() == [f"{log} has lines of 1 step after the last rollout that has train dumps"]
 
 
 def test_what_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
@@ -267,6 +267,41 @@ def test_sources_that_disagree_are_a_warning(tmp_path: Path) -> None:
     assert folder.rows(0) is not None
     assert folder.metrics(0)["grad_norm"] == 0.25
     assert folder.problems() == ["step 0: grad_norm is 0.25 in the events and 0.5 in the grad_norm files"]
+
+
+@pytest.mark.parametrize("source", ["the events", "the CI history", "the grad_norm files"])
+@pytest.mark.parametrize("step", [0, 1])
+def test_the_log_of_another_run_is_refused(tmp_path: Path, source: str, step: int) -> None:
+    """It says another gradient norm than what the run itself left; in its last step, too, that is no broken run."""
+    run, log = Run("miles"), tmp_path / "run.log"
+    run.write(tmp_path, log=log)
+    side_files(tmp_path, run)
+    kept = {"the events": "events/*", "the CI history": "gate/*", "the grad_norm files": "grad_norm*"}
+    for glob in kept.values():
+        for path in tmp_path.glob(glob) if glob != kept[source] else ():
+            path.unlink()
+    assert trace_of_folder(tmp_path, tmp_path / "good", log=log)[1] == []
+    log.write_text(log.read_text().replace(f"'train/grad_norm': {0.25 + step}", f"'train/grad_norm': {0.75 + step}"))
+    with pytest.raises(ReproError, match=rf"step {step}: grad_norm is .* in {log} and .* in {source} .*of this run"):
+        trace_of_folder(tmp_path, tmp_path / "out", log=log)
+
+
+def test_numbers_in_names_of_files_are_never_counted_up_to(tmp_path: Path) -> None:
+    """A rollout far beyond the others is a gap, an update far beyond is none."""
+    run = Run("miles", rollouts=1)
+    run.write(tmp_path)
+    stray = tmp_path / f"grad_norm-0-{10**17}.pt"
+    write_archive(stray, 0.5)
+    with pytest.raises(ReproError, match=f"{stray.name} would be of update {10**17}"):
+        trace_of_folder(tmp_path, tmp_path / "out")
+    stray.unlink()
+    ((_, value),) = run.files(0)
+    write_archive(tmp_path / "train_data" / f"{10**17}_0.pt", value | {"rollout_id": 10**17})
+    with pytest.raises(ReproError, match=f"lacks rollout 1 between 0 and {10**17}"):
+        trace_of_folder(tmp_path, tmp_path / "out")
+    many = RunFolder("miles", tmp_path, ranks=10**9)
+    with pytest.raises(ReproError, match=r"lacks the train dump of rank 1, 2, 3, .* \(of 1000000000 ranks"):
+        many.rows(0)
 
 
 def test_hashes_are_waited_for_since_they_come_after_the_dumps(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from run_folder_kit import Run, checksum_event, event, f32, i64, sha
 
 from repro_golden.dumps.archive.writing import write_archive
 from repro_golden.dumps.run.events import EventLog, checksums, engine_checksums, witness_advantages
+from repro_golden.dumps.run.imported import trace_of_folder
 from repro_golden.dumps.run.losses import calls_of, loss_name, read_loss_call, with_losses
 from repro_golden.dumps.run.records import (
     GradNorm,
@@ -122,6 +124,50 @@ def test_dashboard_columns_come_from_parquet(tmp_path: Path) -> None:
             dashboard_columns(path)
 
 
+def test_a_small_parquet_file_that_repeats_is_not_unpacked(tmp_path: Path) -> None:
+    """What its values take counts, not what the file takes; columns that nobody needs, and texts, are left out."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "rollout_0.parquet"
+    tokens = pa.array([[0] * 200_000] * 20)
+    pq.write_table(pa.table({"sample_index": list(range(20)), "tokens": tokens, "text": ["x" * 99] * 20}), path)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(ReproError, match=r"rollout_0\.parquet needs more than 1000000 bytes of memory"):
+        dashboard_columns(path, 1_000_000)
+    assert dashboard_columns(path, 1_000_000, names=["sample_index", "text"]) == {"sample_index": list(range(20))}
+    assert len(dashboard_columns(path)["tokens"][19]) == 200_000
+    folder = tmp_path / "run"
+    (folder / "dashboard_columns").mkdir(parents=True)
+    path.rename(folder / "dashboard_columns" / path.name)
+    with pytest.raises(ReproError, match="needs more than"):
+        trace_of_folder(folder, tmp_path / "out", limit=1_000_000)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "run.log", "events/e.jsonl", f"7-{'a' * 32}.jsonl", "train/0.jsonl", "dashboard_columns/rollout_0.parquet",
+        "iter_0000000/model_hash_tp0_pp0_dp0_cp0.json", "grad_norm-actor-0-0.pt", "train_data/0_0.pt",
+        "rollout_data/0.pt", "policy_loss_debug/rank_0_call_0.pt",
+    ],
+)  # fmt: skip
+def test_a_pipe_in_the_place_of_a_file_is_one_line(tmp_path: Path, name: str) -> None:
+    """Whoever opens it to read would wait for ever."""
+    path = tmp_path / name
+    if not name.startswith(("train/", "dashboard", "events")):
+        Run("miles", rollouts=1).write(tmp_path)
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    log = path if name == "run.log" else None
+    if name == "rollout_data/0.pt":  # it is of use where train dumps lack something, which Miles' do not
+        assert trace_of_folder(tmp_path, tmp_path / "out", system="miles")[1]
+        return
+    with pytest.raises(ReproError, match=name.rsplit("/", 1)[-1]):
+        trace_of_folder(tmp_path, tmp_path / "out", system="miles", log=log)
+
+
 def test_rollout_results_are_json_objects(tmp_path: Path) -> None:
     """One a line, NaN as Python writes it included."""
     path = tmp_path / "0.jsonl"
@@ -197,6 +243,16 @@ def test_a_log_that_was_put_back_is_read_anew(tmp_path: Path) -> None:
     log.read()
     assert [one.rollout for one in log.events] == [7]
     assert checksums(log.events[0])["pp0.w"] == bytes.fromhex(sha("w7"))
+
+
+@pytest.mark.parametrize("kind", ["metric", "train_engine_local_weight_checksum"])
+@pytest.mark.parametrize("field", [{"attempt": "abc"}, {"attempt": [None]}, {"attempt": {}}, {"rollout_id": 2**70}])
+def test_events_whose_counts_are_none_are_refused(tmp_path: Path, kind: str, field: dict[str, Any]) -> None:
+    """Those of metrics as all others."""
+    line = json.loads(event(kind, 0, metrics={"train/step": 0, "train/loss": 1.0})) | field
+    write_events(tmp_path, json.dumps(line) + "\n")
+    with pytest.raises(ReproError, match=rf"line 1: {next(iter(field))} is .*, no count"):
+        EventLog(tmp_path).read()
 
 
 def test_of_several_attempts_the_last_counts(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from run_folder_kit import Run, contents, f32, i64
 
 from repro_golden.dumps.archive.writing import write_archive
 from repro_golden.dumps.run.rows import column_rows, concatenated, masked
-from repro_golden.dumps.train.files import read_train_dump
+from repro_golden.dumps.train.files import first_missing, read_train_dump
 from repro_golden.dumps.train.joining import joined
 from repro_golden.dumps.train.makers import Shard, miles_train_dump, rank_train_dump, relax_train_dump, slime_train_dump
 from repro_golden.dumps.values import Tensor, same
@@ -133,6 +133,41 @@ def test_a_shard_of_a_wrong_length_is_refused_naming_rank_and_sample(tmp_path: P
     sample["log_probs"] = f32(sample["log_probs"].array[1:])
     with pytest.raises(ReproError, match=rf"rank 1 holds \d+ tokens of log_probs of sample {sample['sample_index']}"):
         joined(dumps)
+
+
+@pytest.mark.parametrize(
+    ("system", "field", "said"),
+    [
+        (system, field, said)
+        for system in ("slime", "miles", "old", "relax")
+        for field, said in (
+            ({"rank": 2**70}, "rank is 11805"), ({"rank": -1}, "rank is -1"), ({"rank": True}, "rank is <bool>"),
+            ({"rollout_id": 2**70}, "rollout_id is"), ({"rollout_id": "3"}, "rollout_id is '3'"),
+        )
+    ]
+    + [
+        ("miles", {"cp_size": 10**9}, "cp_size is 1000000000, no whole number from 1 to 65536"),
+        ("miles", {"cp_size": 0}, "cp_size is 0"), ("miles", {"cp_rank": 2}, "context-parallel rank 2 of 1"),
+        ("miles", {"cp_rank": False}, "cp_rank is <bool>"), ("miles", {"qkv_format": [1]}, "qkv_format is a list"),
+        ("slime", {"raw_reward": 0.5}, "raw_reward is a float"),
+        ("slime", {"raw_reward": True}, "raw_reward is a bool"),
+        ("slime", {"dp_shards": [{"data_parallel_rank": [1]}]}, "data_parallel_rank is <list>"),
+    ],
+)  # fmt: skip
+def test_counts_of_a_file_are_held_to_what_they_can_be(tmp_path: Path, system: str, field: Any, said: str) -> None:
+    """A file's own numbers never become a loop over as many."""
+    ((name, value),) = Run(system, dp=1).files(0)
+    write_archive(tmp_path / name, value | field)
+    with pytest.raises(ReproError, match=said):
+        read_train_dump(tmp_path / name)
+
+
+@given(st.sets(st.integers(0, 12)), st.integers(0, 15))
+def test_the_first_missing_number_is_found_without_counting(numbers: set[int], below: int) -> None:
+    """As a set of all numbers would say; a bound of 2**70 costs nothing."""
+    missing = set(range(below)) - numbers
+    assert first_missing(numbers, below) == (min(missing) if missing else None)
+    assert first_missing(numbers, 2**70) == min(set(range(14)) - numbers)
 
 
 def turns(order: list[int], *, outputs: tuple[float, float] = (0.5, 0.25)) -> dict[str, Any]:

@@ -21,10 +21,10 @@ from repro_bisect.axis import Axis, Change, Varied
 from repro_bisect.commits import resolve
 from repro_bisect.flags import FlagChange, changed, check_changes, read_flags, set_name
 from repro_golden.canonical import digest
-from repro_golden.case import Case, CommandSubject
+from repro_golden.case import Case, CommandSubject, TrainerSubject
 from repro_golden.checkout import Checkout, joined_trees, subject_tree
 from repro_golden.errors import ReproError
-from repro_golden.layout import joined
+from repro_golden.layout import ROUNDINGS, joined
 from repro_golden.subject_tables import TABLES
 from repro_golden.subjects.releases import parse_range, releases
 from repro_golden.subjects.words import interpreter
@@ -283,7 +283,8 @@ class LayoutLine(Varied):
 def _bounds(case: Case, a: _Layout, b: _Layout) -> tuple[float, Mapping[str, float], Mapping[str, float]]:
     """How far apart two layouts may be: between the case and one of its tables alone as the table says."""
     night, ends = case.nightly, {str(a), str(b)}
-    tolerance, absolute, relative = night.tolerance, night.absolute, night.relative
+    own = ROUNDINGS if isinstance(case.subject, TrainerSubject) else {}
+    tolerance, absolute, relative = night.tolerance, night.absolute or own, night.relative
     if "case" in ends and (table := case.layouts.get(min(ends - {"case"}))):
         tolerance = tolerance if table.tolerance is None else table.tolerance
         absolute = absolute if table.absolute is None else table.absolute

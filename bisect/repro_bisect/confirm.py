@@ -116,9 +116,13 @@ def _by_exit_code(desk: Desk, info: PointInfo, interval: Interval) -> Confirmed:
 
 
 def _explains(predicate: Predicate, culprit: Trace, last: Trace) -> bool | None:
-    """Whether the bad end's trace is the culprit's; None where one of them ends early and so far they agree."""
-    if first_violation(predicate, culprit, last):
-        return False
+    """Whether the bad end's trace is the culprit's, as far as the predicate asks; None where that cannot be told.
+
+    So it is where one of them ends early and they agree so far, and where the predicate finds fault with any trace like
+    the culprit's, whatever it is compared with (`finite`, checks of a CI).
+    """
+    if first_difference(culprit, last) and first_violation(predicate, culprit, last):
+        return None if first_violation(predicate, culprit, culprit) else False
     return True if len(culprit.steps) == len(last.steps) else None
 
 

@@ -173,9 +173,8 @@ def record_rollouts(
     target = out.resolve() if out else own
     pointer = target.with_name(target.name + ".dvc")
     if not replace and (target.exists() or pointer.exists()):
-        raise ReproError(
-            f"there are rollouts at {target} already: --replace takes their place, --out FOLDER leaves them"
-        )
+        where = f"at {target} already" if target.exists() else f"behind {pointer} (`repro golden pull` brings them)"
+        raise ReproError(f"there are rollouts {where}: --replace takes their place, --out FOLDER leaves them")
     if foreign := _foreign(target):
         raise ReproError(f"{foreign} is no recorded rollout, so --replace leaves {target} alone: name another folder")
     if out is None and not store.dvc.initialised:

@@ -151,7 +151,8 @@ def plants(trace: Trace, needed: Sequence[str] = _PLANTED) -> list[tuple[int, st
     gradients = {r.name for r in rows if r.phase == "grad"} & {r.name for r in rows if r.phase == "update"}
     chosen = []
     for phase in _PLANTED:
-        fit = [r for r in rows if r.phase == phase and r.dtype in kinds and 0 not in r.shape and "@" not in r.name]
+        own = _FLOATING if phase == "update" else kinds  # a learning rate is no parameter
+        fit = [r for r in rows if r.phase == phase and r.dtype in own and 0 not in r.shape and "@" not in r.name]
         if not fit and phase not in needed:
             continue
         if not fit:
@@ -235,7 +236,9 @@ def not_vacuous(trace: Trace, *, recorded: bool = True) -> list[Proof]:
         Proof(
             "gradients are not all zero",
             gradients > 0,
-            f"{gradients} non-zero gradients" if observed["grad"] else "no gradient was observed",
+            (f"{gradients} non-zero " + ("gradients" if recorded else "norms of them"))
+            if observed["grad"]
+            else "no gradient was observed" + ("" if recorded else ", nor a grad_norm in the log"),
         ),
     ]
     if recorded or (parameters and len(trace.steps) > 1):  # one step's hashes have nothing to differ from

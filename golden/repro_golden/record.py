@@ -161,6 +161,8 @@ class _Recording:
                 f"the rollouts of {self.case.name} are there already, no engine is needed: leave --engine out, or "
                 f"`repro rollout record {self.case.name} --replace` with it first"
             )
+        if path is not None and path.is_symlink() and not self.store.in_git(path):
+            raise ReproError(f"{path} is a symbolic link, which DVC does not keep: put the folder itself there")
         if path is not None and self.case.subject.kind == "core" and there:
             self.store.refuse_dirty(path)
         if there:
@@ -182,6 +184,9 @@ class _Recording:
         for flag, near in golden.header.subject.get("ignored", {}).items():
             meant = f": did you mean {near}?" if near else ""
             self.say(f"  note: {self.case.subject.kind} ignores {flag} of your launch{meant}")
+        trained = golden.header.subject.get("samples", [])
+        if trained and trained[0] < trained[1]:
+            self.say(f"  note: {trained[0]} of {trained[1]} samples of a rollout were trained on")
         for name, value in golden.header.subject.get("overridden", {}).items():
             self.say(f"  note: your launch sets {name}={value}; a deterministic replay asks for another value")
         if not golden.complete:

@@ -86,7 +86,8 @@ def _recorded(kept: Rollouts, system: str | None, out: Path | None) -> tuple[dic
     from repro_golden.rollouts import RolloutSet
 
     if not isinstance(kept, RolloutSet):
-        return {"dumps": len(kept)}, f"{len(kept)} rollout dumps, as the trainer wrote them"
+        count = len(kept)
+        return {"dumps": count}, f"{count} rollout dump{"s" * (count != 1)}, as the trainer wrote them"
     found = facts(kept)
     text = facts_text(found)
     if system is None or out is None:

@@ -102,16 +102,17 @@ def _rollouts(
     sources: tuple[Path, ...], reading: Reading, say: Callable[[str], None]
 ) -> Iterator[tuple[Path, RolloutDump | RolloutData]]:
     """Every rollout of the sources, one at a time."""
+    from repro.text import count
     from repro_golden.rollouts import RolloutSet
 
     for source in sources:
         if is_ours(source):
             kept = RolloutSet(source)
-            say(f"{source}: {len(kept)} rollouts of ours")
+            say(f"{source}: {count(len(kept), 'rollout')} of ours")
             yield from ((source / f"{k}.safetensors", kept.read(k)) for k in range(len(kept)))
         else:
             found = dumps_at(source)
-            say(f"{source}: {len(found)} rollout dumps")
+            say(f"{source}: {count(len(found), 'rollout dump')}")
             yield from ((path, reading.read(path)) for path in found)
 
 

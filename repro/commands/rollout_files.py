@@ -74,11 +74,13 @@ def dumps_at(path: Path) -> list[Path]:
     """The dumps that a path means: a file, a folder of ``N.pt``, or a folder of --dump-details.
 
     Raises:
-        ReproError: there are none.
+        ReproError: there are none, or nothing is there at all.
     """
     from repro_golden.dumps.rollout.files import dump_files
     from repro_golden.errors import ReproError
 
+    if not path.exists():
+        raise ReproError(f"no file at {path}: give a dump N.pt, or a folder of them")
     if not path.is_dir():
         return [path]
     for folder in _folders(path):

@@ -88,13 +88,14 @@ def _of_case(name: str) -> Path:
 
 
 def _ours(place: Path, as_json: bool) -> int:
+    from repro.text import count
     from repro_golden.rollouts import RolloutSet
 
     kept = RolloutSet(place)
     every = [kept.read(k) for k in range(len(kept))]
     rows = [_row(k, one) for k, one in enumerate(every)]
     shown = facts(kept)
-    lines = [f"{len(kept)} rollouts at {kept.directory}", f"digest {kept.digest}", _origin(every, shown), ""]
+    lines = [f"{count(len(kept), 'rollout')} at {kept.directory}", f"digest {kept.digest}", _origin(every, shown), ""]
     emit(as_json, {"digest": kept.digest, **shown, "each": rows}, "\n".join([*lines, _table(rows)]))
     return 0
 

@@ -81,7 +81,8 @@ def _slots(case: Case, jobs: int) -> list[dict[str, str]]:
     if len(gpus) < need * jobs:
         raise ReproError(
             f"{case.name} asks for {need} GPUs in each of {jobs} probes at once, and {len(gpus)} are here: "
-            f"use -j {max(1, len(gpus) // need)}, or correct resources.gpus"
+            + (f"use -j {len(gpus) // need}, or " if len(gpus) >= need else "")
+            + "correct resources.gpus"
         )
     return [slot | {"CUDA_VISIBLE_DEVICES": ",".join(gpus[k * need : (k + 1) * need])} for k, slot in enumerate(slots)]
 

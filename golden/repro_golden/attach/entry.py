@@ -12,9 +12,12 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from repro_golden.attach.outside import outside
 
 __all__ = ["FLAG", "enter", "is_entry"]
 
@@ -36,10 +39,12 @@ def is_entry(names: Sequence[str], argv: Sequence[str], original: Sequence[str])
     return any(path == name or path.endswith(f"/{name}") for name in names)
 
 
-def enter(asked: Mapping[str, Any]) -> None:
+def enter(asked: Mapping[str, Any], home: str | None = None, place: str | None = None) -> None:
     """Add the flags to this process's command line, and have its parsers say what they made of it.
 
     Args:
+        home: The user's checkout, from which nothing may be imported when `place` is another.
+        place: The code under test.
         asked: ``flags``, added as they are; ``redirect``, values of flags that are added where the command line has
             the flag; and ``out``, the folder that receives what parsers say.
     """
@@ -48,19 +53,22 @@ def enter(asked: Mapping[str, Any]) -> None:
     for flag, value in asked["redirect"].items():
         if flag in own:
             added += [flag, value]
-    path = Path(asked["out"]) / f"parsers-{os.getpid()}.jsonl"
-    _append(path, {"own": own, "added": added, "variables": {n: os.environ.get(n) for n in asked["variables"]}})
-    sys.argv.extend(added)
-    _listen(path, [word for word in added if word.startswith(FLAG)])
+    # nodes that share the folder may have a process of this number too
+    path = Path(asked["out"]) / f"parsers-{os.getpid()}-{time.time_ns()}.jsonl"
+    _append(path, {"own": own, "variables": {n: os.environ.get(n) for n in asked["variables"]}})
+    if added and sys.argv[-len(added) :] != added:  # else it has started itself anew with what it had
+        sys.argv.extend(added)
+    ours = [word.partition("=")[0] for word in added if word.startswith(FLAG)]
+    _listen(path, ours, lambda: outside(home, place))
 
 
-def _listen(path: Path, ours: Sequence[str]) -> None:
+def _listen(path: Path, ours: Sequence[str], strangers: Callable[[], Sequence[str]]) -> None:
     parse = argparse.ArgumentParser.parse_known_args
 
     @functools.wraps(parse)
     def parse_known_args(self: Any, *args: Any, **kwargs: Any) -> Any:
         found, rest = parse(self, *args, **kwargs)
-        _append(path, _said(self, found, rest, ours))
+        _append(path, {**_said(self, found, rest, ours), "outside": list(strangers())[:3]})
         return found, rest
 
     argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign]

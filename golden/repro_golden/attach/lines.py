@@ -20,6 +20,7 @@ _LIMIT = 64 * 1024
 """Characters of the longest line that is read or held: a program may print for ever without a line end."""
 
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_STRIPPED = re.compile(r"\[(?:[0-9]{1,3}(?:;[0-9]{1,3}){0,9})?m")
 _RAY = re.compile(r"\(.*? pid=\d+(?:, ip=[^\s)]+)?\) ")
 _REPEATED = re.compile(r" \[repeated \d+x across cluster\](?: \(Ray deduplicates .*)?$", re.DOTALL)
 # slime, Miles: `[2026-11-20 15:47:01.707 rank0] file.py:107 - `; Relax: `2026-11-20 15:47:01 | INFO | module:107 `
@@ -62,7 +63,8 @@ class Labelled(NamedTuple):
 def labelled(line: str) -> Labelled | None:
     """What a line ``step 3: {...}`` of slime, Miles or Relax says, or one of their other labels.
 
-    Colour codes, Ray's prefix and the logging prefix are taken off, and what a progress bar left before that prefix.
+    Colour codes, Ray's prefix and the logging prefix are taken off, and what a progress bar left before that prefix;
+    colour codes also where a log has lost their escape characters (`[32m`), outside of the dict.
 
     Args:
         line: without its line end. Lines longer than 64 KiB are not read.
@@ -70,7 +72,17 @@ def labelled(line: str) -> Labelled | None:
     Returns:
         None for any other line, for a dict that is cut short, and for one that holds no number.
     """
-    return None if "{" not in line or len(line) > _LIMIT else _labelled(_bare(line))
+    return None if "{" not in line or len(line) > _LIMIT else _label_of(line, _bare(line))
+
+
+def _label_of(line: str, text: str) -> Labelled | None:
+    """What a line says, of which `text` is what `_bare` leaves."""
+    found = _labelled(text)
+    if found is None and _STRIPPED.search(line):
+        head, _, rest = line.partition("{")
+        inside, _, tail = rest.rpartition("}")
+        found = _labelled(_bare(f"{_STRIPPED.sub('', head)}{{{inside}}}{_STRIPPED.sub('', tail)}"))
+    return found
 
 
 def _labelled(text: str) -> Labelled | None:
@@ -105,7 +117,7 @@ def metrics_of(line: str, patterns: Sequence[re.Pattern[str]] = ()) -> dict[str,
         return {}
     text = _bare(line)
     found: dict[str, float] = {}
-    label = _labelled(text)
+    label = _label_of(line, text)
     if label:
         found = label.metrics
     elif text.startswith("{"):
@@ -125,7 +137,7 @@ def _bare(line: str) -> str:
     text = _ANSI.sub("", line).strip()
     ray = _RAY.match(text)
     if ray:
-        text = _REPEATED.sub("", text[ray.end() :].lstrip())
+        text = _REPEATED.sub("", text[ray.end() :].lstrip()).rstrip()
     logging = _LOGGING.match(text)
     return text[logging.end() :].lstrip() if logging else text
 

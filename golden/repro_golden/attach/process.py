@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from repro_golden.attach.names import Names
+from repro_golden.attach.outside import outside
 from repro_golden.attach.readings import state
 from repro_golden.attach.settings import Settings
 
@@ -43,7 +44,7 @@ def facts(settings: Settings) -> dict[str, Any]:
         "identity": collect(os.environ, threads=threads, ranks=world).to_mapping(),
         "switches": _switches(),
         "groups": _groups(),
-        "outside": _outside(settings),
+        "outside": outside(settings.home, settings.place),
     }
 
 
@@ -70,20 +71,6 @@ def _groups() -> dict[str, list[int]]:
     world = torch.distributed.distributed_c10d._world
     own = world.pg_names  # among the others there is one stand-in for all groups that this process is not in
     return {str(own[group]): sorted(ranks) for group, ranks in world.pg_group_ranks.items() if group in own}
-
-
-def _outside(settings: Settings) -> list[str]:
-    """Modules that came from the user's checkout although a worktree is under test: an editable installation, say."""
-    if settings.home is None or settings.place is None or settings.home == settings.place:
-        return []
-    home, place = settings.home.rstrip(os.sep) + os.sep, settings.place.rstrip(os.sep) + os.sep
-    kept = ("site-packages", "dist-packages", f"{os.sep}.git{os.sep}")  # an environment inside the checkout is none
-    found = []
-    for name, module in list(sys.modules.items()):
-        file = str(getattr(module, "__file__", None) or "")
-        if file.startswith(home) and not file.startswith(place) and not any(part in file for part in kept):
-            found.append(name)
-    return sorted(found)
 
 
 def terminal(

@@ -254,6 +254,8 @@ def key_of(value: Any) -> Any:
         return ("tuple", *map(key_of, value))
     if type(value) is frozenset:
         return ("frozenset", *sorted(map(repr, map(key_of, value))))
+    if type(value) is int and value.bit_length() > 1024:  # a longer one has no repr
+        return ("int", hex(value))
     return (type(value).__name__, value)
 
 

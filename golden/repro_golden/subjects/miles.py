@@ -12,6 +12,7 @@ def _flags(replay: Replay) -> list[list[str]]:
         ["--debug-train-only"],
         ["--load-debug-rollout-data", replay.rollouts],
         ["--dump-details", replay.details],
+        ["--start-rollout-id", "0"],  # a launch that goes on from a checkpoint would begin behind the recorded ones
         # ends the run without changing the schedule of the learning rate
         ["--debug-exit-after-rollout", str(replay.count)],
         ["--save-local-weight-checksum"],
@@ -23,6 +24,7 @@ def _capture(replay: Replay) -> list[list[str]]:
     return [
         ["--debug-rollout-only"],
         ["--save-debug-rollout-data", replay.rollouts],
+        ["--start-rollout-id", "0"],
         ["--debug-exit-after-rollout", str(replay.count)],
     ]
 

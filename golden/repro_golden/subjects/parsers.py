@@ -28,37 +28,52 @@ class Parsed:
         refused: Of the flags that were added: those that no parser has, or that came to another value, and why.
         ignored: Flags of the user's own that no parser has, with the nearest one that there is, or ''.
         overridden: Variables that had other values than asked for, with theirs.
+        outside: Modules that came from the user's checkout, not from the commit under test.
     """
 
     processes: int
     refused: Mapping[str, str] = field(default_factory=dict)
     ignored: Mapping[str, str] = field(default_factory=dict)
     overridden: Mapping[str, str] = field(default_factory=dict)
+    outside: Sequence[str] = ()
 
 
-def read_parsers(folder: Path, added: Sequence[Sequence[str]], variables: Mapping[str, str]) -> Parsed:
+_UNKNOWN = "no parser of it has this flag"
+
+
+def read_parsers(
+    folder: Path, added: Sequence[Sequence[str]], variables: Mapping[str, str], more: Sequence[str] = ()
+) -> Parsed:
     """Read what parsers said.
 
     Args:
         folder: Where they wrote it; one file for each process.
         added: The flags that were added, each with its value if it has one.
         variables: Those that were asked for.
+        more: Words that were added for the user: their flags must be known, whatever becomes of their values.
     """
     refused: dict[str, str] = {}
     ignored: dict[str, str] = {}
     overridden: dict[str, str] = {}
+    outside: dict[str, None] = {}
     files = sorted(folder.glob("parsers-*.jsonl"))
     parsed = 0
     for path in files:
-        first, *said = _lines(path)
+        first, *rest = _lines(path)
+        said = [one for one in rest if "options" in one]
         if not said:
             continue  # a launcher that reads no command line of its own
         parsed += 1
+        outside |= dict.fromkeys(said[-1].get("outside", ()))
         known = {option for one in said for option in one["options"]}
         loose = any(one["abbreviates"] for one in said)
         for flag, *value in added:
             if why := _refusal(flag, value, said, known):
                 refused.setdefault(flag, why)
+        for flag in (word.partition("=")[0] for word in more if word.startswith("--")):
+            if flag not in known:
+                near = difflib.get_close_matches(flag, sorted(known), 1)
+                refused.setdefault(flag, _UNKNOWN + (f": did you mean {near[0]}?" if near else ""))
         for flag in first["own"]:
             if flag.startswith(_ENGINE):
                 continue
@@ -68,13 +83,13 @@ def read_parsers(folder: Path, added: Sequence[Sequence[str]], variables: Mappin
         for name, asked in variables.items():
             if (has := first["variables"].get(name)) != asked:
                 overridden.setdefault(name, "" if has is None else has)
-    return Parsed(parsed, refused, ignored, overridden)
+    return Parsed(parsed, refused, ignored, overridden, list(outside))
 
 
 def _refusal(flag: str, value: Sequence[str], said: Sequence[Mapping[str, Any]], known: set[str]) -> str:
     """Why a flag took no effect; '' where it did."""
     if flag not in known:
-        return "no parser of it has this flag"
+        return _UNKNOWN
     found = [one["values"][flag] for one in said if flag in one["values"]]
     if not value:
         # a flag without a value is a switch; one that says another thing is left to the trainer

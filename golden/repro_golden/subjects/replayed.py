@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,10 @@ def replayed_dumps(
     if not ours and not planted:
         for number in range(count):
             if not (source / f"{number}.pt").is_file():
-                raise ReproError(f"{source} has no {number}.pt, and {count} rollouts are replayed: lower case.steps")
+                raise ReproError(
+                    f"{source} has no {number}.pt, and {count} rollouts are replayed: put dumps there as 0.pt, "
+                    "1.pt, ... (`repro rollout record`), or lower case.steps"
+                )
         return source
     folder = scratch / "rollouts"
     folder.mkdir()
@@ -86,6 +90,9 @@ def _plant(dump: RolloutDump) -> None:
 class ReplayedRows:
     """The rows of what a trainer wrote, once it is shown that it trained on what it was given.
 
+    Attributes:
+        trained: How many samples of the last rollout were trained on, and how many were given.
+
     Args:
         system: The trainer.
         details: Folder that it writes its dumps to.
@@ -101,6 +108,7 @@ class ReplayedRows:
         subject = case.subject
         assert isinstance(subject, TrainerSubject)
         self._system, self._dumps, self._plant = system, dumps, plant
+        self.trained: list[int] = []
         self._per_rollout, self._allow = subject.steps_per_rollout, subject.allow_pickle
         self._folder = RunFolder(
             system,
@@ -135,11 +143,16 @@ class ReplayedRows:
     def _same_rollout(self, number: int) -> None:
         """Show that the samples trained on are those that were given: the flag that loads them took effect."""
         found = self._folder.columns(number)
-        if found is None:
-            return
-        given = {_tokens(sample["tokens"]) for sample in self._given(number).samples}
-        for index, tokens in zip(found.indices, found.columns["tokens"].get(None, ()), strict=False):
-            if _tokens(tokens) not in given:
+        if found is None or not found.columns["tokens"].get(None):
+            raise ReproError(
+                f"no train dump shows what rollout {number} was trained on: let the trainer write them (--dump-details)"
+            )
+        given = Counter(_tokens(sample["tokens"]) for sample in self._given(number).samples)
+        trained = found.columns["tokens"][None]
+        self.trained = [len(trained), given.total()]
+        for index, tokens in zip(found.indices, trained, strict=True):
+            given[_tokens(tokens)] -= 1
+            if given[_tokens(tokens)] < 0:
                 raise ReproError(
                     f"rollout {number} was trained on other samples than were given (sample {index}): "
                     "--load-debug-rollout-data took no effect"

@@ -12,6 +12,7 @@ def _flags(replay: Replay) -> list[list[str]]:
         ["--debug-train-only"],
         ["--load-debug-rollout-data", replay.rollouts],
         ["--dump-details", replay.details],
+        ["--start-rollout-id", "0"],  # a launch that goes on from a checkpoint would begin behind the recorded ones
         # slime has no flag that ends a run early, so the schedule of the learning rate is that of a run of this length
         ["--num-rollout", str(replay.count)],
         ["--deterministic-mode"],
@@ -22,6 +23,7 @@ def _capture(replay: Replay) -> list[list[str]]:
     return [
         ["--debug-rollout-only"],
         ["--save-debug-rollout-data", replay.rollouts],
+        ["--start-rollout-id", "0"],
         ["--num-rollout", str(replay.count)],
     ]
 

@@ -21,6 +21,7 @@ from repro_golden.case import Case, TrainerSubject
 from repro_golden.children import BITS_DEFAULTS, ChildFailure, Place, Run, RunResult
 from repro_golden.dumps.values import System
 from repro_golden.errors import ReproError
+from repro_golden.rollouts import INDEX, rollouts_of
 from repro_golden.subjects import command
 from repro_golden.subjects.parsers import Parsed, read_parsers
 from repro_golden.trace import Row
@@ -34,6 +35,13 @@ _QUIET = {"WANDB_MODE": "disabled"}
 """A replay is no experiment: it must not upload, nor wait for a login."""
 _SHIELDED = ("pkill", "killall")
 _SHIELD = '#!/bin/sh\necho "repro: left out: $(basename "$0") $*" >&2\n'
+
+
+_CURES = {
+    "unrecognized arguments": "name a flag that a replay adds in subject.leave, if the replay serves without it",
+    "no optimizer step was seen": "or set recorder = false in [subject], and what the trainer writes is compared",
+}
+"""What a failure of these subjects wants, by what it says."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,13 @@ def run(
     enough: Callable[[], bool] | None = None,
 ) -> RunResult:
     """Make one run; see `subjects.launch`."""
-    return command.run(case, subject, place, asked, log, cancel, enough, _adds(case, subject, place, log))
+    try:
+        return command.run(case, subject, place, asked, log, cancel, enough, _adds(case, subject, place, log))
+    except ChildFailure as failure:
+        for text, cure in _CURES.items():
+            if text in failure.message:
+                failure.message += f"; {cure}"
+        raise
 
 
 def exit_code(case: Case, subject: TrainerSubject, place: Place, log: Path, cancel: threading.Event | None) -> int:
@@ -146,6 +160,8 @@ def _adds(case: Case, subject: TrainerSubject, place: Place, log: Path) -> comma
 
         trainer, count = trainer_of(subject.kind), _count(case, subject)
         source = Path(asked.rollouts) if asked.rollouts else _rollouts(case, place)
+        if not (source / INDEX).exists():
+            _ = rollouts_of(case, source).digest  # what cannot be read is found before the trainer starts
         folder = replayed_dumps(source, trainer.system, count, scratch, asked.plant, subject.allow_pickle)
         details = scratch / "details"
         replay = Replay(_template(folder), str(details), count)
@@ -153,6 +169,25 @@ def _adds(case: Case, subject: TrainerSubject, place: Place, log: Path) -> comma
         return _Replaying(subject, replay, scratch, trainer.flags(replay), log, rows)
 
     return adds
+
+
+def _agreed(subject: TrainerSubject, flags: Sequence[Sequence[str]]) -> list[list[str]]:
+    """What a replay adds, without what the case leaves out.
+
+    Raises:
+        ReproError: the case leaves out what is not added, or sets it to something else.
+    """
+    names = [one[0] for one in flags]
+    for flag in subject.leave:
+        if flag not in names:
+            raise ReproError(f"subject.leave: a replay adds no {flag}; it adds {', '.join(names)}")
+    kept = [list(one) for one in flags if one[0] not in subject.leave]
+    for flag in (word.partition("=")[0] for word in subject.flags):
+        if flag in {one[0] for one in kept}:
+            raise ReproError(
+                f"subject.flags sets {flag}, and so does a replay: take it out, or add it to subject.leave"
+            )
+    return kept
 
 
 class _Replaying:
@@ -179,7 +214,7 @@ class _Replaying:
         self.recorder = subject.recorder and rows is not None
         self._subject, self._replay, self._scratch, self._log = subject, replay, scratch, log
         self._trainer = trainer_of(subject.kind)
-        self._flags = [list(one) for one in flags if one[0] not in subject.leave]
+        self._flags = _agreed(subject, flags)
         self._rows = rows
         self._parsers = scratch / "parsers"
         self._parsers.mkdir()
@@ -236,7 +271,7 @@ class _Replaying:
 
     @property
     def _parsed(self) -> Parsed:
-        return read_parsers(self._parsers, self._flags, self._wanted)
+        return read_parsers(self._parsers, self._flags, self._wanted, self._subject.flags)
 
     def _check(self) -> None:
         """Refuse a run that was not what it was asked to be.
@@ -247,9 +282,20 @@ class _Replaying:
         entry = " or ".join(self._subject.entry or self._trainer.entry)
         parsed = self._parsed
         if not parsed.processes:
-            raise self._failure(f"no Python process ran {entry} and read a command line: correct subject.entry")
+            raise self._failure(
+                f"no Python process ran {entry} and read a command line: correct subject.entry, or let the launch keep "
+                "PYTHONPATH (PYTHONPATH=...:$PYTHONPATH, no python -I or -E)"
+            )
         for flag, why in parsed.refused.items():
-            raise self._failure(f"{flag} took no effect ({why}): name it in subject.leave if the replay serves without")
+            own = flag in {one[0] for one in self._flags}
+            cure = "name it in subject.leave if the replay serves without" if own else "correct subject.flags"
+            raise self._failure(f"{flag} took no effect ({why}): {cure}")
+        if parsed.outside:
+            module = next((name for name in parsed.outside if name != "__main__"), "the entry point")
+            raise self._failure(
+                f"{module} came from your checkout, not from the commit under test: let the launch name its code by "
+                "relative paths (cd to its own folder), and PYTHONPATH in subject.env"
+            )
 
     def _failure(self, message: str) -> ChildFailure:
         return ChildFailure("start", -1, message, str(self._log))
@@ -260,6 +306,7 @@ class _Replaying:
         return {
             "recorder": self.recorder,
             "flags": [one[0] for one in self._flags],
+            "samples": self._rows.trained if self._rows else [],
             "ignored": dict(parsed.ignored),
             "overridden": dict(parsed.overridden),
         }

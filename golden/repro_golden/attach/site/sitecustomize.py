@@ -115,9 +115,10 @@ def _enter() -> None:
         from repro_golden.attach.entry import enter, is_entry
         from repro_golden.attach.settings import VARIABLE, Settings
 
-        entry = Settings.from_text(os.environ[VARIABLE]).entry
+        settings = Settings.from_text(os.environ[VARIABLE])
+        entry = settings.entry
         if entry and is_entry(entry["names"], sys.argv, sys.orig_argv):
-            enter(entry)
+            enter(entry, settings.home, settings.place)
     except Exception as error:  # noqa: BLE001 - site.py would say it and go on
         _say(f"repro: no flags could be added ({type(error).__name__}: {error})")
         os._exit(70)

@@ -23,7 +23,8 @@ def _duplicated(batch: Batch) -> Iterator[Found]:
             continue
         # siblings of one execution share all three, and differ in their tokens
         if key[2] is None or same(sample["tokens"], batch.samples[at]["tokens"]):
-            yield Found(number, "index", f"index {key[1]} of group {key[0]} is there twice: also sample {at}")
+            which = f"index {said(key[1])} of group {said(key[0])}"
+            yield Found(number, "index", f"{which} is there twice: also sample {at}")
 
 
 def _groups(batch: Batch) -> dict[Any, set[Any]]:
@@ -40,7 +41,7 @@ def _group_size(batch: Batch) -> Iterator[Found]:
     for group, members in _groups(batch).items():
         if batch.group_size is not None and len(members) != batch.group_size:
             first = next(n for n, s in enumerate(batch.samples) if s["group_index"] == group)
-            yield Found(first, "group_index", f"group {group} has {len(members)} samples, not {batch.group_size}")
+            yield Found(first, "group_index", f"group {said(group)} has {len(members)} samples, not {batch.group_size}")
 
 
 def _group_sizes(batch: Batch) -> Iterator[Found]:
@@ -57,7 +58,7 @@ def _scattered(batch: Batch) -> Iterator[Found]:
         if group is None or (seen and seen[-1] == group):
             continue
         if group in seen:
-            yield Found(number, "group_index", f"group {group} goes on here, after others")
+            yield Found(number, "group_index", f"group {said(group)} goes on here, after others")
         seen.append(group)
 
 

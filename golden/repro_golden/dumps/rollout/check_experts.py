@@ -41,7 +41,7 @@ def _expansion(sample: dict[str, object]) -> int:
     if not isinstance(inputs, dict):
         return 0
     each = [numbers(inputs[key]) for key in _EXPANDED if inputs.get(key) is not None]
-    return sum(int(counts.sum()) - counts.size for counts in each if counts is not None)
+    return sum(int(counts.sum()) - counts.size for counts in each if counts is not None and counts.dtype.kind in "iu")
 
 
 def _negative(batch: Batch) -> Iterator[Found]:

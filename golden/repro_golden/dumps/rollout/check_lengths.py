@@ -56,7 +56,7 @@ def _mask_values(batch: Batch) -> Iterator[Found]:
         found = numbers(value)
         if found is None:
             yield Found(number, "loss_mask", "loss_mask is no list of numbers")
-        elif found.dtype.kind == "b" or not ((found == 0) | (found == 1)).all():
+        elif found.size and (found.dtype.kind == "b" or not ((found == 0) | (found == 1)).all()):
             odd = next(repr(x) for x in found.ravel().tolist() if x not in (0, 1) or isinstance(x, bool))
             yield Found(number, "loss_mask", f"loss_mask holds {odd}")
 

@@ -20,6 +20,9 @@ __all__ = ["NATIVE", "Columns", "as_kind", "columns_of", "kind_of", "samples_of"
 
 _EXPERTS = "rollout_routed_experts"
 
+_BELOW, _BEYOND = -(1 << 63), 1 << 62
+"""Group numbers that have a place in the column, with room for others behind them."""
+
 NATIVE: Mapping[System, str] = {"slime": "tensor int32", "miles": "array <i4", "relax": "list"}
 """How each system holds routed experts."""
 
@@ -204,7 +207,7 @@ def _reward(value: Any, key: str | None, where: str) -> float:
         value = value[key]
     if value is None:
         return float("nan")
-    if isinstance(value, int | float | np.number):
+    if isinstance(value, int | float | np.number) and not isinstance(value, np.complexfloating):
         try:
             return float(value)
         except (OverflowError, TypeError):
@@ -215,12 +218,23 @@ def _reward(value: Any, key: str | None, where: str) -> float:
 
 
 def _groups(samples: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Group numbers; samples without one get numbers of their own, beyond all others."""
-    known = [int(s["group_index"]) for s in samples if s["group_index"] is not None]
+    """Group numbers; samples without one get numbers of their own, beyond all others.
+
+    So does each group whose number has no place in 64 bits; the number itself is kept beside the columns.
+    """
+    said = [None if s["group_index"] is None else int(s["group_index"]) for s in samples]
+    known = [group for group in said if group is not None and _BELOW <= group < _BEYOND]
     beyond = max(known, default=-1) + 1
-    return [
-        int(s["group_index"]) if s["group_index"] is not None else beyond + number for number, s in enumerate(samples)
-    ]
+    huge: dict[int, int] = {}
+    found = []
+    for number, group in enumerate(said):
+        if group is None:
+            found.append(beyond + number)
+        elif _BELOW <= group < _BEYOND:
+            found.append(group)
+        else:
+            found.append(beyond + huge.setdefault(group, number))
+    return found
 
 
 def _plain(value: Any) -> Any:

@@ -116,7 +116,7 @@ def read_rollout_dump(
     except ReproError as refusal:
         # the classes of an old form are of no interest: its own refusal says more
         try:
-            seen = peek(path)
+            seen = peek(path, limit=limit)
         except ReproError:
             raise refusal from None
         refuse(seen, path, "rollout")
@@ -128,8 +128,9 @@ def read_rollout_dump(
         _check_sample(sample, number, path)
     lacks = frozenset({"rollout_id", "metadata"} - value.keys())
     rollout_id = value.get("rollout_id", int(name[2]) if name else None)
-    if type(rollout_id) is not int:
-        raise ReproError(f"{path}: its rollout_id is a {type(rollout_id).__name__}, no whole number: record it again")
+    if type(rollout_id) is not int or rollout_id.bit_length() > 63:
+        what = "number beyond 64 bits" if type(rollout_id) is int else f"{type(rollout_id).__name__}, no whole number"
+        raise ReproError(f"{path}: its rollout_id is a {what}: record it again")
     metadata = value.get("metadata")
     if metadata is not None and not isinstance(metadata, dict):
         raise ReproError(f"{path}: its metadata is a {type(metadata).__name__}, no dict: record it again")
@@ -227,3 +228,5 @@ def _check_sample(sample: Mapping[str, Any], number: int, path: Path) -> None:
             raise ReproError(
                 f"{path}: {name} of sample {number} is a {type(sample[name]).__name__}, {what}: record it again"
             )
+    if "response_length" in sample and int(sample["response_length"]).bit_length() > 63:
+        raise ReproError(f"{path}: response_length of sample {number} is beyond 64 bits: record it again")

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from repro_golden.canonical import canonical_json
+from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.run.records import digest_of, number_of, parsed
+from repro_golden.dumps.run.regular import open_regular
 from repro_golden.errors import ReproError
 
 __all__ = ["Event", "EventLog", "checksums", "engine_checksums", "witness_advantages"]
@@ -25,6 +27,7 @@ _SKIPPED = (
 )  # fmt: skip
 _CHUNK = 1 << 20
 _LINE = 1 << 30
+_COUNTS = 10**18
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Event:
             ReproError: the file has changed since.
         """
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 file.seek(self.offset)
                 raw = file.read(self.length)
         except OSError as error:
@@ -124,7 +127,7 @@ class EventLog:
                 raise ReproError(f"{path} cannot be read: {error.strerror}") from None
 
     def _more(self, file: _File) -> None:
-        with file.path.open("rb") as stream:
+        with open_regular(file.path) as stream:
             stream.seek(file.offset)
             while True:
                 raw = stream.readline(_LINE)
@@ -147,9 +150,7 @@ class EventLog:
         if kind == "metric":
             self._metrics(value, where)
         elif kind in _KEPT:
-            rollout, attempt = value.get("rollout_id"), value.get("attempt", 0)
-            if not (rollout is None or type(rollout) is int) or type(attempt) is not int:
-                raise ReproError(f"{where}: rollout_id and attempt must be counts")
+            rollout, attempt = _rollout_of(value, where)
             self.events.append(Event(kind, rollout, attempt, _source(value), file.path, file.offset, len(raw)))
         elif kind not in _SKIPPED and kind not in self._unknown:
             self._unknown.add(kind)
@@ -162,11 +163,11 @@ class EventLog:
         # what is not finite is written as null
         numbers = {name: math.nan if v is None else number_of(v) for name, v in metrics.items()}
         found = {name: v for name, v in numbers.items() if v is not None}
-        step, rollout = metrics.get("train/step"), value.get("rollout_id")
+        step, (rollout, attempt) = metrics.get("train/step"), _rollout_of(value, where)
         if type(step) is int:
-            self._merge(self.steps, step, found, int(value.get("attempt") or 0))
-        elif type(rollout) is int and "rollout/step" in metrics:
-            self._merge(self.rollouts, rollout, found, int(value.get("attempt") or 0))
+            self._merge(self.steps, _count(step, "train/step", where), found, attempt)
+        elif rollout is not None and "rollout/step" in metrics:
+            self._merge(self.rollouts, rollout, found, attempt)
 
     def _merge(self, into: dict[int, dict[str, float]], number: int, found: dict[str, float], attempt: int) -> None:
         """Of several attempts the last one counts."""
@@ -182,6 +183,25 @@ class EventLog:
         found = [one for one in self.events if one.kind == kind and one.rollout == rollout]
         last = max((one.attempt for one in found), default=0)
         return [one for one in found if one.attempt == last]
+
+
+def _rollout_of(value: Mapping[str, Any], where: str) -> tuple[int | None, int]:
+    """An event's rollout, None before the first, and attempt, which a metric may leave open.
+
+    Raises:
+        ReproError: they are no counts.
+    """
+    rollout, attempt = value.get("rollout_id"), value.get("attempt")
+    return (
+        None if rollout is None else _count(rollout, "rollout_id", where),
+        0 if attempt is None else _count(attempt, "attempt", where),
+    )
+
+
+def _count(value: Any, name: str, where: str) -> int:
+    if type(value) is not int or not 0 <= value < _COUNTS:
+        raise ReproError(f"{where}: {name} is {shown(value)}, no count")
+    return value
 
 
 def _source(value: Mapping[str, Any]) -> tuple[str, int, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from repro_golden.dumps.archive.reading import LIMIT
 from repro_golden.dumps.run.losses import loss_name
-from repro_golden.dumps.train.files import TrainDump, read_train_dump
+from repro_golden.dumps.train.files import TrainDump, first_missing, read_train_dump
 from repro_golden.dumps.values import System
 from repro_golden.errors import ReproError
 
@@ -65,7 +65,7 @@ class TrainFiles:
         paths = self.paths.get(rollout, {})
         if not paths:
             return None
-        if None not in paths and not final and (self._ranks is None or not set(range(self._ranks)) <= set(paths)):
+        if None not in paths and not final and (self._ranks is None or _missing(paths, self._ranks)):
             return None
         # what is not this rollout's was used up
         self._read = {path: known for path, known in self._read.items() if path in paths.values()}
@@ -102,6 +102,10 @@ class TrainFiles:
             dump = error
         self._read[path] = (state, dump)
         return dump
+
+
+def _missing(paths: Collection[int | None], ranks: int) -> bool:
+    return first_missing([rank for rank in paths if rank is not None], ranks) is not None
 
 
 def numbered(folder: Path) -> Iterator[tuple[int, int | None, Path]]:

@@ -20,7 +20,14 @@ from repro_golden.dumps.values import System
 from repro_golden.errors import ReproError
 from repro_golden.trace import Row
 
-__all__ = ["RunFolder"]
+__all__ = ["OtherRunError", "RunFolder"]
+
+_OF_ONE_RUN = ("grad_norm", "loss", "critic-grad_norm")
+"""Numbers that a log and the files beside it cannot give differently of one run."""
+
+
+class OtherRunError(ReproError):
+    """The log is not of the run that wrote the folder."""
 
 
 class RunFolder:
@@ -71,7 +78,7 @@ class RunFolder:
         self._train = TrainFiles(folder, system, ranks, allow, limit)
         self._log = None if log is None else RunLog(log, ignore, log_start)
         self._events = EventLog(folder / "events")
-        self._side = SideRecords(folder, grad_norm)
+        self._side = SideRecords(folder, grad_norm, limit)
         self._problems: dict[str, None] = {}
         self._counts: dict[int, dict[int, int]] = {}
         self._held: dict[int, Joined | None] = {}
@@ -133,6 +140,9 @@ class RunFolder:
 
         The log's come first, then those of events, of the CI history and of gradient norms' files; where two of them
         disagree, `problems` says so.
+
+        Raises:
+            OtherRunError: the log says another loss or gradient norm than the files.
         """
         n = self.steps_per_rollout
         rollout, update = divmod(step, n)
@@ -152,6 +162,12 @@ class RunFolder:
                 known = found.setdefault(name, (source, value))
                 # events write whatever is not finite as null
                 if not same_float(known[1], value) and not (value != value and not _finite(known[1])):
+                    of_one = name in _OF_ONE_RUN and known[0] == "the log" and _differ(known[1], value)
+                    if of_one and self._log is not None:
+                        raise OtherRunError(
+                            f"step {step}: {name} is {known[1]!r} in {self._log.path} and {value!r} in {source} of "
+                            f"{self.folder}: is the log of this run?"
+                        )
                     self._problem(f"step {step}: {name} is {known[1]!r} in {known[0]} and {value!r} in {source}")
         return {name: value for name, (_, value) in found.items()}
 
@@ -290,7 +306,8 @@ class RunFolder:
             right = f": set it to {lines // dumps}" if lines % dumps == 0 else ""
             raise ReproError(f"the log has {lines} steps for {dumps} rollouts, and steps_per_rollout is {said}{right}")
         if excess > 0:
-            self._problem(f"{self._log.path} has lines of {excess} steps after the last rollout that has train dumps")
+            steps = "1 step" if excess == 1 else f"{excess} steps"
+            self._problem(f"{self._log.path} has lines of {steps} after the last rollout that has train dumps")
 
     def _load(self, rollout: int) -> bool:
         """Hold a rollout's columns; False where they are not all there yet."""
@@ -372,6 +389,11 @@ class RunFolder:
 
     def _problem(self, text: str) -> None:
         self._problems.setdefault(text)
+
+
+def _differ(a: float, b: float) -> bool:
+    """Whether they are other numbers; the sign of a zero and a NaN's payload, which no log shows, do not count."""
+    return a != b and not (a != a and b != b)
 
 
 def _finite(value: float) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from repro_golden.dumps.archive.reading import LIMIT
 from repro_golden.dumps.run.files import numbered
-from repro_golden.dumps.run.folder import RunFolder
+from repro_golden.dumps.run.folder import OtherRunError, RunFolder
 from repro_golden.dumps.train.files import read_train_dump
 from repro_golden.dumps.values import System
 from repro_golden.errors import ReproError
@@ -71,8 +72,9 @@ def trace_of_folder(
     rollouts = run.rollouts
     if not rollouts:
         raise ReproError(f"{folder} holds no train dumps (train_data/N.pt), and no log or events say what was trained")
-    if gaps := sorted(set(range(rollouts[0], rollouts[-1] + 1)) - set(rollouts)):
-        raise ReproError(f"{folder} lacks rollout {gaps[0]} between {rollouts[0]} and {rollouts[-1]}")
+    gap = next((one + 1 for one, after in pairwise(rollouts) if after > one + 1), None)
+    if gap is not None:
+        raise ReproError(f"{folder} lacks rollout {gap} between {rollouts[0]} and {rollouts[-1]}")
     n = run.steps_per_rollout
     first, last = rollouts[0] * n, (rollouts[-1] + 1) * n
     problems: list[str] = []
@@ -81,6 +83,8 @@ def trace_of_folder(
         for step in range(first, last):
             try:
                 rows = run.rows(step)
+            except OtherRunError:
+                raise
             except ReproError as error:
                 if step // n < rollouts[-1] or step == first:
                     raise

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from repro_golden.attach.lines import Labelled, Lines, labelled, measures_time
 from repro_golden.canonical import same_float
+from repro_golden.dumps.run.regular import open_regular
 from repro_golden.errors import ReproError
 
 __all__ = ["RunLog", "wanted"]
@@ -57,7 +58,7 @@ class RunLog:
             ReproError: the file cannot be read, or says two things of one update.
         """
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 size = file.seek(0, 2)
                 if size < self._offset:
                     raise ReproError(f"{self.path} became shorter while it was read: of another run?")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.archive.reading import LIMIT, read_archive
 from repro_golden.dumps.train.files import TrainDump, length_of
 from repro_golden.dumps.train.layouts import bits_of
@@ -62,6 +63,9 @@ def read_loss_call(path: Path, limit: int = LIMIT) -> LossCall:
         raise ReproError(f"{path} is no dump of the policy loss: it has no samples")
     if any(type(value.get(name)) is not int for name in ("rank", "call")):
         raise ReproError(f"{path} is no dump of the policy loss: rank and call must be counts")
+    for name in dict.fromkeys(name for one in samples for name in one):
+        if not isinstance(name, str) or not name.isprintable():
+            raise ReproError(f"{path}: a column is called {shown(name)}, which is no name of one line: record it again")
     lengths = [length_of(one.get("train_log_probs")) for one in samples]
     if any(n is None for n in lengths):
         raise ReproError(f"{path}: a sample has no train_log_probs")

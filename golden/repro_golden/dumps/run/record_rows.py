@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from repro_golden.dumps.archive.reading import LIMIT
 from repro_golden.dumps.run.events import Event, EventLog, checksums, engine_checksums, witness_advantages
 from repro_golden.dumps.run.files import loss_files, side_files
 from repro_golden.dumps.run.losses import LossCall, calls_of, read_loss_call, with_losses
@@ -32,6 +33,7 @@ __all__ = ["SideRecords", "engine_rows", "event_rows", "loss_rows", "only_inputs
 Problem = Callable[[str], None]
 Source = tuple[str, int, int]
 
+_UPDATES = 1 << 16
 _CI = re.compile(r"[0-9]{1,10}-[0-9a-f]{32}\.jsonl")
 _RESULT = re.compile(r"([0-9]{1,18})\.jsonl")
 _DASHBOARD = re.compile(r"rollout_([0-9]{1,18})\.parquet")
@@ -52,12 +54,14 @@ class SideRecords:
 
     Attributes:
         scanned: Whether the folder was looked through since the run ended.
+        limit: Most bytes of memory that reading one file may take.
         rollouts: Of which there are files that serve where there are no train dumps.
     """
 
-    def __init__(self, folder: Path, grad_norm: str | None) -> None:
+    def __init__(self, folder: Path, grad_norm: str | None, limit: int = LIMIT) -> None:
         self.scanned = False
         self.rollouts: set[int] = set()
+        self.limit = limit
         self._folder, self._template = folder, None if grad_norm is None else Path(grad_norm).name
         self._norms: dict[GradNorm, Path] = {}
         self._hashes: dict[int, dict[ModelHash, Path]] = {}
@@ -108,14 +112,26 @@ class SideRecords:
             path = self._norms.get(GradNorm(role, rollout, update))
             if path is not None:
                 if path not in self._values:
-                    self._values[path] = read_grad_norm(path)
+                    self._values[path] = read_grad_norm(path, self.limit)
                 found[name] = self._values[path]
         return found
 
     def updates(self, rollout: int) -> int | None:
-        """How many updates the actor's gradient norms show of a rollout; None without any."""
-        own = [norm.update for norm in self._norms if norm.rollout == rollout and norm.role == "actor"]
-        return max(own) + 1 if own else None
+        """How many updates the actor's gradient norms show of a rollout; None without any.
+
+        Raises:
+            ReproError: a name that gives a number which no update has.
+        """
+        own = [norm for norm in self._norms if norm.rollout == rollout and norm.role == "actor"]
+        if not own:
+            return None
+        last = max(own, key=lambda norm: norm.update)
+        if last.update >= _UPDATES:
+            raise ReproError(
+                f"{self._norms[last]} would be of update {last.update} of rollout {rollout}: "
+                "say with --grad-norm what its name means, or take it away"
+            )
+        return last.update + 1
 
     def has_hashes(self, first: int) -> bool:
         """Whether model hashes are of every rollout: then the first one has some."""
@@ -140,7 +156,7 @@ class SideRecords:
         found: dict[str, dict[str, bytes]] = {}
         for rank, path in sorted(own.items()):
             shard = "" if shards == {(0, 0)} else f"tp{rank.tp}_pp{rank.pp}/"
-            for layer, raw in model_hashes(path).items():
+            for layer, raw in model_hashes(path, self.limit).items():
                 found.setdefault(f"model_hash/{shard}{layer}", {})[f"dp{rank.dp}_cp{rank.cp}"] = raw
         return _digest_rows("update", found)
 
@@ -214,7 +230,7 @@ class SideRecords:
 
     def _call(self, path: Path) -> LossCall:
         if path not in self._calls:
-            self._calls[path] = read_loss_call(path)
+            self._calls[path] = read_loss_call(path, self.limit)
         return self._calls[path]
 
     def _history(self, path: Path) -> None:
@@ -224,7 +240,7 @@ class SideRecords:
             return
         state = seen.st_size, seen.st_mtime_ns
         if path not in self._histories or self._histories[path][0] != state:
-            self._histories[path] = (state, ci_history(path))
+            self._histories[path] = (state, ci_history(path, self.limit))
 
 
 def event_rows(events: EventLog, rollout: int, update: int, updates: int, problem: Problem) -> list[Row]:
@@ -294,9 +310,9 @@ def only_inputs(side: SideRecords, rollout: int) -> list[Row]:
     if path is None:
         return []
     if path.suffix == ".parquet":
-        columns = dashboard_columns(path)
+        columns = dashboard_columns(path, side.limit, names=_RESULT_NAMES)
     else:
-        lines = rollout_results(path)
+        lines = rollout_results(path, side.limit)
         columns = {name: [one.get(name) for one in lines] for name in dict.fromkeys(n for one in lines for n in one)}
     indices = columns.get("sample_index") or []
     if not indices or not all(type(index) is int for index in indices):

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from repro_golden.dumps.archive.reading import read_archive
+from repro_golden.dumps.archive.reading import LIMIT, read_archive
+from repro_golden.dumps.run.regular import open_regular
 from repro_golden.dumps.values import Tensor
 from repro_golden.errors import ReproError
 
@@ -97,13 +98,17 @@ def grad_norm_name(name: str, template: str | None = None) -> GradNorm | None:
     return GradNorm(said.get("role") or "actor", int(said.get("rollout") or 0), int(said.get("step") or 0))
 
 
-def read_grad_norm(path: Path) -> float:
+def read_grad_norm(path: Path, limit: int = LIMIT) -> float:
     """The number that a file of ``--ci-save-grad-norm`` holds: a float, or a tensor of one element.
+
+    Args:
+        path: The file.
+        limit: Most bytes of memory that reading may take; it never takes more than 64 MiB.
 
     Raises:
         ReproError: the file cannot be read, or holds something else.
     """
-    value = read_archive(path, limit=_SMALL)
+    value = read_archive(path, limit=min(limit, _SMALL))
     if isinstance(value, Tensor) and value.numel == 1 and not value.dtype.startswith("complex"):
         return float(value.floats().reshape(-1)[0])
     if isinstance(value, (np.ndarray, np.generic)) and np.asarray(value).size == 1:
@@ -131,13 +136,13 @@ def model_hash_name(path: Path) -> tuple[int, ModelHash] | None:
     return (int(folder[1]), ModelHash(*map(int, found.groups()))) if found and folder else None
 
 
-def model_hashes(path: Path) -> dict[str, bytes]:
+def model_hashes(path: Path, limit: int = LIMIT) -> dict[str, bytes]:
     """The SHA-256 of each layer's parameters, by the layer's name, in a file of ``--ci-save-model-hash``.
 
     Raises:
         ReproError: no JSON object of hashes; a file that is written in part is none either.
     """
-    value = parsed(_text(path), str(path))
+    value = parsed(_text(path, limit), str(path))
     if not isinstance(value, dict) or not value:
         raise ReproError(f"{path} holds no model hashes: expected a JSON object of layers")
     found = {name: digest_of(text) for name, text in value.items()}
@@ -151,7 +156,7 @@ def digest_of(value: Any) -> bytes | None:
     return bytes.fromhex(value) if isinstance(value, str) and _SHA256.fullmatch(value) else None
 
 
-def ci_history(path: Path) -> dict[str, list[tuple[int, float]]]:
+def ci_history(path: Path, limit: int = LIMIT) -> dict[str, list[tuple[int, float]]]:
     """Miles' CI history: by metric the steps and numbers of one process, NaN and infinities included.
 
     Points without a step are left out.
@@ -160,7 +165,7 @@ def ci_history(path: Path) -> dict[str, list[tuple[int, float]]]:
         ReproError: a line that is no series.
     """
     found: dict[str, list[tuple[int, float]]] = {}
-    for number, line in json_lines(path):
+    for number, line in json_lines(path, limit):
         name, series = (line.get("metric"), line.get("series")) if isinstance(line, dict) else (None, None)
         if not isinstance(name, str) or not isinstance(series, list):
             raise ReproError(f"{path} line {number} is no series of a metric")
@@ -175,8 +180,15 @@ def ci_history(path: Path) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
-def dashboard_columns(path: Path) -> dict[str, list[Any]]:
+def dashboard_columns(path: Path, limit: int = LIMIT, *, names: Collection[str] | None = None) -> dict[str, list[Any]]:
     """The columns of a Parquet file of Miles' dashboard: ``sample_index``, lengths, ``tokens``, ``loss_mask``, ...
+
+    Read a few rows at a time: a file states its encoded size, and what repeats takes next to none of it.
+
+    Args:
+        path: The file.
+        limit: Most bytes of memory that its values may take.
+        names: Which columns; by default all. Those that hold neither numbers nor lists of numbers are left out.
 
     Raises:
         ReproError: it is no Parquet file, damaged or too large.
@@ -184,40 +196,87 @@ def dashboard_columns(path: Path) -> dict[str, list[Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    beyond = ReproError(
+        f"{path} needs more than {limit} bytes of memory to read: --limit SIZE raises the bound if the file is yours"
+    )
     try:
-        with pq.ParquetFile(path) as file:
-            size = sum(file.metadata.row_group(k).total_byte_size for k in range(file.num_row_groups))
-            if size > _JSON_LIMIT:
-                raise ReproError(
-                    f"{path} says that it holds {size >> 20} MiB, more than {_JSON_LIMIT >> 20} are not read"
-                )
-            found: dict[str, list[Any]] = file.read().to_pydict()
+        with open_regular(path) as raw, pq.ParquetFile(raw) as file:
+            wanted = [
+                one.name for one in file.schema_arrow if (names is None or one.name in names) and _numeric(one.type)
+            ]
+            if len(set(wanted)) < len(wanted):
+                raise ReproError(f"{path} has two columns of one name: record it again")
+            told = _values_told(file.metadata, set(wanted))
+            if max(told, file.metadata.num_rows * max(len(wanted), 1)) * _VALUE > limit:
+                raise beyond
+            found: dict[str, list[Any]] = {name: [] for name in wanted}
+            taken = 0
+            for batch in file.iter_batches(_BATCH, columns=wanted, use_threads=False) if wanted else ():
+                # eight bytes at most in the file's form, and an object each in Python's
+                taken += batch.nbytes * _VALUE
+                if taken > limit * 8:
+                    raise beyond
+                for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                    found[name] += column.to_pylist()
             return found
-    except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
-        raise ReproError(f"{path} is no readable Parquet file: {str(error).splitlines()[0][:120] or error!r}") from None
+    except MemoryError:
+        raise ReproError(f"{path} needs more memory than there is: read it on a larger machine") from None
+    except (OSError, pa.ArrowException, ValueError, OverflowError) as error:
+        raise ReproError(f"{path} is no readable Parquet file: {_short(error)}") from None
 
 
-def rollout_results(path: Path) -> list[dict[str, Any]]:
+_BATCH = 16
+"""Rows that are decoded at once."""
+
+_VALUE = 40
+"""Bytes that a number takes as Python's object, and its place in a list."""
+
+
+def _short(error: Exception) -> str:
+    return (str(error).splitlines() or [repr(error)])[0][:120]
+
+
+def _numeric(kind: Any) -> bool:
+    """Whether a column holds numbers, or lists of lists of them: of text, one entry may be as long as it likes."""
+    import pyarrow as pa
+
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _values_told(metadata: Any, names: Collection[str]) -> int:
+    """How many values the columns have by what the file says."""
+    told = 0
+    for k in range(metadata.num_row_groups):
+        group = metadata.row_group(k)
+        for column in map(group.column, range(group.num_columns)):
+            if column.path_in_schema.partition(".")[0] in names:
+                told += max(column.num_values, 0)
+    return told
+
+
+def rollout_results(path: Path, limit: int = LIMIT) -> list[dict[str, Any]]:
     """The samples of a JSON-lines file of Relax's rollout results.
 
     Raises:
         ReproError: a line that is no JSON object.
     """
     found = []
-    for number, line in json_lines(path):
+    for number, line in json_lines(path, limit):
         if not isinstance(line, dict):
             raise ReproError(f"{path} line {number} is no sample: expected a JSON object")
         found.append(line)
     return found
 
 
-def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+def json_lines(path: Path, limit: int = LIMIT) -> Iterator[tuple[int, Any]]:
     """The values of a JSON-lines file with the numbers of their lines, from 1; empty lines are left out.
 
     Raises:
         ReproError: missing, too large, or a line that is no JSON.
     """
-    for number, line in enumerate(_text(path).split("\n"), 1):
+    for number, line in enumerate(_text(path, limit).split("\n"), 1):
         if line.strip():
             yield number, parsed(line, f"{path} line {number}")
 
@@ -235,12 +294,14 @@ def parsed(text: str | bytes, what: str) -> Any:
         raise ReproError(f"{what} is no JSON ({said[:120]})") from None
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, limit: int = LIMIT) -> str:
+    most = min(limit, _JSON_LIMIT)
     try:
-        size = path.stat().st_size
-        if size > _JSON_LIMIT:
-            raise ReproError(f"{path} has {size >> 20} MiB, more than {_JSON_LIMIT >> 20} are not read")
-        return path.read_bytes().decode("utf-8")
+        with open_regular(path) as file:
+            raw = file.read(most + 1)
+        if len(raw) > most:
+            raise ReproError(f"{path} is longer than {most} bytes, of which no more are read")
+        return raw.decode("utf-8")
     except OSError as error:
         raise ReproError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

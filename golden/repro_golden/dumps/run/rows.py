@@ -94,11 +94,10 @@ def column_rows(joined: Joined, update: int = 0, *, skipped: set[str] | None = N
         columns["sample_index"] = {None: joined.indices}
     lengths = next(iter(joined.columns["response_lengths"].values()))
     masks = joined.columns.get("loss_masks")
-    keep = _mask(next(iter(masks.values())) if masks else None, lengths)
+    keep = _Mask(next(iter(masks.values())) if masks else None, lengths, where)
     known = [name for name in NAMES if name in columns]
     others = sorted(name for name in set(columns) - set(known) - _NO_SIGNAL if not name.startswith(LOSS))
     found = [] if update else _found([*known, *others], columns, lengths, keep, where, skipped)
-    ends = np.cumsum([0, *lengths])
     for name in sorted(name for name in columns if name.startswith(f"{LOSS}{update}/")):
         for replica, values in columns[name].items():
             own = [i for i, value in enumerate(values) if value is not None]  # other samples are of other updates
@@ -106,7 +105,7 @@ def column_rows(joined: Joined, update: int = 0, *, skipped: set[str] | None = N
             if tensor is None:
                 continue
             if _per_token([values[i] for i in own], [lengths[i] for i in own]):
-                tensor = masked(tensor, np.concatenate([keep[ends[i] : ends[i + 1]] for i in own]))
+                tensor = masked(tensor, keep.of(own))
             row = LOSS + name.removeprefix(f"{LOSS}{update}/")
             found.append(("loss", row + ("" if replica is None else f"@{replica}"), tensor))
     return tensor_rows(found)
@@ -116,7 +115,7 @@ def _found(
     names: Sequence[str],
     columns: Mapping[str, Mapping[int | None, Sequence[Any]]],
     lengths: Sequence[int],
-    keep: npt.NDArray[np.bool_],
+    keep: _Mask,
     where: str,
     skipped: set[str] | None,
 ) -> list[tuple[str, str, Tensor]]:
@@ -131,7 +130,7 @@ def _found(
                 if name == "loss_masks" and tensor.array.dtype.kind in "biu":
                     tensor = Tensor("int64", tensor.array.astype("<i8"))
                 if name not in _UNMASKED and _per_token(values, lengths):
-                    tensor = masked(tensor, keep)
+                    tensor = masked(tensor, keep.of(range(len(lengths))))
                 found.append((phase, row + part + ("" if replica is None else f"@{replica}"), tensor))
     return found
 
@@ -142,19 +141,24 @@ def tensor_rows(tensors: Iterable[tuple[str, str, Tensor]]) -> list[Row]:
 
     signals = Signals()
     for phase, name, tensor in tensors:
-        signals.take(phase, name, tensor.torch())
+        signals.take(phase, _line(name), tensor.torch())
     signals.finish()
     return signals.rows()
 
 
 def digest_row(phase: str, name: str, sha256: bytes) -> Row:
     """The row of a digest that the trainer made of a tensor: its 32 bytes are all that is known of it."""
-    return Row(phase, name, DIGEST, (), reference(sha256), 0, 0.0, 0.0, sha256, sha256)
+    return Row(phase, _line(name), DIGEST, (), reference(sha256), 0, 0.0, 0.0, sha256, sha256)
 
 
 def metric_rows(metrics: Mapping[str, float]) -> list[Row]:
     """Rows of metrics by name, in the phases that they tell of."""
-    return [metric_row(phase_of(name), name, float(value)) for name, value in metrics.items()]
+    return [metric_row(phase_of(name), _line(name), float(value)) for name, value in metrics.items()]
+
+
+def _line(name: str) -> str:
+    """A name out of a file as text of one line, which UTF-8 can hold."""
+    return name if name.isprintable() else ascii(name)[1:-1]
 
 
 def phase_of(metric: str) -> str:
@@ -301,14 +305,37 @@ def _per_token(values: Sequence[Any], lengths: Sequence[int]) -> bool:
     return any(lengths) and all(length_of(v) == n for v, n in zip(values, lengths, strict=False))
 
 
-def _mask(masks: Sequence[Any] | None, lengths: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """Which response tokens of all samples count; all of a sample without a mask."""
-    parts = []
-    for i, length in enumerate(lengths):
-        own = None if masks is None or masks[i] is None else _numbers(masks[i])
+class _Mask:
+    """Which response tokens of each sample count; all of a sample without a mask.
+
+    Made when a column is there to be masked: a file may state any length for which it has no values.
+    """
+
+    def __init__(self, masks: Sequence[Any] | None, lengths: Sequence[int], where: str) -> None:
+        self._masks, self._lengths, self._where = masks, lengths, where
+        self._known: dict[tuple[int, ...], npt.NDArray[np.bool_]] = {}
+
+    def of(self, samples: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """The masks of some samples, one after the other.
+
+        Raises:
+            ReproError: a mask that has several numbers for a token.
+        """
+        key = tuple(samples)
+        if key not in self._known:
+            parts = [self._one(i) for i in samples]
+            self._known = {key: np.concatenate(parts) if parts else np.zeros(0, bool)}
+        return self._known[key]
+
+    def _one(self, sample: int) -> npt.NDArray[np.bool_]:
+        mask = None if self._masks is None else self._masks[sample]
+        own = None if mask is None else _numbers(mask)
         if own is None:
-            parts.append(np.ones(length, bool))
-        else:
-            array = own[0].floats() if isinstance(own[0], Tensor) else np.asarray(own[0], np.float64)
-            parts.append(array.reshape(-1) != 0)
-    return np.concatenate(parts) if parts else np.zeros(0, bool)
+            return np.ones(self._lengths[sample], bool)
+        array = own[0].floats() if isinstance(own[0], Tensor) else np.asarray(own[0], np.float64)
+        if array.size != self._lengths[sample]:
+            raise ReproError(
+                f"{self._where}: a loss mask has {array.size} numbers for {self._lengths[sample]} tokens: "
+                "record it again"
+            )
+        return np.asarray(array.reshape(-1) != 0)

@@ -15,11 +15,22 @@ from typing import Any, Literal
 
 import numpy as np
 
+from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.archive.reading import LIMIT, read_archive
 from repro_golden.dumps.values import System, Tensor
 from repro_golden.errors import ReproError
 
-__all__ = ["FORMAT_VERSION", "LAYOUT_FIELDS", "WHOLE_FIELDS", "TrainDump", "length_of", "read_train_dump"]
+__all__ = [
+    "CP_SIZES",
+    "FORMAT_VERSION",
+    "LAYOUT_FIELDS",
+    "RANKS",
+    "WHOLE_FIELDS",
+    "TrainDump",
+    "first_missing",
+    "length_of",
+    "read_train_dump",
+]
 
 FORMAT_VERSION = 2
 """The newest form of slime's that is read."""
@@ -29,6 +40,16 @@ LAYOUT_FIELDS = ("micro_batch_indices", "num_microbatches", "global_batch_sizes"
 
 WHOLE_FIELDS = ("raw_reward",)
 """Columns over the whole rollout, whatever a rank's own samples are."""
+
+RANKS = 1 << 20
+"""A rank is below this: what a file says of itself must not become a loop over as many."""
+
+CP_SIZES = 1 << 16
+"""The largest context-parallel group."""
+
+_ROLLOUTS = 10**18
+_TOKENS = 1 << 40
+_UPDATES = 1 << 16
 
 _IDS = {"sample_indices": "sample_index", "partition": "rollout_position"}
 """What of a per-rank file stands in slime's samples, and under which name."""
@@ -76,7 +97,7 @@ class TrainDump:
             for name in ("num_microbatches", "global_batch_sizes", "num_rollouts")
             if isinstance(shard.get(name), (list, tuple))
         }
-        return counts.pop() if len(counts) == 1 else None
+        return counts.pop() if len(counts) == 1 and max(counts) <= _UPDATES else None
 
 
 def read_train_dump(
@@ -116,11 +137,13 @@ def read_train_dump(
 
 
 def length_of(value: Any) -> int | None:
-    """How many entries a column or a per-token value has; None for what has no first dimension."""
+    """How many entries a column or a per-token value has; None for what has no first dimension, or nothing along it."""
     if isinstance(value, (list, tuple)):
         return len(value)
     array = value.array if isinstance(value, Tensor) else value
-    return int(array.shape[0]) if isinstance(array, np.ndarray) and array.ndim else None
+    if not isinstance(array, np.ndarray) or not array.ndim or (array.shape[0] and not array.size):
+        return None  # of shape [10**12, 0] there is no byte in the file
+    return int(array.shape[0])
 
 
 def _format_2(path: Path, value: dict[str, Any]) -> TrainDump:
@@ -128,22 +151,27 @@ def _format_2(path: Path, value: dict[str, Any]) -> TrainDump:
     if type(version) is not int or version != FORMAT_VERSION:
         known = type(version) is int and version > FORMAT_VERSION
         raise ReproError(
-            f"{path} has train dump format {version!r}, this repro reads {FORMAT_VERSION}: "
+            f"{path} has train dump format {shown(version)}, this repro reads {FORMAT_VERSION}: "
             + ("upgrade repro-harness" if known else "record it again")
         )
     samples: Any = value.get("samples")
     shards: Any = value.get("dp_shards", [])
     if not _dicts(samples) or not _dicts(shards):
         raise ReproError(f"{path}: samples and dp_shards must be lists of dicts: record it again")
+    told = [dict(one) for one in shards]
+    for shard in told:
+        for name in ("rank", "data_parallel_rank"):
+            if shard.get(name) is not None:
+                shard[name] = _whole_number(path, shard, name, RANKS)
     found = TrainDump(
         path,
         "slime",
         "format 2",
-        _whole_number(path, value, "rollout_id"),
-        _whole_number(path, value, "rank"),
+        _whole_number(path, value, "rollout_id", _ROLLOUTS),
+        _whole_number(path, value, "rank", RANKS),
         [dict(one) for one in samples],
-        {name: value[name] for name in WHOLE_FIELDS if value.get(name) is not None},
-        [dict(one) for one in shards],
+        _whole(path, value),
+        told,
         0,
         1,
         "thd",
@@ -159,16 +187,21 @@ def _rank(path: Path, value: dict[str, Any], system: System | None) -> TrainDump
     if count is None:
         raise ReproError(f"{path} has neither response_lengths nor tokens: it is no train dump that can be joined")
     named = {name: value[name] for name in ("cp_rank", "cp_size", "qkv_format") if name in value}
+    if "qkv_format" in named and not isinstance(named["qkv_format"], str | None):
+        raise ReproError(f"{path}: qkv_format is a {type(named['qkv_format']).__name__}, neither thd nor bshd")
     if named and system not in (None, "miles"):
         raise ReproError(f"{path} is a train dump of Miles ({', '.join(named)} are in it), not of {system}")
-    layout: dict[str, Any] = {"rank": value.get("rank")}
+    rank = _whole_number(path, value, "rank", RANKS)
+    layout: dict[str, Any] = {"rank": rank}
     per_sample: dict[str, Any] = {}
     for name, column in columns.items():
         if name in WHOLE_FIELDS:
             continue
+        if name == "rank":
+            continue
         if name in LAYOUT_FIELDS or length_of(column) != count:
             if name in _PER_SAMPLE and column is not None:
-                raise ReproError(f"{path}: column {name!r} has {length_of(column)} entries for {count} samples")
+                raise ReproError(f"{path}: column {shown(name)} has {length_of(column)} entries for {count} samples")
             layout[name] = column
         else:
             per_sample[_IDS.get(name, name)] = column
@@ -177,23 +210,24 @@ def _rank(path: Path, value: dict[str, Any], system: System | None) -> TrainDump
         path,
         "miles" if named or system == "miles" or (system is None and _MILES & set(columns)) else "slime",
         "rank",
-        _whole_number(path, value, "rollout_id"),
-        _whole_number(path, value, "rank"),
+        _whole_number(path, value, "rollout_id", _ROLLOUTS),
+        rank,
         [{name: column[i] for name, column in split.items()} for i in range(count)],
-        {name: columns[name] for name in WHOLE_FIELDS if columns.get(name) is not None},
+        _whole(path, columns),
         [layout],
-        _whole_number(path, value, "cp_rank") if "cp_rank" in named else None,
-        _whole_number(path, value, "cp_size") if "cp_size" in named else None,
+        _whole_number(path, value, "cp_rank", CP_SIZES) if "cp_rank" in named else None,
+        _whole_number(path, value, "cp_size", CP_SIZES + 1, least=1) if "cp_size" in named else None,
         named.get("qkv_format"),
     )
     if found.cp_rank is not None and not 0 <= found.cp_rank < (found.cp_size or 1):
         raise ReproError(f"{path}: context-parallel rank {found.cp_rank} of {found.cp_size} does not exist")
     if found.qkv_format not in (None, "thd", "bshd"):
-        raise ReproError(f"{path}: qkv_format {found.qkv_format!r} is neither thd nor bshd")
+        raise ReproError(f"{path}: qkv_format {shown(found.qkv_format)} is neither thd nor bshd")
     return _checked(found)
 
 
 def _lists(path: Path, value: dict[str, Any], rows: list[dict[str, Any]]) -> TrainDump:
+    _check_names(path, rows)
     present = [
         n for n in dict.fromkeys(name for one in rows for name in one) if any(one.get(n) is not None for one in rows)
     ]
@@ -201,7 +235,7 @@ def _lists(path: Path, value: dict[str, Any], rows: list[dict[str, Any]]) -> Tra
     dropped = {"sample_index", "decoded_tokens", *WHOLE_FIELDS, *LAYOUT_FIELDS}
     samples = [{_IDS.get(n, n): one.get(n) for n in present if n not in dropped} for one in rows]
     whole = {n: [one.get(n) for one in rows] for n in WHOLE_FIELDS if n in present}
-    rollout_id, rank = (_whole_number(path, value, name) for name in ("rollout_id", "rank"))
+    rollout_id, rank = _whole_number(path, value, "rollout_id", _ROLLOUTS), _whole_number(path, value, "rank", RANKS)
     return _checked(TrainDump(path, "relax", "lists", rollout_id, rank, samples, whole, [{"rank": rank}]))
 
 
@@ -221,6 +255,7 @@ def _checked(dump: TrainDump) -> TrainDump:
     Raises:
         ReproError: a sample whose lengths contradict each other.
     """
+    _check_names(dump.path, dump.samples)
     for number, sample in enumerate(dump.samples):
         tokens = length_of(sample.get("tokens"))
         total = _length(sample.get("total_lengths", tokens))
@@ -239,12 +274,60 @@ def _checked(dump: TrainDump) -> TrainDump:
     return dump
 
 
+def _check_names(path: Path, samples: Sequence[Mapping[Any, Any]]) -> None:
+    """Refuse columns whose names cannot stand in a line of text.
+
+    Raises:
+        ReproError: naming the first one.
+    """
+    for name in dict.fromkeys(name for sample in samples for name in sample):
+        if not isinstance(name, str) or not name.isprintable() or len(name) > _NAME:
+            raise ReproError(f"{path}: a column is called {shown(name)}, which is no name of one line: record it again")
+
+
+_NAME = 1000
+"""Characters of the longest name of a column."""
+
+
+def _whole(path: Path, value: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns over the whole rollout.
+
+    Raises:
+        ReproError: one is no list.
+    """
+    found = {name: value[name] for name in WHOLE_FIELDS if value.get(name) is not None}
+    for name, column in found.items():
+        if length_of(column) is None:
+            raise ReproError(f"{path}: {name} is a {type(column).__name__}, no list of numbers: record it again")
+    return found
+
+
+def first_missing(numbers: Collection[int], below: int) -> int | None:
+    """The smallest number from 0 on that is not among them; None where all below a bound are.
+
+    Args:
+        numbers: Any.
+        below: The bound; it may be far beyond them, since nothing is counted up to it.
+    """
+    wanted = 0
+    for number in sorted(set(numbers)):
+        if number > wanted:
+            break
+        wanted += number == wanted
+    return wanted if wanted < below else None
+
+
 def _length(value: Any) -> int | None:
-    """A count as an int; None for what is none."""
+    """A number of tokens as an int; None for what is none, or beyond all that there can be."""
+    found = _integer(value)
+    return found if found is not None and abs(found) < _TOKENS else None
+
+
+def _integer(value: Any) -> int | None:
     if isinstance(value, Tensor) and value.numel == 1 and value.dtype.startswith(("int", "uint")):
         return int(value.array.reshape(-1)[0])
-    if isinstance(value, np.integer):
-        return int(value)
+    if isinstance(value, (np.integer, np.ndarray)) and value.size == 1 and value.dtype.kind in "iu":
+        return int(np.asarray(value).reshape(-1)[0])
     return value if type(value) is int else None
 
 
@@ -255,10 +338,12 @@ def _entries(column: Any) -> Sequence[Any]:
     return [np.asarray(row) for row in column] if isinstance(column, np.ndarray) else list(column)
 
 
-def _whole_number(path: Path, value: Mapping[str, Any], name: str) -> int:
-    found = _length(value.get(name))
-    if found is None or found < 0:
-        raise ReproError(f"{path}: {name} is {value.get(name)!r}, no count: record it again")
+def _whole_number(path: Path, value: Mapping[str, Any], name: str, below: int, *, least: int = 0) -> int:
+    found = _integer(value.get(name))
+    if found is None or not least <= found < below:
+        raise ReproError(
+            f"{path}: {name} is {shown(value.get(name))}, no whole number from {least} to {below - 1}: record it again"
+        )
     return found
 
 
@@ -267,5 +352,5 @@ def _dicts(value: Any) -> bool:
 
 
 def _keys(value: Mapping[Any, Any]) -> str:
-    names = [repr(name)[:40] for name in value]
-    return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "") or "(none)"
+    names = [shown(name)[:40] for name in list(value)[:6]]
+    return ", ".join(names) + (", ..." if len(value) > 6 else "") or "(none)"

@@ -12,13 +12,14 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from repro_golden.dumps.train import context_parallel
-from repro_golden.dumps.train.files import TrainDump
-from repro_golden.dumps.train.layouts import CP_FIELDS, Group, Placed, bits_of, placed
+from repro_golden.dumps.train.files import TrainDump, first_missing, length_of
+from repro_golden.dumps.train.layouts import CP_FIELDS, Group, Placed, bits_of, labelled, placed
 from repro_golden.dumps.values import Tensor
 from repro_golden.errors import ReproError
 
@@ -139,10 +140,11 @@ def _check_ranks(files: Sequence[TrainDump], ranks: int | None) -> int:
     if twice := [rank for rank, count in found.items() if count > 1]:
         raise ReproError(f"rollout {rollout} has two train dumps of rank {twice[0]}: of two runs?")
     want = ranks or max(found) + 1
-    if missing := sorted(set(range(want)) - set(found)):
+    if (first := first_missing(found, want)) is not None:
+        missing = list(islice((rank for rank in range(first, want) if rank not in found), 9))
         listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         raise ReproError(f"rollout {rollout} lacks the train dump of rank {listed} (of {want} ranks)")
-    if extra := sorted(set(found) - set(range(want))):
+    if extra := sorted(rank for rank in found if rank >= want):
         raise ReproError(f"rollout {rollout} has a train dump of rank {extra[0]}, but there are {want} ranks")
     return rollout
 
@@ -162,10 +164,10 @@ def _column(name: str, grouped: Placed, where: str) -> dict[int, list[Any]]:
             every = [dump for own in holders.values() for dump in own]
             parts.append([(dump.rank, [sample.get(name) for sample in dump.samples]) for dump in every])
             continue
-        if missing := sorted(set(range(group.cp_size)) - set(holders)):
+        if (missing := first_missing(holders, group.cp_size)) is not None:
             raise ReproError(
                 f"{where}: {name} of the samples of rank {group.dumps[0].rank} lacks the part of context-parallel rank "
-                f"{missing[0]} of {group.cp_size}: a rank's train dump is missing, or lacks the column"
+                f"{missing} of {group.cp_size}: a rank's train dump is missing, or lacks the column"
             )
         most = max(map(len, holders.values()))
         parts.append([_together(name, group, [holders[k][min(r, len(holders[k]) - 1)] for k in range(group.cp_size)],
@@ -190,8 +192,7 @@ def _together(name: str, group: Group, dumps: Sequence[TrainDump], where: str) -
     ranks = [dump.rank for dump in dumps]
     for i, sample in enumerate(dumps[0].samples):
         parts = [dump.samples[i].get(name) for dump in dumps]
-        label = sample.get("sample_index")
-        what = f"{where}, {name} of sample {i if label is None else label}"
+        what = f"{where}, {name} of sample {labelled(sample, i)}"
         if any(part is None for part in parts):
             if all(part is None for part in parts):
                 found.append(None)
@@ -199,9 +200,14 @@ def _together(name: str, group: Group, dumps: Sequence[TrainDump], where: str) -
             raise ReproError(f"{what}: rank {ranks[next(k for k, p in enumerate(parts) if p is None)]} has none of it")
         if len({(type(part), getattr(part, "dtype", None)) for part in parts}) > 1:
             raise ReproError(f"{what}: ranks {ranks} hold it in several dtypes")
+        if any(length_of(part) is None for part in parts):
+            raise ReproError(f"{what}: it is a {type(parts[0]).__name__}, which has no entries to put together")
         total, response = sample["total_lengths"], sample["response_lengths"]
         padded = group.padded(i)
-        found.append(context_parallel.joined(parts, total, response, padded=padded, what=what, ranks=ranks))
+        try:
+            found.append(context_parallel.joined(parts, total, response, padded=padded, what=what, ranks=ranks))
+        except ValueError:  # numpy's
+            raise ReproError(f"{what}: the parts of ranks {ranks} have other shapes") from None
     return min(ranks), found
 
 
@@ -265,14 +271,19 @@ def _by_content(
 
 def _content(tokens: Any, response: Any, log_probs: Any) -> bytes:
     listed = _plain(tokens)
-    known = None if log_probs is None else np.asarray(_plain(log_probs), np.float64).astype(np.float32).tobytes()
+    try:
+        known = None if log_probs is None else np.asarray(_plain(log_probs), np.float64).astype(np.float32).tobytes()
+    except (TypeError, ValueError, OverflowError):  # no numbers
+        known = bits_of(log_probs)
     return bits_of([listed, response, repr(known)])
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Tensor):
-        value = value.floats() if value.dtype == "bfloat16" else value.array
-    return value.tolist() if isinstance(value, np.ndarray) else value
+        value = value.floats() if "float" in value.dtype else value.array
+    if not isinstance(value, np.ndarray):
+        return value
+    return value.tolist() if value.size else []
 
 
 def _key(sample: Mapping[str, Any], index: int | None) -> tuple[bool, int, bytes, bytes]:
@@ -298,8 +309,10 @@ def _positions(
     own = [sample.get("rollout_position") for sample in samples]
     if rollout is None or any(one is not None for one in own):
         return own
-    places = {one.get("index"): place for place, one in enumerate(rollout)}
-    return [places.get(index) for index in indices] if len(places) == len(rollout) else own
+    places = {one["index"]: place for place, one in enumerate(rollout) if type(one.get("index")) is int}
+    if len(places) < len(rollout):
+        return own
+    return [None if index is None else places.get(index) for index in indices]
 
 
 def _whole(

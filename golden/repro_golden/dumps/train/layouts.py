@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.train import context_parallel
 from repro_golden.dumps.train.context_parallel import Held
-from repro_golden.dumps.train.files import TrainDump, length_of
-from repro_golden.dumps.values import Tensor
+from repro_golden.dumps.train.files import TrainDump, first_missing, length_of
+from repro_golden.dumps.values import Record, Tensor, key_of
 from repro_golden.errors import ReproError
 
-__all__ = ["CP_FIELDS", "Group", "Placed", "bits_of", "placed"]
+__all__ = ["CP_FIELDS", "Group", "Placed", "bits_of", "labelled", "placed"]
 
 CP_FIELDS = (
     "rollout_log_probs", "log_probs", "ref_log_probs", "old_log_probs", "teacher_log_probs", "entropy", "ref_entropy",
@@ -88,19 +89,37 @@ def bits_of(value: Any) -> bytes:
     if isinstance(value, Tensor):
         return f"T{value.dtype}{value.shape}".encode() + value.array.tobytes()
     if isinstance(value, np.ndarray):
-        raw = repr(value.tolist()).encode() if value.dtype == object else value.tobytes()
+        raw = bits_of(value.ravel().tolist()) if value.dtype == object else value.tobytes()
         return f"A{value.dtype}{value.shape}".encode() + raw
     if isinstance(value, float):
         return b"f" + struct.pack("<d", value)
     if isinstance(value, (list, tuple)):
         if value and all(type(one) is float for one in value):
             return b"F" + struct.pack(f"<{len(value)}d", *value)
-        if all(type(one) is int for one in value):
+        if all(type(one) is int and -_WIDE < one < _WIDE for one in value):
             return b"I" + repr(list(value)).encode()
         return b"L" + b"".join(struct.pack("<Q", len(one)) + one for one in map(bits_of, value))
     if isinstance(value, dict):
-        return b"D" + b"".join(sorted(bits_of([str(k), v]) for k, v in value.items()))
-    return f"{type(value).__name__}:{value!r}".encode()
+        return b"D" + b"".join(sorted(bits_of([_key(k), v]) for k, v in value.items()))
+    if isinstance(value, Record):
+        return b"R" + bits_of([value.name, value.made, value.state, value.args, value.kwargs, value.items])
+    if isinstance(value, set | frozenset):
+        return b"S" + b"".join(sorted(_key(one).encode() for one in value))
+    text = hex(value) if type(value) is int else repr(value)  # Python writes no decimal of thousands of digits
+    return f"{type(value).__name__}:{text}".encode()
+
+
+_WIDE = 1 << 1024
+
+
+def _key(value: Any) -> str:
+    return ascii(value) if isinstance(value, str) else ascii(key_of(value))
+
+
+def labelled(sample: Mapping[str, Any], place: int) -> str:
+    """What a sample is called in messages: its index, or else its place in the file."""
+    index = sample.get("sample_index")
+    return str(place) if index is None else shown(index)
 
 
 def placed(files: Sequence[TrainDump], cp_size: int | None, where: str) -> Placed:
@@ -140,10 +159,10 @@ def _told(group: Group, where: str) -> None:
         )
     group.cp_size = sizes.pop()
     group.cp_ranks = [one.cp_rank or 0 for one in group.dumps]
-    if missing := sorted(set(range(group.cp_size)) - set(group.cp_ranks)):
+    if (missing := first_missing(group.cp_ranks, group.cp_size)) is not None:
         ranks = [one.rank for one in group.dumps]
         raise ReproError(
-            f"{where}: the samples of ranks {ranks} lack the part of context-parallel rank {missing[0]} of "
+            f"{where}: the samples of ranks {ranks} lack the part of context-parallel rank {missing} of "
             f"{group.cp_size}: its train dump is missing"
         )
     if group.cp_size > 1:
@@ -198,7 +217,7 @@ def _check(group: Group, where: str) -> None:
             for name in CP_FIELDS:
                 length = length_of(sample.get(name))
                 if length not in (None, wanted):
-                    label = sample.get("sample_index", i)
+                    label = labelled(sample, i)
                     raise ReproError(
                         f"{where}: rank {dump.rank} holds {length} tokens of {name} of sample {label}, and as "
                         f"context-parallel rank {cp_rank} of {group.cp_size} it has {wanted} of its {response}"
@@ -245,13 +264,13 @@ def _found(group: Group, cp_size: int | None, where: str) -> None:
     group.paddings = _paddings(group, where)
 
 
-def _partial(dump: TrainDump) -> tuple[object, int, int] | None:
+def _partial(dump: TrainDump) -> tuple[str, int, int] | None:
     """A sample of which a file holds a part alone: its label, and how many of how many tokens."""
     for i, sample in enumerate(dump.samples):
         for name in CP_FIELDS:
             length = length_of(sample.get(name))
             if length is not None and length != sample["response_lengths"]:
-                return sample.get("sample_index", i), length, sample["response_lengths"]
+                return labelled(sample, i), length, sample["response_lengths"]
     return None
 
 
@@ -262,7 +281,7 @@ def _fits(group: Group, cp_ranks: Sequence[int], size: int) -> bool:
         _check(trial, "")
     except ReproError:
         return False
-    return set(cp_ranks) == set(range(size))
+    return first_missing(cp_ranks, size) is None
 
 
 def _replicas_agree(group: Group, cp_ranks: Sequence[int]) -> bool:
