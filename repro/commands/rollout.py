@@ -87,7 +87,7 @@ def _recorded(kept: Rollouts, system: str | None, out: Path | None) -> tuple[dic
 
     if not isinstance(kept, RolloutSet):
         count = len(kept)
-        return {"dumps": count}, f"{count} rollout dump{"s" * (count != 1)}, as the trainer wrote them"
+        return {"dumps": count}, f"{count} rollout dump{'s' * (count != 1)}, as the trainer wrote them"
     found = facts(kept)
     text = facts_text(found)
     if system is None or out is None:
