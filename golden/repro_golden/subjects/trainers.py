@@ -66,8 +66,8 @@ class Trainer:
     Attributes:
         system: Its name.
         entry: Its entry points: files, by the end of their path, or modules.
-        flags: What a replay adds to its command line: flags, each with its value if it has one.
-        capture: What capturing rollouts adds.
+        ends: The flag that ends a run after so many rollouts.
+        more: Flags without a value that make it write more of what it computes.
         variables: What a replay adds to its environment, beside what decides bits.
         redirect: Flags that name what it writes, with a name below the run's own folder. Where the launch has one, a
             replay must not write over the user's.
@@ -75,10 +75,29 @@ class Trainer:
 
     system: System
     entry: tuple[str, ...]
-    flags: Callable[[Replay], list[list[str]]]
-    capture: Callable[[Replay], list[list[str]]]
+    ends: str
+    more: tuple[str, ...] = ()
     variables: Callable[[Replay], Mapping[str, str]] = lambda _: {}
     redirect: tuple[str, ...] = ("--save", "--save-hf", "--critic-save", "--tensorboard-dir", "--ci-save-grad-norm")
+
+    def flags(self, replay: Replay) -> list[list[str]]:
+        """What a replay adds to its command line: flags, each with its value if it has one."""
+        return [
+            ["--debug-train-only"],
+            ["--load-debug-rollout-data", replay.rollouts],
+            ["--dump-details", replay.details],
+            *self._bounds(replay),
+            *([flag] for flag in self.more),
+            ["--deterministic-mode"],
+        ]
+
+    def capture(self, replay: Replay) -> list[list[str]]:
+        """What capturing rollouts adds."""
+        return [["--debug-rollout-only"], ["--save-debug-rollout-data", replay.rollouts], *self._bounds(replay)]
+
+    def _bounds(self, replay: Replay) -> list[list[str]]:
+        # a launch that goes on from a checkpoint would begin behind the recorded rollouts
+        return [["--start-rollout-id", "0"], [self.ends, str(replay.count)]]
 
 
 def trainer_of(kind: str) -> Trainer:
