@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import Repo, environment
 
@@ -32,8 +35,7 @@ timeout = "3m"
 path = "train.py"
 env = { OMP_NUM_THREADS = "1", RAY_USAGE_STATS_ENABLED = "0", RAY_AUTH_MODE = "disabled" }
 """
-# as the launch scripts of slime are: what hinders another run is killed first, and the flags come last
-SCRIPT = "set -e\npkill -9 python\npython3 train.py --num-rollout 50 --save kept --use-tsi --sglang-tp 8\n"
+SCRIPT = "set -e\npython3 train.py --num-rollout 50 --save kept --use-tsi --sglang-tp 8\n"
 
 
 def samples(rollout: int) -> list[dict[str, object]]:
@@ -76,6 +78,9 @@ def test_a_golden_run_holds_gradients_and_what_the_trainer_wrote(tmp_path: Path)
     assert "note: slime ignores --use-tsi of your launch" in done.stderr
     assert "--sglang-tp" not in done.stderr  # no parser reads the engine's where nothing is sampled
     assert "the recorder changes nothing" in done.stderr
+    proofs = [line for line in done.stderr.splitlines() if "one ULP in" in line]
+    planted = {line.split("one ULP in ")[1].split()[0]: "planted in what the trainer wrote" in line for line in proofs}
+    assert planted == {"input": False, "forward": True, "grad": False, "update": False}
     assert not (repo.root / "kept").exists()  # --save of the launch went elsewhere
     (trace,) = (Trace(path) for path in repo.root.glob("golden/runs/*/small/trace"))
     names = {(row.phase, row.name) for row in trace.rows(0)}
@@ -111,23 +116,26 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def ray_head() -> Iterator[tuple[int, int]]:
-    """Ports for a cluster that a launch script starts; ended when the test ends."""
-    ports = free_port(), free_port()
-    yield ports
-    subprocess.run([sys.executable, "-m", "ray.scripts.scripts", "stop", "--force"], capture_output=True, check=False)
+def ray_head() -> Iterator[tuple[int, int, str]]:
+    """Ports and folder of a cluster that a launch script starts; its processes, and no other's, end with the test."""
+    folder = tempfile.mkdtemp(prefix="ray-")  # short: the path of a socket is bounded
+    yield free_port(), free_port(), folder
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(folder in word for word in process.cmdline()):
+                process.kill()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("aiohttp_cors") is None, reason="`ray job submit` needs ray[default]")
-def test_a_submitted_job_is_recorded_in_its_actor(tmp_path: Path, ray_head: tuple[int, int]) -> None:
+def test_a_submitted_job_is_recorded_in_its_actor(tmp_path: Path, ray_head: tuple[int, int, str]) -> None:
     """Flags and recorder get through `ray job submit` with a runtime environment of its own into the training actor."""
-    head, board = ray_head
-    # a socket's path is bounded: the cluster's folder is short
+    head, board, folder = ray_head
     script = f"""\
 set -ex
 export PATH={Path(sys.executable).parent}:$PATH
-env -u REPRO_TRACE -u PYTHONPATH ray start --head --port {head} --num-cpus 2 --disable-usage-stats \\
-    --include-dashboard true --dashboard-port {board} --object-store-memory 80000000
+env -u REPRO_TRACE -u PYTHONPATH ray start --head --port {head} --temp-dir {folder} --num-cpus 2 \\
+    --disable-usage-stats --include-dashboard true --dashboard-port {board} --object-store-memory 80000000
 ray job submit --address=http://127.0.0.1:{board} \\
     --runtime-env-json='{{"env_vars": {{"PYTHONPATH": "{tmp_path}", "NCCL_ALGO": "Tree"}}}}' \\
     -- python3 {tmp_path}/fork/train.py --ray --num-rollout 50

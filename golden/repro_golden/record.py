@@ -120,6 +120,14 @@ def _provable(case: Case) -> tuple[str, ...]:
     return ("grad", "update") if recorded(case) else ()
 
 
+def _inside(case: Case, plant: tuple[int, str, str]) -> bool:
+    """Whether a change is planted in the program; columns that a trainer writes get theirs as they are read."""
+    if not isinstance(case.subject, TrainerSubject):
+        return True
+    _, phase, name = plant
+    return (phase, name) == ("input", "rollout_log_probs") or (case.subject.recorder and phase in ("grad", "update"))
+
+
 def _refuse_another(expected: Identity, found: Identity) -> None:
     """The golden run must be found again by the identity that is known before a run."""
     if differences := expected.differences(found):
@@ -208,7 +216,7 @@ class _Recording:
             found = [proofs.reproduced(golden, again.result(), steps, cure(self.case))]
             found += [self._undisturbed(golden, bare.result())] if bare else []
             found += [
-                proofs.seen_plant(golden, t, p, inside=recorded(self.case) or p[1] == "input")
+                proofs.seen_plant(golden, t, p, inside=_inside(self.case, p))
                 for t, p in zip(plants.result(), planted, strict=True)
             ]
         if self.captured and (replays := self._replays_the_capture()):
