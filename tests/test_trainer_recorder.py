@@ -108,18 +108,20 @@ def test_a_bisect_names_the_column_before_the_gradients(tmp_path: Path) -> None:
     assert found["differing"]["grad"] > 0
 
 
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens at, each another: all are held until the last is drawn."""
+    with contextlib.ExitStack() as exits:
+        listeners = [exits.enter_context(socket.socket()) for _ in range(count)]
+        for listener in listeners:
+            listener.bind(("127.0.0.1", 0))
+        return [int(listener.getsockname()[1]) for listener in listeners]
 
 
 @pytest.fixture
-def ray_head() -> Iterator[tuple[int, int, str]]:
+def ray_head() -> Iterator[tuple[list[int], str]]:
     """Ports and folder of a cluster that a launch script starts; its processes, and no other's, end with the test."""
     folder = tempfile.mkdtemp(prefix="ray-")  # short: the path of a socket is bounded
-    yield free_port(), free_port(), folder
+    yield free_ports(4), folder
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if any(folder in word for word in process.cmdline()):
@@ -128,13 +130,14 @@ def ray_head() -> Iterator[tuple[int, int, str]]:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("aiohttp_cors") is None, reason="`ray job submit` needs ray[default]")
-def test_a_submitted_job_is_recorded_in_its_actor(tmp_path: Path, ray_head: tuple[int, int, str]) -> None:
+def test_a_submitted_job_is_recorded_in_its_actor(tmp_path: Path, ray_head: tuple[list[int], str]) -> None:
     """Flags and recorder get through `ray job submit` with a runtime environment of its own into the training actor."""
-    head, board, folder = ray_head
+    (head, board, agent, client), folder = ray_head
     script = f"""\
 set -ex
 export PATH={Path(sys.executable).parent}:$PATH
 env -u REPRO_TRACE -u PYTHONPATH ray start --head --port {head} --temp-dir {folder} --num-cpus 2 \\
+    --dashboard-agent-listen-port {agent} --ray-client-server-port {client} \\
     --disable-usage-stats --include-dashboard true --dashboard-port {board} --object-store-memory 80000000
 ray job submit --address=http://127.0.0.1:{board} \\
     --runtime-env-json='{{"env_vars": {{"PYTHONPATH": "{tmp_path}", "NCCL_ALGO": "Tree"}}}}' \\
