@@ -6,6 +6,7 @@ Its configuration can let one rank die, hang or differ: ``{"rank": …, "step": 
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import time
@@ -153,5 +154,6 @@ def build(case: dict[str, Any]) -> Guarded:
     """The door."""
     if RANKS > 1 and not dist.is_initialized():
         dist.init_process_group("gloo")
+        atexit.register(dist.destroy_process_group)  # else gloo's threads may abort the exit
     config = case["config"]
     return Guarded(config["arms"], config["seed"], config.get("fault", {}))

@@ -170,6 +170,7 @@ for name, (logits, targets, mask, temperature, weights) in cases.items():
     sum((column * weight).sum() for column, weight in zip(columns, weights)).backward()
     found[name] = [*(column.detach() for column in columns), own.grad]
 torch.save(found, f"found{{rank}}.pt")
+dist.destroy_process_group()  # without it gloo's threads may abort the exit
 """
 
 Case = tuple[Tensor, Tensor, Tensor, float, tuple[Tensor, Tensor]]
