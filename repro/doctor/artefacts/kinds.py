@@ -1,0 +1,443 @@
+"""The kinds of artefact that rules are tried on. This module knows no files: readers stand beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from repro.doctor.rule import Where
+from repro_golden.dumps.rollout.files import RolloutDump
+from repro_golden.dumps.train.joining import Joined
+from repro_golden.dumps.values import System
+from repro_golden.trace import Trace
+
+__all__ = [
+    "Checkout", "Flag", "Golden", "HfCheckpoint", "HfConfig", "Hit", "Launch", "Log", "Machine", "MegatronCheckpoint",
+    "Origin", "ParserDump", "PromptData", "Reader", "RewardFunction", "Rollout", "Series", "TensorInfo", "Tokenizer",
+    "TraceRun", "TrainStep", "Variable",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How a kind of artefact is recognised and read.
+
+    Attributes:
+        name: What the kind is called: `launch script`, `Megatron checkpoint` ...
+        fits: Whether a file or folder is one: cheap, raises nothing but OSError.
+        read: Reads it. One path may give several artefacts (a run's folder: its dumps and numbers). Raises
+            `ReproError` for what is corrupt, which becomes a finding.
+    """
+
+    name: str
+    fits: Callable[[Path], bool]
+    read: Callable[[Path], Iterable[object]]
+
+
+# -- launches
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag of a command line.
+
+    Attributes:
+        name: As written, with its dashes, without a value behind ``=``.
+        values: Its values; none for a switch. What a shell would have to compute stays as written (``$GPUS``).
+        where: File and line.
+    """
+
+    name: str
+    values: tuple[str, ...]
+    where: Where
+
+
+Origin = Literal["export", "prefix", "runtime-env", "unset"]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """An environment variable that a launch sets.
+
+    Attributes:
+        value: Its value; what a shell would have to compute stays as written.
+        origin: ``export`` in the script, ``prefix`` of the command, ``runtime-env`` of a submitted Ray job, which alone
+            is sure to reach the actors; ``unset`` where the script removes it.
+        where: File and line.
+    """
+
+    value: str
+    origin: Origin
+    where: Where
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch script or argv: what starts a trainer.
+
+    Attributes:
+        path: The script; the word ``argv`` where it was given on the command line.
+        words: The trainer's command line with variables and arrays of the script put in.
+        flags: Its flags by name (``--rollout-batch-size``), the last one where it is given twice; dashes as written.
+        given: All flags in order, also the overridden.
+        env: Variables that reach the trainer, the last setting of each.
+        settings: All settings of variables in order, by name.
+        system: slime, miles or relax, where the entry point, flags or paths say so.
+        entry: The program that parses the flags: ``train.py``, ``train_async.py``, ``relax/entrypoints/train.py``.
+        submitted: Whether it goes through ``ray job submit``.
+        commands: Other commands of the script, in order, as words.
+        text: The script.
+    """
+
+    path: Path
+    words: tuple[str, ...]
+    flags: Mapping[str, Flag]
+    given: Sequence[Flag]
+    env: Mapping[str, Variable]
+    settings: Sequence[tuple[str, Variable]] = ()
+    system: System | None = None
+    entry: str = ""
+    submitted: bool = False
+    commands: Sequence[tuple[str, ...]] = ()
+    text: str = ""
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether it trains while it samples: ``train_async.py``."""
+        return self.entry.endswith("train_async.py")
+
+    def has(self, name: str) -> bool:
+        """Whether a flag (or its ``--no-`` twin is not what is asked) is given."""
+        return name in self.flags
+
+    def value(self, name: str) -> str | None:
+        """The flag's first value; None where it is not given, has none, or only a shell knows it."""
+        flag = self.flags.get(name)
+        if flag is None or not flag.values or "$" in flag.values[0] or "`" in flag.values[0]:
+            return None
+        return flag.values[0]
+
+    def number(self, name: str, default: float | None = None) -> float | None:
+        """The flag's value as a number.
+
+        Returns:
+            `default` where the flag is not given; None where its value is no finite number.
+        """
+        if name not in self.flags:
+            return default
+        try:
+            number = float(self.value(name) or "")
+        except ValueError:
+            return None
+        return number if np.isfinite(number) else None
+
+    def where(self, name: str) -> Where:
+        """Where a flag stands; the script where it is not given."""
+        flag = self.flags.get(name)
+        return flag.where if flag else Where(str(self.path), item=name)
+
+
+@dataclass(frozen=True)
+class ParserDump:
+    """The flags that a trainer's own parsers have.
+
+    Attributes:
+        path: Where it was read.
+        options: Every registered flag.
+        source: What said so: ``--help``, what its parsers wrote in a replay, the source of a checkout.
+        complete: Whether a flag that is missing here is sure to be unknown (not for a checkout's source alone, whose
+            Megatron and SGLang lie elsewhere).
+        ignored: Flags that a process says no parser took.
+        abbreviates: Whether the parser takes an unambiguous beginning of a flag.
+    """
+
+    path: Path
+    options: frozenset[str]
+    source: str
+    complete: bool
+    ignored: tuple[str, ...] = ()
+    abbreviates: bool = False
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A checkout of slime, Miles or Relax (only what rules need of it).
+
+    Attributes:
+        path: Its root.
+        system: Which.
+    """
+
+    path: Path
+    system: System
+
+
+# -- checkpoints
+
+
+@dataclass(frozen=True)
+class MegatronCheckpoint:
+    """A folder that Megatron saves to or loads from.
+
+    Attributes:
+        path: The folder.
+        tracker: Text of ``latest_checkpointed_iteration.txt``; None without that file.
+        iterations: Iterations that have a folder ``iter_NNNNNNN``, ascending.
+        files: Names of the files of each iteration's folder, relative to it, with their sizes in bytes.
+        args: Arguments that the newest iteration was saved with (``common.pt``); None where it has none or they could
+            not be read.
+        release: Whether there is a folder ``release``.
+    """
+
+    path: Path
+    tracker: str | None
+    iterations: tuple[int, ...]
+    files: Mapping[int, Mapping[str, int]]
+    args: Mapping[str, Any] | None
+    release: bool = False
+
+
+class TensorInfo(NamedTuple):
+    """A tensor by a safetensors header: its file's name, dtype as written there (``BF16``), shape."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class HfConfig:
+    """A ``config.json`` of Hugging Face: `path` of the file, `values`."""
+
+    path: Path
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class HfCheckpoint:
+    """A folder of safetensors.
+
+    Attributes:
+        path: The folder.
+        index: ``weight_map`` of ``model.safetensors.index.json``: tensor to file; None without an index.
+        tensors: What the shards' own headers hold, by name.
+        shards: Names of the safetensors files that are there.
+        unreadable: Shards whose header is corrupt, with the reason.
+        total_size: ``metadata.total_size`` of the index, bytes; None where it is not given.
+        config: Of the same folder; None without one.
+        read: Reads one tensor's elements as a flat array: floats as float32 (bf16, fp16 and fp8 widened), integers as
+            they are. Raises `ReproError`.
+    """
+
+    path: Path
+    index: Mapping[str, str] | None
+    tensors: Mapping[str, TensorInfo]
+    shards: tuple[str, ...]
+    unreadable: Mapping[str, str]
+    total_size: int | None
+    config: HfConfig | None
+    read: Callable[[str], npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A folder with a tokenizer.
+
+    Attributes:
+        path: The folder.
+        template: Its chat template (Jinja); None where it has none.
+        special: Special tokens as text.
+        eos: The text that ends a turn; None where it is not said.
+        eos_ids: Ids that end generation, by ``generation_config.json`` and ``config.json``.
+        render: Renders messages ``[{"role", "content"}]`` by the template. Raises `ReproError`.
+    """
+
+    path: Path
+    template: str | None
+    special: tuple[str, ...]
+    eos: str | None
+    eos_ids: tuple[int, ...]
+    render: Callable[[Sequence[Mapping[str, Any]]], str]
+
+
+# -- what runs write
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A rollout dump: its path and content."""
+
+    path: Path
+    dump: RolloutDump
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """What a trainer dumped of training on one rollout, all ranks joined on samples.
+
+    Attributes:
+        path: The folder (``train_data``) or the file.
+        rollout_id: Of which rollout.
+        system: Whose.
+        joined: Columns by sample.
+        folder: The run's folder, which `TrainStep`s, `Rollout`s and `Series` of one run share.
+    """
+
+    path: Path
+    rollout_id: int
+    system: System
+    joined: Joined
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Series:
+    """Numbers of a run by step and by rollout, without the prefixes ``train/`` and ``rollout/``.
+
+    Attributes:
+        path: The log, trace or folder that they come from.
+        steps: Metrics of each optimizer step.
+        rollouts: Metrics of each rollout (``log_probs``, ``ref_log_probs``, ``raw_reward``, ``truncated`` ...).
+        lines: Where each step's or rollout's numbers stand: (``step`` or ``rollout``, number) to the line.
+        flags: Arguments of the run where its log prints them (``rollout_batch_size ... 32``), by their names there.
+    """
+
+    path: Path
+    steps: Mapping[int, Mapping[str, float]]
+    rollouts: Mapping[int, Mapping[str, float]]
+    lines: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    flags: Mapping[str, str] = field(default_factory=dict)
+
+    def where(self, kind: str, number: int, metric: str, value: float) -> Where:
+        """The evidence for a metric of a ``step`` or ``rollout``."""
+        return Where(str(self.path), self.lines.get((kind, number)), f"{kind} {number} {metric}", f"{value:.6g}")
+
+
+class Hit(NamedTuple):
+    """A line of a log that holds a phrase: its number from 1, its offset in bytes, its text (cut at 400 characters)."""
+
+    line: int
+    offset: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log file, read once.
+
+    Attributes:
+        path: The file.
+        size: Bytes.
+        lines: How many.
+        hits: By phrase, the first hundred lines that hold it.
+        counts: By phrase, how many lines hold it.
+        series: Its metrics.
+        rank: Of the process, where the file's name or its lines say so.
+        around: Reads the lines from a number to a number (inclusive) of the file again, without line ends.
+    """
+
+    path: Path
+    size: int
+    lines: int
+    hits: Mapping[str, Sequence[Hit]]
+    counts: Mapping[str, int]
+    series: Series
+    rank: int | None
+    around: Callable[[int, int], list[str]]
+
+    def where(self, hit: Hit) -> Where:
+        """The evidence for a line."""
+        return Where(str(self.path), hit.line, value=hit.text[:160])
+
+    def first(self, *phrases: str) -> Hit | None:
+        """The first line that holds one of the phrases."""
+        return min((self.hits[p][0] for p in phrases if self.hits.get(p)), default=None)
+
+
+# -- traces
+
+
+@dataclass(frozen=True)
+class TraceRun:
+    """A trace of ours: `path` of its folder, `trace`."""
+
+    path: Path
+    trace: Trace
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A golden run.
+
+    Attributes:
+        path: Its folder.
+        trace: Its trace.
+        record: ``run.json``.
+        root: The repository that keeps it; None outside of one.
+    """
+
+    path: Path
+    trace: Trace
+    record: Mapping[str, Any]
+    root: Path | None
+
+
+# -- surroundings
+
+
+@dataclass(frozen=True)
+class Machine:
+    """An environment that a trainer runs in.
+
+    Attributes:
+        source: The interpreter, or the file that lists packages.
+        packages: Installed versions by normalised name (``flash-attn-3``, ``numpy``).
+        modules: Modules that can be imported without having a package's name (``flash_attn_3``).
+        variables: Variables that decide bits or that rules name; None where only packages are known.
+        cpus: Cores that this process may use; None where that is not known.
+        threads: Threads that torch would take; None where that is not known.
+        gpus: GPUs, by `nvidia-smi`; None where that is not known.
+        python: Its version.
+    """
+
+    source: str
+    packages: Mapping[str, str]
+    modules: frozenset[str] = frozenset()
+    variables: Mapping[str, str] | None = None
+    cpus: int | None = None
+    threads: int | None = None
+    gpus: int | None = None
+    python: str = ""
+
+
+@dataclass(frozen=True)
+class PromptData:
+    """A JSONL file of prompts.
+
+    Attributes:
+        path: The file.
+        rows: Iterates over (line number, the object, or a text that says what is wrong with the line); read anew each
+            time.
+    """
+
+    path: Path
+    rows: Callable[[], Iterator[tuple[int, Mapping[str, Any] | str]]]
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """A reward function of the user's, which `--reward` names.
+
+    Attributes:
+        name: ``package.module:function``.
+        score: Calls it in its own interpreter on samples (as dicts), once each, and returns rewards. Raises
+            `ReproError` with its own error.
+    """
+
+    name: str
+    score: Callable[[Sequence[Mapping[str, Any]]], list[Any]]

@@ -1,0 +1,1 @@
+"""The rules, a file each, in a folder by subject; `catalogue` finds them."""

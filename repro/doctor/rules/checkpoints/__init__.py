@@ -1,0 +1,1 @@
+"""Checkpoints of Megatron and Hugging Face."""

@@ -1,0 +1,1 @@
+"""Rollout and train dumps."""

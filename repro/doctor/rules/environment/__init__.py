@@ -1,0 +1,1 @@
+"""What surrounds a launch: variables, packages, the machine."""

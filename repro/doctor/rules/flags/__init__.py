@@ -1,0 +1,1 @@
+"""A launch's own command line."""

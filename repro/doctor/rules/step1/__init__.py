@@ -1,0 +1,1 @@
+"""The first training step, and what tells it from later ones."""
