@@ -144,6 +144,7 @@ def merged(tmp_path: Path) -> tuple[Repo, str, dict[str, str]]:
     return repo, good, names
 
 
+@pytest.mark.campaign  # test_foreign_bisect has the same of trainers that replay in a fraction of a second
 def test_every_culprit(merged: tuple[Repo, str, dict[str, str]]) -> None:
     """--all names each commit that moved the numbers, the one that a merge brought in by its own name."""
     repo, good, names = merged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,20 @@ def test_a_nan_that_metrics_hide_is_found_by_the_check_of_its_ci(tmp_path: Path)
     assert result["culprit"]["commit"] == fork.culprit, progress
     assert result["divergence"]["step"] == 0
     assert result["explains_bad"] is True, "a check that BAD fails by itself says nothing of what differs from it"
+
+
+def test_every_culprit_is_named_also_what_a_merge_brought_in(tmp_path: Path) -> None:
+    """--all names each commit that moved the numbers, the one that a merge brought in by its own name."""
+    fork = make_fork(tmp_path, "entropy-gradient-inverted", commits=3)
+    repo, second = fork.repo, REGRESSIONS["bf16-rollout-log-probs"]
+    repo.git("checkout", "--quiet", "-b", "side", fork.good)
+    repo.edit(f"{second.system}/{second.file}", second.old, second.new)
+    brought = repo.commit(second.title)
+    repo.git("checkout", "--quiet", "main")
+    repo.git("merge", "--quiet", "--no-ff", "--message", "Merge side", "side")
+    result, progress = bisect(replace(fork, bad="HEAD"), "--all")
+    assert {one["commit"]["commit"] for one in result["culprits"]} == {fork.culprit, brought}, progress
+    assert all(one["divergence"] for one in result["culprits"])
 
 
 @pytest.mark.campaign
