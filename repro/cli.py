@@ -54,6 +54,7 @@ class LazyGroup(click.Group):
         "explain": ("repro.commands.explain:explain", "Name the operation and the line that moved the numbers."),
         "trace": ("repro.commands.trace:trace", "Record any PyTorch program's training steps, without changing it."),
         "diff": ("repro.commands.diff:diff", "Compare two traces, or one with TensorBoard's event files."),
+        "doctor": ("repro.commands.doctor:doctor", "What is wrong with a launch, a checkpoint, a dump, a log?"),
         "report": ("repro.commands.report:report", "The pull request, the night, the page."),
         "demo": ("repro.commands.demo:demo", "The whole job on a scratch repository with a hidden regression."),
     },

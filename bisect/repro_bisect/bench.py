@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from repro_bisect.axis import Axis
 from repro_bisect.commits import History
@@ -40,6 +41,7 @@ class Options:
         confidence: Where verdicts are noisy, the probability at which a commit is the answer; None for the default.
         open_end: The case has as many steps as GOOD makes.
         explain: Say of each culprit why its numbers moved.
+        examine: Looks at the log of a probe that fails and says in one line what is known of it, or ''.
     """
 
     jobs: int | None = None
@@ -52,6 +54,7 @@ class Options:
     confidence: float | None = None
     open_end: bool = False
     explain: bool = False
+    examine: Callable[[Path], str] | None = None
 
 
 def commits_of(checkout: Checkout, case: Case, spec: str, options: Options) -> History:
@@ -97,7 +100,9 @@ def bench(
         executor = Local(checkout, case, place_of(rollouts), options.jobs or default_jobs(case))
     with contextlib.ExitStack() as exits:
         exits.callback(executor.close)
-        prober = Prober(checkout, case, axis, rollouts.digest, identity, executor, predicate, fresh=options.fresh)
+        prober = Prober(
+            checkout, case, axis, rollouts.digest, identity, executor, predicate, options.examine, fresh=options.fresh
+        )
         exits.callback(prober.close)
         try:
             golden = _golden_of(store, case, axis, identity.machine, rollouts.digest)

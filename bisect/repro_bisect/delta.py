@@ -173,6 +173,7 @@ class _Reduction:
             explains_bad=confirmed.explains if confirmed else None,
             verdicts=dict(self.desk.verdicts),
             skips=dict(self.desk.skips),
+            diagnoses=dict(self.desk.diagnoses),
             parents={name: [axis.good] for name in [axis.bad, *order]},
             subjects=axis.subjects([axis.good, axis.bad, *order]),
             cost=self.prober.cost,

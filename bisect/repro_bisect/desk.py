@@ -57,6 +57,7 @@ class Desk:
         self.flights: dict[Future[Any], Flight] = {}
         self.verdicts: dict[str, str] = {}
         self.skips: dict[str, str] = {}
+        self.diagnoses: dict[str, str] = {}
         self.rounds: list[float] = []
 
     def submit(self, commit: str, steps: int, **how: Any) -> Future[Answer]:
@@ -106,6 +107,9 @@ class Desk:
         self.skips.pop(commit, None)
         if verdict == Verdict.SKIP:
             self.skips[commit] = reason
+            if known := self.prober.diagnoses.get(commit):
+                self.diagnoses[commit] = known
+                self.say(f"  {known}")
 
     def say(self, text: str, search: Search[str] | None = None, posterior: Mapping[str, float] | None = None) -> None:
         """Tell whoever watches."""

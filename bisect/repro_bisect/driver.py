@@ -218,6 +218,7 @@ class _Bisection:
             explains_bad=explains,
             verdicts=dict(self.desk.verdicts),
             skips=dict(self.desk.skips),
+            diagnoses=dict(self.desk.diagnoses),
             parents={c: list(ps) for c, ps in history.parents.items()},
             subjects=history.subjects([history.good, history.bad, *self.desk.verdicts]),
             cost=self.prober.cost,

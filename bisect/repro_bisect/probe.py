@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -48,10 +48,12 @@ class Skip:
     Attributes:
         reason: In one line. Equal causes give equal text: the search presumes by it.
         unready: It failed where a start from step 0 may not: the state it was to start from may not be for it.
+        diagnosis: What is known of such a failure, in one line; '' where nothing is.
     """
 
     reason: str
     unready: bool = False
+    diagnosis: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class Prober:
         baseline: What probes are judged against, once it is known.
         cost: What was spent.
         machine: Short name of the machine that answers hold for.
+        diagnoses: What is known of the failures of commits that were skipped, by commit.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class Prober:
         identity: Identity,
         executor: Executor,
         predicate: Predicate,
+        examine: Callable[[Path], str] | None = None,
         *,
         fresh: bool = False,
     ) -> None:
@@ -114,7 +118,8 @@ class Prober:
         self._exit = contextlib.ExitStack()
         self._scratch = self._exit.enter_context(scratch_folder(checkout.scratch, "bisect"))
         self._journal = Journal(checkout.state, fresh=fresh)
-        self._lock = threading.Lock()
+        self._lock, self._examine = threading.Lock(), examine
+        self.diagnoses: dict[str, str] = {}
         self._packages = digest(*packages_of(case, checkout.root))
         self._given: dict[str, Trace] = {}
         self._outside = _outside(case, checkout.root)
@@ -172,7 +177,10 @@ class Prober:
         at, states = keep or ((), None)
         own, case = self._history.commit(commit), self._case(commit)
         task = Task(own, tree, steps, self.predicate, baseline, start, at, case.case.states_budget, dump, case)
-        return self._replay(task, ask, cancel, states, progress)
+        answer = self._replay(task, ask, cancel, states, progress)
+        if isinstance(answer, Skip) and answer.diagnosis:
+            self.diagnoses[commit] = answer.diagnosis
+        return answer
 
     def make_state(
         self,
@@ -306,12 +314,17 @@ class Prober:
                 )
             made, seconds = len(trace.steps) if trace else 0, round(time.monotonic() - began, 3)
             self._charge(ask.stage, made, seconds)
+            known = self._diagnosis(outcome.failure) if reason and outcome.failure else ""
             if reason and task.start and _unready(outcome):
-                return Skip(reason, unready=True)  # says something of the state, not yet of the commit
+                return Skip(reason, unready=True, diagnosis=known)  # says something of the state, not yet of the commit
             kept = self._keep(task, ask, reason, made, seconds, folder / "trace", outcome.code)
         if reason:
-            return Skip(reason)
+            return Skip(reason, diagnosis=known)
         return Code(outcome.code) if outcome.code is not None else Trace(kept)
+
+    def _diagnosis(self, failure: ChildFailure) -> str:
+        log = Path(failure.log)
+        return self._examine(log) if self._examine and log.is_file() else ""
 
     def _charge(self, stage: Stage, steps: int, seconds: float) -> None:
         bill: Bill = getattr(self.cost, stage)
@@ -423,4 +436,5 @@ def unusable(name: str, answer: Answer) -> str:
     """Why a commit that is needed does not serve, in one line."""
     why = f"exit {answer.code}" if isinstance(answer, Code) else "it left no trace"
     why = answer.reason if isinstance(answer, Skip) else why
-    return f"{name} cannot be tested: {why}; choose another end for the range"
+    known = f" ({answer.diagnosis})" if isinstance(answer, Skip) and answer.diagnosis else ""
+    return f"{name} cannot be tested: {why}{known}; choose another end for the range"

@@ -83,6 +83,7 @@ def bisect(
     Your checkout, index and branches are not touched: commits are replayed in worktrees of their own. A search that was
     interrupted resumes when the same command is run again.
     """
+    from repro.doctor.quiet import diagnosis
     from repro.live import bisect_view
     from repro_bisect.axes import LayoutLine
     from repro_bisect.bench import Options
@@ -91,7 +92,7 @@ def bisect(
     checkout = find_checkout(Path.cwd())
     case = case_of(checkout, name, command, steps, {"ranks": ranks, "gpus": gpus}, metrics)
     open_end = bool(command) and steps is None and when != "exit"
-    options = Options(jobs, ray, when, paths, first_parent, every, fresh, confidence, open_end, why)
+    options = Options(jobs, ray, when, paths, first_parent, every, fresh, confidence, open_end, why, diagnosis)
     chosen = {"package": package, "flags": flags, "layout": layout, "index_url": index_url}
     axis = axis_of(checkout, case, commits, options, at=at, tolerance=tolerance, **chosen)  # type: ignore[arg-type]
     _refuse(axis, {"--when": when, "--all": every, "--confidence": confidence, "--export": export})

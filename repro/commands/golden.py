@@ -97,6 +97,7 @@ def approve(case: str | None, reason: str, allow_noise: bool, allow_failed_check
 
 
 def _record(case: str | None, options: Options, as_json: bool) -> int:
+    from repro.doctor.quiet import before_recording
     from repro_golden.case import find_case
     from repro_golden.checkout import find_checkout
     from repro_golden.record import record as run_record
@@ -104,6 +105,8 @@ def _record(case: str | None, options: Options, as_json: bool) -> int:
     checkout = find_checkout(Path.cwd())
     found = find_case(checkout.root, case)
     with progress("recording") as say:
+        for line in before_recording(checkout, found):
+            say(line)
         kept, proved = run_record(checkout, found, options, say)
     data = {"run": str(kept.directory), "machine": kept.machine, "proofs": [p.to_mapping() for p in proved]}
     relative = kept.directory.relative_to(checkout.root)

@@ -35,6 +35,6 @@ _SUBJECT: dict[str, str] = {}
 
 
 def subject_of(rule: Rule) -> str:
-    """The folder that a rule of the catalogue lies in."""
+    """The folder that a rule lies in; `reading` for what is found before any rule is tried."""
     catalogue()
-    return _SUBJECT[rule.id]
+    return _SUBJECT.get(rule.id, "reading")

@@ -149,7 +149,8 @@ def bisect_text(result: BisectResult, what: str = "commit") -> str:
         lines += ["", metrics_table(result.comparison)]
     lines += ["", *filter(None, [noise_line(result, what), explanation(result, what)]), cost_line(result, what)]
     if result.skips:
-        lines += [f"skipped {short(c)}: {reason}" for c, reason in list(result.skips.items())[:_SHOWN]]
+        for c, reason in list(result.skips.items())[:_SHOWN]:
+            lines += [f"skipped {short(c)}: {reason}", *([f"  {known}"] if (known := result.diagnoses.get(c)) else [])]
         lines += [f"and {len(result.skips) - _SHOWN} more"] if len(result.skips) > _SHOWN else []
     return "\n".join(lines)
 

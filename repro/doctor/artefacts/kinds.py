@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 
+from repro.doctor.artefacts.launch_kinds import Checkout, Flag, Launch, Origin, ParserDump, Variable
 from repro.doctor.rule import Where
 from repro_golden.dumps.rollout.files import RolloutDump
 from repro_golden.dumps.train.joining import Joined
@@ -17,9 +17,9 @@ from repro_golden.dumps.values import System
 from repro_golden.trace import Trace
 
 __all__ = [
-    "Checkout", "Flag", "Golden", "HfCheckpoint", "HfConfig", "Hit", "Launch", "Log", "Machine", "MegatronCheckpoint",
-    "Origin", "ParserDump", "PromptData", "Reader", "RewardFunction", "Rollout", "Series", "TensorInfo", "Tokenizer",
-    "TraceRun", "TrainStep", "Variable",
+    "Checkout", "Flag", "Golden", "GoldenValues", "HfCheckpoint", "HfConfig", "Hit", "Launch", "Log", "Machine",
+    "MegatronCheckpoint", "NotRead", "Origin", "ParserDump", "PromptData", "Reader", "RewardFunction", "Rollout",
+    "Series", "TensorInfo", "TensorStats", "Tokenizer", "TraceRun", "TrainStep", "Variable",
 ]  # fmt: skip
 
 
@@ -32,149 +32,13 @@ class Reader:
         fits: Whether a file or folder is one: cheap, raises nothing but OSError.
         read: Reads it. One path may give several artefacts (a run's folder: its dumps and numbers). Raises
             `ReproError` for what is corrupt, which becomes a finding.
+        owns: Of a folder: patterns of its children that belong to it; the others are looked at for themselves.
     """
 
     name: str
     fits: Callable[[Path], bool]
     read: Callable[[Path], Iterable[object]]
-
-
-# -- launches
-
-
-@dataclass(frozen=True)
-class Flag:
-    """A flag of a command line.
-
-    Attributes:
-        name: As written, with its dashes, without a value behind ``=``.
-        values: Its values; none for a switch. What a shell would have to compute stays as written (``$GPUS``).
-        where: File and line.
-    """
-
-    name: str
-    values: tuple[str, ...]
-    where: Where
-
-
-Origin = Literal["export", "prefix", "runtime-env", "unset"]
-
-
-@dataclass(frozen=True)
-class Variable:
-    """An environment variable that a launch sets.
-
-    Attributes:
-        value: Its value; what a shell would have to compute stays as written.
-        origin: ``export`` in the script, ``prefix`` of the command, ``runtime-env`` of a submitted Ray job, which alone
-            is sure to reach the actors; ``unset`` where the script removes it.
-        where: File and line.
-    """
-
-    value: str
-    origin: Origin
-    where: Where
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A launch script or argv: what starts a trainer.
-
-    Attributes:
-        path: The script; the word ``argv`` where it was given on the command line.
-        words: The trainer's command line with variables and arrays of the script put in.
-        flags: Its flags by name (``--rollout-batch-size``), the last one where it is given twice; dashes as written.
-        given: All flags in order, also the overridden.
-        env: Variables that reach the trainer, the last setting of each.
-        settings: All settings of variables in order, by name.
-        system: slime, miles or relax, where the entry point, flags or paths say so.
-        entry: The program that parses the flags: ``train.py``, ``train_async.py``, ``relax/entrypoints/train.py``.
-        submitted: Whether it goes through ``ray job submit``.
-        commands: Other commands of the script, in order, as words.
-        text: The script.
-    """
-
-    path: Path
-    words: tuple[str, ...]
-    flags: Mapping[str, Flag]
-    given: Sequence[Flag]
-    env: Mapping[str, Variable]
-    settings: Sequence[tuple[str, Variable]] = ()
-    system: System | None = None
-    entry: str = ""
-    submitted: bool = False
-    commands: Sequence[tuple[str, ...]] = ()
-    text: str = ""
-
-    @property
-    def asynchronous(self) -> bool:
-        """Whether it trains while it samples: ``train_async.py``."""
-        return self.entry.endswith("train_async.py")
-
-    def has(self, name: str) -> bool:
-        """Whether a flag (or its ``--no-`` twin is not what is asked) is given."""
-        return name in self.flags
-
-    def value(self, name: str) -> str | None:
-        """The flag's first value; None where it is not given, has none, or only a shell knows it."""
-        flag = self.flags.get(name)
-        if flag is None or not flag.values or "$" in flag.values[0] or "`" in flag.values[0]:
-            return None
-        return flag.values[0]
-
-    def number(self, name: str, default: float | None = None) -> float | None:
-        """The flag's value as a number.
-
-        Returns:
-            `default` where the flag is not given; None where its value is no finite number.
-        """
-        if name not in self.flags:
-            return default
-        try:
-            number = float(self.value(name) or "")
-        except ValueError:
-            return None
-        return number if np.isfinite(number) else None
-
-    def where(self, name: str) -> Where:
-        """Where a flag stands; the script where it is not given."""
-        flag = self.flags.get(name)
-        return flag.where if flag else Where(str(self.path), item=name)
-
-
-@dataclass(frozen=True)
-class ParserDump:
-    """The flags that a trainer's own parsers have.
-
-    Attributes:
-        path: Where it was read.
-        options: Every registered flag.
-        source: What said so: ``--help``, what its parsers wrote in a replay, the source of a checkout.
-        complete: Whether a flag that is missing here is sure to be unknown (not for a checkout's source alone, whose
-            Megatron and SGLang lie elsewhere).
-        ignored: Flags that a process says no parser took.
-        abbreviates: Whether the parser takes an unambiguous beginning of a flag.
-    """
-
-    path: Path
-    options: frozenset[str]
-    source: str
-    complete: bool
-    ignored: tuple[str, ...] = ()
-    abbreviates: bool = False
-
-
-@dataclass(frozen=True)
-class Checkout:
-    """A checkout of slime, Miles or Relax (only what rules need of it).
-
-    Attributes:
-        path: Its root.
-        system: Which.
-    """
-
-    path: Path
-    system: System
+    owns: tuple[str, ...] = ("*",)
 
 
 # -- checkpoints
@@ -192,6 +56,12 @@ class MegatronCheckpoint:
         args: Arguments that the newest iteration was saved with (``common.pt``); None where it has none or they could
             not be read.
         release: Whether there is a folder ``release``.
+        extents: By iteration, how many bytes each ``.distcp`` file must have at least by its ``.metadata``. An
+            iteration whose ``.metadata`` was not or cannot be read is absent.
+        damage: Files that could not be read, relative to `path`, with the reason.
+
+    In `files` and `extents`, ``release`` stands under -1. Where `path` is itself a folder ``iter_NNNNNNN`` or
+    ``release``, that is its one iteration.
     """
 
     path: Path
@@ -200,6 +70,26 @@ class MegatronCheckpoint:
     files: Mapping[int, Mapping[str, int]]
     args: Mapping[str, Any] | None
     release: bool = False
+    extents: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    damage: Mapping[str, str] = field(default_factory=dict)
+
+
+class TensorStats(NamedTuple):
+    """What one look at all elements of a tensor says.
+
+    Attributes:
+        nan: How many elements are not a number.
+        inf: How many are infinite.
+        constant: The value of all elements, where that is one; None otherwise and for no elements.
+        digest: Of dtype, shape and bytes: equal for equal tensors.
+        whole: Whether all bytes were read. Of tensors of checkpoints too large to read, three windows are.
+    """
+
+    nan: int
+    inf: int
+    constant: float | None
+    digest: str
+    whole: bool = True
 
 
 class TensorInfo(NamedTuple):
@@ -227,11 +117,12 @@ class HfCheckpoint:
         index: ``weight_map`` of ``model.safetensors.index.json``: tensor to file; None without an index.
         tensors: What the shards' own headers hold, by name.
         shards: Names of the safetensors files that are there.
-        unreadable: Shards whose header is corrupt, with the reason.
+        unreadable: Shards whose header is corrupt, and other files of the folder that are, with the reason.
         total_size: ``metadata.total_size`` of the index, bytes; None where it is not given.
         config: Of the same folder; None without one.
         read: Reads one tensor's elements as a flat array: floats as float32 (bf16, fp16 and fp8 widened), integers as
             they are. Raises `ReproError`.
+        scan: Looks once at all elements of a tensor, in pieces; remembered. Raises `ReproError`.
     """
 
     path: Path
@@ -242,6 +133,7 @@ class HfCheckpoint:
     total_size: int | None
     config: HfConfig | None
     read: Callable[[str], npt.NDArray[Any]]
+    scan: Callable[[str], TensorStats]
 
 
 @dataclass(frozen=True)
@@ -254,7 +146,9 @@ class Tokenizer:
         special: Special tokens as text.
         eos: The text that ends a turn; None where it is not said.
         eos_ids: Ids that end generation, by ``generation_config.json`` and ``config.json``.
-        render: Renders messages ``[{"role", "content"}]`` by the template. Raises `ReproError`.
+        render: Renders messages ``[{"role", "content"}]`` by the template, with the generation prompt unless the last
+            is the assistant's. Raises `ReproError`.
+        size: One more than the highest token id of ``tokenizer.json``; None where that is not known.
     """
 
     path: Path
@@ -263,17 +157,36 @@ class Tokenizer:
     eos: str | None
     eos_ids: tuple[int, ...]
     render: Callable[[Sequence[Mapping[str, Any]]], str]
+    size: int | None = None
 
 
 # -- what runs write
 
 
 @dataclass(frozen=True)
+class NotRead:
+    """What a reader left out on purpose: `path` of its folder, and the `reason` in one line."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True)
 class Rollout:
-    """A rollout dump: its path and content."""
+    """A rollout dump.
+
+    Attributes:
+        path: The file.
+        dump: Its content.
+        first: The first rollout dump of the same run that could be read; None for that one itself, for evaluations and
+            for a file that was given alone.
+        before: The one before it, likewise.
+    """
 
     path: Path
     dump: RolloutDump
+    first: RolloutDump | None = None
+    before: RolloutDump | None = None
 
 
 @dataclass(frozen=True)
@@ -387,6 +300,21 @@ class Golden:
     root: Path | None
 
 
+@dataclass(frozen=True)
+class GoldenValues:
+    """The metrics of a golden run, ours or another project's.
+
+    Attributes:
+        path: The golden run's folder, or the file that holds the values.
+        metrics: By metric, then by step.
+        golden: The golden run, where it is ours.
+    """
+
+    path: Path
+    metrics: Mapping[str, Mapping[int, float]]
+    golden: Golden | None = None
+
+
 # -- surroundings
 
 
@@ -403,6 +331,7 @@ class Machine:
         threads: Threads that torch would take; None where that is not known.
         gpus: GPUs, by `nvidia-smi`; None where that is not known.
         python: Its version.
+        complete: Whether `packages` has all that is installed: a lock file or requirements may not.
     """
 
     source: str
@@ -413,6 +342,7 @@ class Machine:
     threads: int | None = None
     gpus: int | None = None
     python: str = ""
+    complete: bool = True
 
 
 @dataclass(frozen=True)

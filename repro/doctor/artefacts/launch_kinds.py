@@ -1,0 +1,152 @@
+"""What a launch is: flags, variables, and what the trainer's parsers know. `kinds` has these with all others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from repro.doctor.rule import Where
+from repro_golden.dumps.values import System
+
+__all__ = ["Checkout", "Flag", "Launch", "Origin", "ParserDump", "Variable"]
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag of a command line.
+
+    Attributes:
+        name: As written, with its dashes, without a value behind ``=``.
+        values: Its values; none for a switch. What a shell would have to compute stays as written (``$GPUS``).
+        where: File and line.
+    """
+
+    name: str
+    values: tuple[str, ...]
+    where: Where
+
+
+Origin = Literal["export", "prefix", "runtime-env", "unset"]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """An environment variable that a launch sets.
+
+    Attributes:
+        value: Its value; what a shell would have to compute stays as written.
+        origin: ``export`` in the script, ``prefix`` of the command, ``runtime-env`` of a submitted Ray job, which alone
+            is sure to reach the actors; ``unset`` where the script removes it.
+        where: File and line.
+    """
+
+    value: str
+    origin: Origin
+    where: Where
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch script or argv: what starts a trainer.
+
+    Attributes:
+        path: The script; the word ``argv`` where it was given on the command line.
+        words: The trainer's command line with variables and arrays of the script put in.
+        flags: Its flags by name (``--rollout-batch-size``), the last one where it is given twice; dashes as written.
+        given: All flags in order, also the overridden.
+        env: Variables that reach the trainer, the last setting of each.
+        settings: All settings of variables in order, by name.
+        system: slime, miles or relax, where the entry point, flags or paths say so.
+        entry: The program that parses the flags: ``train.py``, ``train_async.py``, ``relax/entrypoints/train.py``.
+        submitted: Whether it goes through ``ray job submit``.
+        commands: Other commands of the script, in order, as words.
+        text: The script.
+        missing: Files of its checkout that it sources and that are not there: where it does, the file as value.
+    """
+
+    path: Path
+    words: tuple[str, ...]
+    flags: Mapping[str, Flag]
+    given: Sequence[Flag]
+    env: Mapping[str, Variable]
+    settings: Sequence[tuple[str, Variable]] = ()
+    system: System | None = None
+    entry: str = ""
+    submitted: bool = False
+    commands: Sequence[tuple[str, ...]] = ()
+    text: str = ""
+    missing: Sequence[Where] = ()
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether it trains while it samples: ``train_async.py``."""
+        return self.entry.endswith("train_async.py")
+
+    def has(self, name: str) -> bool:
+        """Whether a flag (or its ``--no-`` twin is not what is asked) is given."""
+        return name in self.flags
+
+    def value(self, name: str) -> str | None:
+        """The flag's first value; None where it is not given, has none, or only a shell knows it."""
+        flag = self.flags.get(name)
+        if flag is None or not flag.values or "$" in flag.values[0] or "`" in flag.values[0]:
+            return None
+        return flag.values[0]
+
+    def number(self, name: str, default: float | None = None) -> float | None:
+        """The flag's value as a number.
+
+        Returns:
+            `default` where the flag is not given; None where its value is no finite number.
+        """
+        if name not in self.flags:
+            return default
+        try:
+            number = float(self.value(name) or "")
+        except ValueError:
+            return None
+        return number if np.isfinite(number) else None
+
+    def where(self, name: str) -> Where:
+        """Where a flag stands; the script where it is not given."""
+        flag = self.flags.get(name)
+        return flag.where if flag else Where(str(self.path), item=name)
+
+
+@dataclass(frozen=True)
+class ParserDump:
+    """The flags that a trainer's own parsers have.
+
+    Attributes:
+        path: Where it was read.
+        options: Every registered flag.
+        source: What said so: ``--help``, what its parsers wrote in a replay, the source of a checkout.
+        complete: Whether a flag that is missing here is sure to be unknown (not for a checkout's source alone, whose
+            Megatron and SGLang lie elsewhere).
+        ignored: Flags that a process says no parser took.
+        abbreviates: Whether the parser takes an unambiguous beginning of a flag.
+    """
+
+    path: Path
+    options: frozenset[str]
+    source: str
+    complete: bool
+    ignored: tuple[str, ...] = ()
+    abbreviates: bool = False
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A checkout of slime, Miles or Relax (only what rules need of it).
+
+    Attributes:
+        path: Its root.
+        system: Which.
+    """
+
+    path: Path
+    system: System

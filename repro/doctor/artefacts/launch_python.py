@@ -1,0 +1,301 @@
+"""Python launchers (Miles' scripts, tests of slime and Miles), read without running them.
+
+They build a string of flags and hand it to ``execute_train``. Constants, f-strings and what is added in branches are
+followed; a value that only running knows becomes ``$its_name``.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from repro.doctor.artefacts.kinds import Variable
+from repro.doctor.rule import Where
+
+__all__ = ["Started", "started"]
+
+_LONGEST = 1 << 20
+_DEPTH = 6
+_STEPS = 20_000
+_CALL = "execute_train"
+
+
+class _Piece(NamedTuple):
+    """Some text of a string and the line that it stands in."""
+
+    text: str
+    line: int
+
+
+_Text = tuple[_Piece, ...]
+_Names = dict[str, "_Text | dict[str, _Text]"]
+
+
+class Started(NamedTuple):
+    """What a launcher hands to ``execute_train``.
+
+    Attributes:
+        words: The command, each word with its place.
+        env: Variables for the Ray job.
+        gpus: GPUs of each node that it starts Ray with; '' where it is not said.
+    """
+
+    words: list[tuple[str, Where]]
+    env: dict[str, Variable]
+    gpus: str
+
+
+def started(text: str, path: Path) -> Started | None:
+    """The call of ``execute_train`` that gets the most flags.
+
+    Args:
+        text: The launcher.
+        path: For the places of flags.
+
+    Returns:
+        None where it is no Python, or calls it with nothing that can be read.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    walk = _Walk(tree)
+    with contextlib.suppress(RecursionError, OverflowError):  # then: what was found until there
+        walk.all()
+    best: Started | None = None
+    for found in walk.calls:
+        words = [(word, Where(str(path), line, word)) for word, line in _split(found.flags)]
+        if any(word.startswith("--") for word, _ in words) and (best is None or len(words) >= len(best.words)):
+            script = "".join(piece.text for piece in found.script) or "train.py"
+            front = [("python3", Where(str(path), found.line)), (script, Where(str(path), found.line))]
+            env = {
+                name: Variable(_plain(value), "runtime-env", Where(str(path), _line(value), name, _plain(value)[:200]))
+                for name, value in found.env.items()
+            }
+            best = Started(front + words, env, found.gpus)
+    return best
+
+
+class _Call(NamedTuple):
+    line: int
+    flags: _Text
+    script: _Text
+    env: dict[str, _Text]
+    gpus: str
+
+
+class _Walk:
+    """One walk over a launcher's statements."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.calls: list[_Call] = []
+        self._tree = tree
+        self._functions = {one.name: one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)}
+        self._depth = 0
+        self._steps = 0
+        self._returned: _Text | None = None
+
+    def all(self) -> None:
+        """Module, then each function by itself: who calls whom matters little."""
+        names: _Names = {}
+        top = [one for one in self._tree.body if not isinstance(one, ast.FunctionDef | ast.ClassDef | ast.If)]
+        self._block(top, names)
+        for function in self._functions.values():
+            if _CALL in ast.dump(function):
+                self._block(function.body, dict(names))
+        self._block([one for one in self._tree.body if isinstance(one, ast.If)], dict(names))
+
+    # -- statements
+
+    def _block(self, body: Sequence[ast.stmt], names: _Names) -> bool:
+        """Statements in order; whether they end (return, raise)."""
+        return any(self._statement(one, names) for one in body)
+
+    def _statement(self, node: ast.stmt, names: _Names) -> bool:
+        self._steps += 1
+        if self._steps > _STEPS:
+            raise OverflowError
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ):
+                self._set(name, self._value(value, names), names)
+            case ast.AugAssign(target=ast.Name(id=name), op=ast.Add(), value=value):
+                more, had = self._value(value, names), names.get(name)
+                if isinstance(had, tuple) and isinstance(more, tuple) and _size(had) + _size(more) < _LONGEST:
+                    names[name] = had + more
+            case ast.AugAssign(target=ast.Name(id=name), op=ast.BitOr(), value=value):
+                more, had = self._value(value, names), names.get(name)
+                if isinstance(had, dict) and isinstance(more, dict):
+                    names[name] = had | more
+            case ast.Assign(targets=[ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)))]):
+                had, more = names.get(name), self._value(node.value, names)
+                if isinstance(had, dict) and isinstance(more, tuple):
+                    names[name] = had | {key: more}
+            case ast.Expr(value=value):
+                self._value(value, names)
+            case ast.Return(value=value):
+                found = self._value(value, names) if value else None
+                self._returned = found if isinstance(found, tuple) else None
+                return True
+            case ast.Raise() | ast.Continue() | ast.Break():
+                return True
+            case ast.If() | ast.Match():
+                return self._branches(node, names)
+            case ast.For(body=body) | ast.While(body=body) | ast.With(body=body) | ast.Try(body=body):
+                self._block(body, names)
+        return False
+
+    def _branches(self, node: ast.If | ast.Match, names: _Names) -> bool:
+        """Each by itself, from what was before; the last one that changed a name is taken."""
+        bodies = [node.body, node.orelse] if isinstance(node, ast.If) else [case.body for case in node.cases]
+        changed: _Names = {}
+        ends = []
+        for body in bodies:
+            inner = dict(names)
+            ends.append(bool(body) and self._block(body, inner))
+            if not ends[-1]:
+                changed |= {name: value for name, value in inner.items() if names.get(name) is not value}
+        names |= changed
+        return all(ends)
+
+    def _set(self, name: str, value: _Text | dict[str, _Text] | None, names: _Names) -> None:
+        if value is None:
+            names.pop(name, None)
+        else:
+            names[name] = value
+
+    # -- expressions
+
+    def _value(self, node: ast.expr, names: _Names) -> _Text | dict[str, _Text] | None:
+        """A string with its lines, a mapping of them, or None."""
+        match node:
+            case ast.Constant(value=str(text)):
+                return tuple(_Piece(part, node.lineno + n) for n, part in enumerate(text.splitlines(keepends=True)))
+            case ast.Constant(value=bool() | int() | float() as number):
+                return (_Piece(str(number), node.lineno),)
+            case ast.Name(id=name):
+                return names.get(name)
+            case ast.JoinedStr(values=values):
+                return self._joined(values, names)
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                a, b = self._value(left, names), self._value(right, names)
+                if isinstance(a, tuple) and isinstance(b, tuple) and _size(a) + _size(b) < _LONGEST:
+                    return a + b
+                return a if isinstance(a, tuple) and _size(a) > 1 else b if isinstance(b, tuple) else None
+            case ast.Dict(keys=keys, values=values):
+                return self._mapping(keys, values, names)
+            case ast.Call():
+                return self._call(node, names)
+        return None
+
+    def _mapping(self, keys: Sequence[ast.expr | None], values: Sequence[ast.expr], names: _Names) -> dict[str, _Text]:
+        found: dict[str, _Text] = {}
+        for key, one in zip(keys, values, strict=True):
+            value = self._value(one, names)
+            if key is None and isinstance(value, dict):
+                found |= value
+            elif isinstance(key, ast.Constant) and isinstance(key.value, str):
+                found[key.value] = value if isinstance(value, tuple) else (_Piece(_hole(one), one.lineno),)
+        return found
+
+    def _joined(self, values: Sequence[ast.expr], names: _Names) -> _Text:
+        pieces: list[_Piece] = []
+        for one in values:
+            inner = one.value if isinstance(one, ast.FormattedValue) else one
+            found = self._value(inner, names)
+            if isinstance(found, tuple):
+                pieces += found
+            elif not (isinstance(inner, ast.IfExp) and _optional(inner)):
+                pieces.append(_Piece(_hole(inner), inner.lineno))
+            if sum(len(piece.text) for piece in pieces) > _LONGEST:
+                raise OverflowError
+        return tuple(pieces)
+
+    def _call(self, node: ast.Call, names: _Names) -> _Text | None:
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name == _CALL:
+            given = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
+            if node.args:
+                given.setdefault("train_args", node.args[0])
+            held = {key: self._value(value, names) for key, value in given.items()}
+            flags, script, env, gpus = (
+                held.get(key) for key in ("train_args", "train_script", "extra_env_vars", "num_gpus_per_node")
+            )
+            self.calls.append(
+                _Call(
+                    node.lineno,
+                    flags if isinstance(flags, tuple) else (),
+                    script if isinstance(script, tuple) else (),
+                    env if isinstance(env, dict) else {},
+                    _plain(gpus) if isinstance(gpus, tuple) else "",
+                )
+            )
+        elif isinstance(node.func, ast.Attribute) and name in ("strip", "rstrip", "lstrip") and not node.args:
+            found = self._value(node.func.value, names)
+            return found if isinstance(found, tuple) else None
+        elif isinstance(node.func, ast.Name) and name in self._functions and self._depth < _DEPTH:
+            self._depth += 1
+            self._returned = None
+            self._block(self._functions[name].body, dict(names))
+            self._depth -= 1
+            return self._returned
+        return None
+
+
+def _optional(node: ast.IfExp) -> bool:
+    """Whether it is a flag that is there or not: nobody knows."""
+    return any(isinstance(one, ast.Constant) and one.value == "" for one in (node.body, node.orelse))
+
+
+def _hole(node: ast.expr) -> str:
+    """A value that only running knows."""
+    text = re.sub(r"\W+", "_", re.sub(r"\b(args|self|config)\.", "", ast.unparse(node))).strip("_")
+    return f"${text[:60] or 'value'}"
+
+
+def _size(text: _Text) -> int:
+    return sum(len(piece.text) for piece in text)
+
+
+def _plain(text: _Text) -> str:
+    return "".join(piece.text for piece in text)
+
+
+def _line(text: _Text) -> int | None:
+    return text[0].line if text else None
+
+
+def _split(text: _Text) -> list[tuple[str, int]]:
+    """Words as a shell would split them, with the line of each one's first character."""
+    found: list[tuple[str, int]] = []
+    word: list[str] | None = None
+    line, quote, escaped = 0, "", False
+    for char, at in ((char, piece.line) for piece in text for char in piece.text):
+        if word is None and not char.isspace():
+            word, line = [], at
+        if escaped:
+            escaped = False
+            if char != "\n" and word is not None:
+                word.append(char)
+        elif char == "\\" and quote != "'":
+            escaped = True
+        elif quote:
+            if char == quote:
+                quote = ""
+            elif word is not None:
+                word.append(char)
+        elif char in "'\"":
+            quote = char
+        elif char.isspace():
+            if word is not None:
+                found.append(("".join(word), line))
+            word = None
+        elif word is not None:
+            word.append(char)
+    return [*found, ("".join(word), line)] if word is not None else found

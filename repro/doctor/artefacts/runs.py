@@ -1,0 +1,338 @@
+"""What trainers dump: files of rollouts and of training, and the folder of a run that holds them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from repro.doctor.artefacts.kinds import NotRead, Reader, Rollout, Series, TrainStep
+from repro.doctor.facts.tokens import counted, has_column, sample_means
+from repro_golden.dumps.rollout.files import NAME, RolloutDump, dump_files, read_rollout_dump
+from repro_golden.dumps.run.events import EventLog
+from repro_golden.dumps.run.files import TrainFiles, numbered
+from repro_golden.dumps.run.record_rows import SideRecords
+from repro_golden.dumps.run.records import grad_norm_name, number_of
+from repro_golden.dumps.run.regular import open_regular
+from repro_golden.dumps.train.files import read_train_dump
+from repro_golden.dumps.train.joining import Joined, joined
+from repro_golden.errors import ReproError
+
+__all__ = ["ROLLOUT_DUMP", "RUN_FOLDER"]
+
+_HEAD = 1 << 16
+"""Bytes of a file that are looked at to see what it is. torch.save puts the keys of the dict at its beginning."""
+
+_LOSS = re.compile(r"rank_[0-9]+_call_[0-9]+\.pt")
+_RANKED = re.compile(r"([0-9]{1,18})_([0-9]{1,9})\.pt")
+_UPDATES = 1 << 16
+_LARGE = 1e300
+_ENGINE = "rollout_log_probs"
+
+
+# -- single files
+
+
+def _kind(path: Path) -> str:
+    """``rollout``, ``train``, or '' for another file, by its first bytes and then by its name."""
+    try:
+        if path.suffix not in (".pt", ".pth") or not path.is_file():
+            return ""
+        if grad_norm_name(path.name) is not None or _LOSS.fullmatch(path.name):
+            return ""
+        with open_regular(path) as file:
+            head = file.read(_HEAD)
+    except (OSError, ReproError):
+        return ""
+    if b"rollout_id" in head:
+        before = head.partition(b"samples")[0]
+        train = b"format_version" in before or b"rollout_data" in before or _has_key(before, b"rank")
+        return "train" if train else "rollout"
+    # damaged, or in an old form: the name says what it was to be
+    if _RANKED.fullmatch(path.name) or (NAME.fullmatch(path.name) and path.parent.name == "train_data"):
+        return "train"
+    return "rollout" if NAME.fullmatch(path.name) else ""
+
+
+def _has_key(head: bytes, name: bytes) -> bool:
+    """Whether a pickle's beginning has a text of its own, in either of the ways in which a pickle writes one."""
+    return len(name).to_bytes(4, "little") + name in head or b"\x8c" + bytes([len(name)]) + name in head
+
+
+def _read_dump(path: Path) -> Iterator[object]:
+    """A file of either kind; of a rank's train dump with those of the other ranks beside it."""
+    if _kind(path) == "rollout":
+        yield Rollout(path, read_rollout_dump(path))
+        return
+    ranked = _RANKED.fullmatch(path.name)
+    paths = [path]
+    if ranked:
+        paths = sorted(
+            (one for rollout, rank, one in numbered(path.parent) if rollout == int(ranked[1]) and rank is not None),
+            key=lambda one: int(one.stem.partition("_")[2]),
+        ) or [path]
+    dumps = [read_train_dump(one) for one in paths]
+    folder = path.parent.parent if path.parent.name == "train_data" else path.parent
+    found = joined(dumps, rollout=_samples(folder, dumps[0].rollout_id))
+    yield TrainStep(paths[0], found.rollout_id, dumps[0].system, found, folder)
+
+
+def _samples(folder: Path, rollout: int) -> list[dict[str, Any]] | None:
+    """The samples of a rollout dump, which say the indices that Relax's train dumps lack; None where it has none."""
+    path = folder / "rollout_data" / f"{rollout}.pt"
+    try:
+        return read_rollout_dump(path).samples if path.is_file() else None
+    except (OSError, ReproError):
+        return None  # the dump's own reader says so
+
+
+# -- folders
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        if not path.is_dir():
+            return False
+        if any((path / name).is_dir() for name in ("rollout_data", "train_data")):
+            return True
+        if next((path / "events").glob("*.jsonl"), None) is not None:
+            return True
+        return any(_kind(one) for one in _numbered(path))
+    except OSError:
+        return False
+
+
+def _numbered(folder: Path) -> list[Path]:
+    """Up to four files of a folder whose names are those of dumps."""
+    found = []
+    for path in folder.iterdir():
+        if NAME.fullmatch(path.name) or _RANKED.fullmatch(path.name):
+            found.append(path)
+            if len(found) == 4:
+                break
+    return found
+
+
+def _read_run(folder: Path) -> Iterator[object]:
+    """All dumps of a run and its numbers; what cannot be read is said when all else has been given.
+
+    Raises:
+        ReproError: of everything that could not be read, in one line.
+    """
+    wrong: list[str] = []
+    rollouts: dict[int, dict[str, float]] = {}
+    order: dict[int, list[Mapping[str, Any]]] = {}
+    for rollout in _rollouts(folder, wrong):
+        if isinstance(rollout, NotRead):
+            yield rollout
+            continue
+        dump = rollout.dump
+        if not dump.evaluation:
+            rollouts[dump.rollout_id] = _means(dump)
+            if dump.system == "relax":
+                order[dump.rollout_id] = [
+                    {name: one.get(name) for name in ("index", "tokens", "response_length")} for one in dump.samples
+                ]
+        yield rollout
+    flags: dict[str, str] = {}
+    for step in _train_steps(folder, order, wrong):
+        if isinstance(step, NotRead):
+            yield step
+            continue
+        rollouts.setdefault(step.rollout_id, {}).update(_log_probs(step.joined))
+        if step.joined.updates is not None:
+            flags["num_steps_per_rollout"] = str(step.joined.updates)
+        if has_column(step.joined, "rollout_routed_experts"):
+            flags["use_rollout_routing_replay"] = "True"  # nothing else asks the engine for them
+        yield step
+    series = _series(folder, rollouts, flags, wrong)
+    if series.steps or series.rollouts:
+        yield series
+    if wrong:
+        more = f" (and {len(wrong) - 8} more)" if len(wrong) > 8 else ""
+        raise ReproError("; ".join(wrong[:8]) + more)
+
+
+def _rollouts(folder: Path, wrong: list[str]) -> Iterator[Rollout | NotRead]:
+    """The rollout dumps of a run, evaluations last; of more than fits, the first, the last and some between."""
+    place = folder / "rollout_data"
+    try:
+        if place.is_dir():
+            paths = dump_files(place)
+        elif (folder / "train_data").is_dir():
+            return
+        else:
+            paths = [path for path in dump_files(folder) if _kind(path) == "rollout"]
+    except OSError as error:
+        wrong.append(f"{place} cannot be read: {error.strerror}")
+        return
+    first: RolloutDump | None = None
+    before: RolloutDump | None = None
+    kept = _within(_sizes(paths))
+    if len(kept) < len(paths):
+        yield NotRead(place, _left_out(len(kept), len(paths), "rollout dumps"))
+    for path in kept:
+        try:
+            dump = read_rollout_dump(path)
+        except ReproError as error:
+            wrong.append(str(error))
+            continue
+        if dump.evaluation:
+            yield Rollout(path, dump)
+            continue
+        yield Rollout(path, dump, first, before)
+        first, before = first or dump, dump
+
+
+def _train_steps(folder: Path, order: Mapping[int, Any], wrong: list[str]) -> Iterator[TrainStep | NotRead]:
+    """What each rollout's training dumped; of more than fits, the first, the last and some between."""
+    files = TrainFiles(folder, None, None)
+    if (folder / "train_data").is_dir():
+        files.refresh()
+    elif not (folder / "rollout_data").is_dir():
+        for rollout, rank, path in numbered(folder):
+            if _kind(path) == "train":
+                files.paths.setdefault(rollout, {})[rank] = path
+    run = folder.parent if folder.name == "train_data" else folder
+    sizes = {rollout: sum(_sizes(paths.values()).values()) for rollout, paths in sorted(files.paths.items())}
+    kept = _within(sizes)
+    if len(kept) < len(sizes):
+        yield NotRead(run / "train_data", _left_out(len(kept), len(sizes), "rollouts' train dumps"))
+    for rollout in kept:
+        try:
+            dumps = files.load(rollout, final=True) or []
+            if not dumps:
+                continue
+            found = joined(dumps, rollout=order.get(rollout) or _relax_order(folder, dumps[0].system, rollout))
+        except ReproError as error:
+            wrong.append(str(error))
+            continue
+        finally:
+            files.forget()
+        paths = files.paths[rollout]
+        first = paths[min(paths, key=lambda rank: -1 if rank is None else rank)]
+        yield TrainStep(first, rollout, dumps[0].system, found, run)
+
+
+def _relax_order(folder: Path, system: str, rollout: int) -> list[dict[str, Any]] | None:
+    return _samples(folder.parent, rollout) if system == "relax" and folder.name == "train_data" else None
+
+
+BUDGET = 4 << 30
+"""Bytes of dumps of either kind that are held of one run."""
+
+Key = TypeVar("Key")
+
+
+def _within(sizes: Mapping[Key, int], budget: int | None = None) -> list[Key]:
+    """As many of the keys as fit, in their order: the first four and the last two, and others evenly between them.
+
+    At least one, however large it is.
+    """
+    budget = BUDGET if budget is None else budget
+    keys = list(sizes)
+    ends = [*keys[:4], *keys[4:][-2:]]
+    middle = keys[4:-2]
+    stride = 1
+    while True:
+        kept = [*ends, *(middle[stride - 1 :: stride] if stride <= len(middle) else ())]
+        if sum(sizes[key] for key in kept) <= budget:
+            break
+        if stride > len(middle):
+            while len(kept) > 1 and sum(sizes[key] for key in kept) > budget:
+                kept.pop()
+            break
+        stride *= 2
+    wanted = set(kept)
+    return [key for key in keys if key in wanted]
+
+
+def _sizes(paths: Iterable[Path]) -> dict[Path, int]:
+    found = {}
+    for path in paths:
+        try:
+            found[path] = path.stat().st_size
+        except OSError:
+            found[path] = 0  # its reader says so
+    return found
+
+
+def _left_out(kept: int, all_of_them: int, what: str) -> str:
+    return f"{kept} of {all_of_them} {what} were read: together they are larger than {BUDGET >> 30} GiB"
+
+
+# -- numbers
+
+
+def _means(dump: RolloutDump) -> dict[str, float]:
+    """Numbers that a trainer logs of a rollout, by its dump; those alone that every sample has and that are finite."""
+    found: dict[str, list[float | None]] = {
+        "raw_reward": [number_of(one.get("reward")) for one in dump.samples],
+        "response_lengths": [number_of(one.get("response_length")) for one in dump.samples],
+        "truncated": [float(one.get("status") == "truncated") for one in dump.samples],
+    }
+    means = {}
+    for name, values in found.items():
+        plain = [value for value in values if value is not None and abs(value) < _LARGE]
+        if plain and len(plain) == len(values):
+            means[name] = math.fsum(plain) / len(plain)
+    return means
+
+
+def _log_probs(step: Joined) -> dict[str, float]:
+    """Means over the counted tokens, as the trainers log them, and of distances between two columns."""
+    found = {name: sample_means(step, name) for name in ("log_probs", "ref_log_probs", "rollout_log_probs")}
+    for name, other in (("ref_logprob_abs_diff", "ref_log_probs"), ("train_rollout_logprob_abs_diff", _ENGINE)):
+        pairs = [one.values for one in counted(step, "log_probs", other) if one.positions.size]
+        with np.errstate(all="ignore"):
+            means = [float(np.abs(own - others).mean()) for own, others in pairs]
+            mean = float(np.mean(means)) if means else np.nan
+        found[name] = mean if np.isfinite(mean) else None
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _series(
+    folder: Path, rollouts: Mapping[int, Mapping[str, float]], flags: Mapping[str, str], wrong: list[str]
+) -> Series:
+    """Miles' events, the CI history and the gradient norms' files, and what the dumps say of themselves."""
+    known = sorted(rollouts)
+    events = EventLog(folder / "events")
+    try:
+        events.read()
+    except ReproError as error:
+        wrong.append(str(error))
+    steps = {number: _plain(metrics) for number, metrics in events.steps.items()}
+    by_rollout = {number: dict(metrics) for number, metrics in rollouts.items()}
+    for number, metrics in events.rollouts.items():
+        by_rollout.setdefault(number, {}).update(_plain(metrics))
+    side = SideRecords(folder, None)
+    try:
+        side.scan()
+        updates = max((side.updates(rollout) or 1 for rollout in known), default=1)
+        for rollout in known:
+            for update in range(min(updates, _UPDATES)):
+                number = rollout * updates + update
+                found = _plain(side.history(number)) | side.grad_norms(rollout, update)
+                if found:
+                    steps[number] = found | steps.get(number, {})
+    except (OSError, ReproError) as error:
+        wrong.append(str(error))
+    return Series(folder, dict(sorted(steps.items())), dict(sorted(by_rollout.items())), {}, flags)
+
+
+def _plain(metrics: Mapping[str, float]) -> dict[str, float]:
+    plain = {name.removeprefix("train/").removeprefix("rollout/"): value for name, value in metrics.items()}
+    return {name: value for name, value in plain.items() if name != "step"}
+
+
+_OWNED = (
+    "rollout_data", "train_data", "events", "dashboard_columns", "policy_loss_debug", "trajectory",
+    "*grad_norm*.pt", "*grad_norm*.pth", "[0-9]*.pt", "eval_[0-9]*.pt",
+)  # fmt: skip
+
+ROLLOUT_DUMP = Reader("rollout or train dump", lambda path: bool(_kind(path)), _read_dump)
+RUN_FOLDER = Reader("folder of a run's dumps", _is_run, _read_run, _OWNED)

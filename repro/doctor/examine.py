@@ -1,0 +1,149 @@
+"""An examination: recognise what there is, try every rule that applies, and collect what they find."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from repro.doctor.artefacts.kinds import NotRead
+from repro.doctor.catalogue import catalogue
+from repro.doctor.recognise import Seen, recognise
+from repro.doctor.rule import Finding, Found, Rule, Severity, Where
+from repro_golden.errors import ReproError
+
+__all__ = ["FAULT", "UNREADABLE", "Examination", "every_rule", "examine", "look"]
+
+UNREADABLE = Rule(
+    "unreadable", "What is corrupt, or cannot be read", (), "error", "certain",
+    "the trainer, or whatever reads it next, fails on it or takes it for something else",
+    "write it again from its source; `--allow-pickle` of `repro rollout show` reads classes of your own",
+    (), lambda: (),
+)  # fmt: skip
+"""Not in a file of its own: readers find it, not a function."""
+
+FAULT = Rule(
+    "rule-failed", "A rule that failed on what it read", (), "warning", "certain",
+    "that rule says nothing of this artefact, so its absence below is no clean bill",
+    "report it, with the artefact if it can be shared", (), lambda: (),
+)  # fmt: skip
+
+LEFT_OUT = Rule(
+    "not-read", "What was left out of a folder for its size", (), "note", "certain",
+    "the rules say nothing of what they did not see",
+    "name single dumps, or a smaller folder", (), lambda: (),
+)  # fmt: skip
+"""Likewise."""
+
+_ORDER: tuple[Severity, ...] = ("error", "warning", "note")
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What was looked at, and what was found.
+
+    Attributes:
+        seen: Every path that was recognised.
+        findings: Errors first, then warnings and notes, each in the order of the catalogue.
+        tried: Ids of the rules that applied to something.
+    """
+
+    seen: Sequence[Seen]
+    findings: Sequence[Finding]
+    tried: Sequence[str]
+
+    def of(self, severity: Severity) -> list[Finding]:
+        """The findings of one severity."""
+        return [one for one in self.findings if one.severity == severity]
+
+
+def every_rule() -> dict[str, Rule]:
+    """The catalogue, and what is found while artefacts are read."""
+    return {**catalogue(), UNREADABLE.id: UNREADABLE, FAULT.id: FAULT, LEFT_OUT.id: LEFT_OUT}
+
+
+def look(paths: Iterable[Path]) -> list[Seen]:
+    """Recognise what the user names.
+
+    Raises:
+        ReproError: a path does not exist, or nothing below it is of a known kind.
+    """
+    seen: list[Seen] = []
+    for path in paths:
+        if not path.exists():
+            raise ReproError(f"{path} does not exist: name a file or folder, or put a command line after --")
+        found = recognise(path)
+        if not any(one.kind for one in found):
+            raise ReproError(
+                f"cannot tell what {path} is: `repro doctor` knows launch scripts, checkpoints, dumps, traces, logs, "
+                "a Ray session folder, config.json, prompt data and package lists"
+            )
+        seen += found
+    return seen
+
+
+def examine(
+    seen: Sequence[Seen], more: Sequence[object] = (), *, only: Sequence[str] = (), ignore: Sequence[str] = ()
+) -> Examination:
+    """Try every rule on every combination of the artefacts that it needs.
+
+    Args:
+        seen: What was recognised.
+        more: Artefacts that lie in no file: the machine, a command line, a reward function.
+        only: Ids of the rules to try; none for all.
+        ignore: Ids of rules to leave out.
+    """
+    artefacts = _distinct([*(one for path in seen for one in path.artefacts), *more])
+    findings = [
+        Finding.of(UNREADABLE, Found(one.problem, Where(str(one.path), item=one.kind))) for one in seen if one.problem
+    ]
+    findings += [
+        Finding.of(LEFT_OUT, Found(one.reason, Where(str(one.path)))) for one in artefacts if isinstance(one, NotRead)
+    ]
+    tried = []
+    for rule in catalogue().values():
+        if (only and rule.id not in only) or rule.id in ignore:
+            continue
+        combinations = list(_combinations(rule.inputs, artefacts))
+        if combinations:
+            tried.append(rule.id)
+        used = [_sole(kind, artefacts) for kind in rule.uses]
+        for inputs in combinations:
+            findings += _tried(rule, (*inputs, *used))
+    findings = list(dict.fromkeys(findings))
+    return Examination(seen, sorted(findings, key=lambda one: _ORDER.index(one.severity)), tried)
+
+
+def _tried(rule: Rule, given: tuple[object, ...]) -> Iterator[Finding]:
+    """What a rule finds; a rule that fails is a finding about itself, and the others still speak."""
+    try:
+        for found in rule.check(*given):
+            yield Finding.of(rule, found)
+    except ReproError as error:
+        yield Finding.of(UNREADABLE, Found(str(error), Where(item=rule.id)))
+    except Exception as error:  # noqa: BLE001 - artefacts are anything at all; one rule must not silence the others
+        yield Finding.of(FAULT, Found(f"{rule.id}: {type(error).__name__}: {error}"[:300], Where(item=rule.id)))
+
+
+def _distinct(artefacts: Sequence[object]) -> list[object]:
+    """Each artefact once: the same file can be found below two of the paths."""
+    found: dict[object, object] = {}
+    for one in artefacts:
+        path = getattr(one, "path", None)
+        found.setdefault((type(one), path, getattr(one, "rollout_id", None)) if path else id(one), one)
+    return list(found.values())
+
+
+def _combinations(kinds: Sequence[type], artefacts: Sequence[object]) -> Iterator[tuple[object, ...]]:
+    """One artefact for each kind, all of them different ones."""
+    if not kinds:
+        return
+    for one in itertools.product(*([a for a in artefacts if isinstance(a, kind)] for kind in kinds)):
+        if len({id(artefact) for artefact in one}) == len(one):
+            yield one
+
+
+def _sole(kind: type, artefacts: Sequence[object]) -> object | None:
+    found = [one for one in artefacts if isinstance(one, kind)]
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,136 @@
+"""Names of a checkpoint's tensors taken apart: the stack of layers, the layer, the expert, and what is left."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+__all__ = [
+    "TABLES",
+    "Place",
+    "Stack",
+    "expert_count",
+    "is_router",
+    "kind_of",
+    "layer_count",
+    "main_stack",
+    "number",
+    "place",
+    "ranges",
+    "stacks",
+    "text_values",
+]
+
+TABLES = frozenset(
+    f"{prefix}{name}.weight"
+    for prefix in ("", "language_model.", "model.", "model.language_model.", "language_model.model.")
+    for name in ("embed_tokens", "lm_head")
+)
+"""The embedding and the head of a language model, and not those of what hears, sees or speaks beside it."""
+
+_LAYER = re.compile(r"^(?:(.*?)\.)?(layers|h|blocks|block)\.(\d{1,6})\.(.+)$", re.ASCII)
+_EXPERT = re.compile(r"\bexperts\.(\d{1,6})\b", re.ASCII)
+_OTHER = re.compile(r"vis|audio|image|patch|draft|mtp|tower|speech|codec|talker", re.IGNORECASE)
+_ROUTER = re.compile(r"(?:^|\.)(?:gate|router|router\.(?:layer|gate|classifier|weight))\.weight$")
+
+
+class Place(NamedTuple):
+    """Where a tensor belongs: stack (``model.layers``), layer, the rest with ``*`` for the expert, and the expert."""
+
+    stack: str
+    layer: int
+    rest: str
+    expert: int | None
+
+
+@dataclass
+class Stack:
+    """The layers of one stack: for each, the rest of its tensors' names, and of each of them the experts."""
+
+    name: str
+    layers: dict[int, dict[str, set[int]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
+
+
+def place(name: str) -> Place | None:
+    """A tensor's place; None for one outside of layers."""
+    match = _LAYER.match(name)
+    if match is None:
+        return None
+    prefix, word, layer, rest = match.groups()
+    expert = _EXPERT.search(rest)
+    return Place(
+        f"{prefix}.{word}" if prefix else word, int(layer), _EXPERT.sub("experts.*", rest),
+        int(expert[1]) if expert else None,
+    )  # fmt: skip
+
+
+def kind_of(name: str) -> str:
+    """The name with ``*`` for its layer and expert: what its peers share."""
+    where = place(name)
+    return name if where is None else f"{where.stack}.*.{where.rest}"
+
+
+def stacks(names: Iterable[str]) -> dict[str, Stack]:
+    """All stacks of layers, by name."""
+    found: dict[str, Stack] = {}
+    for name in names:
+        where = place(name)
+        if where is None:
+            continue
+        experts = found.setdefault(where.stack, Stack(where.stack)).layers[where.layer][where.rest]
+        if where.expert is not None:
+            experts.add(where.expert)
+    return found
+
+
+def main_stack(names: Iterable[str]) -> Stack | None:
+    """The language model's own layers: the stack with most tensors that is not of pictures, sound or a draft."""
+    own = [stack for stack in stacks(names).values() if not _OTHER.search(stack.name)]
+    return max(own, key=lambda stack: (sum(map(len, stack.layers.values())), stack.name), default=None)
+
+
+def is_router(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a weight decides which experts take a token."""
+    return len(shape) >= 2 and _ROUTER.search(name) is not None
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """``0-2, 5``."""
+    found: list[list[int]] = []
+    for value in sorted(set(numbers)):
+        if found and value == found[-1][1] + 1:
+            found[-1][1] = value
+        else:
+            found.append([value, value])
+    shown = [str(a) if a == b else f"{a}-{b}" for a, b in found[:12]]
+    return ", ".join(shown) + (f" and {len(found) - 12} more" if len(found) > 12 else "")
+
+
+def number(value: Any) -> int | None:
+    """A count of a config; None for everything that is no reasonable whole number."""
+    return value if type(value) is int and 0 <= value < 1 << 40 else None
+
+
+def text_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values of the language model: a multimodal config has them in ``text_config``."""
+    for key in ("text_config", "llm_config", "thinker_config"):
+        inner = values.get(key)
+        if isinstance(inner, dict):
+            return text_values(inner) if key == "thinker_config" else {**values, **inner}
+    return values
+
+
+def layer_count(values: Mapping[str, Any]) -> int | None:
+    """How many layers a config says that there are."""
+    text = text_values(values)
+    return next((n for key in ("num_hidden_layers", "n_layer", "num_layers") if (n := number(text.get(key)))), None)
+
+
+def expert_count(values: Mapping[str, Any]) -> int | None:
+    """How many experts a layer of experts has, by a config."""
+    text = text_values(values)
+    keys = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
+    return next((n for key in keys if (n := number(text.get(key)))), None)

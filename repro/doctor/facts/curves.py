@@ -1,0 +1,145 @@
+"""Metrics of a run as curves, and what a launch says of the run, for the rules that look at both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import Literal, NamedTuple
+
+from repro.doctor.artefacts.kinds import Launch, Series
+from repro.doctor.rule import Where
+
+__all__ = [
+    "Fall", "Point", "curve", "falls", "first_kl", "is_moe", "kl_where", "number", "replays_routing", "setting",
+    "switched_on", "updates_of",
+]  # fmt: skip
+
+Kind = Literal["step", "rollout"]
+
+_HIGH = 3
+"""So many numbers make a level: its median is what a curve had."""
+
+
+class Point(NamedTuple):
+    """One number of a curve: of which step or rollout, and the value."""
+
+    number: int
+    value: float
+
+
+class Fall(NamedTuple):
+    """A curve that fell to its floor: the level that it had, since when it stayed low, and the level that it has."""
+
+    level: float
+    since: int
+    now: float
+
+
+def curve(series: Series, kind: Kind, metric: str) -> list[Point]:
+    """A metric's numbers in the order of steps or rollouts, those that are not finite among them."""
+    table = series.steps if kind == "step" else series.rollouts
+    return [Point(number, float(table[number][metric])) for number in sorted(table) if metric in table[number]]
+
+
+def falls(points: Sequence[Point], *, low: float = 0.1, least: float = 0.05) -> Fall | None:
+    """Whether a curve rose or stood above its floor, and then fell back to it for good.
+
+    Args:
+        points: Six of them at least; those that are not finite are left out.
+        low: Share of the height that counts as the floor.
+        least: Smallest height that counts.
+
+    Returns:
+        None where it did not fall.
+    """
+    finite = [point for point in points if math.isfinite(point.value)]
+    if len(finite) < 2 * _HIGH:
+        return None
+    values = [point.value for point in finite]
+    levels = [median(values[k : k + _HIGH]) for k in range(len(values) - _HIGH + 1)]
+    floor = min(0.0, min(values))
+    top = max(levels[:-_HIGH] or levels[:1])
+    now = median(values[-_HIGH:])
+    edge = floor + low * (top - floor)
+    if top - floor < least or max(values[-_HIGH:]) > edge:
+        return None
+    since = next(k for k in range(len(values)) if max(values[k:]) <= edge)
+    return Fall(top, finite[since].number, now)
+
+
+def first_kl(series: Series) -> tuple[Kind, str, float] | None:
+    """The distance of the policy from the reference before anything was learned: rollout 0, or update 0's ``kl_loss``.
+
+    Returns:
+        Of which kind, under which name, and the largest of what there is; None where nothing says it.
+    """
+    rollout, step = series.rollouts.get(0, {}), series.steps.get(0, {})
+    found: list[tuple[Kind, str, float]] = []
+    if "log_probs" in rollout and "ref_log_probs" in rollout:
+        found.append(("rollout", "log_probs - ref_log_probs", abs(rollout["log_probs"] - rollout["ref_log_probs"])))
+    if "ref_logprob_abs_diff" in rollout:
+        found.append(("rollout", "ref_logprob_abs_diff", abs(rollout["ref_logprob_abs_diff"])))
+    if "kl_loss" in step:
+        found.append(("step", "kl_loss", abs(step["kl_loss"])))
+    return max((one for one in found if math.isfinite(one[2])), key=lambda one: one[2], default=None)
+
+
+def kl_where(series: Series, kl: tuple[Kind, str, float]) -> Where:
+    """The evidence for `first_kl`."""
+    return series.where(kl[0], 0, kl[1], kl[2])
+
+
+def setting(launch: Launch | None, series: Series | None, flag: str) -> str | None:
+    """What a flag is set to: by the launch, else as the run's log prints it. A switch that is given is ``True``.
+
+    Returns:
+        None where neither says it.
+    """
+    if launch is not None and launch.has(flag):
+        return launch.value(flag) if launch.flags[flag].values else "True"
+    said = None if series is None else series.flags.get(flag.removeprefix("--").replace("-", "_"))
+    return None if said in (None, "None", "") else said
+
+
+def switched_on(value: str | None) -> bool:
+    """Whether a switch's value, as `setting` gives it, means that it is on."""
+    return value is not None and value not in ("False", "0", "None")
+
+
+def number(value: str | None) -> float | None:
+    """A setting as a finite number; None for anything else."""
+    try:
+        found = float(value) if value is not None else None
+    except ValueError:
+        return None
+    return found if found is not None and math.isfinite(found) else None
+
+
+def replays_routing(launch: Launch | None, series: Series | None = None) -> bool:
+    """Whether the rollout's routing is replayed in training (R3)."""
+    return switched_on(setting(launch, series, "--use-rollout-routing-replay"))
+
+
+def is_moe(launch: Launch | None, series: Series | None = None) -> bool:
+    """Whether the model has experts, as far as the launch or the log say."""
+    if switched_on(setting(launch, series, "--num-experts")):
+        return True
+    return launch is not None and any(flag.startswith("--moe-") for flag in launch.flags)
+
+
+def updates_of(launch: Launch | None, series: Series) -> int | None:
+    """Optimizer updates of a rollout: as set, else as the batch sizes or the numbers of steps and rollouts show."""
+    if said := number(setting(launch, series, "--num-steps-per-rollout")):
+        return int(said)
+    sizes = [
+        number(setting(launch, series, flag))
+        for flag in ("--rollout-batch-size", "--n-samples-per-prompt", "--global-batch-size")
+    ]
+    batch, each, whole = sizes
+    if batch and whole and batch * (each or 1) >= whole:
+        return int(batch * (each or 1) // whole)
+    steps, rollouts = sorted(series.steps), sorted(series.rollouts)
+    if len(rollouts) >= 2 and steps[:1] == [0] and rollouts[0] == 0 and len(steps) % len(rollouts) == 0:
+        return len(steps) // len(rollouts) or None
+    return None

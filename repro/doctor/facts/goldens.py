@@ -1,0 +1,172 @@
+"""What rules about golden runs ask: whether rows are whole, their proofs, what git and DVC have, what metrics mean."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from repro.doctor.artefacts.kinds import Golden
+from repro_golden.errors import ReproError
+from repro_golden.trace import Row, Trace
+
+__all__ = [
+    "REPRODUCED", "Commits", "changed_keys", "damage", "is_gradient", "is_loss", "is_schedule", "pointer_md5",
+    "proofs_of", "recorded_md5", "rows",
+]  # fmt: skip
+
+REPRODUCED = "reproduced"
+"""How the name of the proof begins that a second process makes the same bits."""
+
+_BROKEN = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError, AttributeError, struct.error)
+_BYTES = 1 << 30
+"""Files of a golden run that are hashed; larger ones are left to `dvc status`."""
+
+
+def is_loss(metric: str) -> bool:
+    """Whether a metric is what is minimised: ``loss``, ``train/loss``, ``lm loss``; not one of its parts."""
+    return metric.rpartition("/")[2].lower().replace("_", " ") in ("loss", "lm loss", "train loss", "pg loss")
+
+
+def is_gradient(metric: str) -> bool:
+    """Whether a metric is the norm of all gradients."""
+    return metric.rpartition("/")[2].lower().replace("-", " ").replace("_", " ") in ("grad norm", "gradient norm")
+
+
+def is_schedule(metric: str) -> bool:
+    """Whether a metric is set by a schedule, a clock or a count, which are short numbers by nature."""
+    words = set(re.split(r"[^a-z0-9]+", metric.lower()))
+    return bool(
+        words & {"lr", "learning", "wd", "decay", "step", "iteration", "time", "epoch", "size", "bytes", "zeros"}
+    )
+
+
+def proofs_of(golden: Golden) -> list[Mapping[str, Any]]:
+    """The proofs that a golden run's record holds; none where it holds anything else."""
+    found = golden.record.get("proofs")
+    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+
+
+def rows(trace: Trace, index: int) -> list[Row]:
+    """The rows of a step, of a trace that may hold anything.
+
+    Raises:
+        ReproError: missing, or not what the step's root stands for.
+    """
+    try:
+        return trace.rows(index)
+    except _BROKEN as error:
+        raise ReproError(f"step {index} of {trace.directory} is damaged ({type(error).__name__})") from None
+
+
+@functools.lru_cache(maxsize=64)
+def damage(trace: Trace) -> str:
+    """Why a step's rows cannot be read or are not those that were recorded; '' where all are."""
+    for index in range(len(trace.steps)):
+        try:
+            rows(trace, index)
+        except ReproError as error:
+            return str(error)
+    return ""
+
+
+def changed_keys(a: Any, b: Any, prefix: str = "") -> list[str]:
+    """Keys in which two JSON objects differ, with dots between levels."""
+    if not isinstance(a, Mapping) or not isinstance(b, Mapping):
+        return [] if json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True) else [prefix or "(all)"]
+    return [
+        found
+        for key in sorted({*a, *b}, key=str)
+        for found in changed_keys(a.get(key), b.get(key), f"{prefix}.{key}" if prefix else str(key))
+    ]
+
+
+# -- DVC
+
+
+def recorded_md5(path: Path) -> str | None:
+    """The md5 that DVC's pointer beside a folder gives its content; None without one, or in another form."""
+    try:
+        text = path.with_name(path.name + ".dvc").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    found = re.findall(r"^\s*-?\s*md5:\s*([0-9a-f]{32})\.dir\s*$", text, re.MULTILINE)
+    # pointers of DVC 2 have no hash: there text files were hashed with other line ends
+    return found[0] if len(found) == 1 and re.search(r"^\s*hash:\s*md5\s*$", text, re.MULTILINE) else None
+
+
+def pointer_md5(path: Path) -> str | None:
+    """The md5 that DVC would give a folder's content; None where it is too large or cannot be read."""
+    try:
+        files = sorted(_files(path))
+        if sum(file.stat().st_size for _, file in files) > _BYTES:
+            return None
+        entries = [{"md5": _md5(file), "relpath": relative} for relative, file in files]
+    except OSError:
+        return None
+    return hashlib.md5(json.dumps(entries, sort_keys=True).encode(), usedforsecurity=False).hexdigest()
+
+
+def _files(path: Path) -> Iterator[tuple[str, Path]]:
+    for file in path.rglob("*"):
+        relative = file.relative_to(path)
+        if file.is_file() and "__pycache__" not in relative.parts:
+            yield relative.as_posix(), file
+
+
+def _md5(path: Path) -> str:
+    found = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            found.update(chunk)
+    return found.hexdigest()
+
+
+# -- git
+
+
+class Commits:
+    """What a repository says of a commit. Nothing is changed or fetched.
+
+    Args:
+        root: Of the working tree.
+    """
+
+    def __init__(self, root: Path) -> None:
+        import git
+
+        self._errors = (git.GitError, ValueError, OSError)
+        self._root = root
+
+    def _ask(self, *arguments: str) -> str | None:
+        """The output of a git command; None where it fails."""
+        import git
+
+        try:
+            with git.Repo(self._root) as repo:
+                return str(repo.git.execute(["git", *arguments])).strip()
+        except self._errors:
+            return None
+
+    @property
+    def shallow(self) -> bool:
+        """Whether older commits were not fetched."""
+        return self._ask("rev-parse", "--is-shallow-repository") != "false"
+
+    def has(self, commit: str) -> bool:
+        """Whether the commit is there."""
+        return self._ask("cat-file", "-e", f"{commit}^{{commit}}") is not None
+
+    def reachable(self, commit: str) -> bool:
+        """Whether HEAD comes after the commit."""
+        return self._ask("merge-base", "--is-ancestor", commit, "HEAD") is not None
+
+    def since(self, commit: str, *paths: str) -> int:
+        """How many commits between a commit and HEAD changed one of the paths."""
+        found = self._ask("rev-list", "--count", f"{commit}..HEAD", "--", *paths)
+        return int(found) if found and found.isdecimal() else 0

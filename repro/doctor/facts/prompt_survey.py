@@ -1,0 +1,241 @@
+"""One pass over prompt data for all rules: what its rows hold under the keys that a launch reads."""
+
+from __future__ import annotations
+
+import functools
+import re
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from repro.doctor.artefacts.kinds import Launch, PromptData
+from repro.doctor.artefacts.prompts import LABELS, PROMPT_KEYS, is_conversation
+from repro_golden.xxh import xxh3_128_hexdigest
+
+__all__ = ["MARKERS", "ROWS", "Keys", "Survey", "keys_of", "survey", "text_of"]
+
+ROWS = 1_000_000
+"""Rows that are looked at."""
+_KEPT = 100
+
+MARKERS = (
+    "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|eot_id|>", "<start_of_turn>", "<|user|>", "<|assistant|>",
+    "<|system|>", "[INST]", "<<SYS>>", "<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>", "[gMASK]", "<|start|>",
+    "<|begin_of_text|>", "]~b]user",
+)  # fmt: skip
+"""What templates of chat models put around turns."""
+
+_MARKED = re.compile("|".join(map(re.escape, MARKERS)))
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What a launch reads of a file.
+
+    Attributes:
+        prompt: The key of prompts; None where no launch says so.
+        label: The key of labels; None where none is read, or no launch says so.
+        template: Whether the chat template is applied; None where no launch says so.
+        sure: Whether the launch names this very file.
+        evaluation: Whether it is data of an evaluation.
+    """
+
+    prompt: str | None = None
+    label: str | None = None
+    template: bool | None = None
+    sure: bool = False
+    evaluation: bool = False
+
+
+def keys_of(launch: Launch | None, data: PromptData) -> Keys:
+    """What a launch reads of a file; unknown keys where it names other files."""
+    if launch is None:
+        return Keys()
+    template = launch.has("--apply-chat-template")
+    prompt = launch.value("--input-key") if launch.has("--input-key") else "input"
+    label = launch.value("--label-key")
+    names = [_name(value) for value in _values(launch, "--prompt-data")]
+    if data.path.name in names:
+        return Keys(prompt, label, template, sure=True)
+    if data.path.name in [_name(value) for value in _values(launch, "--eval-prompt-data")]:
+        own = [launch.value(f"--eval-{kind}-key") or key for kind, key in (("input", prompt), ("label", label))]
+        return Keys(own[0], own[1], template, sure=True, evaluation=True)
+    unknown = any("$" in name or "`" in name for name in names)
+    return Keys(prompt, label, template) if unknown else Keys()
+
+
+def _values(launch: Launch, name: str) -> tuple[str, ...]:
+    flag = launch.flags.get(name)
+    return flag.values if flag else ()
+
+
+def _name(value: str) -> str:
+    """The file's name, without the ``@[0:100]`` that takes a slice of it."""
+    return PurePath(re.sub(r"@\[-?\d*:-?\d*\]$", "", value)).name
+
+
+@dataclass
+class Survey:
+    """What one pass found.
+
+    Attributes:
+        prompt: The key that prompts were looked for under; None where no row has one.
+        label: The key of labels, likewise.
+        rows: Rows that are objects.
+        whole: Whether the file was read to its end.
+        broken: What is wrong with lines, the first hundred; by line.
+        bad: How many lines are.
+        keys: In how many rows each key stands.
+        absent: Lines of rows without the prompt's key, the first hundred; `lacks` counts them.
+        unlabelled: Lines of rows without the label's key, likewise; `lacks_label` counts them.
+        empty: Lines of empty prompts; `empties` counts them.
+        blank: Lines of empty labels; `blanks` counts them.
+        kinds: How many prompts are ``text``, ``messages``, or a type's name.
+        odd: Lines of prompts that are neither.
+        marked: Lines of prompts that hold a marker of a template, with it; `marks` counts them.
+        again: (line, line of the first) of prompts that came before; `repeats` counts them.
+        lines: Lines of prompts that are text or messages.
+        characters: How long each of those is.
+    """
+
+    prompt: str | None = None
+    label: str | None = None
+    rows: int = 0
+    whole: bool = True
+    broken: dict[int, str] = field(default_factory=dict)
+    bad: int = 0
+    keys: Counter[str] = field(default_factory=Counter)
+    absent: list[int] = field(default_factory=list)
+    lacks: int = 0
+    unlabelled: list[int] = field(default_factory=list)
+    lacks_label: int = 0
+    empty: list[int] = field(default_factory=list)
+    empties: int = 0
+    blank: list[int] = field(default_factory=list)
+    blanks: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    odd: dict[int, str] = field(default_factory=dict)
+    marked: dict[int, str] = field(default_factory=dict)
+    marks: int = 0
+    again: list[tuple[int, int]] = field(default_factory=list)
+    repeats: int = 0
+    lines: array[int] = field(default_factory=lambda: array("q"))
+    characters: array[int] = field(default_factory=lambda: array("q"))
+
+    @property
+    def prompts(self) -> int:
+        """Rows that have a prompt."""
+        return self.rows - self.lacks
+
+
+def text_of(prompt: object) -> str:
+    """The text of a prompt: itself, or what its messages hold."""
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, list):
+        return ""
+    found: list[str] = []
+    for message in prompt:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        parts = content if isinstance(content, list) else [content]
+        texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+        found += [one for one in texts if isinstance(one, str)]
+    return "\n".join(found)
+
+
+@functools.lru_cache(maxsize=8)
+def survey(data: PromptData, prompt: str | None, label: str | None) -> Survey:
+    """Look at the rows once.
+
+    Args:
+        data: The file.
+        prompt: The key of prompts; None: the first common one that the first row with any has.
+        label: The key of labels; None: likewise.
+
+    Raises:
+        ReproError: it cannot be read.
+    """
+    found = Survey(prompt, label)
+    first: dict[str, int] = {}
+    for number, row in data.rows():
+        if found.rows + found.bad >= ROWS:
+            found.whole = False
+            break
+        if isinstance(row, str):
+            found.bad += 1
+            if len(found.broken) < _KEPT:
+                found.broken[number] = row
+            continue
+        found.rows += 1
+        found.keys.update(str(key) for key in row)
+        if prompt is None and found.prompt is None:
+            found.prompt = next((key for key in PROMPT_KEYS if key in row), None)
+        if label is None and found.label is None:
+            found.label = next((key for key in LABELS if key in row), None)
+        _look(found, number, row, first)
+    return found
+
+
+def _look(found: Survey, number: int, row: Mapping[str, Any], first: dict[str, int]) -> None:
+    if found.label is not None:
+        if found.label not in row:
+            found.lacks_label += 1
+            _keep(found.unlabelled, number)
+        elif _is_blank(row[found.label]):
+            found.blanks += 1
+            _keep(found.blank, number)
+    if found.prompt is None or row.get(found.prompt) is None:
+        found.lacks += 1
+        _keep(found.absent, number)
+        return
+    value = row[found.prompt]
+    kind = "text" if isinstance(value, str) else "messages" if is_conversation(value) else type(value).__name__
+    found.kinds[kind] += 1
+    text = text_of(value)
+    if kind not in ("text", "messages") and value != []:
+        if len(found.odd) < _KEPT:
+            found.odd[number] = kind
+        return
+    found.lines.append(number)
+    found.characters.append(len(text))
+    if not text.strip() and not _has_media(value):
+        found.empties += 1
+        _keep(found.empty, number)
+        return
+    if marker := _MARKED.search(text):
+        found.marks += 1
+        if len(found.marked) < _KEPT:
+            found.marked[number] = marker[0]
+    try:
+        key = xxh3_128_hexdigest(repr(value).encode("utf-8", "surrogatepass"))
+    except RecursionError:  # nested as deep as JSON may be
+        return
+    if key in first:
+        found.repeats += 1
+        if len(found.again) < _KEPT:
+            found.again.append((number, first[key]))
+    else:
+        first[key] = number
+
+
+def _keep(lines: list[int], number: int) -> None:
+    if len(lines) < _KEPT:
+        lines.append(number)
+
+
+def _is_blank(value: object) -> bool:
+    return (
+        value is None
+        or (isinstance(value, str) and not value.strip())
+        or (isinstance(value, (list, dict)) and not value)
+    )
+
+
+def _has_media(value: object) -> bool:
+    """Whether a message holds something else than text, as an image."""
+    contents = [m.get("content") for m in value if isinstance(m, Mapping)] if isinstance(value, list) else []
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(isinstance(part, Mapping) and part.get("type") != "text" for part in parts)

@@ -1,0 +1,214 @@
+"""Whether what a model wrote is text at all: measures of one response, and of a rollout's responses together.
+
+The measures know no language. A response is garbled for one of four reasons, each a state that weights which were not
+loaded, or mapped to other layers, end in: bytes that are no characters; a loop of the same few tokens; letters of many
+scripts mixed; tokens of which hardly any comes twice, as if drawn by chance.
+"""
+
+from __future__ import annotations
+
+import bisect
+import unicodedata
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from repro_golden.dumps.rollout.arrays import numbers
+from repro_golden.dumps.rollout.files import RolloutDump
+
+__all__ = [
+    "BROKEN", "CLEAN", "FRESH", "FRESH_WINDOW", "LOOP", "LOOP_BYTES", "LOOP_TOKENS", "SCRIPTS", "Garble", "Verdict",
+    "broken_share", "compression", "fresh_share", "judge", "judged", "loop_share", "response_tokens", "scripts_mixed",
+]  # fmt: skip
+
+BROKEN = 0.1
+"""More of a text's characters are none: a character cut at the end of a response makes three of them at most."""
+
+LOOP = 0.9
+"""More of the 8-grams of tokens came before. Tables, logs and JSON lists stay below 0.85, as their values differ."""
+LOOP_TOKENS = 128
+"""Responses of fewer tokens are not judged by loops."""
+COMPRESSED = 0.03
+"""Deflate leaves less of a text: English and source leave a quarter to a half, JSON lists a tenth."""
+LOOP_BYTES = 1024
+"""Texts of fewer bytes are not judged by compression."""
+
+SCRIPTS = 4
+"""So many writing systems mixed: Chinese with English and Greek letters of mathematics are two."""
+SWITCHES = 24
+"""And so many changes from one to another; a list of greetings in ten languages has as many lines as changes."""
+PER_SWITCH = 8.0
+"""And no more letters than these between two changes: languages that follow each other run for longer."""
+
+FRESH = 0.85
+"""More of a window of tokens are distinct. Prose has 0.5 to 0.7 of 256, source 0.3 to 0.5, mathematics less."""
+FRESH_WINDOW = 256
+
+CLEAN = 0.1
+"""Of a rollout that is in order, no more responses are garbled: long answers loop now and then."""
+
+_TEXT = 20_000
+_TOKENS = 20_000
+_KEPT = frozenset("\n\r\t\f\v\u200b\u200c\u200d\ufe0f")
+_NGRAM = 8
+_SAMPLES = 256
+
+# the first code point of each range, and its family; '' for what belongs to none
+_RANGES = (
+    (0x41, "latin"), (0x5B, ""), (0x61, "latin"), (0x7B, ""), (0xC0, "latin"), (0x2B0, ""), (0x400, "cyrillic"),
+    (0x530, "armenian"), (0x590, "hebrew"), (0x600, "arabic"), (0x700, ""), (0x750, "arabic"), (0x780, ""),
+    (0x900, "indic"), (0xE00, "thai"), (0xF00, "tibetan"), (0x1000, "burmese"), (0x10A0, "georgian"),
+    (0x1100, "hangul"), (0x1200, "ethiopic"), (0x13A0, ""), (0x1780, "khmer"), (0x1800, ""), (0x1E00, "latin"),
+    (0x1F00, ""), (0x3040, "han"), (0x3130, "hangul"), (0x3190, ""), (0x3400, "han"), (0xA000, ""),
+    (0xAC00, "hangul"), (0xD7B0, ""), (0xF900, "han"), (0xFB00, ""), (0x20000, "han"), (0x32000, ""),
+)  # fmt: skip
+_STARTS = [start for start, _ in _RANGES]
+
+
+class Verdict(NamedTuple):
+    """One response: why it is garbled ('' where it is not), and whether its text shows that, not its tokens alone."""
+
+    reason: str
+    by_text: bool
+
+
+@dataclass(frozen=True)
+class Garble:
+    """A rollout's responses.
+
+    Attributes:
+        judged: How many were long enough to be judged.
+        garbled: The places of the garbled ones among the samples, with why.
+        by_text: How many of those their text shows.
+        fresh: Share of distinct tokens in windows over all responses, one after the other, where each is too short.
+    """
+
+    judged: int
+    garbled: tuple[tuple[int, str], ...]
+    by_text: int
+    fresh: float | None
+
+    @property
+    def share(self) -> float:
+        """Of those that were judged."""
+        return len(self.garbled) / self.judged if self.judged else 0.0
+
+
+def broken_share(text: str) -> float:
+    """How much of a text is no character: U+FFFD, control, unassigned and private code points, lone surrogates."""
+    if not text:
+        return 0.0
+    bad = sum(
+        1 for c in text if c == "\ufffd" or (c not in _KEPT and unicodedata.category(c) in ("Cc", "Cn", "Co", "Cs"))
+    )
+    return bad / len(text)
+
+
+def compression(text: str) -> float:
+    """How much of a text's bytes deflate leaves; 1 for an empty one."""
+    raw = text.encode("utf-8", "replace")
+    return min(1.0, len(zlib.compress(raw, 6)) / len(raw)) if raw else 1.0
+
+
+def loop_share(tokens: Sequence[int] | npt.NDArray[np.int64], n: int = _NGRAM) -> float:
+    """How many of the n-grams came before in the same tokens; 0 where there are not two of them."""
+    ids = np.asarray(tokens, np.int64)
+    count = ids.size - n + 1
+    if count < 2:
+        return 0.0
+    grams = np.lib.stride_tricks.sliding_window_view(ids, n)
+    return 1.0 - len(np.unique(grams, axis=0)) / count
+
+
+def scripts_mixed(text: str) -> tuple[int, int, int]:
+    """How many writing systems have two letters or more, how often one follows another, and how many letters."""
+    counts: dict[str, int] = {}
+    switches, last = 0, ""
+    for c in text:
+        family = _RANGES[bisect.bisect_right(_STARTS, ord(c)) - 1][1] if ord(c) >= _STARTS[0] else ""
+        if not family:
+            continue
+        counts[family] = counts.get(family, 0) + 1
+        switches += bool(last) and family != last
+        last = family
+    return sum(count >= 2 for count in counts.values()), switches, sum(counts.values())
+
+
+def fresh_share(tokens: Sequence[int] | npt.NDArray[np.int64], window: int = FRESH_WINDOW) -> float | None:
+    """How many tokens of a window are distinct, the mean over all whole windows; None where there is none."""
+    ids = np.asarray(tokens, np.int64)
+    whole = ids.size // window
+    if not whole:
+        return None
+    return float(np.mean([len(np.unique(part)) / window for part in ids[: whole * window].reshape(whole, window)]))
+
+
+def judge(text: str, tokens: Sequence[int] | npt.NDArray[np.int64] | None) -> Verdict | None:
+    """Whether one response is garbled.
+
+    Args:
+        text: Of it; '' where only tokens are known.
+        tokens: Of it; None where only the text is known.
+
+    Returns:
+        None where it is too short to be judged.
+    """
+    text = text[:_TEXT]
+    ids = None if tokens is None else np.asarray(tokens, np.int64)[:_TOKENS]
+    if len(text) < 16 and (ids is None or ids.size < LOOP_TOKENS):
+        return None
+    broken = broken_share(text)
+    if broken > BROKEN and broken * len(text) > 3:
+        return Verdict(f"{broken:.0%} of its characters are none (U+FFFD or control characters)", True)
+    families, switches, letters = scripts_mixed(text)
+    if families >= SCRIPTS and switches >= SWITCHES and letters <= PER_SWITCH * switches:
+        return Verdict(f"it changes {switches} times between {families} writing systems", True)
+    if len(text.encode("utf-8", "replace")) >= LOOP_BYTES and (left := compression(text)) < COMPRESSED:
+        return Verdict(f"it repeats itself: deflate leaves {left:.1%} of it", True)
+    if ids is not None and ids.size >= LOOP_TOKENS and (loop := loop_share(ids)) > LOOP:
+        return Verdict(f"it repeats itself: {loop:.0%} of its 8-grams of tokens came before", bool(text))
+    fresh = None if ids is None else fresh_share(ids)
+    if fresh is not None and fresh > FRESH:
+        return Verdict(f"{fresh:.0%} of its tokens are distinct, in windows of {FRESH_WINDOW}", False)
+    return Verdict("", False)
+
+
+def judged(dump: RolloutDump) -> Garble:
+    """Judge the responses of a rollout, at most 256 of them, evenly taken."""
+    verdicts: list[tuple[int, Verdict]] = []
+    short: list[npt.NDArray[np.int64]] = []
+    for place in _taken(len(dump.samples)):
+        sample = dump.samples[place]
+        text, tokens = sample.get("response"), response_tokens(sample)
+        found = judge(text if isinstance(text, str) else "", tokens)
+        if found is not None:
+            verdicts.append((place, found))
+        if tokens is not None and tokens.size < FRESH_WINDOW:
+            short.append(tokens)
+    garbled = [(place, one) for place, one in verdicts if one.reason]
+    return Garble(
+        len(verdicts),
+        tuple((place, one.reason) for place, one in garbled),
+        sum(one.by_text for _, one in garbled),
+        fresh_share(np.concatenate(short)) if short else None,
+    )
+
+
+def response_tokens(sample: Any) -> npt.NDArray[np.int64] | None:
+    """The ids of a sample's response that were sampled (mask not 0); None where it has none."""
+    ids, length = numbers(sample.get("tokens")), sample.get("response_length")
+    if ids is None or ids.ndim != 1 or ids.dtype.kind not in "iu" or not isinstance(length, (int, np.integer)):
+        return None
+    if not 0 < length <= ids.size:
+        return None
+    own = ids[ids.size - int(length) :].astype(np.int64)
+    mask = numbers(sample.get("loss_mask"))
+    return own[mask != 0] if mask is not None and mask.shape == own.shape else own
+
+
+def _taken(count: int) -> Iterable[int]:
+    return range(count) if count <= _SAMPLES else sorted({k * count // _SAMPLES for k in range(_SAMPLES)})

@@ -1,0 +1,70 @@
+"""The doctor where nobody asked for it: before a golden run is recorded, and on the log of what failed.
+
+It says nothing where it finds nothing, never stops what it looks at, and fails in silence: nobody asked for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repro_golden.errors import ReproError
+
+if TYPE_CHECKING:
+    from repro.doctor.rule import Finding
+    from repro_golden.case import Case
+    from repro_golden.checkout import Checkout
+
+__all__ = ["before_recording", "diagnosis"]
+
+_OF_FAILURES = "logs"
+"""The subject of the rules that speak of why something failed."""
+
+
+def diagnosis(log: Path) -> str:
+    """What the log of a failed run shows of its cause, in one line; '' where no rule knows it."""
+    from repro.doctor.artefacts.log import LOG
+    from repro.doctor.catalogue import catalogue, subject_of
+    from repro.doctor.examine import examine
+    from repro.doctor.recognise import Seen
+    from repro.doctor.show import brief
+
+    try:
+        seen = Seen(log, LOG.name, list(LOG.read(log)))
+    except (ReproError, OSError):
+        return ""
+    rules = [rule.id for rule in catalogue().values() if subject_of(rule) == _OF_FAILURES]
+    found = [one for one in examine([seen], only=rules).findings if one.severity != "note"]
+    # the log goes with the probe: its line is evidence, its path is not
+    told = [dataclasses.replace(one, where=dataclasses.replace(one.where, path="", line=None)) for one in found]
+    return "; ".join(brief(told[:1]))
+
+
+def before_recording(checkout: Checkout, case: Case) -> list[str]:
+    """What is wrong with a case's launch, data and surroundings, in a line each; no notes."""
+    from repro.doctor.show import brief
+
+    try:
+        found = _of_case(checkout.root, case)
+    except (ReproError, OSError):
+        return []
+    return brief(one for one in found if one.severity != "note")
+
+
+def _of_case(root: Path, case: Case) -> Sequence[Finding]:
+    from repro.doctor.artefacts.case import artefacts_of
+    from repro.doctor.artefacts.machine import machine_of
+    from repro.doctor.examine import examine
+    from repro_golden.case import CommandSubject
+
+    if not isinstance(case.subject, CommandSubject):
+        return []  # the built-in trainer is no launch
+    artefacts = list(artefacts_of(case, root))
+    python = case.subject.python
+    if python and "{" not in python:  # repro's own interpreter says little of what a launch script starts
+        with contextlib.suppress(ReproError):
+            artefacts.append(machine_of(python))
+    return examine([], artefacts).findings

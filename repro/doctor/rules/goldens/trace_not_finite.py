@@ -1,0 +1,71 @@
+"""Traces of training that broke."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from repro.doctor.artefacts.kinds import TraceRun
+from repro.doctor.facts.goldens import rows
+from repro.doctor.rule import Found, Rule, Where
+from repro_golden.errors import ReproError
+
+__all__ = ["RULE"]
+
+_STEPS = 200
+"""Steps whose rows are looked at: the first ones. Metrics are looked at in all."""
+
+
+def _check(run: TraceRun) -> Iterator[Found]:
+    try:
+        yield from _not_finite(run)
+    except ReproError as error:
+        yield Found(f"its rows cannot be read: {error}", Where(str(run.path)))
+
+
+def _not_finite(run: TraceRun) -> Iterator[Found]:
+    trace = run.trace
+    for index, record in enumerate(trace.steps):
+        odd = [(name, value) for name, value in record.metrics.items() if not math.isfinite(value)]
+        if odd:
+            name, value = odd[0]
+            others = f", and {len(odd) - 1} more metrics with it" if len(odd) > 1 else ""
+            yield Found(
+                f"{name} is {value} at step {record.step}{others}",
+                Where(str(run.path / "steps.jsonl"), index + 1, f"step {record.step} {name}", str(value)),
+            )
+            break
+    for index, record in enumerate(trace.steps[:_STEPS]):
+        bad = [row for row in rows(trace, index) if row.nonfinite and row.dtype != "metric"]
+        if not bad:
+            continue
+        first = bad[0]
+        # masks of attention are -inf on purpose; gradients, parameters and columns of tokens never are
+        certain = first.phase != "forward" or first.values is not None
+        yield Found(
+            f"{first.nonfinite} values of {first.phase} {first.name} are not finite at step {record.step} (the first "
+            "of "
+            f"{len(bad)} signals)",
+            Where(
+                str(run.path),
+                item=f"step {record.step} {first.phase} {first.name}",
+                value=f"{first.nonfinite} non-finite",
+            ),
+            severity=None if certain else "warning",
+            certainty=None if certain else "possible",
+        )
+        return
+
+
+RULE = Rule(
+    id="trace-not-finite",
+    title="NaN or infinity in a trace",
+    inputs=(TraceRun,),
+    severity="error",
+    certainty="certain",
+    why="from there on every parameter is NaN, or will be with the next update",
+    cure="the first signal that is named is where it began: look at that sample, layer or scale; "
+    "`repro explain` against a run that is well names the operation",
+    sources=("Miles guide: Debugging (gradient NaN/Inf)",),
+    check=_check,
+)

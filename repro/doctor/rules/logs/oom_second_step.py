@@ -1,0 +1,43 @@
+"""GPU memory that ran out in the second step where trainer and engines share GPUs: offload and reload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from repro.doctor.artefacts.kinds import Launch, Log
+from repro.doctor.artefacts.log_lines import MEMORY, argument, colocated, goes_on, memory_errors, speaker
+from repro.doctor.rule import Found, Rule
+
+__all__ = ["RULE"]
+
+
+def _check(log: Log, launch: Launch | None) -> Iterator[Found]:
+    if not colocated(launch, log):
+        return
+    for error in memory_errors(log):
+        if error.steps == 1:
+            side = "an inference engine" if error.engine else "the trainer"
+            who = f", {speaker(error.hit)}" if speaker(error.hit) else ""
+            now = argument("sglang_mem_fraction_static", launch, log)
+            yield Found(
+                f"GPU memory ran out in {side}{who}, after the first optimizer step and before the second"
+                + (f"; --sglang-mem-fraction-static is {now}" if now else ""),
+                log.where(error.hit),
+                severity="warning" if goes_on(log, error.hit) else None,
+            )
+            return
+
+
+RULE = Rule(
+    id="oom-second-step",
+    title="GPU memory that ran out in the second step of shared GPUs",
+    inputs=(Log,),
+    uses=(Launch,),
+    severity="error",
+    certainty="likely",
+    why="the first step fits, but the trainer's offload and reload does not find its memory again beside the engine",
+    cure="lower --sglang-mem-fraction-static to 0.7, then 0.6; 0.4 and a shorter --seq-length as last resort",
+    sources=("Miles guide: Debugging", "slime guide: Debugging", "slime guide: Troubleshooting"),
+    check=_check,
+    phrases=MEMORY,
+)

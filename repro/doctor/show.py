@@ -1,0 +1,115 @@
+"""An examination in words, for a terminal; and a rule, explained."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import click
+
+from repro.doctor.catalogue import subject_of
+from repro.doctor.examine import Examination
+from repro.doctor.rule import Finding, Rule
+from repro.text import count
+from repro_golden.dumps.archive.bounds import shown
+
+__all__ = ["brief", "examination_text", "rule_mapping", "rule_text", "rules_text"]
+
+_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+_SHOWN = 3
+"""Places of one rule that a terminal shows; JSON has all."""
+_WIDTH = 110
+
+
+def examination_text(found: Examination) -> str:
+    """What was looked at, each finding with its evidence, reason and cure, and a line that sums up."""
+    kinds = Counter(one.kind for one in found.seen if one.kind)
+    looked = ", ".join(f"{number} x {kind}" if number > 1 else kind for kind, number in kinds.items())
+    lines = [f"looked at: {looked}" if looked else "looked at: the environment"]
+    # findings of one rule that give one cure are told together
+    for _, group in groupby(found.findings, key=lambda one: (one.severity, one.rule, one.cure)):
+        lines += ["", *_finding(list(group))]
+    parts = [count(len(found.of(severity)), severity) for severity in _COLOURS if found.of(severity)]  # type: ignore[arg-type]
+    told = ", ".join(parts) or "nothing found"
+    lines += ["", f"{told}; {count(len(found.tried), 'rule')} tried. `repro doctor --explain RULE` says more."]
+    return "\n".join(lines)
+
+
+def _finding(group: Sequence[Finding]) -> list[str]:
+    first = group[0]
+    head = click.style(first.severity, fg=_COLOURS[first.severity], bold=True)
+    lines = [f"{head} {click.style(first.rule, bold=True)} ({first.certainty})"]
+    for one in group[:_SHOWN]:
+        lines += _wrapped(_plain(one.message), "  ", "  ")
+        if where := _plain(str(one.where)):
+            lines.append(f"    at {where}")
+    if len(group) > _SHOWN:
+        lines.append(f"  and {len(group) - _SHOWN} more like it (--json shows all)")
+    return [*lines, *_wrapped(first.why, "  why: ", "       "), *_wrapped(_plain(first.cure), "  do:  ", "       ")]
+
+
+def _wrapped(text: str, first: str, rest: str) -> list[str]:
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _plain(text: str) -> str:
+    """Without what would speak to the terminal instead of the reader."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def brief(findings: Iterable[Finding], limit: int = 3) -> list[str]:
+    """Findings in a line for each rule, for reports of something else."""
+    by_rule: dict[str, list[Finding]] = {}
+    for one in findings:
+        by_rule.setdefault(one.rule, []).append(one)
+    lines = []
+    for first, *others in list(by_rule.values())[:limit]:
+        where = f" [{_plain(str(first.where))}]" if str(first.where) else ""
+        more = f" (and {len(others)} more)" if others else ""
+        told = f"doctor: {first.severity} {first.rule} ({first.certainty}): {_plain(first.message)}"
+        lines.append(f"{told}{where}{more}")
+    left = len(by_rule) - limit
+    return lines + (
+        [f"doctor: {count(left, 'other rule')} found something: `repro doctor` shows all"] if left > 0 else []
+    )
+
+
+def rule_mapping(rule: Rule) -> dict[str, Any]:
+    """A rule as JSON types."""
+    names = {"inputs": [one.__name__ for one in rule.inputs], "uses": [one.__name__ for one in rule.uses]}
+    kept = ("id", "title", "severity", "certainty", "why", "cure")
+    told = {name: getattr(rule, name) for name in kept}
+    return told | names | {"subject": subject_of(rule), "sources": list(rule.sources), "phrases": list(rule.phrases)}
+
+
+def rule_text(rule: Rule) -> str:
+    """All that is known of a rule."""
+    told = rule_mapping(rule)
+    lines = [f"{rule.id}: {rule.title}", ""]
+    facts: Mapping[str, str] = {
+        "severity": f"{rule.severity}, {rule.certainty}",
+        "reads": ", ".join(told["inputs"]) + (f"; {', '.join(told['uses'])} if given" if rule.uses else ""),
+        "why": rule.why,
+        "do": rule.cure,
+        "looks for": "; ".join(shown(phrase) for phrase in rule.phrases),
+        "source": "; ".join(rule.sources),
+    }
+    for name, text in facts.items():
+        if text:
+            lines += _wrapped(text, f"{name + ':':11}", " " * 11)
+    return "\n".join(lines)
+
+
+def rules_text(rules: Iterable[Rule]) -> str:
+    """Every rule in a line, by subject."""
+    lines = []
+    for subject, group in groupby(rules, key=subject_of):
+        each = list(group)
+        width = max(len(rule.id) for rule in each)
+        lines += [f"{subject}:", *(f"  {rule.id:{width}}  {rule.severity:7}  {rule.title}" for rule in each), ""]
+    return "\n".join(lines).rstrip()

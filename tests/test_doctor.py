@@ -1,0 +1,196 @@
+"""`repro doctor` as a whole: its catalogue, its command line, and what it makes of several artefacts at once."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from conftest import SOURCE, environment
+
+from repro.doctor.artefacts import kinds
+from repro.doctor.catalogue import SUBJECTS, catalogue, subject_of
+from repro.doctor.examine import FAULT, UNREADABLE, every_rule, examine, look
+from repro.doctor.rule import Found, Rule
+from repro.doctor.show import examination_text
+
+TESTS = sorted(Path(__file__).parent.glob("test_doctor_*.py"))
+GUIDE = SOURCE / "docs" / "doctor.md"
+NO_PROGRAM = "not checkable by a program"
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """`repro doctor`, as a user runs it."""
+    return subprocess.run(
+        [sys.executable, "-m", "repro", "doctor", *arguments],
+        cwd=cwd, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+# -- the catalogue
+
+
+def test_each_rule_is_a_file_with_all_that_people_must_know() -> None:
+    """A rule has an id of words joined by dashes, a title, a reason, a cure and sources; its inputs are known kinds."""
+    known = {getattr(kinds, name) for name in kinds.__all__}
+    for rule in catalogue().values():
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", rule.id), rule.id
+        assert rule.title and rule.why and rule.cure and rule.sources, rule.id
+        assert rule.inputs and {*rule.inputs, *rule.uses} <= known, rule.id
+        assert subject_of(rule) in SUBJECTS
+        assert "\n" not in rule.title + rule.why + rule.cure, rule.id
+        assert all(not source.startswith("/") for source in rule.sources), rule.id
+
+
+def test_a_rule_lies_in_the_file_of_its_name() -> None:
+    """The file of a rule is called as it is; only the checks that dumps had before stand together."""
+    files = {path.stem.replace("_", "-") for path in (SOURCE / "repro" / "doctor" / "rules").glob("*/*.py")}
+    together = {rule for rule in catalogue() if rule not in files}
+    assert all(rule.startswith("dump-") for rule in together), sorted(together)
+
+
+def test_each_rule_has_a_test_of_its_own() -> None:
+    """The id of every rule stands as a string in a test of the doctor's rules."""
+    named: set[str] = set()
+    for path in TESTS:
+        tree = ast.parse(path.read_text())
+        named |= {
+            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+    assert not sorted(set(catalogue()) - named)
+
+
+def test_every_sentence_of_the_guides_has_its_rules() -> None:
+    """Each row of the guides' tables names rules that there are, or says that no program can check it or what does."""
+    rows = [line for line in GUIDE.read_text().splitlines() if line.startswith('| "')]
+    assert len(rows) > 140
+    for row in rows:
+        told = row.strip("| ").rpartition(" | ")[2]
+        named = re.findall(r"`([a-z0-9]+(?:-[a-z0-9]+)+)`", told)
+        assert set(named) <= set(every_rule()), row
+        assert named or NO_PROGRAM in told or "`repro " in told or told.startswith(("recognised", "links")), row
+
+
+def test_adding_a_rule_needs_no_list() -> None:
+    """Every module below the folders of rules is in the catalogue: there is no table to forget."""
+    files = [p for p in (SOURCE / "repro" / "doctor" / "rules").glob("*/*.py") if p.stem not in ("__init__",)]
+    holding = [p for p in files if re.search(r"^RULES?\b", p.read_text(), re.MULTILINE)]
+    private = [p for p in files if p not in holding]
+    assert not private, private
+    assert len(catalogue()) >= len(holding)
+
+
+# -- the command line
+
+
+def test_help_lists_and_explanations_need_no_artefact(tmp_path: Path) -> None:
+    """--list names every rule, --explain tells all of one, and a name that is none gets the nearest."""
+    listed = run("--list", cwd=tmp_path)
+    assert listed.returncode == 0, listed.stderr
+    assert all(f"  {rule} " in listed.stdout for rule in every_rule())
+    told = json.loads(run("--explain", "batch-invariant", "--json", cwd=tmp_path).stdout)
+    assert [one["id"] for one in told] == ["batch-invariant"]
+    assert set(told[0]) >= {"title", "severity", "certainty", "why", "cure", "inputs", "sources", "subject"}
+    wrong = run("--explain", "batch-invariance", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert wrong.stderr.strip().endswith("no rule is called batch-invariance: did you mean batch-invariant?")
+
+
+LAUNCH = """\
+#!/bin/bash
+ARGS=(
+   --actor-num-nodes 1
+   --actor-num-gpus-per-node 4
+   --colocate
+   --rollout-batch-size 32
+   --n-samples-per-prompt 8
+   --global-batch-size {batch}
+   --num-steps-per-rollout 1
+   --num-rollout 10
+)
+python3 train.py "${{ARGS[@]}}"
+"""
+
+
+def test_exit_codes_and_evidence(tmp_path: Path) -> None:
+    """An error exits with 1 and shows file and line; a launch in order exits with 0; nothing to look at is 2."""
+    (tmp_path / "bad.sh").write_text(LAUNCH.format(batch=250))
+    (tmp_path / "good.sh").write_text(LAUNCH.format(batch=256))
+    (tmp_path / "what.bin").write_bytes(bytes(range(256)))
+    bad = run("bad.sh", cwd=tmp_path)
+    assert bad.returncode == 1, bad.stdout + bad.stderr
+    assert "error batch-invariant" in bad.stdout
+    assert "bad.sh:8 --global-batch-size = 250" in bad.stdout
+    assert "why:" in bad.stdout and "do:" in bad.stdout
+    assert run("good.sh", cwd=tmp_path).returncode == 0
+    assert run("--ignore", "batch-invariant", "bad.sh", cwd=tmp_path).returncode == 0
+    for words, said in (
+        ((), "nothing to examine"),
+        (("absent",), "absent does not exist"),
+        (("what.bin",), "cannot tell what what.bin is"),
+    ):
+        done = run(*words, cwd=tmp_path)
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+        assert said in done.stderr
+
+
+def test_a_command_line_behind_dashes_is_a_launch(tmp_path: Path) -> None:
+    """Words after -- are the trainer's, with or without a path before them; --json has every finding whole."""
+    words = ("--", "python", "train.py", "--rollout-batch-size", "5", "--n-samples-per-prompt", "3")
+    words += ("--num-steps-per-rollout", "2", "--global-batch-size", "8")
+    done = run("--json", "--only", "batch-invariant", *words, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert found["tried"] == ["batch-invariant"]
+    (one,) = found["findings"]
+    assert set(one) == {"rule", "severity", "certainty", "message", "where", "why", "cure"}
+
+
+# -- the frame
+
+
+def _patient(check: object, inputs: tuple[type, ...]) -> Rule:
+    return Rule("of-a-test", "t", inputs, "error", "certain", "w", "c", ("s",), check)  # type: ignore[arg-type]
+
+
+def test_a_rule_that_fails_is_a_finding_and_silences_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a rule raises, the others are tried, and its failure is told."""
+
+    def breaks(_: object) -> Sequence[Found]:
+        raise KeyError("field")
+
+    launch = tmp_path / "bad.sh"
+    launch.write_text(LAUNCH.format(batch=250))
+    rules = {"of-a-test": _patient(breaks, (kinds.Launch,)), "batch-invariant": catalogue()["batch-invariant"]}
+    monkeypatch.setattr("repro.doctor.examine.catalogue", lambda: rules)
+    found = examine(look([launch]))
+    assert [one.rule for one in found.findings] == ["batch-invariant", FAULT.id]
+    assert "KeyError" in found.findings[1].message
+
+
+def test_what_is_corrupt_is_a_finding(tmp_path: Path) -> None:
+    """A dump cut short is an error with its path, and what lies beside it is examined all the same."""
+    folder = tmp_path / "rollout_data"
+    folder.mkdir()
+    (folder / "0.pt").write_bytes(b"PK\x03\x04 and then nothing of a dump")
+    (tmp_path / "bad.sh").write_text(LAUNCH.format(batch=250))
+    found = examine(look([tmp_path]))
+    assert {one.rule for one in found.of("error")} == {UNREADABLE.id, "batch-invariant"}, found.findings
+
+
+def test_the_same_file_twice_is_one_artefact(tmp_path: Path) -> None:
+    """A file that is named and lies below a folder that is named is examined once."""
+    (tmp_path / "bad.sh").write_text(LAUNCH.format(batch=250))
+    found = examine(look([tmp_path, tmp_path / "bad.sh"]), only=["batch-invariant"])
+    assert len(found.findings) == 1
+
+
+def test_terminal_controls_in_artefacts_stay_silent(tmp_path: Path) -> None:
+    """What a file says cannot move the reader's cursor or colour the page."""
+    (tmp_path / "run.sh").write_text(LAUNCH.format(batch="'2\x1b[2J5'"))
+    assert "\x1b[2J" not in examination_text(examine(look([tmp_path])))

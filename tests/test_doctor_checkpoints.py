@@ -1,0 +1,298 @@
+"""Rules of Megatron checkpoints and of the folders that a launch names, on folders that torch writes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from doctor_checkpoint_kit import cut, findings, legacy, model_args, paths, script, tokenizer, torch_dist, write_config
+
+from repro.doctor.artefacts.megatron import TRACKER
+
+Maker = Callable[[Path], list[Path]]
+
+
+def _tracked(text: str | None) -> Maker:
+    return lambda tmp: [torch_dist(tmp / "ckpt", 20, 40, tracker=text)]
+
+
+def _step(step: int) -> Maker:
+    return lambda tmp: [
+        script(tmp, paths(load=torch_dist(tmp / "ckpt", 20, 40)) + f" --ckpt-step {step}"),
+        tmp / "ckpt",
+    ]
+
+
+def _untracked(tmp: Path) -> list[Path]:
+    torch_dist(tmp / "ckpt", 20, tracker=None)
+    return [script(tmp, paths(load=tmp / "ckpt", ref_load=torch_dist(tmp / "ref", -1)))]
+
+
+def _resumed(tmp: Path) -> list[Path]:
+    return [script(tmp, paths(load=torch_dist(tmp / "ckpt", 20), ref_load=tmp / "ref"))]
+
+
+def _reference(*, there: bool) -> Maker:
+    def make(tmp: Path) -> list[Path]:
+        if there:
+            torch_dist(tmp / "ref", -1)
+        tmp.mkdir(exist_ok=True)
+        (tmp / "prompts.jsonl").write_text("{}\n")
+        return [script(tmp, "--use-kl-loss " + paths(ref_load=tmp / "ref", prompt_data=tmp / "prompts.jsonl"))]
+
+    return make
+
+
+def _saved(load: str) -> Maker:
+    def make(tmp: Path) -> list[Path]:
+        torch_dist(tmp / "out", 20)
+        return [script(tmp, paths(load=tmp / load, save=tmp / "out"))]
+
+    return make
+
+
+def _layout(tp: int) -> Maker:
+    def make(tmp: Path) -> list[Path]:
+        flags = f"--tensor-model-parallel-size {tp} --pipeline-model-parallel-size 2 "
+        return [script(tmp, flags + paths(load=legacy(tmp / "ckpt", 5))), tmp / "ckpt"]
+
+    return make
+
+
+def _sizes(**sizes: int) -> Maker:
+    return lambda tmp: [script(tmp, f"{model_args(**sizes)} {paths(load=torch_dist(tmp / 'ckpt', 5))}"), tmp / "ckpt"]
+
+
+def _shortened(tmp: Path) -> list[Path]:
+    torch_dist(tmp / "ckpt", 5)
+    cut(next((tmp / "ckpt" / "iter_0000005").glob("*.distcp")), 64)
+    return [tmp / "ckpt"]
+
+
+def _unfilled(tmp: Path) -> list[Path]:
+    torch_dist(tmp / "ckpt", 20, tracker="40")
+    (tmp / "ckpt" / "iter_0000040").mkdir()
+    return [tmp / "ckpt"]
+
+
+def _chat(template: str | None) -> Maker:
+    def make(tmp: Path) -> list[Path]:
+        kinds = {} if template is None else {"template": template}
+        tokenizer(tmp / "model", **(kinds or {"template": None}))  # type: ignore[arg-type]
+        return [script(tmp, f"--apply-chat-template {paths(hf_checkpoint=tmp / 'model')}"), tmp / "model"]
+
+    return make
+
+
+def _described(hidden: int) -> Maker:
+    def make(tmp: Path) -> list[Path]:
+        write_config(tmp / "model", {"model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 4})
+        return [
+            script(tmp, f"--hidden-size {hidden} --num-layers 4 {paths(hf_checkpoint=tmp / 'model')}"),
+            tmp / "model",
+        ]
+
+    return make
+
+
+CASES: dict[str, tuple[Maker, Maker, str, str]] = {
+    # rule: a folder with the fault, one without, the severity, a word of the evidence
+    "checkpoint-tracker": (_tracked(None), _tracked("newest"), "error", TRACKER),
+    "checkpoint-iteration": (_tracked("60"), _tracked("40"), "error", "60"),
+    "ckpt-step": (_step(30), _step(20), "error", "--ckpt-step"),
+    "silent-finetune": (_untracked, _resumed, "error", "--load"),
+    "ref-load-missing": (_reference(there=False), _reference(there=True), "error", "--ref-load"),
+    "resume-elsewhere": (_saved("other"), _saved("out"), "warning", "--save"),
+    "checkpoint-parallelism": (_layout(4), _layout(2), "error", "tensor_model_parallel_size"),
+    "checkpoint-model-args": (_sizes(**{"hidden-size": 128}), _sizes(), "error", "--hidden-size"),
+    "checkpoint-truncated": (_shortened, _tracked("newest"), "error", ".distcp"),
+    "template-without-instruct": (_chat(None), _chat("{{ messages }}"), "error", "no template"),
+    "hf-model-args": (_described(128), _described(64), "error", "--hidden-size"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_fault_is_found_and_its_absence_is_not(name: str, tmp_path: Path) -> None:
+    """Each rule finds its fault once, with severity and evidence, and nothing in the same thing made right."""
+    faulty, right, severity, evidence = CASES[name]
+    (found,) = findings(name, *faulty(tmp_path / "faulty"))
+    assert (found.rule, found.severity) == (name, severity)
+    assert evidence in str(found.where)
+    assert found.why
+    assert found.cure
+    assert findings(name, *right(tmp_path / "right")) == []
+
+
+@pytest.mark.parametrize("kind", [torch_dist, legacy])
+@pytest.mark.parametrize("name", ["checkpoint-tracker", "checkpoint-iteration", "checkpoint-truncated"])
+def test_whole_checkpoints_of_both_kinds_are_clean(name: str, kind: Callable[..., Path], tmp_path: Path) -> None:
+    """Distributed and per-rank checkpoints that torch wrote give no finding, with several iterations too."""
+    assert findings(name, kind(tmp_path / "ckpt", 3, 7)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("", "is empty"), ("  \n", "is empty"), ("latest", "no iteration"), ("٤", "no")]
+)
+def test_trackers_that_name_nothing(text: str, words: str, tmp_path: Path) -> None:
+    """An empty tracker, and one that holds neither digits nor ``release``, are errors; digits are ASCII."""
+    (found,) = findings("checkpoint-tracker", torch_dist(tmp_path / "ckpt", 3, tracker=text))
+    assert words in found.message
+    assert findings("checkpoint-iteration", tmp_path / "ckpt") == []
+
+
+def test_release_is_an_iteration(tmp_path: Path) -> None:
+    """A converted checkpoint's tracker says ``release``; without that folder it is an error."""
+    folder = torch_dist(tmp_path / "ckpt", -1)
+    for name in ("checkpoint-tracker", "checkpoint-iteration", "checkpoint-truncated"):
+        assert findings(name, folder) == []
+    shutil.rmtree(folder / "release")
+    (found,) = findings("checkpoint-iteration", folder)
+    assert "no folder release" in found.message
+
+
+def test_an_empty_iteration_and_an_older_one(tmp_path: Path) -> None:
+    """A folder without data is an error that names the newest with some; a tracker behind the newest is a note."""
+    (found,) = findings("checkpoint-iteration", *_unfilled(tmp_path))
+    assert "holds no data" in found.message and "20" in found.cure
+    (older,) = findings("checkpoint-iteration", torch_dist(tmp_path / "two", 20, 40, tracker="20"))
+    assert older.severity == "note"
+
+
+def test_one_iteration_alone_is_no_error(tmp_path: Path) -> None:
+    """A folder iter_NNNNNNN given itself is read as one iteration, with a note to give the folder above."""
+    folder = torch_dist(tmp_path / "ckpt", 5) / "iter_0000005"
+    (found,) = findings("checkpoint-tracker", folder)
+    assert found.severity == "note"
+    assert findings("checkpoint-truncated", folder) == []
+
+
+@pytest.mark.parametrize("file", ["common.pt", ".metadata", "metadata.json"])
+def test_files_of_no_bytes(file: str, tmp_path: Path) -> None:
+    """Each file that loading needs is an error when it is empty, said once."""
+    folder = torch_dist(tmp_path / "ckpt", 5)
+    (folder / "iter_0000005" / file).write_bytes(b"")
+    (found,) = findings("checkpoint-truncated", folder)
+    assert found.severity == "error" and file in found.where.path
+
+
+@pytest.mark.parametrize("file", ["common.pt", ".metadata"])
+def test_files_cut_short(file: str, tmp_path: Path) -> None:
+    """A pickle that breaks off is an error with the file's name."""
+    folder = torch_dist(tmp_path / "ckpt", 5)
+    cut(folder / "iter_0000005" / file, 40)
+    (found,) = findings("checkpoint-truncated", folder)
+    assert found.severity == "error" and file in found.where.path
+
+
+def test_missing_shards_and_ranks(tmp_path: Path) -> None:
+    """A .distcp that .metadata names, .metadata itself, and a rank of the grid are missed."""
+    folder = torch_dist(tmp_path / "ckpt", 5)
+    shard = next((folder / "iter_0000005").glob("*.distcp"))
+    shard.unlink()
+    (found,) = findings("checkpoint-truncated", folder)
+    assert shard.name in found.message and "is missing" in found.message
+    (torch_dist(tmp_path / "other", 5) / "iter_0000005" / ".metadata").unlink()
+    assert "interrupted" in findings("checkpoint-truncated", tmp_path / "other")[0].message
+    shutil.rmtree(legacy(tmp_path / "ranks", 5) / "iter_0000005" / "mp_rank_01_000")
+    (rank,) = findings("checkpoint-truncated", tmp_path / "ranks")
+    assert "mp_rank_01_000 is missing" in rank.message and "2 x 2" in rank.message
+
+
+def test_a_distributed_checkpoint_may_be_cut_anew(tmp_path: Path) -> None:
+    """Another TP than saved is a note for .distcp, and so is another CP for files of ranks."""
+    launch = script(tmp_path, f"--tensor-model-parallel-size 4 {paths(load=torch_dist(tmp_path / 'ckpt', 5))}")
+    (found,) = findings("checkpoint-parallelism", launch, tmp_path / "ckpt")
+    assert found.severity == "note" and "TP 2" in found.message
+    flags = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --context-parallel-size 2 "
+    other = script(tmp_path / "b", flags + paths(load=legacy(tmp_path / "ranks", 5)))
+    (context,) = findings("checkpoint-parallelism", other, tmp_path / "ranks")
+    assert context.severity == "note" and "CP 1" in context.message
+
+
+def test_layouts_without_arguments_come_from_the_ranks(tmp_path: Path) -> None:
+    """Where no arguments can be read, the ranks' folders say the tensor parallel size."""
+    folder = legacy(tmp_path / "ckpt", 5, tp=2, pp=1)
+    for file in folder.rglob("*.pt"):
+        file.write_bytes(b"not a pickle")
+    launch = script(tmp_path, f"--tensor-model-parallel-size 4 {paths(load=folder)}")
+    (found,) = findings("checkpoint-parallelism", launch, folder)
+    assert found.severity == "error" and "TP 2" in found.message
+
+
+def test_another_checkpoint_than_the_launch_names_is_no_error(tmp_path: Path) -> None:
+    """A mismatch with a folder that no flag names is a possibility, not an error."""
+    launch = script(tmp_path, f"{model_args(**{'hidden-size': 128})} --load /elsewhere/else")
+    (found,) = findings("checkpoint-model-args", launch, torch_dist(tmp_path / "ckpt", 5))
+    assert (found.severity, found.certainty) == ("warning", "possible")
+
+
+def test_switches_of_the_model_count(tmp_path: Path) -> None:
+    """A switch that the launch lacks and the save had is another model."""
+    flags = model_args().replace(" --swiglu", "")
+    launch = script(tmp_path, f"{flags} {paths(load=torch_dist(tmp_path / 'ckpt', 5))}")
+    (found,) = findings("checkpoint-model-args", launch, tmp_path / "ckpt")
+    assert found.where.item == "--swiglu" and found.severity == "error"
+
+
+def test_a_first_run_is_only_a_note(tmp_path: Path) -> None:
+    """--load and --save of one folder that is not there yet is how a run begins."""
+    (tmp_path / "data").mkdir()
+    out = tmp_path / "data" / "out"
+    launch = script(tmp_path, paths(load=out, save=out, ref_load=torch_dist(tmp_path / "ref", -1)))
+    (found,) = findings("silent-finetune", launch)
+    assert found.severity == "note" and "first run" in found.message
+
+
+def test_a_load_that_is_missing_names_where_it_may_be(tmp_path: Path) -> None:
+    """--load of a folder inside a checkpoint is a warning that proposes the folder above."""
+    folder = torch_dist(tmp_path / "ckpt", 5)
+    (found,) = findings("silent-finetune", script(tmp_path, paths(load=folder / "latest", save=tmp_path / "out")))
+    assert found.severity == "warning" and str(folder) in found.cure
+
+
+def test_paths_of_another_machine_say_nothing(tmp_path: Path) -> None:
+    """A script with the paths of a cluster, and paths that only a shell knows, give nothing."""
+    flags = "--load /root/M_slime/ --save /root/M_slime/ --ref-load /root/M_torch_dist --hf-checkpoint /root/M"
+    for text in (flags, flags.replace("/root", "$BASE"), flags.replace("/root", "relative")):
+        launch = script(tmp_path, f"{text} --use-kl-loss --ckpt-step 7")
+        for name in ("silent-finetune", "ref-load-missing", "resume-elsewhere", "ckpt-step"):
+            assert findings(name, launch) == []
+
+
+def test_a_copy_of_the_checkpoint_stands_for_the_folder_that_the_launch_names(tmp_path: Path) -> None:
+    """The folder of the same name that is given beside the script is what --load means."""
+    copy = torch_dist(tmp_path / "M_slime", 5, tracker=None)
+    launch = script(tmp_path, "--load /cluster/M_slime/ --ref-load /cluster/ref --ckpt-step 6")
+    (found,) = findings("silent-finetune", launch, copy)
+    assert found.severity == "error" and "/cluster/ref" in found.message
+    (step,) = findings("ckpt-step", launch, copy)
+    assert "it has 5" in step.message
+
+
+@pytest.mark.parametrize(
+    ("flags", "count"), [("--use-kl-loss", 1), ("--kl-coef 0.1", 1), ("--kl-coef 0.00", 0), ("", 0)]
+)
+def test_a_reference_is_needed_for_kl_alone(flags: str, count: int, tmp_path: Path) -> None:
+    """Without --ref-load the trainer raises where KL is used, and not otherwise."""
+    assert len(findings("ref-load-missing", script(tmp_path, f"--num-rollout 3 {flags}"))) == count
+
+
+@pytest.mark.parametrize(("step", "words"), [("x", "no iteration"), ("-3", "no iteration"), ("0", "not given")])
+def test_steps_that_are_none(step: str, words: str, tmp_path: Path) -> None:
+    """A step that is no number, and 0, which Megatron takes for not given."""
+    launch = script(tmp_path, f"{paths(load=torch_dist(tmp_path / 'ckpt', 5))} --ckpt-step {step}")
+    (found,) = findings("ckpt-step", launch)
+    assert words in found.message
+
+
+@pytest.mark.parametrize(
+    ("model", "count"), [("Qwen3-4B-Base", 1), ("gemma-3-1b-pt", 1), ("Qwen3-4B", 0), ("Database-7B", 0)]
+)
+def test_base_models_by_name(model: str, count: int, tmp_path: Path) -> None:
+    """A base model by its name with --apply-chat-template is a note; a name that only holds the letters is not."""
+    found = findings(
+        "template-without-instruct", script(tmp_path, f"--apply-chat-template --hf-checkpoint /m/{model}/")
+    )
+    assert [one.severity for one in found] == ["note"] * count

@@ -1,0 +1,482 @@
+"""Rules about rollout dumps: each with a dump that it finds something in, and one that is in order."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from doctor_dump_kit import Change, config, each, found, launch, one, rollout, spoken, with_experts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rollout_dump_kit import drawn_dumps, full_dump
+
+from repro.doctor.catalogue import catalogue
+from repro.doctor.examine import FAULT, examine, look
+from repro.doctor.facts.rounding import narrow_dtype, rounded_decimals, rounded_digits
+from repro.doctor.facts.tool_spans import spans_of, tokens_inside
+from repro.doctor.rules.dumps.rollout_checks import RULES
+from repro_golden.dumps.rollout.checks import RULES as CHECKS
+from repro_golden.dumps.rollout.files import RolloutDump, write_rollout_dump
+from repro_golden.dumps.values import SYSTEMS
+
+Case = tuple[str, Change, str]
+
+
+def _experts(change: Callable[[Any], Any]) -> Change:
+    return with_experts(change)
+
+
+def _set(place: tuple[Any, ...], value: int) -> Callable[[Any], Any]:
+    def change(array: Any) -> Any:
+        array[place] = value
+        return array
+
+    return change
+
+
+def _first(change: Callable[[Any], Any]) -> Change:
+    def set_them(dump: RolloutDump) -> None:
+        with_experts()(dump)
+        change(dump.samples[0]["rollout_routed_experts"])
+
+    return set_them
+
+
+SAMPLED, SILENT = [-0.5] * 18, [-0.5] * 3 + [0.0] * 13 + [-0.5] * 2
+OUT = [1] * 3 + [0] * 13 + [1] * 2
+TOOL = ["I ", "call", ".", "<tool_response>", "\n", *["data "] * 10, "</tool_response>", " So", " 4"]
+
+
+def _rounded(dump: RolloutDump) -> None:
+    each(rollout_log_probs=[-0.5] * 4)(dump)
+    values = (-np.abs(np.random.default_rng(1).normal(size=300))).astype(np.float32)
+    _long(dump, (values.view(np.uint32) & 0xFFFF0000).view(np.float32))
+
+
+def _long(dump: RolloutDump, values: Any) -> None:
+    dump.samples[0] |= {
+        "tokens": [5, 6, 7, *range(len(values))], "response_length": len(values), "loss_mask": None,
+        "rollout_log_probs": values.astype(float).tolist(),
+    }  # fmt: skip
+
+
+def _padded(dump: RolloutDump) -> None:
+    """The end of the sequence, and behind it the same id again and again, of which no engine returns a log-prob."""
+    dump.samples[0] |= {
+        "tokens": [5, 6, 7, 10, 11, 2, 2, 2, 2, 2, 2], "response_length": 8, "loss_mask": None,
+        "rollout_log_probs": [-0.1, -0.2, -0.3, 0.0, 0.0, 0.0, 0.0, 0.0],
+    }  # fmt: skip
+
+
+def _one_choice(array: Any) -> Any:
+    """Every token's experts in layer 0 are 0 and 5."""
+    array[:, 0] = [0, 5]
+    return array
+
+
+# the id, the change that makes it true, the severity, and a piece of the evidence
+CHECKED: list[tuple[str, Change, str, str]] = [
+    ("dump-no-samples", lambda dump: dump.samples.clear(), "error", "samples"),
+    ("dump-response-length", one(1, response_length=9), "error", "response_length of sample 1"),
+    ("dump-column-length", one(2, loss_mask=[1, 1]), "error", "loss_mask of sample 2"),
+    ("dump-tokens", one(0, tokens=[5, 6, 7, -1, 11, 12, 2]), "error", "tokens of sample 0"),
+    ("dump-mask-values", one(0, loss_mask=[1, 2, 1, 1]), "error", "loss_mask of sample 0"),
+    ("dump-top-p-offsets", one(3, rollout_top_p_token_ids=[1, 2]), "error", "of sample 3"),
+    ("dump-log-probs-finite", one(1, rollout_log_probs=[-1.0, math.nan, -1.0, -2.0]), "error", "log_probs of sample 1"),
+    ("dump-log-probs-positive", one(1, rollout_log_probs=[-1.0, 0.5, -1.0, -2.0]), "error", "log_probs of sample 1"),
+    ("dump-column-in-some", one(3, rollout_log_probs=None), "warning", "rollout_log_probs of sample 3"),
+    ("dump-log-probs-missing", each(rollout_log_probs=None), "note", "rollout_log_probs"),
+    ("dump-mask-all-zero", one(2, loss_mask=[0, 0, 0, 0]), "warning", "loss_mask of sample 2"),
+    ("dump-tool-tokens", spoken(["a"] * 12, [1] * 12, [-1.0, *[0.0] * 10, -1.0]), "warning", "loss_mask of sample 0"),
+    ("dump-reward-missing", one(1, reward=None), "error", "reward of sample 1"),
+    ("dump-reward-finite", one(1, reward=math.inf), "error", "reward of sample 1"),
+    ("dump-duplicated-index", one(1, index=12), "error", "index of sample 1"),
+    ("dump-group-sizes", one(3, group_index=0), "warning", "group_index"),
+    ("dump-scattered-group", each(group_index=lambda i: i % 2), "warning", "group_index of sample 2"),
+    ("dump-versions-in-sample", one(0, weight_versions=["6", "7"]), "note", "weight_versions of sample 0"),
+    ("dump-weight-versions", one(0, weight_versions=["6"]), "warning", "weight_versions"),
+    ("dump-unfinished", one(2, status="aborted"), "warning", "status of sample 2"),
+    (
+        "dump-empty-response",
+        one(0, response_length=0, loss_mask=[], rollout_log_probs=[]),
+        "warning",
+        "response_length",
+    ),
+    ("dump-removed", one(0, remove_sample=True), "note", "remove_sample"),
+    ("dump-experts-shape", _first(lambda a: a.resize((5, 2, 2), refcheck=False)), "error", "experts of sample 0"),
+    ("dump-experts-negative", _experts(_set((1, 0, 1), -1)), "error", "experts of sample 0"),
+    ("dump-experts-layer-lost", _first(_set((slice(None), 1), 0)), "error", "experts of sample 0"),
+    ("dump-experts-layer-zero", _experts(_set((slice(None), 1), 0)), "warning", "rollout_routed_experts"),
+    ("dump-log-probs-rounded", _rounded, "warning", "rollout_log_probs"),
+    ("dump-experts-repeated", _experts(_set((2, 0), 3)), "warning", "experts of sample 0"),
+    ("dump-experts-constant", with_experts(_one_choice, tokens=90), "warning", "rollout_routed_experts"),
+    ("dump-empty-text", one(1, response=""), "warning", "response of sample 1"),
+    ("dump-padded", _padded, "warning", "tokens of sample 0"),
+    ("loss-mask-all-zero", each(loss_mask=[0, 0, 0, 0]), "error", "loss_mask"),
+    ("loss-mask-whole-prompt", one(1, loss_mask=[1] * 7), "warning", "loss_mask of sample 1"),
+    ("tool-response-in-loss", spoken(TOOL, [1] * 18, SILENT), "error", "loss_mask of sample 0"),
+]
+
+
+@pytest.mark.parametrize(("rule", "change", "severity", "item"), CHECKED, ids=[rule for rule, *_ in CHECKED])
+def test_each_rule_finds_its_own(tmp_path: Path, rule: str, change: Change, severity: str, item: str) -> None:
+    """In a dump that has it: one finding, of the severity that the rule has, which names field, sample and file."""
+    path = rollout(tmp_path / "3.pt", change)
+    (finding,) = found(rule, path)
+    assert (finding.rule, finding.severity, finding.where.path) == (rule, severity, str(path))
+    assert item in finding.where.item and finding.why and finding.cure and "\n" not in finding.message
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_dumps_in_order_have_nothing(tmp_path: Path, system: Any) -> None:
+    """No rule of dumps finds anything in a dump that is in order, with routed experts, a launch and a config."""
+    path = rollout(tmp_path / "rollout_data" / "3.pt", with_experts(), system=system)
+    script, model = launch(tmp_path, "--use-rollout-routing-replay"), config(tmp_path)
+    rules = [rule.id for rule in catalogue().values() if rule.id.startswith(("dump-", "loss-mask", "tool-"))]
+    assert len(rules) > 35
+    assert not examine(look([path.parent, script, model]), only=rules).findings
+
+
+def test_every_check_of_the_library_is_a_rule() -> None:
+    """All checks of `repro rollout show` are there, under their names or those of the guides' table.
+
+    All but two: `reward-constant` and `truncated-ratio` say these with more of the run before them.
+    """
+    elsewhere = {"reward-equal", "truncated"}
+    renamed = {"experts-missing": "dump-routed-experts-missing", "versions-in-batch": "dump-weight-versions"}
+    kept = [check.id for check in CHECKS if check.id not in elsewhere]
+    assert len(kept) == len(CHECKS) - len(elsewhere)
+    assert [rule.id for rule in RULES] == [renamed.get(one, f"dump-{one}") for one in kept]
+    assert {"reward-constant", "truncated-ratio"} <= catalogue().keys()
+    assert all(rule.title and rule.sources for rule in RULES)
+
+
+def test_many_findings_of_one_rule_are_counted(tmp_path: Path) -> None:
+    """The first three samples are named, the rest counted, the evidence is the first."""
+    (finding,) = found("dump-mask-all-zero", rollout(tmp_path / "3.pt", each(loss_mask=[0] * 4), groups=5))
+    assert "sample 2" in finding.message and "sample 3:" not in finding.message
+    assert finding.message.endswith("and 7 more, 10 in all") and finding.where.item == "loss_mask of sample 0"
+
+
+@pytest.mark.parametrize("rule", ["dump-group-size", "dump-sample-count"])
+def test_sizes_by_the_launch(tmp_path: Path, rule: str) -> None:
+    """Groups and the rollout are held against the launch; a function of the user's own may make other ones."""
+    fits = rollout(tmp_path / "fits" / "3.pt")
+    short = rollout(tmp_path / "short" / "3.pt", lambda dump: dump.samples.pop())
+    assert not found(rule, fits, launch(tmp_path / "a"))
+    (finding,) = found(rule, short, launch(tmp_path / "a"))
+    assert finding.severity == {"dump-group-size": "error", "dump-sample-count": "warning"}[rule]
+    assert ("not 2" if rule == "dump-group-size" else "3 samples") in finding.message
+    assert not found(rule, short), "without a launch nothing is known"
+    own = launch(tmp_path / "own", "--custom-generate-function-path", "my.generate")
+    (softer,) = found(rule, short, own)
+    assert softer.severity == {"dump-group-size": "warning", "dump-sample-count": "note"}[rule]
+    evaluation = rollout(tmp_path / "eval" / "eval_3.pt", lambda dump: dump.samples.pop())
+    assert not found(rule, evaluation, launch(tmp_path / "a"))
+
+
+def test_samples_of_one_execution_count_once(tmp_path: Path) -> None:
+    """Samples that share a rollout_id are one of the n_samples_per_prompt: "dump-sample-count", "dump-group-size"."""
+
+    def siblings(dump: RolloutDump) -> None:
+        more = {**dump.samples[3], "tokens": [5, 6, 7, 1, 2, 3, 4], "rollout_id": 44}
+        dump.samples[3]["rollout_id"] = 44
+        dump.samples.append(more)
+
+    path = rollout(tmp_path / "3.pt", siblings)
+    assert not found("dump-sample-count", path, launch(tmp_path))
+    assert not found("dump-group-size", path, launch(tmp_path))
+
+
+def test_routed_experts_are_missing(tmp_path: Path) -> None:
+    """Under --use-rollout-routing-replay every sample has routed experts: "dump-routed-experts-missing"."""
+    rule = "dump-routed-experts-missing"
+    bare, whole = rollout(tmp_path / "a" / "3.pt"), rollout(tmp_path / "b" / "3.pt", with_experts())
+    r3, without = launch(tmp_path / "r3", "--use-rollout-routing-replay"), launch(tmp_path / "no")
+    (finding,) = found(rule, bare, r3)
+    assert finding.severity == "error" and "4 in all" in finding.message
+    assert not found(rule, whole, r3) and not found(rule, bare, without) and not found(rule, bare)
+
+
+def test_routed_experts_against_the_model(tmp_path: Path) -> None:
+    """Shape and range are those of the model: "dump-experts-out-of-range", "dump-experts-shape"."""
+    path = rollout(tmp_path / "3.pt", with_experts())
+    assert not found("dump-experts-out-of-range", path, config(tmp_path))
+    (finding,) = found("dump-experts-out-of-range", path, config(tmp_path, num_experts=4))
+    assert finding.severity == "error" and "the model has 4" in finding.message
+    assert not found("dump-experts-shape", path, config(tmp_path))
+    (other,) = found("dump-experts-shape", path, config(tmp_path, num_hidden_layers=3))
+    assert "not [6, 3, 2]" in other.message
+    dense = config(tmp_path, num_hidden_layers=3, num_experts=None, num_experts_per_tok=None)
+    assert not found("dump-experts-shape", path, dense), "a dense model says nothing of experts"
+
+
+# -- weights
+
+
+@pytest.mark.parametrize(("oldest", "wrong"), [("7", False), ("6", False), ("5", True), ("default", False)])
+def test_stale_weights(tmp_path: Path, oldest: str, wrong: bool) -> None:
+    """One update behind is what sampling ahead explains, two are stale: "dump-stale-weights"."""
+    path = rollout(tmp_path / "3.pt", one(1, weight_versions=[oldest, "7"]))
+    findings = found("dump-stale-weights", path)
+    assert bool(findings) == wrong
+    if wrong:
+        assert "versions 5 to 7" in findings[0].message and findings[0].where.item == "weight_versions of sample 1"
+        assert not found("dump-stale-weights", path, launch(tmp_path, "--max-staleness", "2"))
+
+
+def test_several_weights_are_expected_of_asynchronous_runs(tmp_path: Path) -> None:
+    """There it is a note: "dump-weight-versions"."""
+    path = rollout(tmp_path / "3.pt", one(0, weight_versions=["6"]))
+    assert found("dump-weight-versions", path, launch(tmp_path / "a"))[0].severity == "warning"
+    assert found("dump-weight-versions", path, launch(tmp_path / "b", entry="train_async.py"))[0].severity == "note"
+
+
+@pytest.mark.parametrize(
+    ("flags", "entry", "wrong"),
+    [
+        ((), "train.py", [1, 2, 3]),
+        ((), "train_async.py", [2, 3]),
+        (("--update-weights-interval", "3"), "train.py", [3]),
+        (("--debug-rollout-only",), "train.py", []),
+    ],
+)
+def test_weights_that_never_change(tmp_path: Path, flags: tuple[str, ...], entry: str, wrong: list[int]) -> None:
+    """Later rollouts of a run have newer weights, as far as the launch says: "dump-weights-never-updated"."""
+    for number in range(4):
+        rollout(tmp_path / "stuck" / "rollout_data" / f"{number}.pt", rollout_id=number)
+        version = each(weight_versions=[str(number)])
+        rollout(tmp_path / "moving" / "rollout_data" / f"{number}.pt", version, rollout_id=number)
+    script = launch(tmp_path, *flags, entry=entry)
+    findings = found("dump-weights-never-updated", tmp_path / "stuck", script)
+    assert [Path(finding.where.path).stem for finding in findings] == [str(number) for number in wrong]
+    assert {finding.severity for finding in findings} <= {"warning"}
+    assert not found("dump-weights-never-updated", tmp_path / "moving", script)
+
+
+# -- texts, padding, masks
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "wrong"),
+    [
+        ("prompt", "  ", True),
+        ("prompt", [{"role": "user", "content": ""}], True),
+        ("prompt", [{"role": "user", "content": "1 + 1"}], False),
+        ("prompt", [{"role": "user", "content": [{"type": "image"}]}], False),
+        ("response", " \n", True),
+        ("response", "4", False),
+    ],
+)
+def test_empty_texts(tmp_path: Path, field: str, value: Any, wrong: bool) -> None:
+    """An empty prompt or response of some samples is a warning, of all a note: "dump-empty-text"."""
+    some = found("dump-empty-text", rollout(tmp_path / "a" / "3.pt", one(1, **{field: value})))
+    every = found("dump-empty-text", rollout(tmp_path / "b" / "3.pt", each(**{field: value})))
+    assert [finding.severity for finding in some] == ["warning"] * wrong
+    assert [finding.severity for finding in every] == ["note"] * wrong
+
+
+def test_padding(tmp_path: Path) -> None:
+    """By the model's own padding token, at either end, or by a batch made a rectangle: "dump-padded"."""
+    left = one(0, tokens=[0] * 5 + [5, 6, 7, 10, 11, 12, 2])
+    model = config(tmp_path, pad_token_id=0, eos_token_id=2)
+    (finding,) = found("dump-padded", rollout(tmp_path / "a" / "3.pt", left), model)
+    assert finding.certainty == "certain" and "beginning" in finding.message and finding.where.value == "0 x 5"
+    assert not found("dump-padded", rollout(tmp_path / "b" / "3.pt", left)), "a run alone may be text"
+
+    def rectangle(dump: RolloutDump) -> None:
+        for number, sample in enumerate(dump.samples):
+            sample["tokens"] = [5, 6, 7, *[10] * number, *[0] * (12 - number)]
+            sample |= {"response_length": 12, "loss_mask": None, "rollout_log_probs": None}
+
+    assert found("dump-padded", rollout(tmp_path / "c" / "3.pt", rectangle))
+    loop = {"tokens": [5, 6, 7, *[9] * 12], "response_length": 12, "loss_mask": None, "status": "truncated"}
+    stuck = rollout(tmp_path / "d" / "3.pt", one(0, **loop, rollout_log_probs=[0.0] * 12))
+    assert not found("dump-padded", stuck), "a model that is sure of its loop"
+
+
+def test_masks_by_a_filter(tmp_path: Path) -> None:
+    """Where filters removed all samples it is a warning: "loss-mask-all-zero"."""
+    (finding,) = found("loss-mask-all-zero", rollout(tmp_path / "3.pt", each(remove_sample=True)))
+    assert finding.severity == "warning" and finding.where.item == "remove_sample"
+    mixed = rollout(tmp_path / "b" / "3.pt", each(loss_mask=[0] * 4), one(1, loss_mask=[0, 1, 0, 0]))
+    assert not found("loss-mask-all-zero", mixed)
+
+
+def test_a_response_that_is_all_of_the_sample(tmp_path: Path) -> None:
+    """All tokens are response though there is a prompt: "loss-mask-whole-prompt"."""
+    whole = {"response_length": 7, "rollout_log_probs": [-1.0] * 7}
+    (finding,) = found("loss-mask-whole-prompt", rollout(tmp_path / "a" / "3.pt", one(0, **whole, loss_mask=[1] * 7)))
+    assert "all 7 tokens" in finding.message
+    masked = rollout(tmp_path / "b" / "3.pt", one(0, **whole, loss_mask=[0, 0, 0, 1, 1, 1, 1]))
+    assert not found("loss-mask-whole-prompt", masked)
+
+
+# -- answers of tools
+
+
+@pytest.mark.parametrize(
+    ("mask", "log_probs", "expected"),
+    [
+        ([1] * 18, SILENT, ("error", "certain")),
+        ([1] * 18, None, ("warning", "likely")),
+        ([1] * 18, SAMPLED, ("note", "possible")),
+        (None, SILENT, ("error", "certain")),
+        (OUT, SILENT, None),
+        (OUT, None, None),
+    ],
+)
+@pytest.mark.parametrize("decoded", [False, True], ids=["by its text", "by its tokens"])
+def test_answers_of_tools(tmp_path: Path, mask: Any, log_probs: Any, expected: Any, decoded: bool) -> None:
+    """Whether they are in the loss, and how sure it is: "tool-response-in-loss"."""
+    more = {"decoded_tokens": ["a", "b", "c", *TOOL]} if decoded else {}
+    path = rollout(tmp_path / "3.pt", spoken(TOOL, mask, log_probs, **more), system="relax")
+    findings = found("tool-response-in-loss", path)
+    assert [(finding.severity, finding.certainty) for finding in findings] == ([expected] if expected else [])
+
+
+def test_a_mask_that_is_off_by_a_turn(tmp_path: Path) -> None:
+    """With the text of each token a mask that leaves out other tokens is seen: "tool-response-in-loss"."""
+    late = [1] * 12 + [0] * 6
+    more = {"decoded_tokens": ["a", "b", "c", *TOOL]}
+    (finding,) = found(
+        "tool-response-in-loss", rollout(tmp_path / "3.pt", spoken(TOOL, late, None, **more), system="relax")
+    )
+    assert "7 of 9 tokens" in finding.message and "response token 5 on" in finding.message
+
+
+def test_two_answers_and_one_gap(tmp_path: Path) -> None:
+    """By the text alone: a mask with fewer gaps than answers leaves one of them in: "tool-response-in-loss"."""
+    answer = ["<interpreter>", *["out "] * 10, "</interpreter>"]
+    words = ["a ", *answer, " b ", *answer, " c"]
+    both, first = [1, *[0] * 12, 1, *[0] * 12, 1], [1, *[0] * 6, *[1] * 20]
+    (finding,) = found("tool-response-in-loss", rollout(tmp_path / "a" / "3.pt", spoken(words, first, None)))
+    assert (finding.severity, finding.certainty) == ("warning", "possible")
+    assert not found("tool-response-in-loss", rollout(tmp_path / "b" / "3.pt", spoken(words, both, None)))
+
+
+def test_tool_messages_in_metadata(tmp_path: Path) -> None:
+    """A tool message of the metadata that stands in the response: "tool-response-in-loss"."""
+    answer = "the weather in Paris is fine"
+    words = ["I ", "ask. ", *[f"{word} " for word in answer.split()], "Good."]
+    told = {"messages": [{"role": "assistant", "content": "I ask."}, {"role": "tool", "content": answer}]}
+    trained = rollout(tmp_path / "a" / "3.pt", spoken(words, [1] * 9, None, metadata=told))
+    (finding,) = found("tool-response-in-loss", trained)
+    assert (finding.severity, finding.certainty) == ("warning", "certain")
+    assert not found("tool-response-in-loss", rollout(tmp_path / "b" / "3.pt", spoken(words, [1] * 9, None)))
+
+
+def test_tokens_by_a_tokenizer(tmp_path: Path) -> None:
+    """A tokenizer's folder says which token is which text: "tool-response-in-loss"."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    words = [f"w{i}" for i in range(100)] + ["I", "<tool_response>", "data", "</tool_response>", "So"]
+    Tokenizer(WordLevel({word: i for i, word in enumerate(words)})).save(str(_folder(tmp_path)))
+
+    def change(mask: list[int]) -> Change:
+        tokens = [5, 6, 7, 100, 101, *[102] * 8, 103, 104]
+        return one(0, tokens=tokens, response="?", response_length=12, loss_mask=mask, rollout_log_probs=None)
+
+    wrong = rollout(tmp_path / "a" / "3.pt", change([1, *[0] * 2, *[1] * 9]))
+    (finding,) = found("tool-response-in-loss", wrong, tmp_path / "tokenizer")
+    assert "7 of 8 tokens" in finding.message
+    assert not found("tool-response-in-loss", wrong), "its text says nothing"
+    right = rollout(tmp_path / "b" / "3.pt", change([1, *[0] * 10, 1]))
+    assert not found("tool-response-in-loss", right, tmp_path / "tokenizer")
+
+
+def _folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "w1"}))
+    return folder / "tokenizer.json"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ok<|observation|>\n{}<|assistant|>so",
+        "ok<|eot_id|><|start_header_id|>ipython<|end_header_id|>\n\n{}<|eot_id|>",
+        "ok<|im_end|>\n<|im_start|>tool\n{}<|im_end|>",
+        "[TOOL_RESULTS]{}[/TOOL_RESULTS]", "<information>{}</information>",
+        "<｜tool▁outputs▁begin｜>{}<｜tool▁outputs▁end｜>",  # noqa: RUF001
+        "<|start|>functions.f to=assistant<|channel|>commentary<|message|>{}<|end|>",
+        "<|im_system|>tool<|im_middle|>{}<|im_end|>", "<tool_response>\n{}",
+    ],
+)  # fmt: skip
+def test_markers_of_templates(text: str) -> None:
+    """What a tool says is found between the markers of each template, without them."""
+    answer = "{'rows': 3}"
+    (span,) = spans_of(text.format(answer))
+    assert text.format(answer)[span.start : span.end] == answer
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(st.lists(st.sampled_from([*TOOL, "<information>", "</information>", "", "<|observation|>", "é"]), max_size=30))
+def test_spans_of_any_text(words: list[str]) -> None:
+    """Spans lie in the text in order, overlap nowhere, and hold only tokens that lie in them whole."""
+    text = "".join(words)
+    spans = spans_of(text)
+    assert all(0 <= a.start < a.end <= len(text) for a in spans)
+    assert all(a.end <= b.start for a, b in itertools.pairwise(spans))
+    for span, inside in zip(spans, tokens_inside(words, spans), strict=True):
+        kept = "".join(word for word, yes in zip(words, inside, strict=True) if yes)
+        assert kept in text[span.start : span.end]
+
+
+# -- rounding
+
+
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(st.lists(st.floats(0.001, 100), min_size=12, max_size=30, unique=True), st.integers(3, 6))
+def test_rounded_numbers(values: list[float], places: int) -> None:
+    """What is rounded to some decimals and is many different numbers is told from what is not."""
+    drawn = np.random.default_rng(len(values)).uniform(0.1, 3.0, 30)
+    assert rounded_decimals(drawn.tolist()) is None and rounded_digits(drawn.tolist()) is None
+    assert rounded_decimals(drawn.astype(np.float32).astype(float).tolist()) is None
+    short = [round(float(one), places) for one in drawn]
+    assert rounded_decimals(short) in (None, places)
+    if places > 4:
+        assert rounded_decimals(short) == places
+    rounded_decimals(values)
+    assert rounded_digits([float(f"{one * 1e-5:.4g}") for one in drawn]) == 4
+
+
+@pytest.mark.parametrize("values", [[0.25, 0.5, 0.125, 0.75, 0.375], [0.1, 0.2, 0.3, 0.7, 0.9], [1.0, 2.0, 3.0], []])
+def test_numbers_that_are_short_by_nature(values: list[float]) -> None:
+    """Means over few samples and whole numbers are not rounded."""
+    assert rounded_decimals(values) is None and rounded_digits(values) is None
+
+
+def test_narrow_dtypes() -> None:
+    """Values of bf16 and of fp16 are told apart, and from those of fp32."""
+    wide = np.random.default_rng(0).normal(size=100).astype(np.float32)
+    assert narrow_dtype(wide.astype(np.float64)) == ""
+    assert narrow_dtype(wide.astype(np.float16).astype(np.float64)) == "float16"
+    assert narrow_dtype((wide.view(np.uint32) & 0xFFFF0000).view(np.float32).astype(np.float64)) == "bfloat16"
+
+
+# -- anything at all
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(st.sampled_from(SYSTEMS).flatmap(drawn_dumps))
+def test_rules_take_any_values(tmp_path_factory: pytest.TempPathFactory, dump: RolloutDump) -> None:
+    """No rule of dumps fails on what users' code may put into a dump."""
+    path = tmp_path_factory.mktemp("drawn") / f"{'eval_' if dump.evaluation else ''}{dump.rollout_id}.pt"
+    write_rollout_dump(path, dump)
+    assert not [one for one in examine(look([path])).findings if one.rule == FAULT.id]
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_full_dumps_raise_no_error(tmp_path: Path, system: Any) -> None:
+    """A dump with every field of its system set is no error."""
+    write_rollout_dump(tmp_path / "3.pt", full_dump(system))
+    assert not [one for one in examine(look([tmp_path])).findings if one.severity == "error"]

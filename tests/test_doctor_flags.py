@@ -1,0 +1,267 @@
+"""Rules of the flags: each with a launch script that fails it and one that passes, written and read for real."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from doctor_flags_kit import BATCH, GPUS, findings, launch, script
+from hypothesis import given
+from hypothesis import strategies as st
+
+from repro.doctor.artefacts.launch import launch_of_argv
+from repro.doctor.artefacts.parsers import PARSERS
+
+Maker = Callable[[Path], list[object]]
+
+
+def of(*flags: str, before: str = "", entry: str = "train.py") -> Maker:
+    """A launch script with these flags."""
+    return lambda folder: [launch(script(folder, *flags, before=before, entry=entry))]
+
+
+def dump(options: list[str], own: list[str]) -> Maker:
+    """A launch, and what the parsers of its trainer wrote in a replay."""
+
+    def make(folder: Path) -> list[object]:
+        said = folder / "parsers-1-2.jsonl"
+        lines = [{"own": own, "variables": {}}, {"options": options, "abbreviates": False, "rest": [], "values": {}}]
+        said.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return [*PARSERS.read(said)]
+
+    return make
+
+
+OPTIONS = ["-h", "--help", "--rollout-batch-size", "--n-samples-per-prompt", "--global-batch-size", "--colocate"]
+
+
+def with_dump(*flags: str) -> Maker:
+    """A launch script, and the flags that its trainer has."""
+    return lambda folder: [launch(script(folder, *flags)), *dump(OPTIONS, [])(folder)]
+
+
+SOURCES = """D=$(realpath $(dirname "$0"))
+source ~/.rc
+source $X/x
+[ -f $D/.env ] && source $D/.env
+source $D/no || true
+"""
+LOAD = "--load-debug-rollout-data /data/{rollout_id}.pt"
+
+CASES: dict[str, tuple[Maker, Maker, str, int | None, str]] = {
+    "ghost-flag": (
+        of(*BATCH, "--debug-determinism"),
+        of(*BATCH, "--deterministic-mode"),
+        "warning",
+        8,
+        "--debug-determinism",
+    ),
+    "ghost-variable": (
+        of(*BATCH, before="export SLIME_DEBUG=1"),
+        of(*BATCH, before="export SLIME_DEBUG=1\nunset SLIME_DEBUG"),
+        "note",
+        3,
+        "SLIME_DEBUG",
+    ),
+    "flag-unknown": (
+        with_dump("--rolout-batch-size 32"),
+        with_dump(*BATCH, "--colocate"),
+        "error",
+        5,
+        "--rolout-batch-size",
+    ),
+    "flag-ignored": (
+        dump(OPTIONS, ["--colocate", "--global-bach-size"]),
+        dump(OPTIONS, ["--colocate", "--sglang-log-level"]),
+        "error",
+        None,
+        "--global-bach-size",
+    ),
+    "flag-repeated": (
+        of(*BATCH, "--global-batch-size 128"),
+        of(*BATCH, "--global-batch-size 256"),
+        "warning",
+        8,
+        "--global-batch-size",
+    ),
+    "flag-typo": (
+        of(*BATCH, "--rollout-max-reponse-len 8"),
+        of(*BATCH, "--my-own-flag 8"),
+        "warning",
+        8,
+        "--rollout-max-reponse-len",
+    ),
+    "batch-invariant": (
+        of(
+            "--rollout-batch-size 32",
+            "--n-samples-per-prompt 8",
+            "--global-batch-size 128",
+            "--num-steps-per-rollout 1",
+        ),
+        of(
+            "--rollout-batch-size 32",
+            "--n-samples-per-prompt 8",
+            "--global-batch-size 128",
+            "--num-steps-per-rollout 2",
+        ),
+        "error",
+        7,
+        "--global-batch-size",
+    ),
+    "gpu-count": (
+        of(
+            "--actor-num-nodes 1",
+            "--actor-num-gpus-per-node 8",
+            "--rollout-num-gpus 4",
+            before="ray start --head --num-gpus 8",
+        ),
+        of(
+            "--actor-num-nodes 1",
+            "--actor-num-gpus-per-node 4",
+            "--rollout-num-gpus 4",
+            before="ray start --head --num-gpus 8",
+        ),
+        "error",
+        3,
+        "--num-gpus",
+    ),
+    "engine-gpus": (
+        of("--rollout-num-gpus 2", "--rollout-num-gpus-per-engine 4"),
+        of("--rollout-num-gpus 8", "--rollout-num-gpus-per-engine 4"),
+        "error",
+        6,
+        "--rollout-num-gpus-per-engine",
+    ),
+    "parallel-world": (
+        of(*GPUS, "--tensor-model-parallel-size 4", "--context-parallel-size 4"),
+        of(*GPUS, "--tensor-model-parallel-size 4", "--context-parallel-size 2"),
+        "error",
+        8,
+        "--tensor-model-parallel-size",
+    ),
+    "colocate-async": (of(*GPUS, entry="train_async.py"), of(*GPUS), "error", 7, "--colocate"),
+    "colocate-memory": (
+        of(*GPUS, "--sglang-mem-fraction-static 0.9"),
+        of(*GPUS, "--sglang-mem-fraction-static 0.7"),
+        "warning",
+        8,
+        "--sglang-mem-fraction-static",
+    ),
+    "debug-modes-exclusive": (
+        of("--debug-rollout-only", "--debug-train-only"),
+        of("--debug-train-only", LOAD),
+        "error",
+        6,
+        "--debug-train-only",
+    ),
+    "rollout-path-template": (
+        of("--save-debug-rollout-data /data/{rank}_{rollout_id}.pt"),
+        of("--save-debug-rollout-data /data/{rollout_id}.pt"),
+        "error",
+        5,
+        "--save-debug-rollout-data",
+    ),
+    "dump-paths-collide": (
+        of("--save-debug-rollout-data /d/{rollout_id}.pt", "--save-debug-train-data /d/{rollout_id}.pt"),
+        of("--save-debug-rollout-data /r/{rollout_id}.pt", "--save-debug-train-data /t/{rollout_id}.pt"),
+        "error",
+        6,
+        "--save-debug-train-data",
+    ),
+    "source-missing": (
+        of(*BATCH, before='source "$(realpath "$(dirname "$0")")/models/gone.sh"'),
+        of(
+            *BATCH,
+            before=SOURCES,
+        ),
+        "warning",
+        3,
+        "source",
+    ),
+    "rollout-subsample": (
+        of("--rollout-batch-size 4", "--n-samples-per-prompt 4", LOAD, "--load-debug-rollout-data-subsample 0.05"),
+        of("--rollout-batch-size 4", "--n-samples-per-prompt 4", LOAD, "--load-debug-rollout-data-subsample 0.5"),
+        "warning",
+        8,
+        "--load-debug-rollout-data-subsample",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rule_finds_what_is_wrong_and_nothing_else(tmp_path: Path, name: str) -> None:
+    """One finding with its severity, line and flag in the script that fails; none in the one that passes."""
+    failing, passing, severity, line, item = CASES[name]
+    (found,) = findings(name, *failing(tmp_path))
+    assert (found.severity, found.where.line, found.where.item) == (severity, line, item)
+    assert found.rule == name
+    assert Path(found.where.path).parent == tmp_path
+    assert found.cure
+    assert "\n" not in found.message
+    assert findings(name, *passing(tmp_path)) == []
+
+
+def test_rollout_path_missing_looks_where_the_folder_is(tmp_path: Path) -> None:
+    """The rule "rollout-path-missing": the file of rollout 0, or of the first one, in a folder of this disk."""
+    folder = tmp_path / "dumps"
+    flag = f"--load-debug-rollout-data {folder}/{{rollout_id}}.pt"
+    path = script(tmp_path, flag)
+    assert findings("rollout-path-missing", launch(path)) == []  # no folder: another machine's
+    folder.mkdir()
+    (folder / "1.pt").write_bytes(b"")
+    (found,) = findings("rollout-path-missing", launch(path))
+    assert found.severity == "warning"
+    assert found.where.line == 5
+    assert "1.pt" in found.message
+    assert findings("rollout-path-missing", launch(script(tmp_path, flag, "--start-rollout-id 1"))) == []
+    (folder / "0.pt").write_bytes(b"")
+    assert findings("rollout-path-missing", launch(path)) == []
+
+
+# -- the batch invariant
+
+
+SIZES = st.integers(1, 60)
+
+
+@given(SIZES, SIZES, SIZES, SIZES)
+def test_the_batch_invariant_is_exact(prompts: int, each: int, batch: int, steps: int) -> None:
+    """The rule "batch-invariant": nothing where prompts x samples = batch x steps; an error where even `//` differs."""
+    words = f"train.py --rollout-batch-size {prompts} --n-samples-per-prompt {each}".split()
+    both = launch_of_argv([*words, "--global-batch-size", str(batch), "--num-steps-per-rollout", str(steps)])
+    found = findings("batch-invariant", both)
+    assert bool(found) == (prompts * each != batch * steps)
+    assert [one.severity for one in found] in ([], ["error"] if prompts * each // steps != batch else ["warning"])
+    divided = launch_of_argv([*words, "--num-steps-per-rollout", str(steps)])
+    assert bool(findings("batch-invariant", divided)) == bool(prompts * each % steps)
+    alone = findings("batch-invariant", launch_of_argv([*words, "--global-batch-size", str(batch)]))
+    assert bool(alone) == bool(prompts * each % batch)
+    assert [one.severity for one in alone] in ([], ["error"] if prompts * each < batch else ["warning"])
+
+
+def test_the_hole_of_integer_division_is_found() -> None:
+    """The rule "batch-invariant": 5 x 3 // 2 is 7, and the trainers take it."""
+    words = "train.py --rollout-batch-size 5 --n-samples-per-prompt 3 --global-batch-size 7 --num-steps-per-rollout 2"
+    (found,) = findings("batch-invariant", launch_of_argv(words.split()))
+    assert "15" in found.message
+    assert "14" in found.message
+    assert found.cure == "--num-steps-per-rollout 1 with --global-batch-size 15."
+
+
+@pytest.mark.parametrize("value", ["", "x", "nan", "inf", "-1", "0", "1e400", "$N", "8.5", "9" * 400])
+@pytest.mark.parametrize("name", [*CASES, "rollout-path-missing"])
+def test_odd_values_raise_nothing(tmp_path: Path, name: str, value: str) -> None:
+    """Every rule takes values that are no numbers, negative, or beyond every bound."""
+    flags = [
+        "--rollout-batch-size", "--n-samples-per-prompt", "--global-batch-size", "--num-steps-per-rollout",
+        "--actor-num-nodes", "--actor-num-gpus-per-node", "--rollout-num-gpus", "--rollout-num-gpus-per-engine",
+        "--tensor-model-parallel-size", "--sglang-mem-fraction-static", "--load-debug-rollout-data-subsample",
+        "--load-debug-rollout-data", "--save-debug-rollout-data", "--save-debug-train-data", "--start-rollout-id",
+    ]  # fmt: skip
+    read = launch_of_argv(["train.py", *(word for flag in flags for word in (flag, value)), "--colocate"])
+    if name == "flag-unknown":
+        findings(name, read, *dump(OPTIONS, [])(tmp_path))
+    elif name != "flag-ignored":
+        findings(name, read)

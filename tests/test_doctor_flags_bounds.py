@@ -1,0 +1,224 @@
+"""Where rules of the flags begin and end: what is wrong by one, what only looks wrong, what cannot be known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from doctor_dump_kit import found as found_in
+from doctor_dump_kit import rollout
+from doctor_flags_kit import BATCH, GPUS, findings, launch, script
+
+from repro.doctor.artefacts.kinds import Machine
+from repro.doctor.artefacts.launch import launch_of_argv
+
+
+def said(name: str, words: str, *more: object) -> list[tuple[str, str, str]]:
+    """What a rule finds in an argv: severity, certainty and flag."""
+    found = findings(name, launch_of_argv(["python", "train.py", *words.split()]), *more)
+    return [(one.severity, one.certainty, one.where.item) for one in found]
+
+
+EXPERTS = "--expert-model-parallel-size 4 --expert-tensor-parallel-size 1"
+NODES = "--actor-num-nodes 1 --actor-num-gpus-per-node"
+
+
+@pytest.mark.parametrize(
+    ("words", "severities"),
+    [
+        (f"{NODES} 8", ["error"]),  # nothing for sampling
+        (f"{NODES} 8 --colocate", []),
+        (f"{NODES} 8 --rollout-num-gpus 8", []),
+        (f"{NODES} 8 --debug-train-only", []),
+        (f"{NODES} 8 --load-debug-rollout-data x", []),
+        (f"{NODES} 8 --loss-type sft_loss", []),
+        (f"{NODES} 8 --sglang-config x.yaml", []),
+        (f"{NODES} 8 $EXTRA_ARGS", ["warning"]),  # which may hold it
+        ("--lr 1", []),
+    ],
+)
+def test_sampling_needs_gpus(words: str, severities: list[str]) -> None:
+    """The rule "gpu-count": a forgotten --colocate, unless nothing is sampled or engines are placed otherwise."""
+    assert [severity for severity, _, _ in said("gpu-count", words)] == severities
+
+
+@pytest.mark.parametrize(
+    ("flags", "before", "found"),
+    [
+        (f"{NODES} 8 --colocate", "ray start --head --num-gpus 8", ""),
+        (f"{NODES} 8 --colocate", "ray start --head --num-gpus=4", "8 (colocated) = 8"),
+        (f"{NODES} 4 --rollout-num-gpus 8", "ray start --head --num-gpus 8", "= 12"),
+        (f"{NODES} 4 --rollout-num-gpus 8 --colocate", "ray start --head --num-gpus 8", ""),
+        (f"{NODES} 4 --rollout-num-gpus 8 --debug-train-only", "ray start --head --num-gpus 4", ""),
+        (f"{NODES} 4 --rollout-num-gpus 8 --debug-rollout-only", "ray start --head --num-gpus 8", ""),
+        (f"{NODES} 8 --colocate", "ray start --head --num-gpus 4\nssh other ray start --address=1", ""),
+        ("--actor-num-nodes 2 --actor-num-gpus-per-node 8 --colocate", "ray start --head --num-gpus 8", ""),
+        (f"{NODES} 8 --colocate", "ray start --head --num-gpus $N", ""),
+        (f"{NODES} 8 --colocate", "export CUDA_VISIBLE_DEVICES=0,1,2", "names 3"),
+    ],
+)
+def test_gpus_asked_for_and_given(tmp_path: Path, flags: str, before: str, found: str) -> None:
+    """The rule "gpu-count": on one node, against `ray start` and CUDA_VISIBLE_DEVICES."""
+    messages = [one.message for one in findings("gpu-count", launch(script(tmp_path, flags, before=before)))]
+    assert bool(messages) == bool(found)
+    assert found in "".join(messages)
+
+
+def test_gpus_of_the_machine_are_a_warning() -> None:
+    """The rule "gpu-count": the trainer may run elsewhere; a machine without GPUs says nothing."""
+    words = f"{NODES} 8 --colocate"
+    assert said("gpu-count", words, Machine("python", {}, gpus=4)) == [("warning", "likely", "GPUs")]
+    assert said("gpu-count", words, Machine("python", {}, gpus=8)) == []
+    assert said("gpu-count", words, Machine("python", {}, gpus=0)) == []
+    forgotten = launch_of_argv(["train.py", *f"{NODES} 4 --rollout-num-gpus 4".split()])
+    (finding,) = findings("gpu-count", forgotten, Machine("python", {}, gpus=4))
+    assert "--colocate" in finding.cure
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("--save-debug-rollout-data /x/{}.pt", [("error", "certain")]),
+        ("--save-debug-rollout-data /x/{0}.pt", [("error", "certain")]),
+        ("--save-debug-rollout-data /x/{rollout_id.pt", [("error", "certain")]),
+        ("--save-debug-rollout-data /x/{rollout_id:05d}.pt", [("error", "certain")]),  # the id is text
+        ("--load-debug-rollout-data /x/{rollout_id:05d}.pt", []),
+        ("--save-debug-rollout-data /x/{{a}}_{rollout_id}.pt", []),
+        ("--save-debug-train-data /x/{rollout_id}_{rank}.pt", []),
+        ("--load-debug-rollout-data /x/{rank}.pt", [("error", "certain")]),
+        ("--save-debug-rollout-data /x/all.pt", [("warning", "certain")]),
+        ("--save-debug-rollout-data /x/all.pt --num-rollout 1", []),
+        ("--load-debug-rollout-data /x/all.pt", [("note", "certain")]),
+        ("--save-debug-rollout-data ${OUT}/{rollout_id}.pt", []),
+        ("--save-debug-rollout-data $OUT", []),
+        ("--save-debug-rollout-data $OUT/{step}.pt", [("error", "certain")]),
+    ],
+)
+def test_templates_are_formatted_as_the_trainers_do(words: str, found: list[tuple[str, str]]) -> None:
+    """The rule "rollout-path-template": what `str.format` takes, with a saved rollout's id as text."""
+    assert [one[:2] for one in said("rollout-path-template", words)] == found
+
+
+@pytest.mark.parametrize(
+    ("words", "severities"),
+    [
+        ("--debug-rollout-only --load-debug-rollout-data x", ["error"]),
+        ("--debug-train-only", ["warning"]),
+        ("--debug-train-only --rollout-function-path a.b", []),
+        ("--debug-train-only --loss-type sft_loss", []),
+        ("--debug-rollout-only", []),
+    ],
+)
+def test_debug_modes(words: str, severities: list[str]) -> None:
+    """The rule "debug-modes-exclusive": loading data is training alone."""
+    assert [severity for severity, _, _ in said("debug-modes-exclusive", words)] == severities
+
+
+@pytest.mark.parametrize(
+    ("words", "severities"),
+    [
+        ("--dump-details d --save-debug-rollout-data x/{rollout_id}.pt", ["warning"]),
+        ("--dump-details d", []),
+        ("--load-debug-rollout-data a/{rollout_id}.pt --save-debug-rollout-data a/{rollout_id}.pt", ["warning"]),
+    ],
+)
+def test_dumps_have_places_of_their_own(words: str, severities: list[str]) -> None:
+    """The rule "dump-paths-collide": --dump-details overrides, and what is read is not written over."""
+    assert [severity for severity, _, _ in said("dump-paths-collide", words)] == severities
+
+
+@pytest.mark.parametrize(
+    ("share", "severities"),
+    [
+        ("0.05", ["warning"]),  # int(0.8) = 0: all 16
+        ("0.0625", ["warning"]),  # one sample, of a group of 4
+        ("0.5", []),
+        ("0.75", ["warning"]),  # 6 and 6
+        ("1", []),
+        ("0", ["warning"]),
+        ("2", ["warning"]),
+    ],
+)
+def test_subsamples_round_and_cut(share: str, severities: list[str]) -> None:
+    """The rule "rollout-subsample": by the numbers of the flags."""
+    words = "--rollout-batch-size 4 --n-samples-per-prompt 4 --load-debug-rollout-data x"
+    found = said("rollout-subsample", f"{words} --load-debug-rollout-data-subsample {share}")
+    assert [severity for severity, _, _ in found] == severities
+
+
+def test_a_subsample_of_the_dump_at_hand_is_certain(tmp_path: Path) -> None:
+    """The rule "rollout-subsample": the real number of samples, where the dump is given too."""
+    dump = rollout(tmp_path / "0.pt")
+    given = script(tmp_path, "--load-debug-rollout-data x", "--load-debug-rollout-data-subsample 0.01")
+    (finding,) = found_in("rollout-subsample", given, dump)
+    assert (finding.severity, finding.certainty, finding.where.line) == ("error", "certain", 6)
+    assert "0.pt" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("words", "severities"),
+    [
+        (f"{NODES} 8 --colocate --rollout-num-gpus-per-engine 16", ["error"]),
+        (f"{NODES} 8 --colocate --rollout-num-gpus-per-engine 4", []),
+        (f"{NODES} 6 --colocate --rollout-num-gpus-per-engine 4", ["warning"]),
+        ("--rollout-num-gpus 8 --rollout-num-gpus-per-engine 3 --sglang-config x", []),
+        ("--rollout-num-gpus $N --rollout-num-gpus-per-engine 3", []),
+        ("--rollout-num-gpus 2 --rollout-num-gpus-per-engine 4 --debug-train-only", []),
+    ],
+)
+def test_engines_fill_their_gpus(words: str, severities: list[str]) -> None:
+    """The rule "engine-gpus": colocated engines take the trainer's GPUs."""
+    assert [severity for severity, _, _ in said("engine-gpus", words)] == severities
+
+
+@pytest.mark.parametrize(
+    ("words", "severities"),
+    [
+        (f"{NODES} 8 --tensor-model-parallel-size 3", ["error"]),
+        (f"{NODES} 4 --pipeline-model-parallel-size 2 {EXPERTS}", ["error"]),
+        (f"{NODES} 4 {EXPERTS}", []),
+        (f"{NODES} 8 --tensor-model-parallel-size 3 --train-backend fsdp", []),
+        (f"{NODES} 8 --tensor-model-parallel-size 3 --debug-rollout-only", []),
+        (f"{NODES} 8 --tensor-model-parallel-size $TP", []),
+        (f"{NODES} 8 --tensor-model-parallel-size $TP --context-parallel-size 3", ["error"]),
+        ("--actor-num-nodes $N --actor-num-gpus-per-node 8 --tensor-model-parallel-size 3", []),
+    ],
+)
+def test_parallel_sizes_divide(words: str, severities: list[str]) -> None:
+    """The rule "parallel-world": what is known of the product must divide; nothing is said of what is not."""
+    assert [severity for severity, _, _ in said("parallel-world", words)] == severities
+
+
+@pytest.mark.parametrize(
+    ("words", "severities"),
+    [
+        ("--colocate --sglang-mem-fraction-static 0.85", []),
+        ("--colocate --sglang-mem-fraction-static 0.7 --no-offload-train", ["warning"]),
+        ("--sglang-mem-fraction-static 0.95", []),
+        ("--colocate --sglang-mem-fraction-static 0.95 --debug-rollout-only", []),
+        ("--sglang-mem-fraction-static 1.5", ["error"]),
+    ],
+)
+def test_memory_that_is_shared(words: str, severities: list[str]) -> None:
+    """The rule "colocate-memory": engines that have their GPUs for themselves may keep more."""
+    assert [severity for severity, _, _ in said("colocate-memory", words)] == severities
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--use-dynamic-global-batch-size", "--multi-lora", "--allow-partial-train-step"],
+)
+def test_batches_of_other_sizes_are_left_alone(words: str) -> None:
+    """The rule "batch-invariant": modes in which steps differ in size."""
+    assert (
+        said("batch-invariant", f"{words} --rollout-batch-size 5 --n-samples-per-prompt 3 --global-batch-size 4") == []
+    )
+
+
+def test_a_repeated_flag_of_a_models_file_is_a_note(tmp_path: Path) -> None:
+    """The rule "flag-repeated": defaults in a sourced file are there to be overridden."""
+    (tmp_path / "model.sh").write_text("MODEL=(--moe-token-dispatcher-type alltoall)\n")
+    before = 'source "$(dirname "$0")/model.sh"'
+    path = script(tmp_path, "${MODEL[@]}", *BATCH, *GPUS, "--moe-token-dispatcher-type flex", before=before)
+    (found,) = findings("flag-repeated", launch(path))
+    assert (found.severity, found.where.line) == ("note", 12)

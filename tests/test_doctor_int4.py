@@ -1,0 +1,188 @@
+"""The INT4 ignore list: played through as the trainers do, on checkpoints with packed experts."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doctor_checkpoint_kit import experts, finding, findings, hf, paths, rule, script
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from repro.doctor.artefacts.kinds import HfConfig, TensorInfo
+from repro.doctor.facts.checkpoints.ignoring import RECOMMENDED, ignoring_of
+from repro.doctor.facts.checkpoints.patterns import why_slow
+
+GROUPS = {"group_0": {"weights": {"type": "int", "num_bits": 4, "group_size": 32, "symmetric": True}}}
+
+
+def _quantised(folder: Path, ignore: Any, *, packed: bool = True, method: str = "compressed-tensors") -> Path:
+    """A MoE model whose experts are packed, with an ignore list."""
+    quantization = {"quant_method": method, "format": "pack-quantized", "config_groups": GROUPS, "ignore": ignore}
+    config = {"quantization_config": quantization, "n_routed_experts": 4, "first_k_dense_replace": 1}
+    return hf(folder, experts(4, packed=packed), config={**config, "model_type": "glm4_moe"})
+
+
+def _without(*parts: str) -> list[str]:
+    return [one for one in RECOMMENDED if not any(part in one for part in parts)]
+
+
+CASES: dict[str, tuple[list[str], list[str], str, str]] = {
+    # rule: a list with the fault, one without, severity beside slime's launch, the evidence
+    "int4-router": (_without(r"gate\."), list(RECOMMENDED), "error", "model.layers.1.mlp.gate.weight"),
+    "int4-ignore": (_without("embed_tokens"), list(RECOMMENDED), "error", "model.embed_tokens.weight"),
+    "int4-ignore-pattern": ([*RECOMMENDED, "re:.*mlp\\.(gate"], list(RECOMMENDED), "error", "re:.*mlp\\.(gate"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_fault_is_found_and_its_absence_is_not(name: str, tmp_path: Path) -> None:
+    """Each weight that would be packed by mistake is named with its rule's severity, and the whole list is clean."""
+    faulty, right, severity, evidence = CASES[name]
+    folder = _quantised(tmp_path / "faulty", faulty)
+    launch = script(tmp_path, paths(hf_checkpoint=folder))
+    found = finding(name, folder, launch)
+    assert (found.rule, found.severity) == (name, severity)
+    assert evidence == found.where.value and found.where.item == "quantization_config.ignore"
+    assert found.where.path.endswith("config.json")
+    assert findings(name, _quantised(tmp_path / "right", right), launch) == []
+
+
+def test_without_a_launch_that_packs_it_is_a_warning(tmp_path: Path) -> None:
+    """The file alone, a launch of another model, or Miles' bridge, which goes by the file: not an error."""
+    folder = _quantised(tmp_path / "model", _without(r"gate\."))
+    for flags in ("--hf-checkpoint /m/other", f"{paths(hf_checkpoint=folder)} --megatron-to-hf-mode bridge"):
+        assert finding("int4-router", folder, script(tmp_path, flags)).severity == "warning"
+    assert finding("int4-router", folder).severity == "warning"
+
+
+def test_the_cure_cures(tmp_path: Path) -> None:
+    """The rules that a finding proposes, put into the list, leave nothing to find."""
+    ignore = _without(r"gate\.", "embed_tokens", "self_attn")
+    folder = _quantised(tmp_path / "model", ignore)
+    found = [*findings("int4-router", folder), *findings("int4-ignore", folder)]
+    assert len(found) == 6  # routers, the embedding, four projections of the attention
+    proposed = []
+    for one in found:
+        match = re.match(r"add (.*?) to quantization_config", one.cure)
+        assert match is not None
+        proposed += json.loads(f"[{match[1]}]")
+    cured = _quantised(tmp_path / "cured", [*ignore, *proposed])
+    for name in CASES:
+        assert [one for one in findings(name, cured) if one.severity != "note"] == []
+
+
+def test_what_is_stored_packed_must_not_be_ignored(tmp_path: Path) -> None:
+    """A list that ignores weights which the file holds packed contradicts it."""
+    found = finding("int4-ignore", _quantised(tmp_path / "model", [*RECOMMENDED, "re:.*experts.*"]))
+    assert "stored packed" in found.message and found.severity == "warning"
+
+
+def test_a_linear_that_is_stored_unpacked(tmp_path: Path) -> None:
+    """Beside packed experts a projection that the list does not keep is named; without packed ones it is not."""
+    folder = _quantised(tmp_path / "model", _without("shared_experts"))
+    assert {one.where.value.rpartition(".layers.1.")[2] for one in findings("int4-ignore", folder)} == {
+        f"mlp.shared_experts.{part}_proj.weight" for part in ("gate", "up", "down")
+    }
+    assert findings("int4-ignore", _quantised(tmp_path / "bf16", _without("shared_experts"), packed=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "severity", "words"),
+    [
+        (r"re:mlp\.gate\.", "warning", "only inside of names"),
+        (r".*mlp\.gate\..*", "warning", "looks like a pattern"),
+        ("vision_tower", "note", "matches no weight"),
+        ("re:.*nothing.*", "note", "matches no weight"),
+        ("re:(", "error", "no regular expression"),
+        ("re:(a+)+$", "warning", "repeats what repeats"),
+    ],
+)
+def test_rules_that_do_nothing(text: str, severity: str, words: str, tmp_path: Path) -> None:
+    """A rule that matches nothing is told with the reason: the anchor, the missing ``re:``, or no such weight."""
+    found = finding("int4-ignore-pattern", _quantised(tmp_path / "model", [*_without("eh_proj"), text]))
+    assert found.severity == severity and words in found.message
+
+
+@pytest.mark.parametrize("ignore", [None, "lm_head", {"a": 1}, [1, None, ["x"]], [""]])
+def test_lists_that_are_none(ignore: Any, tmp_path: Path) -> None:
+    """A list of another type counts as empty, and a rule of no characters begins every name, as in the trainers."""
+    folder = _quantised(tmp_path / "model", ignore)
+    assert len(findings("int4-router", folder)) == (0 if ignore == [""] else 1)
+
+
+def test_other_quantisation_is_not_looked_at(tmp_path: Path) -> None:
+    """FP8 and GPTQ have other lists."""
+    for method in ("fp8", "gptq"):
+        folder = _quantised(tmp_path / method, [], method=method)
+        assert [findings(name, folder) for name in CASES] == [[], [], []]
+
+
+PARTS = st.lists(
+    st.sampled_from(["mlp", "gate", "up_proj", "experts", "0", "12", "self_attn", "q"]), min_size=1, max_size=5
+)
+NAMES = st.builds(
+    lambda parts, end: ".".join([*parts, end]), PARTS, st.sampled_from(["weight", "bias", "weight_packed"])
+)
+ATOMS = st.sampled_from([".*", r"mlp", r"\.", r"gate", r"[0-9]+", r"(up|q)", r"self_attn", r"\d{1,2}", "^", "$", "w?"])
+RULES = st.one_of(
+    NAMES, st.builds(".".join, PARTS), st.lists(ATOMS, max_size=4).map(lambda parts: "re:" + "".join(parts))
+)
+
+
+def _packed_by_the_trainers(names: list[tuple[str, int]], rules: list[str]) -> list[str]:
+    """What the guide says, in other words than the code's: strike out every weight that a rule keeps."""
+    left = {name for name, dims in names if dims > 1 and name[-7:] == ".weight"}
+    for one in rules:
+        kept = re.compile(f"(?:{one[3:]})" if one[:3] == "re:" else re.escape(one))
+        left = {name for name in left if kept.match(name) is None and name[: len(one)] != one}
+    return sorted(left)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    names=st.lists(st.tuples(NAMES, st.integers(1, 3)), max_size=12, unique_by=lambda x: x[0]),
+    rules=st.lists(RULES, max_size=5),
+)
+def test_the_list_is_played_through_as_the_trainers_do(names: list[tuple[str, int]], rules: list[str]) -> None:
+    """Names and lists at random are packed and kept as by an independent reading of the rule."""
+    quantization = {"quant_method": "compressed-tensors", "config_groups": GROUPS, "ignore": rules}
+    ignoring = ignoring_of(HfConfig(Path("config.json"), {"quantization_config": quantization}))
+    assert ignoring is not None and not ignoring.refused
+    tensors = {name: TensorInfo("f", "BF16", (2,) * dims) for name, dims in names}
+    assert list(ignoring.packed(tensors)) == _packed_by_the_trainers(names, rules)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(alphabet=r"ab.*+?|()[]{}\\^$0123,:=P<-", max_size=30))
+def test_patterns_of_any_text_raise_nothing_and_end(text: str) -> None:
+    """Any text as a pattern is tried, refused or invalid; what is tried ends on a long name that it does not match."""
+    quantization = {"quant_method": "compressed-tensors", "config_groups": GROUPS, "ignore": [f"re:{text}"]}
+    ignoring = ignoring_of(HfConfig(Path("config.json"), {"quantization_config": quantization}))
+    assert ignoring is not None
+    assert ignoring.ignores("ab" * 25 + "!") in (True, False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["(a+)+$", "(a|a)*$", "(?:a*)*b", r"(a)\1+", "((a|b)c)*", "(a?)+", "(?P<x>a)(?P=x)", "a*a*a*a*a*", "(a*){9}"],
+)
+def test_patterns_that_may_not_end_are_refused(text: str) -> None:
+    """Nested repetition, alternatives inside of it and back references are not tried."""
+    assert why_slow(text)
+
+
+@pytest.mark.parametrize(
+    "text", [*RECOMMENDED, r"re:.*mlp\.(gate|up|gate_up|down)_proj.*", r"re:.*[(*|]+x", r"re:a\(b\)*"]
+)
+def test_patterns_of_real_lists_are_tried(text: str) -> None:
+    """The guide's patterns, and those of published checkpoints, are no such."""
+    assert not why_slow(text.removeprefix("re:"))
+
+
+def test_the_guides_pattern_is_the_rules_own_cure() -> None:
+    """What the guide says to add for the router stands in the cure, as it is written in JSON."""
+    assert r'"re:.*mlp\\.gate\\..*"' in rule("int4-router").cure

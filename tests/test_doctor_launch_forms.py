@@ -1,0 +1,259 @@
+"""What the doctor makes of launch scripts, lists of flags, Python launchers and argv."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from doctor_flags_kit import launch
+
+from repro.doctor.artefacts.launch import LAUNCH, launch_of_argv, read_launch
+from repro_golden.errors import ReproError
+
+SCRIPT = """#!/bin/bash
+export PYTHONUNBUFFERED=1
+export NCCL_ALGO=Ring
+export GONE=1
+unset GONE
+N=$(nvidia-smi -L | wc -l)
+GPUS=${GPUS:-8}
+SCRIPT_DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
+source "${SCRIPT_DIR}/models/tiny.sh"
+
+CKPT_ARGS=(
+   --hf-checkpoint /root/tiny
+   #--hf-checkpoint /root/other
+   --save "/root/a b"
+)
+
+RUNTIME_ENV_JSON="{
+  \\"env_vars\\": {
+    \\"PYTHONPATH\\": \\"/root/slime/:/root/Megatron-LM/\\",
+    \\"NVTE\\": \\"${N}\\",
+    \\"NCCL_ALGO\\": \\"Tree\\"
+  }
+}"
+
+ray start --head --num-gpus ${GPUS}
+ray job submit --address="http://127.0.0.1:8265" \\
+   --runtime-env-json="${RUNTIME_ENV_JSON}" \\
+   -- python3 train.py \\
+   --actor-num-gpus-per-node ${N} \\
+   --lr=1e-6 \\
+   ${MODEL_ARGS[@]} \\
+   "${CKPT_ARGS[@]}" ${UNKNOWN_ARGS[@]}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tiny.sh").write_text("MODEL_ARGS=(\n   --num-layers 2\n   --swiglu\n)\n")
+    (tmp_path / "run.sh").write_text(SCRIPT)
+    return tmp_path
+
+
+def test_a_script_is_read_with_its_lines(folder: Path) -> None:
+    """Flags with values and lines, also those of a sourced file; what a shell must compute stays as written."""
+    path = folder / "run.sh"
+    read = launch(path)
+    assert read.entry == "train.py"
+    assert read.system == "slime"
+    assert read.submitted
+    assert not read.asynchronous
+    assert list(read.flags) == [
+        "--actor-num-gpus-per-node", "--lr", "--num-layers", "--swiglu", "--hf-checkpoint", "--save",
+    ]  # fmt: skip
+    assert read.flags["--actor-num-gpus-per-node"].values == ("$(nvidia-smi -L | wc -l)",)
+    assert read.value("--actor-num-gpus-per-node") is None
+    assert read.number("--lr") == 1e-6
+    assert read.value("--save") == "/root/a b"
+    assert read.flags["--save"].values == ("/root/a b",)  # an array that is not known is no value
+    assert (read.where("--save").path, read.where("--save").line) == (str(path), 14)
+    assert (read.where("--lr").line, read.where("--lr").value) == (30, "1e-6")
+    sourced = read.where("--swiglu")
+    assert (Path(sourced.path).resolve(), sourced.line) == ((folder / "models" / "tiny.sh").resolve(), 3)
+    assert ("ray", "start", "--head", "--num-gpus", "8") in read.commands
+    assert read.words[:2] == ("python3", "train.py")
+
+
+def test_variables_reach_the_trainer_by_three_ways(folder: Path) -> None:
+    """Exports, the runtime environment, which wins, and prefixes; what is unset is gone but noted."""
+    read = launch(folder / "run.sh")
+    assert {name: (one.value, one.origin, one.where.line) for name, one in read.env.items()} == {
+        "PYTHONUNBUFFERED": ("1", "export", 2),
+        "NCCL_ALGO": ("Tree", "runtime-env", 21),
+        "PYTHONPATH": ("/root/slime/:/root/Megatron-LM/", "runtime-env", 19),
+        "NVTE": ("$(nvidia-smi -L | wc -l)", "runtime-env", 20),
+    }
+    assert [(name, one.origin) for name, one in read.settings][:4] == [
+        ("PYTHONUNBUFFERED", "export"), ("NCCL_ALGO", "export"), ("GONE", "export"), ("GONE", "unset"),
+    ]  # fmt: skip
+    before = launch_of_argv(["env", "A=1", "python", "-u", "/root/miles/train_async.py", "--x", "--y", "-1"])
+    assert before.env["A"].origin == "prefix"
+    assert before.asynchronous
+    assert before.system == "miles"
+    assert before.flags["--y"].values == ("-1",)
+
+
+def test_branches_that_only_a_shell_can_take_leave_what_is_sure(tmp_path: Path) -> None:
+    """A variable that branches leave different is not known; of arrays the last change is taken; known tests decide."""
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "N=$(nvidia-smi -L | wc -l)\nif [ $N -gt 4 ]; then TP=4; A=(--colocate); else TP=2; fi\n"
+        'if [ -z "$MASTER" ]; then echo none; exit 1; fi\nMODE=sft\n'
+        "if [ $MODE = sft ]; then B=(--sft); else B=(--rl); fi\n"
+        "python3 train.py --tp $TP ${A[@]} ${B[@]}\n"
+    )
+    read = launch(path)
+    assert read.flags["--tp"].values == ("${TP}",)
+    assert [flag.name for flag in read.given] == ["--tp", "--colocate", "--sft"]
+
+
+@pytest.mark.parametrize(
+    ("command", "entry", "system"),
+    [
+        ("python3 train.py --a 1", "train.py", None),
+        ("torchrun --nproc-per-node 8 /root/slime/train.py --a 1", "train.py", "slime"),
+        ("python -m torch.distributed.run --nnodes 1 train_async.py --a 1", "train_async.py", None),
+        ("cd /root/Relax && exec python relax/entrypoints/train.py --a 1", "relax/entrypoints/train.py", "relax"),
+        ("nohup env X=1 python -m slime.train --a 1 > log 2>&1 &", "slime.train", "slime"),
+        ("python tools/convert.py --b 1 --c 2 --d 3\npython train.py --a 1", "train.py", None),
+        ("start() { python train.py --a 1; }\nstart", "train.py", None),
+        ("( set -x; python train.py --a 1 | tee log )", "train.py", None),
+        ("while true; do python train.py --a 1; done", "train.py", None),
+        ("ray job submit --runtime-env-json='{}' -- python other.py --a 1 --b 2 x/train.py.txt", "other.py", None),
+        ("bash -c 'python train.py --a 1'", "train.py", None),
+    ],
+)
+def test_the_trainers_command_is_found(tmp_path: Path, command: str, entry: str, system: str | None) -> None:
+    """By its program, whatever stands in front of it; failing that, the command with the most flags."""
+    path = tmp_path / "run.sh"
+    path.write_text(f"#!/bin/sh\n# ray job submit, torchrun\n{command}\n")
+    read = launch(path)
+    assert (read.entry, read.system) == (entry, system)
+    assert read.flags["--a"].values == ("1",)
+    assert "--nproc-per-node" not in read.flags
+
+
+def test_a_list_of_flags_is_a_launch(tmp_path: Path) -> None:
+    """A file of flags, with comments and quotes; prose is none."""
+    path = tmp_path / "flags.txt"
+    path.write_text("--lr 1e-6\n# --lr 2\n--prompt-data 'a b'  # here\n--colocate\n")
+    read = launch(path)
+    assert {name: flag.values for name, flag in read.flags.items()} == {
+        "--lr": ("1e-6",), "--prompt-data": ("a b",), "--colocate": (),
+    }  # fmt: skip
+    assert read.where("--prompt-data").line == 3
+    path.write_text("Some words.\n--lr is a flag.\n")
+    assert not LAUNCH.fits(path)
+
+
+PYTHON = """import slime.utils.external_utils.command_utils as U
+
+MODEL = "Qwen3-0.6B"
+NUM_GPUS = 4
+
+
+def misc():
+    return "--colocate "
+
+
+def execute(args):
+    ckpt_args = f"--hf-checkpoint /root/{MODEL} " f"--save {args.output_dir}/x "
+    perf_args = (
+        "--lr 1e-6 "
+        "--train-env-vars '{\\"A\\": \\"b\\"}' "
+        f"{'--use-fault-tolerance ' if args.ft else ''}"
+    )
+    match args.backend:
+        case "fsdp":
+            perf_args += "--train-backend fsdp "
+        case "megatron":
+            perf_args += "--tensor-model-parallel-size 2 "
+    if args.long:
+        perf_args += f"--seq-length {args.length} "
+    train_args = f"{ckpt_args} {perf_args} {misc()} {args.extra_args} "
+    U.execute_train(
+        train_args=train_args + f"--n {NUM_GPUS}", num_gpus_per_node=NUM_GPUS, extra_env_vars={"NCCL_ALGO": "Ring"}
+    )
+"""
+
+
+def test_a_python_launcher_is_read_without_running_it(tmp_path: Path) -> None:
+    """Strings that are put together, with what only running knows as `$name`."""
+    path = tmp_path / "run.py"
+    path.write_text(PYTHON)
+    read = launch(path)
+    assert {name: flag.values for name, flag in read.flags.items()} == {
+        "--hf-checkpoint": ("/root/Qwen3-0.6B",), "--save": ("$output_dir/x",), "--lr": ("1e-6",),
+        "--train-env-vars": ('{"A": "b"}',), "--tensor-model-parallel-size": ("2",), "--seq-length": ("$length",),
+        "--colocate": (), "--n": ("4",),
+    }  # fmt: skip
+    assert read.where("--tensor-model-parallel-size").line == 22
+    assert (read.entry, read.system, read.submitted) == ("train.py", "slime", True)
+    assert {name: one.value for name, one in read.env.items()} == {"A": "b", "NCCL_ALGO": "Ring"}
+    assert read.commands == (("ray", "start", "--head", "--num-gpus", "4"),)
+    path.write_text("import os\nos.remove('x')\nexecute_train('--x')\n")
+    assert launch(path).flags.keys() == {"--x"}
+
+
+def test_argv_may_name_a_script(folder: Path) -> None:
+    """`-- bash run.sh` is that script; words alone are flags."""
+    assert launch_of_argv(["bash", str(folder / "run.sh")]).flags["--num-layers"].values == ("2",)
+    assert launch_of_argv(["--lr", "1", "--x=a=b", "y"]).flags["--x"].values == ("a=b", "y")
+    assert launch_of_argv([]).flags == {}
+
+
+def test_only_files_near_the_script_are_sourced(tmp_path: Path) -> None:
+    """A file elsewhere on the disk is not opened, nor one that sources itself for ever."""
+    (tmp_path / "secret").write_text("A=(--secret)\n")
+    scripts = tmp_path / "one" / "two"
+    scripts.mkdir(parents=True)
+    (scripts / "self.sh").write_text("B+=(--again)\nsource ${DIR}/self.sh\n")
+    path = scripts / "run.sh"
+    path.write_text(
+        f"DIR={scripts}\nsource {tmp_path}/secret\nsource ../../secret\nsource $DIR/self.sh\n"
+        "python train.py --x ${A[@]} ${B[@]}\n"
+    )
+    read = launch(path)
+    assert "--secret" not in read.flags
+    assert 1 <= sum(flag.name == "--again" for flag in read.given) <= 8
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "X=aaaaaaaaaaaaaaaa\n" + "X=$X$X$X$X\n" * 40,
+        "A=(a b c d)\n" + 'A+=("${A[@]}" "${A[@]}")\n' * 40,
+        "f() { f; f; f; }\nf\n",
+        "a() { b; b; b; b; }\nb() { c; c; c; c; }\n" + "c() { a; a; }\na\n",
+        "(" * 3000 + ")" * 3000 + "\n",
+        "if true; then " * 500 + "\n",
+        'X="' + "$(echo " * 400 + "\n",
+        "for i in 1 2 3 4 5 6 7 8; do " * 12 + "x=1; " + "done; " * 12 + "\n",
+        "eval 'eval $X'\n" * 50,
+    ],
+    ids=range(9),
+)
+def test_a_script_made_to_exhaust_the_reader_ends(tmp_path: Path, source: str) -> None:
+    """Doubling, recursion, nesting: reading stops at a bound; what was read until there is kept."""
+    path = tmp_path / "run.sh"
+    path.write_text("python train.py --a 1 --b 2\n" + source)
+    assert launch(path).flags["--b"].values == ("2",)
+
+
+def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    """Folders, files that are gone, too large or no text, and scripts that start nothing."""
+    large = tmp_path / "large.sh"
+    large.write_text("# train.py --x\n" * 100_000)
+    binary = tmp_path / "binary.sh"
+    binary.write_bytes(b"\x00train.py --x")
+    nothing = tmp_path / "nothing.sh"
+    nothing.write_text("# train.py --x\necho\n")
+    loop = tmp_path / "loop.sh"
+    loop.symlink_to(loop)
+    for path in (tmp_path, tmp_path / "gone.sh", large, binary, nothing, loop):
+        with pytest.raises(ReproError) as caught:
+            read_launch(path)
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,440 @@
+"""Each rule of logs, on a log that has its symptom and on one that has not."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from doctor_log_kit import (
+    LOADED,
+    RULES,
+    STAMP,
+    actor,
+    arguments,
+    clean,
+    engine,
+    found,
+    perf,
+    read,
+    slime,
+    step,
+    trace,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from repro.doctor.artefacts.launch import read_launch
+
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB. GPU 0 has a total capacity of 79.11 GiB "
+    "of which 1.05 GiB is free."
+)
+BACKWARD = [
+    actor(line)
+    for line in trace(
+        OOM,
+        '/root/slime/slime/backends/megatron_utils/model.py", line 640, in train_one_step',
+        '/usr/lib/python3/torch/_tensor.py", line 647, in backward',
+        '/usr/lib/python3/torch/autograd/graph.py", line 829, in _engine_run_backward',
+    )
+]
+SCHEDULER = [
+    engine(line)
+    for line in trace(OOM, '/sgl-workspace/sglang/python/sglang/srt/managers/scheduler.py", line 2900, in run')
+]
+NCCL = (
+    "[rank3]:[E1120 15:47:01.426 ProcessGroupNCCL.cpp:629] [Rank 3] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=64214, OpType=BROADCAST, NumelIn=1, NumelOut=32, Timeout(ms)=600000) ran for 600081 milliseconds "
+    "before timing out."
+)
+SYNC_STARTS = actor(slime("Timer update_weights start", "timer.py:24"))
+SYNC_ENDS = actor(slime("Timer update_weights end (elapsed: 1.3s)", "timer.py:32"))
+DIED = [
+    "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
+    "\tclass_name: MegatronTrainRayActor",
+    "\tactor_id: 7a7e28706e933f93da5fe49701000000",
+    "\tpid: 26103",
+    "\tname: actor_rank=5",
+    "\tnamespace: 0b6abfec",
+    "\tip: 10.80.8.181",
+    "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker "
+    "unexpectedly exits with a connection error code 2. End of file. There are some potential root causes. (1) The "
+    "process is killed by SIGKILL by OOM killer due to high memory usage. (2) ray stop --force is called.",
+]
+TAIL = "The full weights of the ModelRunner are partially updated. Please discard the whole weights."
+
+
+def _balance(running: dict[int, int]) -> list[str]:
+    return [
+        engine(f"[{STAMP} TP0] Decode batch, #running-req: {count}, #token: 512, #queue-req: 0", pid)
+        for _ in range(30)
+        for pid, count in running.items()
+    ]
+
+
+COLOCATED = [*arguments(colocate=True, sglang_mem_fraction_static=0.8, load="/ckpt"), LOADED]
+NEVER = arguments(load="/ckpt/qwen", ref_load="/ckpt/qwen")
+
+# by rule: lines with its symptom, lines without, its severity, a word of the message, the number of the evidence's line
+CASES: dict[str, tuple[list[str], list[str], str, str, int]] = {
+    "illegal-memory-access": (
+        [
+            *arguments(sglang_mem_fraction_static=0.8),
+            engine("torch.AcceleratorError: CUDA error: an illegal memory access was encountered"),
+        ],
+        [engine("illegal access to the file system")], "error", "memory", 4,
+    ),
+    "inductor-cache": (
+        trace(
+            "torch._inductor.exc.InductorError: JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+            '/usr/lib/python3/torch/_inductor/runtime/autotune_cache.py", line 211, in _read',
+        ),
+        trace("json.decoder.JSONDecodeError: Expecting value: line 1", '/root/reward.py", line 3, in reward'),
+        "error", "cache", 4,
+    ),
+    "port-collision": (
+        [
+            engine(
+                "requests.exceptions.ConnectionError: HTTPConnectionPool(host='10.0.0.9', port=15002): Max retries "
+                "exceeded with url: /get_model_info (Caused by NewConnectionError('[Errno 111] Connection refused'))"
+            )
+        ],
+        [engine("Max retries exceeded with url: /simple/pip")], "error", "not reached", 1,
+    ),
+    "autoconfig-race": (
+        trace(
+            "ValueError: Unrecognized model in /mnt/models/glm. Should have a `model_type` key in its config.json",
+            '/usr/lib/python3/transformers/models/auto/configuration_auto.py", line 1273, in from_pretrained',
+        ),
+        ["the tool says: Should have a `model_type` key in its config.json"], "error", "configuration", 4,
+    ),
+    "weight-sync-hang": (
+        [SYNC_STARTS, actor("Update weights:  50%|#####     | 6/12"), NCCL],
+        [SYNC_STARTS, SYNC_ENDS, actor(slime("Timer actor_train start")), NCCL], "error", "after 600 s on rank 3", 3,
+    ),
+    "nccl-error": (
+        [SYNC_STARTS, SYNC_ENDS, actor(slime("Timer actor_train start", "timer.py:24")), NCCL],
+        [SYNC_STARTS, NCCL], "error", "timed out on rank 3", 4,
+    ),
+    "weight-sync-failed": (
+        [engine(f"[{STAMP} TP1] Failed to update parameter online: size mismatch. {TAIL}")],
+        [engine("Succeeded to update parameter online.")], "error", "not taken", 1,
+    ),
+    "weight-update-unequal": (
+        [
+            *[engine(line) for line in trace("Exception: check tensor equality failed:")],
+            engine("name=model.layers.0.mlp.gate.weight max_abs_err=0.25 mean_abs_err=0.1 num_exceed=7 expect=raw()"),
+            engine("name=model.layers.1.mlp.gate.weight max_abs_err=0.5 mean_abs_err=0.1 num_exceed=7 expect=raw()"),
+        ],
+        [engine("[check_tensors] equal tensors: ['model.embed_tokens.weight']")], "error", "2 tensors", 4,
+    ),
+    "rank-died": (
+        DIED, [actor("ray.actor.ActorClass created")], "error", "rank 5, pid 26103, ip 10.80.8.181) died: it ended", 1,
+    ),
+    "ray-oom": (
+        [
+            "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+            "Memory on the node (IP: 172.24.49.143, ID: 8515) where the task (actor ID: 4f4, "
+            "name=RolloutManager.generate, pid=37, memory used=23.49GB) was running was 718.15GB / 755.24GB "
+            "(0.950882), which exceeds the memory usage threshold of 0.95.",
+        ],
+        ["memory of the node is low on average"], "error", "RolloutManager.generate at 718.15GB / 755.24GB", 1,
+    ),
+    "engine-crash": (
+        [engine(f"[{STAMP} TP0] Scheduler hit an exception: Traceback (most recent call last):")],
+        [engine("Server is fired up and ready to roll!")], "error", "SGLangEngine (pid 7001", 1,
+    ),
+    "engines-unbalanced": (
+        _balance({1: 64, 2: 63, 3: 2}), _balance({1: 30, 2: 28, 3: 25}), "warning",
+        "of 3 engines SGLangEngine pid 1", 1,
+    ),
+    "oom-training": (
+        [*COLOCATED, step(0), step(1), step(2), *BACKWARD], [*COLOCATED, step(0), step(1)], "error",
+        "in a backward pass on MegatronTrainRayActor", 17,
+    ),
+    "oom-engine": (
+        [LOADED, step(0), step(1), *SCHEDULER], [LOADED, step(0), step(1), *BACKWARD], "error", "inference engine", 7,
+    ),
+    "oom-first-step": ([*COLOCATED, *BACKWARD], [*COLOCATED, step(0), *BACKWARD], "error", "before the first", 14),
+    "oom-second-step": (
+        [*COLOCATED, step(0), *BACKWARD], [*COLOCATED, step(0), step(1), *BACKWARD], "error",
+        "and before the second", 15,
+    ),
+    "checkpoint-never-loaded": (
+        [*NEVER, step(0)], [*NEVER, LOADED, step(0)], "warning", "--load /ckpt/qwen", 5,
+    ),
+    "checkpoint-random-init": (
+        [
+            actor("WARNING: could not find the metadata file /ckpt/latest_checkpointed_iteration.txt "),
+            actor("    will not load any checkpoints and will start from random"),
+        ],
+        [LOADED], "error", "there is no /ckpt/latest_checkpointed_iteration.txt", 2,
+    ),
+    "stale-weights": (
+        [actor(slime("No updatable SGLang engines are running; skip weight update.", "actor.py:618"))],
+        [perf(0, max_staleness=1.0), perf(1, max_staleness=2.0)], "warning", "not updated", 1,
+    ),
+    "async-worker-dead": (
+        trace("RuntimeError: fully-async rollout worker exited without an exception"),
+        ["Continuous async rollout worker started", step(0), "Continuous async rollout worker stopped"],
+        "error", "ended", 4,
+    ),
+    "fp8-alignment": (
+        [actor("forward_logp_max_diff: 3.25")], [actor("forward_logp_max_diff: 0.02")], "warning", "3.25", 1,
+    ),
+    "buffers-released": (
+        [
+            engine('INFO:     10.0.0.9:1 - "POST /release_memory_occupation HTTP/1.1" 200 OK'),
+            engine('INFO:     10.0.0.9:1 - "POST /generate HTTP/1.1" 200 OK'),
+        ],
+        [
+            engine('INFO:     10.0.0.9:1 - "POST /release_memory_occupation HTTP/1.1" 200 OK'),
+            engine('INFO:     10.0.0.9:1 - "POST /resume_memory_occupation HTTP/1.1" 200 OK'),
+            engine('INFO:     10.0.0.9:1 - "POST /generate HTTP/1.1" 200 OK'),
+        ],
+        "warning", "never took it back", 2,
+    ),
+    "multi-turn-too-long": (
+        [engine("ValueError: The input (40010 tokens) is longer than the model's context length (32768 tokens).")],
+        [engine("context_len=32768")], "warning", "of 32768, up to 40010 tokens", 1,
+    ),
+    "data-key-error": (
+        [*arguments(label_key="answer"), *trace("KeyError: 'answer'", '/slime/slime/utils/data.py", line 2, in x')],
+        trace("KeyError: 'answer'", '/root/reward.py", line 2, in reward'), "error", "'answer', which --label-key", 7,
+    ),
+    "data-wait": (
+        [perf(n, step_time=10.0, data_preprocess_time=4.0) for n in range(4)],
+        [perf(n, step_time=10.0, data_preprocess_time=0.4) for n in range(4)], "warning", "40%", 2,
+    ),
+    "flags-refused": (
+        ["usage: train.py [-h]", "train.py: error: unrecognized arguments: --debug-determinism"],
+        ["usage: train.py [-h]"], "error", "--debug-determinism", 2,
+    ),
+    "gradient-check-failed": (
+        trace(
+            "RuntimeError: Rank 3, node gpu-7, device 3, iteration 12: Unexpected result nan (message='found NaN in "
+            "local grad norm for bucket #0 in backward pass before data-parallel communication collective')"
+        ),
+        [step(0)], "error", "rank 3 on gpu-7, iteration 12", 4,
+    ),
+    "disk-full": (
+        trace("OSError: [Errno 28] No space left on device: '/ckpt/iter_0000010/common.pt'"), [step(0)],
+        "error", "full", 4,
+    ),
+    "hf-download": (
+        trace("huggingface_hub.errors.GatedRepoError: 401 Client Error. Cannot access gated repo for url x"),
+        ["401 Client Error: Unauthorized for url: https://api.wandb.ai"], "error", "access was denied", 4,
+    ),
+    "segfault": (
+        ["Fatal Python error: Segmentation fault", "", 'Thread 0x0:', '  File "a.py", line 1 in f'],
+        [step(0)], "error", 'in File "a.py", line 1 in f', 1,
+    ),
+    "kv-cache-full": (
+        [engine(f"[{STAMP} TP0] KV cache pool is full. Retract requests. #retracted_reqs: 1")] * 12,
+        [engine(f"[{STAMP} TP0] KV cache pool is full. Retract requests. #retracted_reqs: 1")], "note", "12 lines", 1,
+    ),
+    "placement-stuck": (
+        [
+            *arguments(actor_num_nodes=1, actor_num_gpus_per_node=8, rollout_num_gpus=8),
+            "(autoscaler +35s) Error: No available node types can fulfill resource request {'GPU': 16.0}.",
+        ],
+        [step(0)], "warning", "--rollout-num-gpus 8", 6,
+    ),
+    "traceback": (
+        [actor(line) for line in trace("AttributeError: 'Namespace' object has no attribute 'tis'")],
+        [step(0)], "warning", "AttributeError: 'Namespace'", 4,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_rule_finds_its_symptom_and_only_then(name: str, tmp_path: Path) -> None:
+    """Each rule finds its symptom, in the line where it is, with its severity; and nothing in a log without it."""
+    failing, passing, severity, word, line = CASES[name]
+    (first, *_) = found(read(tmp_path, failing), name)[name]
+    assert (first.severity or RULES[name].severity, first.where.line) == (severity, line), first
+    assert word in first.message
+    assert str(tmp_path) in first.where.path
+    assert first.where.value or first.where.item
+    assert name not in found(read(tmp_path, passing, "passing.log"), name)
+
+
+def test_clean_run_has_no_finding(tmp_path: Path) -> None:
+    """A run in which nothing is wrong, whose samples quote every kind of error, gives no finding at all."""
+    assert found(read(tmp_path, clean())) == {}
+
+
+@pytest.mark.parametrize(
+    "name", sorted({"illegal-memory-access", "port-collision", "rank-died", "segfault", "disk-full"})
+)
+def test_symptom_that_training_outlives_is_no_error(name: str, tmp_path: Path) -> None:
+    """Where steps follow, a symptom that did not end the run is a warning; an illegal access stays what it is."""
+    (first, *_) = found(read(tmp_path, [*CASES[name][0], step(7), step(8)]), name)[name]
+    assert (first.severity or "error") == ("error" if name == "illegal-memory-access" else "warning")
+
+
+def test_ladder_skips_rungs_that_are_taken(tmp_path: Path) -> None:
+    """The ladder of illegal accesses says what is done already, and begins with what is left."""
+    words = ["an illegal memory access was encountered"]
+    high = found(read(tmp_path, words))["illegal-memory-access"][0]
+    assert "1. lower --sglang-mem-fraction-static to 0.7, then 0.6" in high.cure
+    assert "already done" not in high.message
+    args = arguments(sglang_mem_fraction_static=0.55, sglang_disable_cuda_graph=True, sglang_moe_a2a_backend="deepep")
+    low = found(read(tmp_path, [*args, *words], "low.log"))["illegal-memory-access"][0]
+    assert "already done: --sglang-mem-fraction-static 0.55, --sglang-disable-cuda-graph" in low.message
+    assert "mem-fraction" not in low.cure
+    assert "turn DeepEP off" in low.cure
+    server = engine(f"[{STAMP}] server_args=ServerArgs({'x' * 900}, mem_fraction_static=0.7, y=1)")
+    assert "(now 0.7) to 0.6" in found(read(tmp_path, [server, *words], "mid.log"))["illegal-memory-access"][0].cure
+
+
+def test_launch_says_what_the_log_does_not(tmp_path: Path) -> None:
+    """With the launch script beside the log, findings know its flags and variables."""
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "#!/bin/bash\nexport CUDA_LAUNCH_BLOCKING=1\nexport NCCL_DEBUG=INFO\n"
+        "python3 train.py --colocate --load /ckpt --sglang-mem-fraction-static 0.9 --use-fault-tolerance "
+        "--rollout-num-gpus-per-engine 2 --actor-num-gpus-per-node 8\n"
+    )
+    launch = read_launch(script)
+    accesses = [engine("CUDA error: an illegal memory access was encountered")]
+    (only,) = RULES["illegal-memory-access"].check(read(tmp_path, accesses), launch)
+    assert "already done: CUDA_LAUNCH_BLOCKING=1" in only.message
+    assert "(now 0.9) to 0.7, then 0.6" in only.cure
+    (only,) = RULES["oom-first-step"].check(read(tmp_path, BACKWARD, "oom.log"), launch)
+    assert "--sglang-mem-fraction-static is 0.9" in only.message
+    assert not list(RULES["oom-training"].check(read(tmp_path, BACKWARD, "oom.log"), launch))
+    (only,) = RULES["checkpoint-never-loaded"].check(read(tmp_path, [step(0)], "steps.log"), launch)
+    assert only.certainty is None
+    (only,) = RULES["port-collision"].check(read(tmp_path, CASES["port-collision"][0], "port.log"), launch)
+    assert "--rollout-num-gpus-per-engine 8 (now 2)" in only.cure
+    (only,) = RULES["weight-sync-hang"].check(read(tmp_path, CASES["weight-sync-hang"][0], "sync.log"), launch)
+    assert "NCCL_DEBUG" not in only.cure
+
+
+def test_memory_errors_are_told_apart(tmp_path: Path) -> None:
+    """The same exception is the first step's, the second step's, training's or an engine's, by what stands before."""
+    alone = [LOADED]
+    expected = {
+        "oom-first-step": [*COLOCATED, *BACKWARD],
+        "oom-second-step": [*COLOCATED, step(0), *BACKWARD],
+        "oom-training": [*alone, *BACKWARD],
+        "oom-engine": [*alone, *SCHEDULER],
+    }
+    for name, lines in expected.items():
+        assert [key for key in found(read(tmp_path, lines)) if key.startswith("oom")] == [name]
+
+
+def test_dead_actors_are_told_once_each(tmp_path: Path) -> None:
+    """The same death, told by every caller, is one finding; another process is another one."""
+    other = [line.replace("26103", "26104").replace("rank=5", "rank=6") for line in DIED]
+    messages = [hit.message for hit in found(read(tmp_path, [*DIED, *DIED, *other, *DIED]), "rank-died")["rank-died"]]
+    assert len(messages) == 2
+    assert "rank 5" in messages[0]
+    assert "rank 6" in messages[1]
+
+
+def test_actors_that_end_as_they_should_are_none_of_the_dead(tmp_path: Path) -> None:
+    """Ray's own logs name each actor that ended; one that left by itself did not die."""
+    lines = [
+        "[2026-11-22 13:25:03,557 I 26987 26987] (gcs_server) gcs_actor_manager.cc:1515: Actor is failed on worker "
+        "a477 at node 09fd, need_reschedule = 0, death context type = ActorDiedErrorContext, remaining_restarts = 0",
+        *[line for line in DIED if "exit detail" not in line],
+        "The actor is dead because its worker process has died. Worker exit type: INTENDED_USER_EXIT Worker exit "
+        "detail: Worker exits by an user request. Worker exits with an exit code 0. exit_actor() is called.",
+        DIED[0],
+        "The actor is dead because its worker process has died. Worker exit type: INTENDED_USER_EXIT",
+    ]  # fmt: skip
+    assert "rank-died" not in found(read(tmp_path, lines))
+    killed = [*DIED[:-1], "The actor is dead because it was killed by `ray.kill`."]
+    assert "by ray.kill" in found(read(tmp_path, killed, "killed.log"))["rank-died"][0].message
+
+
+def test_traceback_of_a_known_cause_is_left_to_its_rule(tmp_path: Path) -> None:
+    """The generic rule is silent where another one explains the exception."""
+    lines = trace("OSError: [Errno 28] No space left on device", '/root/x.py", line 1, in save')
+    assert set(found(read(tmp_path, lines))) == {"disk-full"}
+    lines = [f"[rank2]: {line}" for line in trace("ZeroDivisionError: division by zero")]
+    (only,) = found(read(tmp_path, lines, "rank.log"))["traceback"]
+    assert only.message == "an exception: ZeroDivisionError: division by zero"
+
+
+def test_a_real_timeout_of_gloo_is_seen(tmp_path: Path) -> None:
+    """What torch prints where one rank never joins a collective is seen: the program's own stderr is the log."""
+    program = (
+        "import datetime, sys, time, torch, torch.distributed as d\n"
+        "rank = int(sys.argv[1])\n"
+        "d.init_process_group('gloo', init_method='file://' + sys.argv[2], rank=rank, world_size=2,"
+        " timeout=datetime.timedelta(seconds=1))\n"
+        "d.barrier()\n"
+        "def update_weights_from_distributed(): d.all_reduce(torch.ones(1))\n"
+        "update_weights_from_distributed() if rank == 0 else time.sleep(3)\n"
+        "import os; os._exit(0)\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, str(tmp_path / "program.py")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with (tmp_path / "rank1.err").open("wb") as other, (tmp_path / "rank0.err").open("wb") as err:
+        peer = subprocess.Popen([*command, "1", str(tmp_path / "store")], stderr=other, env=environment)
+        try:
+            subprocess.run([*command, "0", str(tmp_path / "store")], stderr=err, env=environment, timeout=60)
+        finally:
+            peer.wait(timeout=60)
+    log = read(tmp_path, (tmp_path / "rank0.err").read_text().splitlines(), "rank0.err")
+    (only,) = found(log)["weight-sync-hang"]
+    assert "after 1 s" in only.message
+    assert log.rank == 0
+
+
+def test_a_real_port_in_use_is_seen(tmp_path: Path) -> None:
+    """What torch's store says of a port that another process holds."""
+    program = "import sys, torch.distributed as d; d.TCPStore('127.0.0.1', int(sys.argv[1]), 1, True)"
+    with socket.socket() as held:
+        held.bind(("", 0))
+        held.listen()
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(held.getsockname()[1])], capture_output=True, text=True, timeout=60
+        )
+    log = read(tmp_path, done.stderr.splitlines(), "store.err")
+    (only,) = found(log)["port-collision"]
+    assert (only.message.startswith("a port is already in use"), log.first("EADDRINUSE") is not None) == (True, True)
+    assert set(found(log)) == {"port-collision"}
+
+
+def test_a_real_crash_in_native_code_is_seen(tmp_path: Path) -> None:
+    """What CPython's faulthandler writes when a process dereferences null."""
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", "import ctypes; ctypes.string_at(0)"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    (only,) = found(read(tmp_path, done.stderr.splitlines()))["segfault"]
+    assert "string_at" in only.message
+
+
+PIECES = sorted({phrase for rule in RULES.values() for phrase in rule.phrases})
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(PIECES),
+            st.binary(max_size=30).map(lambda b: b.decode("latin-1")),
+            st.sampled_from(
+                ["\n", "\r\n", " ", "9" * 40, "nan", "'", "(X pid=1) ", "Timeout(ms)=", "step 0: {'a': 1}"]
+            ),
+            st.sampled_from(["\n" + "\n".join(case[0]) + "\n" for case in CASES.values()]),
+        ),
+        max_size=25,
+    )
+)
+def test_no_rule_raises_on_any_text(tmp_path: Path, pieces: list[str]) -> None:
+    """Messages cut, mixed and repeated, with any bytes between them, raise in no rule."""
+    for hits in found(read(tmp_path, ["".join(pieces)])).values():
+        for hit in hits:
+            assert hit.message
+            assert hit.message.isprintable()

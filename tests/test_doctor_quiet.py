@@ -1,0 +1,59 @@
+"""The doctor where nobody asked: before a golden run is recorded, and on a probe that fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from foreign_kit import make_fork
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from repro.doctor.quiet import diagnosis
+
+CRASH = """\
+import sys
+print("CUDA error: an illegal memory access was encountered", flush=True)
+sys.exit(1)
+"""
+
+
+def test_a_probe_that_fails_is_diagnosed(tmp_path: Path) -> None:
+    """Beside why a commit is skipped stands what its log shows of the cause; the search itself is the same."""
+    fork = make_fork(tmp_path, "entropy-gradient-inverted", commits=2)
+    repo = fork.repo
+    entry = repo.root / "train.py"
+    whole = entry.read_text()
+    repo.git("checkout", "--quiet", "-b", "broken", fork.commits[0])
+    entry.write_text(CRASH)
+    broken = repo.commit("Break")
+    entry.write_text(whole)
+    repo.commit("Mend")
+    repo.git("merge", "--quiet", "--no-ff", "--message", "Merge", "main")
+    done = repo.repro("bisect", "--no-explain", "-j", "1", f"{broken}~1..{broken}", "--case", fork.case)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "illegal-memory-access" in done.stderr.splitlines()[-1], "an end that cannot be tested"
+    done = repo.repro("bisect", "--no-explain", "-j", "1", f"{fork.good}..HEAD", "--case", fork.case, "--json")
+    result = json.loads(done.stdout)
+    assert {c for c, v in result["verdicts"].items() if v == "SKIP"} == set(result["skips"])
+    if broken in result["skips"]:
+        assert "illegal-memory-access" in result["diagnoses"][broken]
+        assert "illegal-memory-access" not in result["skips"][broken], "equal causes keep equal text"
+
+
+def test_a_recording_is_preceded_by_what_is_wrong_with_its_launch(tmp_path: Path) -> None:
+    """What is wrong with the case's launch is told before the recording, which goes on; a clean one says nothing."""
+    fork = make_fork(tmp_path, commits=0, flags=["--debug-determinism"])
+    said = fork.repo.repro("golden", "record", fork.case)
+    assert "doctor: " in said.stderr and "ghost-flag" in said.stderr, said.stderr
+    clean = make_fork(tmp_path / "clean", commits=0)
+    assert "doctor: error" not in clean.repo.repro("golden", "record", clean.case).stderr
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=300))
+def test_any_log_is_taken(tmp_path_factory: object, content: bytes) -> None:
+    """A log of any bytes gives a line or nothing, and no error."""
+    path = tmp_path_factory.mktemp("log") / "log"  # type: ignore[attr-defined]
+    path.write_bytes(content)
+    assert "\n" not in diagnosis(path)

@@ -1,0 +1,420 @@
+"""Rules on a launch's own flags: what trainers refuse, ignore, or run out of memory on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from doctor_launch_kit import CLEAN, Case, Script, line_of, rule, tried
+from hypothesis import given
+from hypothesis import strategies as st
+
+from repro.doctor.artefacts.hf import read_config
+from repro.doctor.artefacts.kinds import HfConfig, Launch, Tokenizer
+from repro.doctor.artefacts.launch import launch_of_argv, read_launch
+from repro.doctor.artefacts.tokenizer import read_tokenizer
+from repro.doctor.facts.launches import open_ended
+
+load = rule("flags")
+
+MOE = {"--num-experts": "128", "--moe-permute-fusion": ""}
+
+CASES: dict[str, Case] = {
+    "dynamic-batch-size": Case(
+        Script(drop=["--max-tokens-per-gpu"]), Script(), "error", "--use-dynamic-batch-size", "without"
+    ),
+    "max-tokens-per-gpu": Case(
+        Script({"--rollout-max-context-len": "16384"}, entry="relax/entrypoints/train.py", system="relax"),
+        Script({"--rollout-max-context-len": "9216"}, entry="relax/entrypoints/train.py", system="relax"),
+        "error", "--max-tokens-per-gpu", "9216 x CP 1 = 9216 is below --rollout-max-context-len 16384",
+    ),
+    "samples-too-long": Case(
+        Script({"--rollout-max-response-len": "32768"}),
+        Script({"--rollout-max-response-len": "32768", "--context-parallel-size": "4"}),
+        "warning", "--max-tokens-per-gpu", "a sample of 32768 tokens",
+    ),
+    "context-length": Case(
+        Script({"--sglang-context-length": "8192"}),
+        Script({"--sglang-context-length": "16384"}),
+        "error", "--rollout-max-response-len", "more than --sglang-context-length 8192",
+    ),
+    "kl-coefs-exclusive": Case(
+        Script({"--kl-coef": "0.01"}), Script({"--kl-coef": "0.01", "--kl-loss-coef": "0.0"}),
+        "error", "--kl-coef", "both not zero",
+    ),
+    "kl-without-ref": Case(
+        Script(drop=["--ref-load"]), Script(drop=["--ref-load", "--use-kl-loss"]), "error", "--use-kl-loss", "TypeError"
+    ),
+    "kl-loss-unused": Case(
+        Script(drop=["--use-kl-loss"]), Script({"--kl-loss-coef": "0.0"}, drop=["--use-kl-loss"]),
+        "warning", "--kl-loss-coef", "does nothing",
+    ),
+    "tis-exclusive": Case(
+        Script({"--use-tis": "", "--use-rollout-logprobs": ""}), Script({"--use-tis": ""}), "error", "--use-tis", "both"
+    ),
+    "mismatch-needs-tis": Case(
+        Script({"--get-mismatch-metrics": ""}),
+        Script({"--get-mismatch-metrics": "", "--custom-tis-function-path": "mis.compute"}),
+        "error", "--get-mismatch-metrics", "--custom-tis-function-path",
+    ),
+    "rollout-temperature": Case(
+        Script({"--rollout-temperature": "0"}), Script({"--rollout-temperature": "0.6"}),
+        "error", "--rollout-temperature", "greedy",
+    ),
+    "reinforce-pp-normalize": Case(
+        Script({"--advantage-estimator": "reinforce_plus_plus"}),
+        Script({"--advantage-estimator": "reinforce_plus_plus", "--normalize-advantages": ""}),
+        "error", "--advantage-estimator", "--normalize-advantages",
+    ),
+    "r3-partial-rollout": Case(
+        Script({"--use-rollout-routing-replay": "", "--partial-rollout": ""},
+               entry="relax/entrypoints/train.py", system="relax"),
+        Script({"--use-rollout-routing-replay": "", "--partial-rollout": ""}),
+        "error", "--partial-rollout", "Relax refuses",
+    ),
+    "moe-permute-fusion": Case(
+        Script({"--num-experts": "128"}), Script(MOE), "warning", "--num-experts", "without --moe-permute-fusion"
+    ),
+    "moe-without-r3": Case(
+        Script(MOE), Script({**MOE, "--use-rollout-routing-replay": ""}), "note", "--num-experts", "without"
+    ),
+    "attention-backend": Case(
+        Script({"--context-parallel-size": "2"}, drop=["--attention-backend"]),
+        Script({"--context-parallel-size": "2"}),
+        "warning", "--context-parallel-size", "without --attention-backend flash",
+    ),
+    "stop-tokens": Case(
+        Script({"--rollout-stop-token-ids": "151645 '<|im_end|>'"}),
+        Script({"--rollout-stop-token-ids": "151645 151643"}),
+        "error", "--rollout-stop-token-ids", "no token id",
+    ),
+    "update-interval": Case(
+        Script({"--update-weights-interval": "4"}, drop=["--colocate"], entry="train_async.py"),
+        Script({"--update-weights-interval": "1"}, drop=["--colocate"], entry="train_async.py"),
+        "warning", "--update-weights-interval", "up to 4 rollouts older",
+    ),
+    "clip-grad-off": Case(
+        Script({"--clip-grad": "0.0"}), Script({"--clip-grad": "1.0"}), "warning", "--clip-grad", "off"
+    ),
+    "fp16": Case(Script({"--fp16": ""}), Script({"--bf16": ""}), "warning", "--fp16", "leaves bfloat16"),
+    "nan-check-disabled": Case(
+        Script({"--no-check-for-nan-in-loss-and-grad": ""}), Script(),
+        "note", "--no-check-for-nan-in-loss-and-grad", "skipped",
+    ),
+    "padded-manually": Case(
+        Script({"--qkv-format": "bshd"}, system="miles"), Script({"--qkv-format": "thd"}, system="miles"),
+        "error", "--qkv-format", "the trainer stops",
+    ),
+    "weight-check-off": Case(
+        Script({"--hf-checkpoint": "/models/Kimi-K2-int4"}),
+        Script({"--hf-checkpoint": "/models/Kimi-K2-int4", "--check-weight-update-equal": ""}),
+        "note", "--hf-checkpoint", "int4",
+    ),
+    "reward-key": Case(
+        Script({"--rm-type": "dapo"}), Script({"--rm-type": "dapo", "--reward-key": "score"}),
+        "error", "--rm-type", "gives a dict (score, acc, pred)",
+    ),
+    "weight-transfer": Case(
+        Script({"--update-weight-transfer-mode": "p2p"}, system="miles"),
+        Script({"--update-weight-transfer-mode": "p2p"}, drop=["--colocate"], system="miles"),
+        "error", "--update-weight-transfer-mode", "together with --colocate",
+    ),
+    "release-train": Case(
+        Script({"--release-train": ""}),
+        Script({"--release-train": "", "--update-weight-transport": "disk", "--update-weight-disk-dir": "/shared"}),
+        "error", "--release-train", "--update-weight-transport disk",
+    ),
+    "required-with": Case(
+        Script(drop=["--save"]), Script(), "error", "--save-interval", "--save-interval 20 needs --save"
+    ),
+    "exclusive-flags": Case(
+        Script({"--only-train-params-name-list": "experts", "--freeze-params-name-list": "embedding"}),
+        Script({"--freeze-params-name-list": "embedding"}),
+        "error", "--freeze-params-name-list", "both given",
+    ),
+    "async-ppo": Case(
+        Script({"--advantage-estimator": "ppo"}, drop=["--colocate"], entry="train_async.py", system="miles"),
+        Script({"--advantage-estimator": "ppo", "--use-tis": ""}, drop=["--colocate"], entry="train_async.py",
+               system="miles"),
+        "error", "--advantage-estimator", "no correction",
+    ),
+    "continuation-lost": Case(
+        Script(tail="\n   --lr 1e-6 --weight-decay 0.1"), Script(tail="\\\n   --lr 1e-6"),
+        "error", "--lr", "its 2 flags never reach the trainer",
+    ),
+    "ray-dedup": Case(Script(unset=["RAY_DEDUP_LOGS"]), Script(), "note", "RAY_DEDUP_LOGS", "of 8 ranks"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rule_finds_its_fault_with_its_evidence_and_nothing_without_it(name: str, tmp_path: Path) -> None:
+    """Each rule finds the planted fault in a script on disk, says where it stands, and is silent on its twin."""
+    case, one = CASES[name], load(name)
+    launch = case.ill.read(tmp_path)
+    first, *_ = tried(one, launch)
+    assert one.id == name
+    assert (first.severity, first.where.item) == (case.severity, case.item)
+    assert case.says in first.message
+    assert first.where.path == str(tmp_path / "run.sh")
+    if case.item in case.ill.flags and case.item.startswith("--"):
+        assert first.where.line == line_of(launch, f"   {case.item}")
+    assert tried(one, case.well.read(tmp_path)) == []
+
+
+@pytest.mark.parametrize("system", ["slime", "miles", "relax"])
+def test_a_clean_launch_is_clean_for_every_rule(system: str, tmp_path: Path) -> None:
+    """The launch that all cases start from gives no finding at all."""
+    entry = "relax/entrypoints/train.py" if system == "relax" else "train.py"
+    launch = Script(system=system, entry=entry).read(tmp_path)
+    assert launch.system == system
+    assert {name: tried(load(name), launch) for name in CASES} == {name: [] for name in CASES}
+
+
+def test_what_a_shell_alone_knows_makes_a_missing_flag_uncertain(tmp_path: Path) -> None:
+    """A flag that may hide in $EXTRA_ARGS is no error, but stays worth a look."""
+    sure = Script(drop=["--ref-load"]).read(tmp_path)
+    unsure = Script(drop=["--ref-load"], tail="$EXTRA_ARGS").read(tmp_path)
+    assert (open_ended(sure), open_ended(unsure)) == (False, True)
+    (found,) = tried(load("kl-without-ref"), unsure)
+    assert (found.severity, found.certainty) == ("warning", "possible")
+
+
+@pytest.mark.parametrize(
+    ("words", "hides"),
+    [("--lr $LR", False), ("--lr 1 $(seq 16 8 256)", False), ("--load $BASE/model", False), ("--x 1 $(cat args)", True),
+     ("--lr 1 ${MORE[@]}", True), ("--use-tis $@", True), ("--lr $OPTS", True)],
+)  # fmt: skip
+def test_which_words_may_hold_flags(words: str, hides: bool) -> None:
+    """Values and paths that a shell computes hide no flags; lists and what commands print may."""
+    parts = words.split(" ", 2)
+    assert open_ended(launch_of_argv(["python", "train.py", *parts])) is hides
+
+
+def test_a_python_launcher_gives_no_errors(tmp_path: Path) -> None:
+    """Its flags come from all its branches, which need not run together: an error is only a warning there."""
+    path = tmp_path / "run_model.py"
+    path.write_text(
+        "import miles.utils.external_utils.command_utils as U\n\n"
+        'def main(dense):\n    args = "--rollout-batch-size 4 "\n'
+        '    if dense:\n        args += "--kl-coef 0.1 "\n    args += "--kl-loss-coef 0.1 --num-rollout 1 "\n'
+        '    U.execute_train(train_args=args, num_gpus_per_node=8, megatron_model_type="m")\n'
+    )
+    launch = read_launch(path)
+    (found,) = tried(load("kl-coefs-exclusive"), launch)
+    assert (found.severity, found.certainty) == ("warning", "possible")
+
+
+@given(
+    cap=st.integers(256, 40_000), longest=st.integers(256, 200_000), tensor=st.sampled_from([1, 2, 4]),
+    context=st.sampled_from([1, 2, 4]), nodes=st.integers(1, 8),
+)  # fmt: skip
+def test_the_suggested_context_parallel_size_holds_the_sample(
+    cap: int, longest: int, tensor: int, context: int, nodes: int
+) -> None:
+    """A sample is too long exactly where it does not fit; the size suggested holds it and divides the ranks."""
+    words = f"""python train.py --use-dynamic-batch-size --max-tokens-per-gpu {cap} --rollout-max-response-len {longest}
+        --tensor-model-parallel-size {tensor} --context-parallel-size {context} --actor-num-nodes {nodes}"""
+    found = tried(load("samples-too-long"), launch_of_argv(words.split()))
+    assert bool(found) == (cap * context < longest)
+    if found and found[0].cure.startswith("--context-parallel-size"):
+        size = int(found[0].cure.split()[1])
+        assert size * cap >= longest
+        assert nodes * 8 % (size * tensor) == 0
+        smaller = [n for n in range(1, size) if n * cap >= longest and nodes * 8 % (n * tensor) == 0]
+        assert smaller == []
+
+
+def _config(folder: Path, **values: object) -> HfConfig:
+    (folder / "config.json").write_text(json.dumps(values))
+    return read_config(folder / "config.json")
+
+
+def test_the_models_positions_bound_the_context(tmp_path: Path) -> None:
+    """More tokens than the model has positions are found with the config as evidence; the inner config counts."""
+    launch = Script({"--rollout-max-context-len": "40000"}).read(tmp_path)
+    (found,) = tried(load("context-length"), launch, _config(tmp_path, max_position_embeddings=32768))
+    assert (found.severity, found.where.path) == ("warning", str(tmp_path / "config.json"))
+    assert "40000" in found.message
+    inner = _config(tmp_path, max_position_embeddings=512, text_config={"max_position_embeddings": 131072})
+    assert tried(load("context-length"), launch, inner) == []
+    assert tried(load("context-length"), launch, _config(tmp_path, max_position_embeddings="many")) == []
+
+
+def test_a_prompt_that_leaves_no_token_to_generate(tmp_path: Path) -> None:
+    """The longest prompt must be shorter than the context."""
+    for prompt, wrong in (("8191", False), ("8192", True)):
+        script = Script({"--rollout-max-context-len": "8192", "--rollout-max-prompt-len": prompt})
+        found = tried(load("context-length"), script.read(tmp_path))
+        assert [one.severity for one in found] == (["error"] if wrong else [])
+
+
+def test_the_checkpoints_own_quantization_counts(tmp_path: Path) -> None:
+    """With a config.json the name of the folder is not guessed from."""
+    launch = Script({"--hf-checkpoint": "/models/fp8/Qwen3-4B"}).read(tmp_path)
+    one = load("weight-check-off")
+    assert tried(one, launch, _config(tmp_path, hidden_size=8)) == []
+    (found,) = tried(one, launch, _config(tmp_path, quantization_config={"quant_method": "compressed-tensors"}))
+    assert (found.severity, found.where.value) == ("warning", "compressed-tensors")
+
+
+def _tokenizer(folder: Path, eos: str, ids: list[int]) -> Tokenizer:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos, "chat_template": template}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    return read_tokenizer(folder)
+
+
+def test_a_template_that_ends_turns_otherwise_than_generation(tmp_path: Path) -> None:
+    """A base model's tokenizer with a chat template: turns end with a token that does not end generation."""
+    one, launch = load("stop-tokens"), Script().read(tmp_path)
+    base = _tokenizer(tmp_path, "<|endoftext|>", [151643])
+    (found,) = tried(one, launch, base)
+    assert found.severity == "warning"
+    assert "'<|im_end|>'" in found.message
+    assert "--rollout-stop '<|im_end|>'" in found.cure
+    assert tried(one, Script({"--rollout-stop-token-ids": "151645"}).read(tmp_path), base) == []
+    assert tried(one, launch, _tokenizer(tmp_path, "<|im_end|>", [151645])) == []
+    assert tried(one, launch, _tokenizer(tmp_path, "<|endoftext|>", [151643, 151645])) == []
+
+
+REWARDS = {
+    "a key in a number": ({"--reward-key": "score"}, "error", "gives a number"),
+    "a key that is not there": ({"--rm-type": "dapo", "--reward-key": "reward"}, "error", "is not in what"),
+    "a boxed answer": ({"--rm-type": "boxed_dapo"}, "error", "gives a dict"),
+    "an unknown type": ({"--rm-type": "maths"}, "warning", "none that"),
+    "nobody to ask": ({"--rm-type": "remote_rm"}, "error", "--rm-url"),
+    "the prompt as label": ({"--label-key": "prompt"}, "warning", "graded against it"),
+}
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_rewards_that_cannot_be_right(name: str, tmp_path: Path) -> None:
+    """Each way in which reward type, key and label contradict each other; own reward code is left alone."""
+    flags, severity, says = REWARDS[name]
+    (found,) = tried(load("reward-key"), Script(flags).read(tmp_path))
+    assert (found.severity, says in found.message) == (severity, True)
+    own = tried(load("reward-key"), Script({**flags, "--custom-rm-path": "mine.reward"}).read(tmp_path))
+    assert [one.message for one in own] == ([found.message] if "--label-key" in flags else [])
+
+
+def test_labels_and_rewards_that_are_not_there(tmp_path: Path) -> None:
+    """A graded reward without a label key trains on nothing; no reward at all fails at the first sample."""
+    (label,) = tried(load("reward-key"), Script(drop=["--label-key"]).read(tmp_path))
+    assert (label.severity, "labels are None" in label.message) == ("error", True)
+    (none,) = tried(load("reward-key"), Script(drop=["--rm-type"]).read(tmp_path))
+    assert (none.severity, "no reward" in none.message) == ("warning", True)
+    assert tried(load("reward-key"), Script({"--loss-type": "sft_loss"}, drop=["--rm-type"]).read(tmp_path)) == []
+
+
+NEEDS = {
+    "--eval-interval": "20", "--enable-mtp-training": "", "--use-opd": "", "--opd-teacher-load": "/models/teacher",
+    "--sglang-dp-size": "2", "--expert-model-parallel-size": "4",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_flags_that_need_another(name: str, tmp_path: Path) -> None:
+    """Each is an error at its line, and none where the trainer's part that asks for it does not run."""
+    (found,) = tried(load("required-with"), Script({name: NEEDS[name]}).read(tmp_path))
+    assert (found.severity, found.where.item) == ("error", name)
+    if name.startswith("--sglang"):
+        assert tried(load("required-with"), Script({name: NEEDS[name], "--debug-train-only": ""}).read(tmp_path)) == []
+    if name.startswith("--expert"):
+        assert tried(load("required-with"), Script({name: NEEDS[name], **MOE}).read(tmp_path)) == []
+
+
+def test_a_launch_says_how_long_it_runs(tmp_path: Path) -> None:
+    """Rollouts or epochs must be given, and over-sampling takes at least a batch."""
+    (found,) = tried(load("required-with"), Script(drop=["--num-rollout"]).read(tmp_path))
+    assert "neither --num-rollout nor --num-epoch" in found.message
+    (over,) = tried(load("required-with"), Script({"--over-sampling-batch-size": "16"}).read(tmp_path))
+    assert "16 is below --rollout-batch-size 32" in over.message
+
+
+def test_padding_that_only_costs(tmp_path: Path) -> None:
+    """A large multiplier and a micro-batch size beside dynamic batching are notes, and bshd without it too."""
+    one = load("padded-manually")
+    (micro,) = tried(one, Script({"--micro-batch-size": "2"}).read(tmp_path))
+    (multiplier,) = tried(one, Script({"--data-pad-size-multiplier": "4096"}).read(tmp_path))
+    drop = ["--use-dynamic-batch-size", "--max-tokens-per-gpu"]
+    (bshd,) = tried(one, Script({"--qkv-format": "bshd"}, drop=drop, system="miles").read(tmp_path))
+    assert {micro.severity, multiplier.severity, bshd.severity} == {"note"}
+    assert tried(one, Script({"--data-pad-size-multiplier": "256"}).read(tmp_path)) == []
+
+
+def test_what_is_ignored_and_what_experts_forbid(tmp_path: Path) -> None:
+    """A cap that nobody heeds, an interval that train.py does not read, fp16 with expert parallelism."""
+    (ignored,) = tried(load("dynamic-batch-size"), Script(drop=["--use-dynamic-batch-size"]).read(tmp_path))
+    assert (ignored.severity, "not looked at" in ignored.message) == ("warning", True)
+    (interval,) = tried(load("update-interval"), Script({"--update-weights-interval": "4"}).read(tmp_path))
+    assert (interval.severity, "train.py" in interval.message) == ("note", True)
+    experts = Script({**MOE, "--fp16": "", "--expert-model-parallel-size": "8"}).read(tmp_path)
+    (refused,) = tried(load("fp16"), experts)
+    assert refused.severity == "error"
+
+
+REFUSED = {
+    "--prefill-num-servers": ({"--prefill-num-servers": "1", "--sglang-config": "e.yaml"}, "slime", "train.py"),
+    "--decoder-first-pipeline-num-layers": ({"--decoder-first-pipeline-num-layers": "3"}, "slime", "train.py"),
+    "--kl-coef": ({"--advantage-estimator": "ppo", "--kl-coef": "0.1"}, "miles", "train.py"),
+    "--megatron-to-hf-mode": ({"--advantage-estimator": "ppo", "--megatron-to-hf-mode": "bridge"}, "miles", "train.py"),
+    "--fully-async": ({"--fully-async": ""}, "miles", "train.py"),
+    "--partial-rollout": ({"--fully-async": "", "--partial-rollout": ""}, "miles", "train_async.py"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_trainers_refuse_together(name: str, tmp_path: Path) -> None:
+    """Each is an error at the flag to remove, and none for a trainer that takes it."""
+    flags, system, entry = REFUSED[name]
+    (found,) = tried(load("exclusive-flags"), Script(flags, system=system, entry=entry).read(tmp_path))
+    assert (found.severity, found.where.item) == ("error", name)
+    if name != "--prefill-num-servers":
+        other = "slime" if system == "miles" else "miles"
+        assert tried(load("exclusive-flags"), Script(flags, system=other, entry=entry).read(tmp_path)) == []
+
+
+def test_engines_that_may_cut_a_request(tmp_path: Path) -> None:
+    """A response as long as the engine's context is no error where a request may ask for less."""
+    script = Script({"--sglang-context-length": "8000", "--custom-generate-function-path": "mine.generate"})
+    (found,) = tried(load("context-length"), script.read(tmp_path))
+    assert found.severity == "warning"
+
+
+def test_disk_transfers_need_their_folders(tmp_path: Path) -> None:
+    """Slime's delta mode wants the disk transport, both folders, and no colocated engines."""
+    one = load("weight-transfer")
+    found = tried(one, Script({"--update-weight-mode": "delta"}).read(tmp_path))
+    assert [part.message.rpartition(" needs ")[2] for part in found[:2]] == [
+        "--update-weight-transport disk", "--update-weight-local-checkpoint-dir",
+    ]  # fmt: skip
+    assert "--colocate" in found[2].message
+    whole = {
+        "--update-weight-mode": "delta", "--update-weight-transport": "disk", "--update-weight-disk-dir": "/shared",
+        "--update-weight-local-checkpoint-dir": "/nvme",
+    }  # fmt: skip
+    assert tried(one, Script(whole, drop=["--colocate"]).read(tmp_path)) == []
+
+
+_FLAGS = sorted(
+    {*CLEAN, *(name for case in CASES.values() for name in case.ill.flags), *NEEDS, "--log-probs-max-tokens-per-gpu"}
+)
+_ODD = st.sampled_from(
+    ["", "nan", "-inf", "1e400", "0", "-1", "$X", "`date`", "9" * 400, "x=y", "{}", "[1", "\x00", "ü"]
+)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(_FLAGS), st.lists(st.one_of(_ODD, st.text(max_size=5)), max_size=2)), max_size=9)
+)
+def test_no_value_makes_a_rule_raise(words: list[tuple[str, list[str]]]) -> None:
+    """Any values at all behind any flags: findings or none, no exception, and one line each."""
+    flat = [word for name, values in words for word in (name, *values)]
+    launch: Launch = launch_of_argv(["python", "train.py", *flat, "--lr", "1"])
+    for name in CASES:
+        for found in tried(load(name), launch):
+            assert found.message

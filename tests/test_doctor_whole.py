@@ -1,0 +1,108 @@
+"""The doctor on whole folders: what is in order raises no error, and what is corrupt is a finding, never a crash."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Repo
+from foreign_kit import make_fork, run_program, usual_flags
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rollout_dump_kit import full_dump, plain_dump
+
+from repro.doctor.catalogue import catalogue
+from repro.doctor.examine import FAULT, UNREADABLE, Examination, examine, look
+from repro_golden.dumps.rollout.files import write_rollout_dump
+from repro_golden.dumps.values import SYSTEMS
+
+
+def examined(*paths: Path) -> Examination:
+    """An examination in which no rule failed."""
+    found = examine(look(paths))
+    assert not [one for one in found.findings if one.rule == FAULT.id], found.findings
+    return found
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_clean_run_raises_no_error(tmp_path: Path, system: Any) -> None:
+    """A fork's launch script, case, rollouts, and all that its run dumps and prints: no finding is an error."""
+    fork = make_fork(tmp_path, commits=0, system=system)
+    details = tmp_path / "details"
+    flags = [*usual_flags((), 1), "--load-debug-rollout-data", f"{fork.rollouts}/{{rollout_id}}.pt"]
+    printed = run_program(fork.repo.root, system, [*flags, "--debug-train-only", "--dump-details", str(details)])
+    (tmp_path / "train.log").write_text(printed)
+    found = examined(fork.repo.root, details, tmp_path / "train.log")
+    kinds = {one.kind for one in found.seen}
+    assert {"launch script", "case", "log"} <= kinds, kinds
+    assert not found.of("error"), found.of("error")
+    assert len(found.tried) > 40
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_clean_dumps_raise_no_error(tmp_path: Path, system: Any) -> None:
+    """Dumps with the fewest and with every field of their system."""
+    (tmp_path / "rollout_data").mkdir()
+    for number, dump in enumerate((plain_dump(system, rollout_id=0), full_dump(system, rollout_id=1))):
+        write_rollout_dump(tmp_path / "rollout_data" / f"{number}.pt", dump)
+    found = examined(tmp_path)
+    assert not found.of("error"), found.of("error")
+
+
+def test_a_clean_golden_run_raises_no_error(recorded: Repo) -> None:
+    """The repository of a recorded golden run of the built-in trainer."""
+    found = examined(recorded.root)
+    assert "golden run" in {one.kind for one in found.seen}
+    assert not found.of("error"), found.of("error")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of small artefacts of many kinds."""
+    root = tmp_path_factory.mktemp("many")
+    fork = make_fork(root, commits=0)
+    details = root / "details"
+    flags = [*usual_flags((), 1), "--load-debug-rollout-data", f"{fork.rollouts}/{{rollout_id}}.pt"]
+    printed = run_program(fork.repo.root, "slime", [*flags, "--debug-train-only", "--dump-details", str(details)])
+    (root / "train.log").write_text(printed)
+    shutil.copy(fork.repo.root / "scripts" / "run.sh", root / "run.sh")
+    (root / "prompts.jsonl").write_text('{"prompt": "one", "label": "1"}\n{"prompt": "two", "label": "2"}\n')
+    (root / "requirements.txt").write_text("numpy==1.26.4\ntorch==2.9.0\n")
+    (root / "config.json").write_text('{"model_type": "qwen2", "num_hidden_layers": 2}\n')
+    shutil.rmtree(root / "fork")
+    return root
+
+
+def _files(root: Path) -> Iterator[Path]:
+    yield from sorted(path for path in root.rglob("*") if path.is_file())
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32))
+def test_corrupt_artefacts_are_findings(folder: Path, tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    """Files cut short, with bytes changed, emptied or exchanged give findings; nothing is raised and no rule fails."""
+    draw = random.Random(seed)
+    root = tmp_path_factory.mktemp("corrupt")
+    shutil.copytree(folder, root / "many")
+    files = list(_files(root / "many"))
+    for path in draw.sample(files, min(3, len(files))):
+        content = bytearray(path.read_bytes())
+        how = draw.randrange(4)
+        if how == 0:
+            del content[draw.randrange(len(content) + 1) :]
+        elif how == 1 and content:
+            for _ in range(draw.randint(1, 20)):
+                content[draw.randrange(len(content))] = draw.randrange(256)
+        elif how == 2:
+            content = bytearray(draw.choice(files).read_bytes())
+        else:
+            content = bytearray(draw.randbytes(draw.randrange(200)))
+        path.write_bytes(bytes(content))
+    found = examined(root)
+    assert all(one.rule in catalogue() or one.rule == UNREADABLE.id for one in found.findings)
+    assert all("\n" not in one.message for one in found.findings), found.findings
+    shutil.rmtree(root)
