@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 from conftest import SOURCE, environment
+from rollout_dump_kit import plain_dump
 
 from repro.doctor.artefacts import kinds
 from repro.doctor.catalogue import SUBJECTS, catalogue, subject_of
 from repro.doctor.examine import FAULT, UNREADABLE, every_rule, examine, look
 from repro.doctor.rule import Found, Rule
 from repro.doctor.show import examination_text
+from repro_golden.dumps.rollout.files import write_rollout_dump
 
 TESTS = sorted(Path(__file__).parent.glob("test_doctor_*.py"))
 GUIDE = SOURCE / "docs" / "doctor.md"
@@ -149,6 +151,22 @@ def test_a_command_line_behind_dashes_is_a_launch(tmp_path: Path) -> None:
     assert found["tried"] == ["batch-invariant"]
     (one,) = found["findings"]
     assert set(one) == {"rule", "severity", "certainty", "message", "where", "why", "cure"}
+
+
+def test_a_reward_function_and_an_interpreter_are_asked_only_where_they_are_named(tmp_path: Path) -> None:
+    """--reward calls the function with the launch's flags as `args`, in the interpreter of --python."""
+    write_rollout_dump(tmp_path / "3.pt", plain_dump("slime"))
+    (tmp_path / "run.sh").write_text(LAUNCH.format(batch=256))
+    code = "def score(args, sample, **kwargs):\n    open(WHERE, 'a').write('x')\n    return float(args.num_rollout)\n"
+    (tmp_path / "mine.py").write_text(f"WHERE = {str(tmp_path / 'called')!r}\n{code}")
+    words = ("--only", "reward-function", "--only", "numpy-2", "--python", sys.executable, "3.pt", "run.sh", "--json")
+    assert "reward-function" not in json.loads(run(*words, cwd=tmp_path).stdout)["tried"]
+    assert not (tmp_path / "called").exists()
+    done = json.loads(run("--reward", "mine:score", *words, cwd=tmp_path).stdout)
+    assert {"reward-function", "numpy-2"} <= set(done["tried"])
+    assert (tmp_path / "called").exists()
+    told = [one["message"] for one in done["findings"] if one["rule"] == "reward-function"]
+    assert any("10" in message for message in told), done["findings"]
 
 
 # -- the frame

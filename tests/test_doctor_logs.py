@@ -233,6 +233,10 @@ CASES: dict[str, tuple[list[str], list[str], str, str, int]] = {
         ["Fatal Python error: Segmentation fault", "", 'Thread 0x0:', '  File "a.py", line 1 in f'],
         [step(0)], "error", 'in File "a.py", line 1 in f', 1,
     ),
+    "ray-dedup": (
+        [actor("RuntimeError: NCCL communicator was aborted [repeated 7x across cluster]")],
+        [actor("Setting up the model [repeated 7x across cluster]")], "note", "NCCL communicator was aborted", 1,
+    ),
     "kv-cache-full": (
         [engine(f"[{STAMP} TP0] KV cache pool is full. Retract requests. #retracted_reqs: 1")] * 12,
         [engine(f"[{STAMP} TP0] KV cache pool is full. Retract requests. #retracted_reqs: 1")], "note", "12 lines", 1,

@@ -143,7 +143,6 @@ CASES: dict[str, Case] = {
         Script(tail="\n   --lr 1e-6 --weight-decay 0.1"), Script(tail="\\\n   --lr 1e-6"),
         "error", "--lr", "its 2 flags never reach the trainer",
     ),
-    "ray-dedup": Case(Script(unset=["RAY_DEDUP_LOGS"]), Script(), "note", "RAY_DEDUP_LOGS", "of 8 ranks"),
 }  # fmt: skip
 
 

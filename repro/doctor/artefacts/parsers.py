@@ -23,6 +23,8 @@ _LARGEST = 16 << 20
 _SOURCE = 2 << 20
 _FILES = 4000
 _DUMP = re.compile(r"parsers-.*\.jsonl")
+_OWN = ("slime", "miles", "relax", "slime_plugins", "miles_plugins", "tests", "docs", "docker", "parsers-*.jsonl")
+"""Of a checkout: what holds no launch, dump or log of its user's."""
 _REGISTERS = frozenset({"add_argument", "reset_arg"})
 _USAGE = re.compile(rb"\Ausage: |\n(usage: |options:|optional arguments:)")
 
@@ -55,7 +57,7 @@ def _read(path: Path) -> Iterable[ParserDump | Checkout]:
         raise ReproError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-PARSERS = Reader("flags of a trainer", _fits, _read)
+PARSERS = Reader("flags of a trainer", _fits, _read, owns=_OWN)
 """``python train.py --help > help.txt``, ``parsers-*.jsonl`` of a replay, or a checkout of slime, Miles or Relax."""
 
 
