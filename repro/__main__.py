@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import signal
@@ -25,6 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code is 0 agrees or found, 1 differs, 2 usage or environment, 3 not verifiable."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, _terminated)  # so that worktrees and children are removed on this exit too
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # in a locale without the letters of a path it shows what it can
+            stream.reconfigure(errors="backslashreplace")
     try:
         forget_repository(os.environ)
         code = cli.main(args=arguments, prog_name="repro", standalone_mode=False)

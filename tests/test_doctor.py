@@ -133,6 +133,9 @@ def test_exit_codes_and_evidence(tmp_path: Path) -> None:
     assert run("--ignore", "batch-invariant", "bad.sh", cwd=tmp_path).returncode == 0
     for words, said in (
         ((), "nothing to examine"),
+        (("",), "an empty PATH names nothing"),
+        (("--", "ls", "-l"), "no trainer's command line"),
+        (("--only", "fp16", "--ignore", "fp16", "good.sh"), "--only and --ignore both name fp16"),
         (("absent",), "absent does not exist"),
         (("what.bin",), "cannot tell what what.bin is"),
     ):
@@ -199,6 +202,40 @@ def test_what_is_corrupt_is_a_finding(tmp_path: Path) -> None:
     (tmp_path / "bad.sh").write_text(LAUNCH.format(batch=250))
     found = examine(look([tmp_path]))
     assert {one.rule for one in found.of("error")} == {UNREADABLE.id, "batch-invariant"}, found.findings
+
+
+def test_links_are_followed_once_and_what_is_not_looked_at_is_said(tmp_path: Path) -> None:
+    """A folder of links is what they lead to, a loop of them ends, and folders too deep are named in a note."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "bad.sh").write_text(LAUNCH.format(batch=250))
+    links = tmp_path / "links"
+    links.mkdir()
+    for name in ("one", "two"):
+        (links / name).symlink_to(tmp_path / "there")
+    (links / "loop").symlink_to(links)
+    (links / "nowhere").symlink_to(tmp_path / "absent")
+    assert [one.rule for one in examine(look([links])).of("error")] == ["batch-invariant"]
+    deep = links / "a" / "b" / "c" / "d" / "e"
+    deep.mkdir(parents=True)
+    (deep / "bad.sh").write_text("python3 train.py --colocate\n")
+    (left,) = [one for one in examine(look([links])).findings if one.rule == "not-read"]
+    assert left.severity == "note" and left.where.path.endswith("a/b/c/d")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("0.pt", b""), ("config.json", b"[1, 2]"), ("run.sh", b"#!/bin/bash\nX=$(\n"), ("data.jsonl", b"\xff\xfe\n")],
+)
+def test_a_file_that_is_not_what_its_name_says_is_corrupt(tmp_path: Path, name: str, content: bytes) -> None:
+    """It is a finding with its path, and does not keep what is given beside it from being examined."""
+    (tmp_path / "bad.sh").write_text(LAUNCH.format(batch=250))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / name).write_bytes(content)
+    (tmp_path / "odd.bin").write_bytes(bytes(range(256)))
+    found = examine(look([tmp_path / "bad.sh", tmp_path / "broken" / name, tmp_path / "odd.bin"])).of("error")
+    assert str(tmp_path / "odd.bin") in [one.where.path for one in found if one.rule == UNREADABLE.id]
+    assert str(tmp_path / "broken" / name) in [one.where.path for one in found], found
+    assert "batch-invariant" in {one.rule for one in found}
 
 
 def test_the_same_file_twice_is_one_artefact(tmp_path: Path) -> None:

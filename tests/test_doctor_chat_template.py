@@ -14,10 +14,14 @@ from doctor_run_kit import found, launch, rollout, samples, severities
 from hypothesis import given
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from rollout_dump_kit import plain_dump
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from repro.doctor.artefacts.runs import ROLLOUT_DUMP
 from repro.doctor.artefacts.tokenizer import read_tokenizer
+from repro.doctor.catalogue import catalogue
 from repro.doctor.facts.templates import Marks, applied, decoder_of, marks_of
+from repro_golden.dumps.rollout.files import write_rollout_dump
 
 _LINES = (
     "What is 2 + 3? Answer with a number.",
@@ -299,3 +303,31 @@ def test_any_message_is_once_and_its_rendering_inside_twice(text: str, other: st
     assert applied(render(text) + other + render(other), _CHATML_MARKS)[0] == "once"
     assert applied(render(render(text)), _CHATML_MARKS)[0] == "twice"
     assert applied(text, _CHATML_MARKS)[0] == "missing"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_doubled_marks_show_without_a_tokenizer(name: str, tmp_path: Path) -> None:
+    """The rule "prompt-marks-doubled" sees a template applied to its own text, and nothing in a conversation."""
+    template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(FAMILIES[name].template)
+
+    ends = {"bos_token": "<s>", "eos_token": "</s>"}
+
+    def rendered(messages: Messages) -> str:
+        return template.render(messages=messages, add_generation_prompt=True, **ends)
+
+    once = rendered([{"role": "user", "content": _LINES[0]}])
+    talk = rendered(
+        [{"role": role, "content": line} for role, line in zip(("user", "assistant", "user"), _LINES, strict=False)]
+    )
+    twice = rendered([{"role": "user", "content": once.removeprefix("<s>")}])
+    rule = catalogue()["prompt-marks-doubled"]
+    for text, wrong in ((once, False), (talk, False), (twice, True)):
+        dump = plain_dump("slime")
+        for one in dump.samples:
+            one["prompt"] = text
+        path = tmp_path / "0.pt"
+        write_rollout_dump(path, dump)
+        (read,) = ROLLOUT_DUMP.read(path)
+        told = list(rule.check(read, None))
+        assert bool(told) == wrong, text
+        assert all(one.severity is None and "4 of 4" in one.message for one in told)

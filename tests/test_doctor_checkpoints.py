@@ -272,11 +272,13 @@ def test_a_copy_of_the_checkpoint_stands_for_the_folder_that_the_launch_names(tm
 
 
 @pytest.mark.parametrize(
-    ("flags", "count"), [("--use-kl-loss", 1), ("--kl-coef 0.1", 1), ("--kl-coef 0.00", 0), ("", 0)]
+    ("there", "words"), [((1,), "give 1, or drop"), ((1, 2), "give one of 1-2, or"), ((1, 4), "give one of 1, 4,")]
 )
-def test_a_reference_is_needed_for_kl_alone(flags: str, count: int, tmp_path: Path) -> None:
-    """Without --ref-load the trainer raises where KL is used, and not otherwise."""
-    assert len(findings("ref-load-missing", script(tmp_path, f"--num-rollout 3 {flags}"))) == count
+def test_the_iterations_to_choose_from(there: tuple[int, ...], words: str, tmp_path: Path) -> None:
+    """One iteration is given as such, several as a choice."""
+    launch = script(tmp_path, f"{paths(load=torch_dist(tmp_path / 'ckpt', *there))} --ckpt-step 7")
+    (found,) = findings("ckpt-step", launch)
+    assert found.cure.startswith(words)
 
 
 @pytest.mark.parametrize(("step", "words"), [("x", "no iteration"), ("-3", "no iteration"), ("0", "not given")])

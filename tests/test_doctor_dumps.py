@@ -159,9 +159,11 @@ def test_every_check_of_the_library_is_a_rule() -> None:
 
 def test_many_findings_of_one_rule_are_counted(tmp_path: Path) -> None:
     """The first three samples are named, the rest counted, the evidence is the first."""
-    (finding,) = found("dump-mask-all-zero", rollout(tmp_path / "3.pt", each(loss_mask=[0] * 4), groups=5))
+    (finding,) = found(
+        "dump-log-probs-positive", rollout(tmp_path / "3.pt", each(rollout_log_probs=[-1.0, 0.5, -1.0, -2.0]), groups=5)
+    )
     assert "sample 2" in finding.message and "sample 3:" not in finding.message
-    assert finding.message.endswith("and 7 more, 10 in all") and finding.where.item == "loss_mask of sample 0"
+    assert finding.message.endswith("and 7 more, 10 in all") and finding.where.item == "rollout_log_probs of sample 0"
 
 
 @pytest.mark.parametrize("rule", ["dump-group-size", "dump-sample-count"])
@@ -236,6 +238,17 @@ def test_several_weights_are_expected_of_asynchronous_runs(tmp_path: Path) -> No
     path = rollout(tmp_path / "3.pt", one(0, weight_versions=["6"]))
     assert found("dump-weight-versions", path, launch(tmp_path / "a"))[0].severity == "warning"
     assert found("dump-weight-versions", path, launch(tmp_path / "b", entry="train_async.py"))[0].severity == "note"
+
+
+def test_many_weights_are_counted_in_their_order(tmp_path: Path) -> None:
+    """Versions stand by number, the first five of them, and how many there are: "dump-weight-versions"."""
+    listed = ["1", "10", "2", "11", "9", "3", "default"]
+    path = rollout(tmp_path / "3.pt", each(weight_versions=lambda i: listed[2 * i : 2 * i + 2]))
+    (finding,) = found("dump-weight-versions", path)
+    plain = finding.message.replace("'", "")
+    assert "1 (1 sample), 2 (1 sample), 3 (1 sample), 9 (1 sample), 10 (1 sample) and 2 more (7 versions)" in plain
+    (finding,) = found("dump-versions-in-sample", rollout(tmp_path / "4.pt", one(0, weight_versions=listed)))
+    assert "1, 2, 3, 9, 10 and 2 more (7 versions)" in finding.message.replace("'", "")
 
 
 @pytest.mark.parametrize(

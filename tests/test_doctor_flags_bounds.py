@@ -222,3 +222,39 @@ def test_a_repeated_flag_of_a_models_file_is_a_note(tmp_path: Path) -> None:
     path = script(tmp_path, "${MODEL[@]}", *BATCH, *GPUS, "--moe-token-dispatcher-type flex", before=before)
     (found,) = findings("flag-repeated", launch(path))
     assert (found.severity, found.where.line) == ("note", 12)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--rollout-batch-size nan", "--rollout-batch-size nan is no whole number"),
+        ("--global-batch-size abc", "is no whole number"),
+        ("--global-batch-size=256.0", "is no whole number"),
+        ("--num-rollout 1e3 --num-rollout 1000", "1e3 is no whole number"),  # the parser reads both
+        ("--rollout-seed x", "is no whole number"),
+        ("--n-samples-per-prompt -1", "must be above 0"),
+        ("--tensor-model-parallel-size 0", "must be above 0"),
+        ("--rollout-max-response-len -5", "must be 0 or more"),
+        ("--rollout-num-gpus 0 --num-rollout 0", ""),
+        ("--rollout-top-k -1 --rollout-max-context-len -1", ""),
+        ("--rollout-batch-size 32 --n-samples-per-prompt +8 --global-batch-size 1_024", ""),
+        ("--rollout-batch-size $N --global-batch-size ${A}x --num-rollout `f` --rollout-num-gpus {n}", ""),
+        ("--max-tokens-per-gpu abc", ""),  # "max-tokens-per-gpu"
+        ("--lr abc --rollout-batch-size", ""),
+    ],
+)
+def test_whole_numbers(words: str, message: str) -> None:
+    """The rule "flag-not-a-number": as argparse reads them, and the signs that sizes can have."""
+    found = findings("flag-not-a-number", launch_of_argv(["python", "train.py", *words.split()]))
+    assert len(found) == bool(message)
+    assert message in "".join(one.message for one in found)
+    assert {(one.severity, one.certainty) for one in found} <= {("error", "certain")}
+    assert all(one.where.item for one in found)
+
+
+def test_a_line_of_a_script_that_is_no_number(tmp_path: Path) -> None:
+    """The rule "flag-not-a-number" names the line."""
+    path = script(tmp_path, *GPUS, "--rollout-batch-size nan")
+    (found,) = findings("flag-not-a-number", launch(path))
+    assert found.where.line == 8
+    assert findings("flag-not-a-number", launch(script(tmp_path, *GPUS, *BATCH))) == []

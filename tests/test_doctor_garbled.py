@@ -110,7 +110,7 @@ TEXTS: dict[str, Callable[[], tuple[str, ...]]] = {
         "Thai: สวัสดี. Hindi: नमस्ते. Greek: Γειά σου.",
     ),
     "numbers of a toy policy": lambda: ("37 11 1", "19 41 60 30 32 52 7 8 9 61 2 4"),
-    "one word": lambda: ("42", "", "Yes."),
+    "one word": lambda: ("42", "", "Yes.", "1111", "-" * 15, "10" * 20, "|---|---|---|\n| 1 | 2 | 3 |"),
 }
 
 
@@ -136,6 +136,10 @@ BROKEN: dict[str, Callable[[int], tuple[str, list[int] | None]]] = {
     ),
     "many scripts": lambda seed: (_soup(seed), None),
     "one token for ever": lambda _: ("!" * 1500, [7] * 1500),
+    "one character, and soon cut": lambda _: ("!" * 100, [0] * 100),
+    "one character with blanks": lambda _: ("! " * 16, None),
+    "one token that is a word": lambda _: ("foo" * 20, [7] * 20),
+    "one token without its text": lambda _: ("", [0] * 16),
     "a loop of words": lambda _: ("the answer is " * 300, None),
     "a loop of tokens": lambda _: ("", [3, 1, 4, 1, 5] * 100),
     "tokens by chance": lambda seed: (
@@ -242,6 +246,41 @@ def test_a_few_garbled_responses_are_no_error(bad: int, severity: list[str], tmp
     assert severities("garbled-first-rollout", rollout(tmp_path / "run", made)) == severity
 
 
+def test_one_character_in_short_responses(tmp_path: Path) -> None:
+    """`garbled-first-rollout` says what 16 responses of `!` are, and `never-eos` offers no stop tokens for them."""
+    made = _with([("!" * 100, [0] * 100)] * 16)
+    for one in made:
+        one["status"] = "truncated"
+    run = rollout(tmp_path / "run", made)
+    (said,) = found("garbled-first-rollout", run)
+    assert said.severity == "error"
+    assert said.message == "16 of 16 responses are garbled; of the first one, 100% of its characters are '!'"
+    assert found("never-eos", run) == []
+
+
+def test_one_character_among_short_answers(tmp_path: Path) -> None:
+    """Answers too short to be judged count where some are one character: a line of dashes among them is no finding."""
+    dashes, answers = ("-" * 40, [5] * 10), ("42", [3, 4])
+    few = rollout(tmp_path / "few", _with([dashes, *[answers] * 15]))
+    some = rollout(tmp_path / "some", _with([dashes] * 4 + [answers] * 12))
+    assert found("garbled-first-rollout", few) == []
+    (said,) = found("garbled-first-rollout", some)
+    assert said.severity == "warning"
+    assert said.message.startswith("4 of 16 ")
+
+
+def test_padding_is_not_one_token() -> None:
+    """A short answer with a long tail of the same token is padded, which another rule says."""
+    assert judge("42", [19, *[0] * 100]) is None
+
+
+def test_short_responses_that_become_one_character(tmp_path: Path) -> None:
+    """`later-divergence` sees them too."""
+    for number, texts in enumerate((_good(), [("!" * 100, [0] * 100)] * 8)):
+        rollout(tmp_path / "run", _with(texts), number)
+    assert len(found("later-divergence", tmp_path / "run")) == 1
+
+
 def test_tokens_alone_are_never_an_error(tmp_path: Path) -> None:
     """Tokens as if by chance, of which there is no text, are a warning: a toy's are so, too."""
     ids = [np.random.default_rng(seed).integers(0, 30_000, 400).tolist() for seed in range(8)]
@@ -301,6 +340,23 @@ def test_samples_that_logs_show(form: str, tmp_path: Path) -> None:
     assert [one.where.line for one in said] == [2]
     assert "number 2" in said[0].message
     assert found("garbled-log", good) == []
+
+
+@pytest.mark.parametrize("form", ["slime", "Miles"])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("!" * 200, "100% of its characters are '!'"),
+        (_RUSSIAN[:190] + "!" * 200, "100% of its last 128 characters are '!'"),
+        (_RUSSIAN[:190] + "-" * 80, ""),
+        ("1111", ""),
+    ],
+)
+def test_one_character_in_a_log(form: str, text: str, reason: str, tmp_path: Path) -> None:
+    """`garbled-log`: a short line of one character, the prompt before it or not."""
+    said = found("garbled-log", log(tmp_path / "a.log", more=[_line(text, form)]))
+    assert len(said) == bool(reason)
+    assert reason in "".join(one.message for one in said)
 
 
 # -- ends of responses

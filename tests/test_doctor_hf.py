@@ -367,9 +367,43 @@ def test_how_much_two_checkpoints_differ(tmp_path: Path) -> None:
     trained = hf(tmp_path / "c", {name: tensor + 1 for name, tensor in tensors.items()})
     assert {one.severity for one in findings("weights-differ", first, trained)} == {"note"}
     tensors.pop(QUERY)
-    assert "lacks 1 tensors" in findings("weights-differ", first, hf(tmp_path / "d", tensors))[0].message
+    assert "lacks 1 tensor that" in findings("weights-differ", first, hf(tmp_path / "d", tensors))[0].message
     renamed = hf(tmp_path / "e", {f"x.{name}": tensor for name, tensor in tensors.items()})
     assert findings("weights-differ", first, renamed) == []
+
+
+def test_a_quantised_twin_is_compared_in_what_it_kept(tmp_path: Path) -> None:
+    """Of a model and its FP8 form only tensors of one dtype are compared, and none is missed."""
+    tensors = dense()
+    first = hf(tmp_path / "A", tensors)
+    for name in [one for one in tensors if "_proj.weight" in one]:
+        tensors[f"{name}_scale_inv"] = torch.ones(1)
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    tensors.pop("lm_head.weight")
+    quantization = {"quantization_config": {"quant_method": "fp8"}}
+    assert findings("weights-differ", first, hf(tmp_path / "A-FP8", tensors, config=quantization)) == []
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] * 2
+    twin = hf(tmp_path / "B-FP8", tensors, config=quantization)
+    assert finding("weights-differ", first, twin).where.item == "model.norm.weight"
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "vocab_size"])
+def test_two_sizes_of_a_model_are_not_compared(key: str, tmp_path: Path) -> None:
+    """A small and a big model share names, and nothing else; of one size the difference is found."""
+    tensors = dense()
+    first = hf(tmp_path / "big", tensors)
+    _put(QUERY, 8.0)(tensors)
+    size = json.loads((first / "config.json").read_text())[key]
+    assert findings("weights-differ", first, hf(tmp_path / "small", tensors, config={key: size + 1})) == []
+    assert len(findings("weights-differ", first, hf(tmp_path / "same", tensors, config={key: size}))) == 1
+
+
+@pytest.mark.parametrize(("layers", "words"), [((3,), "layer 3 of 4 has no"), ((2, 3), "layers 2-3 of 4 have no")])
+def test_missing_layers_are_counted(layers: tuple[int, ...], words: str, tmp_path: Path) -> None:
+    """One layer and several are told as such."""
+    tensors = {name: tensor for name, tensor in dense().items() if not any(f".layers.{n}." in name for n in layers)}
+    folder = hf(tmp_path / "model", tensors, config={"num_hidden_layers": 4})
+    assert words in finding("hf-layer-missing", folder).message
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from doctor_checkpoint_kit import experts, finding, findings, hf, paths, rule, script
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro.doctor.artefacts.kinds import HfConfig, TensorInfo
-from repro.doctor.facts.checkpoints.ignoring import RECOMMENDED, ignoring_of
+from repro.doctor.facts.checkpoints.ignoring import RECOMMENDED, ignoring_of, is_linear
 from repro.doctor.facts.checkpoints.patterns import why_slow
 
 GROUPS = {"group_0": {"weights": {"type": "int", "num_bits": 4, "group_size": 32, "symmetric": True}}}
@@ -32,8 +33,8 @@ def _without(*parts: str) -> list[str]:
 
 CASES: dict[str, tuple[list[str], list[str], str, str]] = {
     # rule: a list with the fault, one without, severity beside slime's launch, the evidence
-    "int4-router": (_without(r"gate\."), list(RECOMMENDED), "error", "model.layers.1.mlp.gate.weight"),
-    "int4-ignore": (_without("embed_tokens"), list(RECOMMENDED), "error", "model.embed_tokens.weight"),
+    "int4-router": (_without(r"gate\."), list(RECOMMENDED), "error", "model.layers.1.mlp.gate.weight (4 x 16)"),
+    "int4-ignore": (_without("embed_tokens"), list(RECOMMENDED), "error", "model.embed_tokens.weight (32 x 16)"),
     "int4-ignore-pattern": ([*RECOMMENDED, "re:.*mlp\\.(gate"], list(RECOMMENDED), "error", "re:.*mlp\\.(gate"),
 }  # fmt: skip
 
@@ -44,19 +45,93 @@ def test_a_fault_is_found_and_its_absence_is_not(name: str, tmp_path: Path) -> N
     faulty, right, severity, evidence = CASES[name]
     folder = _quantised(tmp_path / "faulty", faulty)
     launch = script(tmp_path, paths(hf_checkpoint=folder))
-    found = finding(name, folder, launch)
-    assert (found.rule, found.severity) == (name, severity)
+    found, *others = findings(name, folder, launch)
+    assert len(others) == (2 if name == "int4-router" else 0)  # one for each of three layers
+    assert (found.rule, found.severity, found.certainty) == (name, severity, "certain")
     assert evidence == found.where.value and found.where.item == "quantization_config.ignore"
     assert found.where.path.endswith("config.json")
     assert findings(name, _quantised(tmp_path / "right", right), launch) == []
 
 
-def test_without_a_launch_that_packs_it_is_a_warning(tmp_path: Path) -> None:
-    """The file alone, a launch of another model, or Miles' bridge, which goes by the file: not an error."""
-    folder = _quantised(tmp_path / "model", _without(r"gate\."))
-    for flags in ("--hf-checkpoint /m/other", f"{paths(hf_checkpoint=folder)} --megatron-to-hf-mode bridge"):
-        assert finding("int4-router", folder, script(tmp_path, flags)).severity == "warning"
-    assert finding("int4-router", folder).severity == "warning"
+@pytest.mark.parametrize("name", ["int4-router", "int4-ignore"])
+def test_without_a_launch_it_is_an_error_and_with_a_bridge_a_warning(name: str, tmp_path: Path) -> None:
+    """The file alone, or a launch of another model, is enough; Miles' bridge does not go by the list."""
+    folder = _quantised(tmp_path / "model", _without(r"gate\.", "embed_tokens", "lm_head"))
+    alone = findings(name, folder)
+    assert {(one.severity, one.certainty) for one in alone} == {("error", "likely")}
+    assert findings(name, folder, script(tmp_path, "--hf-checkpoint /m/other")) == alone
+    bridge = script(tmp_path, f"{paths(hf_checkpoint=folder)} --megatron-to-hf-mode bridge")
+    assert {one.severity for one in findings(name, folder, bridge)} == {"warning"}
+
+
+def test_each_matrix_is_named_with_its_shape_and_one_cure(tmp_path: Path) -> None:
+    """Every router and every table has a finding of its own; the cure has the patterns and the whole list."""
+    folder = _quantised(tmp_path / "model", _without(r"gate\.", "embed_tokens", "lm_head"))
+    routers, tables = findings("int4-router", folder), findings("int4-ignore", folder)
+    assert [one.where.value for one in routers] == [f"model.layers.{n}.mlp.gate.weight (4 x 16)" for n in (1, 2, 3)]
+    assert [one.where.value for one in tables] == ["lm_head.weight (32 x 16)", "model.embed_tokens.weight (32 x 16)"]
+    for found in (routers, tables):
+        assert all(one.where.value in one.message for one in found)
+        (cure,) = {one.cure for one in found}
+        assert cure.endswith(json.dumps(list(RECOMMENDED)))
+    assert routers[0].cure.startswith(r'add "re:.*mlp\\.gate\\..*" to quantization_config.ignore')
+
+
+def _packed_already(name: str, tensors: dict[str, torch.Tensor], *, shape: bool = True) -> None:
+    """Replace a matrix by what a conversion makes of it."""
+    rows, columns = tensors.pop(name).shape
+    tensors[f"{name}_packed"] = torch.ones(rows, columns // 8, dtype=torch.int32)
+    tensors[f"{name}_scale"] = torch.ones(rows, 1).bfloat16()
+    if shape:
+        tensors[f"{name}_shape"] = torch.tensor([rows, columns], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("shape", [True, False])
+@pytest.mark.parametrize(
+    ("name", "tensor", "part", "size"),
+    [
+        ("int4-router", "model.layers.1.mlp.gate.weight", r"gate\.", "4 x 16"),
+        ("int4-ignore", "model.embed_tokens.weight", "embed_tokens", "32 x 16"),
+    ],
+)
+def test_what_a_conversion_packed_already(
+    name: str, tensor: str, part: str, size: str, shape: bool, tmp_path: Path
+) -> None:
+    """A router or a table that the same bad list packed in the checkpoint is an error, whatever the launch."""
+    tensors = experts(2, packed=True)
+    _packed_already(tensor, tensors, shape=shape)
+    quantization = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": _without(part)}
+    folder = hf(tmp_path / "model", tensors, config={"quantization_config": quantization})
+    bridge = script(tmp_path, f"{paths(hf_checkpoint=folder)} --megatron-to-hf-mode bridge")
+    for beside in ((), (bridge,)):
+        found = finding(name, folder, *beside)
+        assert (found.severity, found.certainty) == ("error", "certain")
+        assert found.where.value == f"{tensor} ({size if shape else 'shape unknown'})"
+        assert "stored packed" in found.message and "convert the checkpoint again" in found.cure
+
+
+def test_the_gate_of_a_shared_expert(tmp_path: Path) -> None:
+    """In a real Qwen2-MoE that gate is a warning that may be wrong; gate_proj and an attention's gate are Linears."""
+    import transformers
+
+    config = transformers.Qwen2MoeConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, moe_intermediate_size=16, shared_expert_intermediate_size=16, num_experts=4,
+        num_experts_per_tok=2,
+    )  # fmt: skip
+    folder = tmp_path / "qwen"
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    values = json.loads((folder / "config.json").read_text())
+    quantization = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": list(RECOMMENDED)}
+    (folder / "config.json").write_text(json.dumps({**values, "quantization_config": quantization}))
+    found = findings("int4-ignore", folder)
+    assert [one.where.value for one in found] == [
+        f"model.layers.{n}.mlp.shared_expert_gate.weight (1 x 32)" for n in (0, 1)
+    ]
+    assert {(one.severity, one.certainty) for one in found} == {("warning", "possible")}
+    assert findings("int4-router", folder) == []
+    for name in ("mlp.gate_proj", "mlp.gate_up_proj", "self_attn.output_gate"):
+        assert is_linear(f"model.layers.0.{name}.weight")
 
 
 def test_the_cure_cures(tmp_path: Path) -> None:
@@ -64,7 +139,7 @@ def test_the_cure_cures(tmp_path: Path) -> None:
     ignore = _without(r"gate\.", "embed_tokens", "self_attn")
     folder = _quantised(tmp_path / "model", ignore)
     found = [*findings("int4-router", folder), *findings("int4-ignore", folder)]
-    assert len(found) == 6  # routers, the embedding, four projections of the attention
+    assert len(found) == 8  # three routers, the embedding, four projections of the attention
     proposed = []
     for one in found:
         match = re.match(r"add (.*?) to quantization_config", one.cure)
@@ -84,7 +159,7 @@ def test_what_is_stored_packed_must_not_be_ignored(tmp_path: Path) -> None:
 def test_a_linear_that_is_stored_unpacked(tmp_path: Path) -> None:
     """Beside packed experts a projection that the list does not keep is named; without packed ones it is not."""
     folder = _quantised(tmp_path / "model", _without("shared_experts"))
-    assert {one.where.value.rpartition(".layers.1.")[2] for one in findings("int4-ignore", folder)} == {
+    assert {one.where.value.rpartition(".layers.1.")[2].split()[0] for one in findings("int4-ignore", folder)} == {
         f"mlp.shared_experts.{part}_proj.weight" for part in ("gate", "up", "down")
     }
     assert findings("int4-ignore", _quantised(tmp_path / "bf16", _without("shared_experts"), packed=False)) == []
@@ -111,7 +186,7 @@ def test_rules_that_do_nothing(text: str, severity: str, words: str, tmp_path: P
 def test_lists_that_are_none(ignore: Any, tmp_path: Path) -> None:
     """A list of another type counts as empty, and a rule of no characters begins every name, as in the trainers."""
     folder = _quantised(tmp_path / "model", ignore)
-    assert len(findings("int4-router", folder)) == (0 if ignore == [""] else 1)
+    assert len(findings("int4-router", folder)) == (0 if ignore == [""] else 3)
 
 
 def test_other_quantisation_is_not_looked_at(tmp_path: Path) -> None:

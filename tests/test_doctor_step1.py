@@ -30,6 +30,10 @@ def _norms(*values: float, flags: dict[str, object] | None = None) -> Maker:
     return _step_log(*({"grad_norm": value} for value in values), flags=flags)
 
 
+def _losses(*values: float, metric: str = "loss", flags: dict[str, object] | None = None) -> Maker:
+    return _step_log(*({metric: value, "grad_norm": 0.2} for value in values), flags=flags)
+
+
 def _rewards(*values: float, flags: dict[str, object] | None = None) -> Maker:
     return _rollout_log(*({"raw_reward": value} for value in values), flags=flags)
 
@@ -75,6 +79,10 @@ CASES: dict[str, tuple[Maker, Maker, str, str]] = {
     "grad-norm-explodes": (
         _norms(0.2, 0.3, 0.2, 0.3, 0.2, 0.2, 9.0, 12.0, 30.0, 50.0), _norms(*[0.2, 0.3] * 4, 9.0, 0.3, 0.2),
         "warning", "step 6 grad_norm = 9",
+    ),
+    "loss-explodes": (
+        _losses(*[0.1] * 8, *[10.0**k for k in range(3, 12)]), _losses(*[1e-9] * 8, *[1e-3] * 8),
+        "warning", "step 8 loss = 1000",
     ),
     "reward-constant": (_dump(reward=1.0), _dump(), "warning", "reward = 1"),
     "reward-flat": (_rewards(0.5, 0.5, 0.5, 0.5), _rewards(0.5, 0.5, 0.5, 0.53125), "warning", "raw_reward = 0.5"),
@@ -263,6 +271,55 @@ def test_updates_of_a_rollout_by_any_source(tmp_path: Path) -> None:
     assert [updates_of(None, one) for one in series] == [2, 1]
 
 
+@pytest.mark.parametrize(
+    ("norms", "level"),
+    [
+        ((0.21, 0.21, 300.0, 3000.0, 9000.0), "0.21 at update 2"),
+        ((0.2, 0.2, 300.0, 3000.0, 9000.0, 3e4, 9e4, 3e5, 9e5, 3e6), "0.2 at update 2"),
+        ((0.2,) * 6 + (1.5, 1.6, 1.7, 9.0, 12.0, 30.0), "0.2 at update 9"),
+        ((0.2, 0.2, 9.0, 9.0, 9.0), ""),  # forty times: the first updates may differ so much
+        ((1e-4, 1e-4, 0.3, 0.3, 0.3), ""),  # and be next to nothing
+        ((0.2, 300.0, 300.0, 300.0, 0.2), ""),
+        ((0.2, 0.2, 300.0, 0.2, 300.0, 300.0), ""),
+        ((0.1,) * 4 + tuple(0.1 * 1.01**k for k in range(400)), ""),  # fiftyfold, in hundreds of updates
+    ],
+)
+def test_levels_of_gradient_norms(norms: tuple[float, ...], level: str, tmp_path: Path) -> None:
+    """`grad-norm-explodes`: from update 2 on, and what has risen already is no level."""
+    said = found("grad-norm-explodes", *_norms(*norms)(tmp_path))
+    assert len(said) == bool(level)
+    assert level in "".join(one.message for one in said)
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "at"),
+    [
+        ("pg_loss", (-0.1,) * 8 + (-50.0, 60.0, -1e3), "step 8 pg_loss = -50"),
+        ("kl_loss", (0.01,) * 8 + (3.0, 4.0, 9.0), "step 8 kl_loss = 3"),
+        ("loss", (0.1, 0.1, 1e3, 1e4, 1e5), "step 2 loss = 1000"),
+        ("kl_loss", (0.01,) * 8 + (0.5,) * 8, ""),
+        ("loss", (0.1,) * 8 + (50.0, 0.1, 50.0), ""),
+        ("loss", (20.0,) * 8 + (40.0,) * 8, ""),
+        ("entropy_loss", (0.1,) * 8 + (1e3,) * 8, ""),
+    ],
+)
+def test_losses_that_explode(metric: str, values: tuple[float, ...], at: str, tmp_path: Path) -> None:
+    """`loss-explodes`: by absolute value, above 1 (10 at first), three updates in a row."""
+    said = found("loss-explodes", *_losses(*values, metric=metric)(tmp_path))
+    assert len(said) == bool(at)
+    assert at in "".join(str(one.where) for one in said)
+
+
+def test_losses_that_explode_together_are_one_finding(tmp_path: Path) -> None:
+    """The first is named with the others, and fp16 where the run has it."""
+    path = log(tmp_path / "a.log", {n: dict.fromkeys(("loss", "kl_loss"), 0.1 if n < 6 else 1e3) for n in range(9)},
+               flags={"fp16": True})  # fmt: skip
+    (said,) = found("loss-explodes", path)
+    assert "so does kl_loss" in said.message
+    assert said.cure.startswith("train in bf16")
+    assert "--lr" in said.cure
+
+
 # -- rewards and curves
 
 
@@ -365,8 +422,8 @@ def test_numbers_that_are_none_do_not_decide(values: list[float], odd: list[floa
 
 def test_no_rule_raises_on_odd_numbers(tmp_path: Path) -> None:
     """NaN and infinities in every metric make no rule of curves fail."""
-    names = ("log_probs", "ref_log_probs", "rollout_log_probs", "raw_reward", "kl_loss", "grad_norm", "entropy_loss",
-             "train_rollout_logprob_abs_diff", "truncated")  # fmt: skip
+    names = ("loss", "pg_loss", "log_probs", "ref_log_probs", "rollout_log_probs", "raw_reward", "kl_loss", "grad_norm",
+             "entropy_loss", "train_rollout_logprob_abs_diff", "truncated")  # fmt: skip
     for value in (math.nan, math.inf, -math.inf, 0.0, -0.0, 1e308):
         metrics = {n: dict.fromkeys(names, value) for n in range(12)}
         path = log(tmp_path / "a.log", metrics, metrics, flags={"num_experts": "many", "clip_grad": "nan"})

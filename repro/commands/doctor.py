@@ -26,6 +26,10 @@ class _Words(click.Command):
         if "--" in args:
             at = args.index("--")
             own, argv = args[:at], args[at + 1 :]
+        if "" in own:
+            from repro_golden.errors import ReproError
+
+            raise ReproError("an empty PATH names nothing")
         ctx.obj = tuple(argv)
         return super().parse_args(ctx, own)
 
@@ -84,12 +88,17 @@ def _examined(
     from repro_golden.errors import ReproError
 
     python, reward = asked
+    if set(asked_only := rules[0]) & set(rules[1]):
+        raise ReproError(f"--only and --ignore both name {next(r for r in asked_only if r in rules[1])}: leave out one")
     only, ignore = ([_rule(name).id for name in names] for names in rules)
     more: list[object] = []
     if argv:
         from repro.doctor.artefacts.launch import launch_of_argv
 
-        more.append(launch_of_argv(argv))
+        launch = launch_of_argv(argv)
+        if not launch.flags:
+            raise ReproError(f"{argv[0]} ... is no trainer's command line: no word of it begins with --")
+        more.append(launch)
     if python:
         from repro.doctor.artefacts.machine import machine_of
 
@@ -109,7 +118,8 @@ def _examined(
         "tried": list(found.tried),
     }
     text = examination_text(found)
-    emit(as_json, data, text if sys.stdout.isatty() and "NO_COLOR" not in os.environ else click.unstyle(text))
+    colours = sys.stdout is not None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    emit(as_json, data, text if colours else click.unstyle(text))
     return 1 if found.of("error") else 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from repro.doctor.artefacts.kinds import NotRead
@@ -18,7 +18,7 @@ __all__ = ["FAULT", "UNREADABLE", "Examination", "every_rule", "examine", "look"
 UNREADABLE = Rule(
     "unreadable", "What is corrupt, or cannot be read", (), "error", "certain",
     "the trainer, or whatever reads it next, fails on it or takes it for something else",
-    "write it again from its source; `--allow-pickle` of `repro rollout show` reads classes of your own",
+    "write it again from its source",
     (), lambda: (),
 )  # fmt: skip
 """Not in a file of its own: readers find it, not a function."""
@@ -30,9 +30,9 @@ FAULT = Rule(
 )  # fmt: skip
 
 LEFT_OUT = Rule(
-    "not-read", "What was left out of a folder for its size", (), "note", "certain",
+    "not-read", "What was left out of a folder, for its size or depth", (), "note", "certain",
     "the rules say nothing of what they did not see",
-    "name single dumps, or a smaller folder", (), lambda: (),
+    "name a smaller folder, or single files", (), lambda: (),
 )  # fmt: skip
 """Likewise."""
 
@@ -67,20 +67,23 @@ def look(paths: Iterable[Path]) -> list[Seen]:
     """Recognise what the user names.
 
     Raises:
-        ReproError: a path does not exist, or nothing below it is of a known kind.
+        ReproError: a path does not exist, or nothing below any of them is of a known kind.
     """
     seen: list[Seen] = []
     for path in paths:
         if not path.exists():
             raise ReproError(f"{path} does not exist: name a file or folder, or put a command line after --")
-        found = recognise(path)
-        if not any(one.kind for one in found):
-            raise ReproError(
-                f"cannot tell what {path} is: `repro doctor` knows launch scripts, checkpoints, dumps, traces, logs, "
-                "a Ray session folder, config.json, prompt data and package lists"
-            )
-        seen += found
-    return seen
+        seen += recognise(path)
+    unknown = [one for one in seen if not one.kind]
+    if unknown and len(unknown) == len(seen):
+        raise ReproError(f"cannot tell what {unknown[0].path} is: {_KNOWN}")
+    return [one if one.kind else replace(one, problem=f"cannot tell what it is: {_KNOWN}") for one in seen]
+
+
+_KNOWN = (
+    "`repro doctor` knows launch scripts, checkpoints, dumps, traces, logs, a Ray session folder, config.json, prompt "
+    "data and package lists"
+)
 
 
 def examine(

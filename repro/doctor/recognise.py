@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from repro.doctor.artefacts.kinds import Reader
+from repro.doctor.artefacts.kinds import NotRead, Reader
 from repro_golden.errors import ReproError
 
 __all__ = ["READERS", "Seen", "recognise"]
@@ -19,6 +19,13 @@ READERS = (
     "launch:LAUNCH", "machine:FREEZE", "prompts:PROMPTS", "log:LOG",
 )  # fmt: skip
 """Every reader, as ``module:name`` below `artefacts`, in the order in which they are asked."""
+
+_NAMES = (
+    ("*.pt", "runs:ROLLOUT_DUMP"), ("config.json", "hf:CONFIG"), ("*.sh", "launch:LAUNCH"),
+    ("*.jsonl", "prompts:PROMPTS"),
+    ("requirements*.txt", "machine:FREEZE"), ("*.lock", "machine:FREEZE"), ("*.log", "log:LOG"),
+)  # fmt: skip
+"""What a file that the user names must be by its name, where its content does not show it: then it is corrupt."""
 
 DEPTH = 4
 """Folders inside folders that are looked into."""
@@ -44,12 +51,10 @@ class Seen:
 
 
 @functools.cache
-def _readers() -> tuple[Reader, ...]:
-    found = []
-    for name in READERS:
-        module, _, attribute = name.partition(":")
-        found.append(getattr(importlib.import_module(f"repro.doctor.artefacts.{module}"), attribute))
-    return tuple(found)
+def _reader(name: str) -> Reader:
+    module, _, attribute = name.partition(":")
+    found: Reader = getattr(importlib.import_module(f"repro.doctor.artefacts.{module}"), attribute)
+    return found
 
 
 def recognise(path: Path) -> list[Seen]:
@@ -58,12 +63,53 @@ def recognise(path: Path) -> list[Seen]:
     Returns:
         What was recognised, in the order of names; where nothing was, one entry without a kind.
     """
-    return list(_below(path, DEPTH, iter(range(MOST)))) or [Seen(path, "")]
+    walk = _Walk()
+    found = list(_below(path, DEPTH, walk))
+    if walk.deep:
+        count = f"{len(walk.deep)} folders lie" if len(walk.deep) > 1 else "a folder lies"
+        reason = f"{count} {DEPTH} deep, and what is below was not looked at"
+        found.append(Seen(path, _FOLDER, [NotRead(walk.deep[0], reason)]))
+    return found or [_by_name(path)]
 
 
-def _below(path: Path, depth: int, budget: Iterator[int]) -> Iterator[Seen]:
+def _by_name(path: Path) -> Seen:
+    """A file that no reader claims, but whose name says what it ought to be: its reader says why it is not."""
+    reader = next((_reader(name) for pattern, name in _NAMES if path.match(pattern)), None)
+    if reader is None or not path.is_file():
+        return Seen(path, "")
+    read = _read(path, reader)
+    return read if read.problem or read.artefacts else Seen(path, reader.name, problem="holds nothing of its kind")
+
+
+@dataclass
+class _Walk:
+    """What a walk below one path has left, and what it has seen: a link may lead back."""
+
+    left: int = MOST
+    seen: set[tuple[int, int]] = field(default_factory=set)
+    deep: list[Path] = field(default_factory=list)
+
+    def enters(self, path: Path) -> bool:
+        """Whether a path is to be looked at: once, and nothing of the kernel's."""
+        try:
+            state, real = path.stat(), path.resolve()
+        except (OSError, RuntimeError):
+            return False  # a link that leads nowhere
+        if any(real.is_relative_to(place) for place in _KERNELS) or (state.st_dev, state.st_ino) in self.seen:
+            return False
+        self.seen.add((state.st_dev, state.st_ino))
+        return True
+
+
+_KERNELS = ("/proc", "/sys", "/dev")
+"""Where reading may wait for ever."""
+
+
+def _below(path: Path, depth: int, walk: _Walk) -> Iterator[Seen]:
+    if not walk.enters(path):
+        return
     try:
-        reader = next((one for one in _readers() if one.fits(path)), None)
+        reader = next((one for one in map(_reader, READERS) if one.fits(path)), None)
         children = sorted(path.iterdir()) if path.is_dir() else []
     except OSError as error:
         yield Seen(path, "unreadable", problem=f"cannot be read: {error.strerror or error}")
@@ -71,14 +117,22 @@ def _below(path: Path, depth: int, budget: Iterator[int]) -> Iterator[Seen]:
     if reader:
         yield _read(path, reader)
     owned = reader.owns if reader else ()
-    if not children or depth == 0 or "*" in owned:
+    if not children or "*" in owned:
         return
-    for child in children:
-        if child.name.startswith(".") or child.is_symlink() or any(child.match(pattern) for pattern in owned):
-            continue
-        if next(budget, None) is None:
+    looked = [one for one in children if one.name[0] != "." and not any(one.match(pattern) for pattern in owned)]
+    if looked and depth == 0:
+        walk.deep.append(path)
+        return
+    for number, child in enumerate(looked):
+        if walk.left == 0:
+            left = f"{len(looked) - number} of its {len(looked)} entries were not looked at, after {MOST} files"
+            yield Seen(path, _FOLDER, [NotRead(path, left)])
             return
-        yield from _below(child, depth - 1, budget)
+        walk.left -= 1
+        yield from _below(child, depth - 1, walk)
+
+
+_FOLDER = "folder that was not searched whole"
 
 
 def _read(path: Path, reader: Reader) -> Seen:

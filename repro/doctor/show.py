@@ -28,7 +28,7 @@ def examination_text(found: Examination) -> str:
     """What was looked at, each finding with its evidence, reason and cure, and a line that sums up."""
     kinds = Counter(one.kind for one in found.seen if one.kind)
     looked = ", ".join(f"{number} x {kind}" if number > 1 else kind for kind, number in kinds.items())
-    lines = [f"looked at: {looked}" if looked else "looked at: the environment"]
+    lines = [f"looked at: {looked or 'what is not a file'}"]
     # findings of one rule that give one cure are told together
     for _, group in groupby(found.findings, key=lambda one: (one.severity, one.rule, one.cure)):
         lines += ["", *_finding(list(group))]

@@ -9,15 +9,24 @@ from typing import NamedTuple
 from repro.doctor.artefacts.kinds import Hit, Launch, Log
 
 __all__ = [
-    "MEMORY", "OutOfMemory", "above", "argument", "below", "colocated", "goes_on", "memory_errors", "said", "speaker",
-    "steps_before", "times",
+    "MEMORY", "SYNC", "OutOfMemory", "above", "argument", "below", "colocated", "fails", "goes_on", "memory_errors",
+    "rank", "rank_of", "rollouts_before", "said", "speaker", "steps_before", "times",
 ]  # fmt: skip
 
 _SAMPLES = ("First rollout sample:", "Finish rollout:", "GenerateReqInput(", "text_preview=")
 """Lines that quote prompts and responses, in which any message can stand."""
 
 _RAY = re.compile(r"^\((\w[^()]*?(?:\([^()]*\))?) pid=(\d+)(?:, ip=([^\s)]+))?\)")
-_RANK = re.compile(r"\[[Rr]ank ?(\d{1,6})\]|[ _]rank(\d{1,6})\]")
+_RANK = re.compile(r"\[[Rr]ank ?(\d{1,6})\]|(?:^|[ _])rank(\d{1,6})\]")
+
+_SUCCEEDED = re.compile(r"\bJob '[^']{1,200}' succeeded")
+"""How `ray job submit` ends."""
+
+_FAILS = re.compile(
+    r"Traceback \(most recent call last\)|\w(?:Error|Exception)\b|terminate called|Fatal |[Oo]ut of memory|core dumped"
+    r"|Watchdog caught|Timed out waiting|wait timeout after|Timeout at NCCL work|NCCL error|Segmentation fault"
+    r"|Not enough memory|hit an exception|exit(?:ed with)? code [1-9]|\bJob '[^']{1,200}' failed|(?:^|\s)Killed$"
+)
 
 MEMORY = (
     "CUDA out of memory", "torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "CUDA error: out of memory",
@@ -25,7 +34,15 @@ MEMORY = (
 )  # fmt: skip
 """How torch says that a device's memory is used up."""
 
+SYNC = "Timer update_weights start"
+"""What slime and Miles print between two rollouts."""
+
 _ENGINE = ("SGLangEngine", "sglang/srt", "sglang::", "Scheduler hit an exception", "Capture cuda graph failed")
+_TRAINER = (
+    "MegatronTrain", "FSDPTrain", "backends/megatron", "backends/fsdp", "train_one_step", "torch/autograd",
+    "loss.backward",
+)  # fmt: skip
+_STARTS = ("Traceback (most recent call last)", "RayTaskError")
 _BACKWARD = ("loss.backward", "run_backward", "torch/autograd", "backward_step", ".backward(")
 
 
@@ -37,18 +54,20 @@ class OutOfMemory(NamedTuple):
         engine: Whether an inference engine says so, and not the trainer.
         backward: Whether it happened in a backward pass.
         steps: Optimizer steps that the log shows before it.
+        rollouts: Rollouts whose training ended before it: cycles of offload and reload that are over.
     """
 
     hit: Hit
     engine: bool
     backward: bool
     steps: int
+    rollouts: int
 
 
 def said(log: Log, *phrases: str) -> list[Hit]:
     """The lines that hold one of the phrases, in order, each once, without those that quote what a model wrote."""
     hits = {hit.line: hit for phrase in reversed(phrases) for hit in log.hits.get(phrase, ())}
-    return [hits[n] for n in sorted(hits) if not any(sample in hits[n].text for sample in _SAMPLES)]
+    return [hits[n] for n in sorted(hits) if not _quotes(hits[n].text)]
 
 
 def times(log: Log, *phrases: str) -> str:
@@ -69,10 +88,27 @@ def below(log: Log, hit: Hit, lines: int = 20) -> list[str]:
 
 def speaker(hit: Hit) -> str:
     """Who printed a line: ``MegatronTrainRayActor (pid 123)``, ``rank 0``; '' where the line does not say."""
-    ray, rank = _RAY.match(hit.text), _RANK.search(hit.text)
+    ray = _RAY.match(hit.text)
     who = f"{ray[1]} (pid {ray[2]}{', ip ' + ray[3] if ray[3] else ''})" if ray else ""
-    number = f"rank {rank[1] or rank[2]}" if rank else ""
+    number = f"rank {rank(hit)}" if rank(hit) else ""
     return ", ".join(part for part in (who, number) if part)
+
+
+def rank(hit: Hit) -> str:
+    """The rank that a line says it is from; '' where it does not say."""
+    found = _RANK.search(hit.text)
+    return (found[1] or found[2]) if found else ""
+
+
+def rank_of(log: Log, pid: str, ip: str = "") -> str:
+    """The rank of a process by other lines of it that rules look for; '' where none says it, or they differ."""
+    ranks = {
+        rank(hit)
+        for hits in log.hits.values()
+        for hit in hits
+        if f" pid={pid}" in hit.text and (ray := _RAY.match(hit.text)) and ray[2] == pid and ip in ("", ray[3] or ip)
+    } - {""}
+    return ranks.pop() if len(ranks) == 1 else ""
 
 
 def steps_before(log: Log, line: int) -> int:
@@ -81,8 +117,31 @@ def steps_before(log: Log, line: int) -> int:
 
 
 def goes_on(log: Log, hit: Hit) -> bool:
-    """Whether optimizer steps or rollouts follow a line."""
-    return any(at > hit.line for (kind, _), at in log.series.lines.items() if kind in ("step", "rollout"))
+    """Whether a run outlived a line.
+
+    Steps or rollouts follow it, or Ray says later that the job succeeded, or it stands behind the last step and neither
+    the lines before it since that step nor those behind it say that anything failed.
+    """
+    lines = [(kind, at) for (kind, _), at in log.series.lines.items() if kind in ("step", "rollout")]
+    if any(at > hit.line for _, at in lines):
+        return True
+    later = [*below(log, hit, 900)[1:], *log.around(max(hit.line + 901, log.lines - 200), log.lines)]
+    if any(_SUCCEEDED.search(text) and not _quotes(text) for text in later):
+        return True
+    if not any(kind == "step" for kind, _ in lines):
+        return False
+    last = max(at for _, at in lines)
+    before = log.around(max(last + 1, hit.line - 60), hit.line)
+    return not any(fails(text) for text in (hit.text, *before, *later))
+
+
+def fails(text: str) -> bool:
+    """Whether a line tells an exception, a crash, a timeout or a job that failed."""
+    return bool(_FAILS.search(text)) and "NCCL INFO" not in text and not _quotes(text)
+
+
+def _quotes(text: str) -> bool:
+    return any(sample in text for sample in _SAMPLES)
 
 
 def argument(name: str, launch: Launch | None, log: Log) -> str | None:
@@ -103,14 +162,69 @@ def _any(texts: Iterable[str], words: Sequence[str]) -> bool:
     return any(word in text for text in texts for word in words)
 
 
-def memory_errors(log: Log) -> list[OutOfMemory]:
+def rollouts_before(log: Log, line: int, launch: Launch | None) -> int:
+    """How many rollouts the trainer was done with before a line, however many optimizer steps each took.
+
+    A rollout is over where the numbers of the next one or a weight update follow its steps, or where it has had all its
+    steps, as far as arguments tell how many those are. A log that shows steps alone is taken to have one per rollout.
+    """
+    events = [(at, kind) for (kind, _), at in log.series.lines.items() if kind in ("step", "rollout") and at < line]
+    seen = sum(1 for _, kind in events if kind == "rollout")
+    events += [(hit.line, "sync") for hit in said(log, SYNC) if hit.line < line]
+    over = steps = 0
+    for _, kind in sorted(events):
+        if kind == "step":
+            steps += 1
+        elif steps:
+            over, steps = over + 1, 0
+    marked = any(kind != "step" for _, kind in events)
+    each = _steps_per_rollout(launch, log) or (0 if marked else 1)
+    return max(over + (steps >= each if marked else steps // each) if each else over, seen - 1)
+
+
+def _steps_per_rollout(launch: Launch | None, log: Log) -> int:
+    """Optimizer steps of one rollout by the arguments; 0 where they do not tell."""
+
+    def number(name: str) -> int:
+        value = argument(name, launch, log) or ""
+        return int(value) if value.isascii() and value.isdecimal() and len(value) < 10 else 0
+
+    if number("num_steps_per_rollout"):
+        return number("num_steps_per_rollout")
+    samples, batch = number("rollout_batch_size") * number("n_samples_per_prompt"), number("global_batch_size")
+    return samples // batch if batch else 0
+
+
+def _source(text: str) -> str:
+    """What Ray puts before the lines of one process; '' for lines without."""
+    ray = _RAY.match(text)
+    return ray[0] if ray else ""
+
+
+def _stretch(log: Log, hit: Hit) -> list[str]:
+    """The traceback that a line ends, without what other processes print in between."""
+    source = _source(hit.text)
+    own = [text for text in above(log, hit, 250)[:-1] if _source(text) == source]
+    start = max((n for n, text in enumerate(own) if _any([text], _STARTS)), default=len(own))
+    return [*own[start:], hit.text]
+
+
+def _is_engine(hit: Hit, stretch: Sequence[str]) -> bool:
+    """Whether an engine's memory was used up: by who says so, then by the frames; trainers call SGLang's code too."""
+    source = _source(hit.text)
+    if "SGLang" in source or "sglang::" in source:
+        return True
+    return "Train" not in source and not _any(stretch, _TRAINER) and _any(stretch, _ENGINE)
+
+
+def memory_errors(log: Log, launch: Launch | None = None) -> list[OutOfMemory]:
     """Each time that a device's memory was used up: the first line of each group of lines that say so."""
     found: list[OutOfMemory] = []
     last = -1000
     for hit in said(log, *MEMORY):
         if hit.line - last > 200:
-            near = above(log, hit, 80)
-            engine = _any([hit.text, *near[-40:]], _ENGINE) and "MegatronTrain" not in hit.text
-            found.append(OutOfMemory(hit, engine, _any(near, _BACKWARD), steps_before(log, hit.line)))
+            stretch = _stretch(log, hit)
+            steps, rollouts = steps_before(log, hit.line), rollouts_before(log, hit.line, launch)
+            found.append(OutOfMemory(hit, _is_engine(hit, stretch), _any(stretch, _BACKWARD), steps, rollouts))
         last = hit.line
     return found

@@ -438,7 +438,7 @@ class _Reader:
             inside = path.resolve().is_relative_to(self._root)
             if inside and path.is_file():
                 return path
-            if inside and not self._unsure and text.startswith("/"):
+            if not self._unsure and text.startswith("/") and not path.exists() and not _CHECKOUT.search(text):
                 self.script.missing.append(word._replace(value=(Part(str(path)),)))
             if (found := _CHECKOUT.search(text)) and (self._root / found[1]).resolve().is_relative_to(self._root):
                 # /root/slime is where the trainers' images have the checkout that this script is of

@@ -340,8 +340,15 @@ def _argument_value(node: Node, start: int, scope: Scope, depth: int) -> Value:
     return tuple(part for word in fields.done for part in word.value if part.text)
 
 
+_MATCHED = 4096
+"""Characters of the longest value that patterns are matched with."""
+_EXTENDED = re.compile(r"[*?+@!]\(")
+
+
 def _changed(text: str, op: str, argument: str) -> str | None:
     """What ``%``, ``#``, ``/``, ``^`` and a slice make of a value; None for what is not read."""
+    if op in ("%", "%%", "#", "##") and (len(text) > _MATCHED or _EXTENDED.search(argument)):
+        return None  # each beginning or end is tried, and `fnmatch` does not know these patterns
     if op in ("%", "%%"):
         ends = range(len(text), -1, -1) if op == "%" else range(len(text) + 1)
         return next((text[:end] for end in ends if fnmatch.fnmatchcase(text[end:], argument)), text)

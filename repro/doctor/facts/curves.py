@@ -11,14 +11,22 @@ from repro.doctor.artefacts.kinds import Launch, Series
 from repro.doctor.rule import Where
 
 __all__ = [
-    "Fall", "Point", "curve", "falls", "first_kl", "is_moe", "kl_where", "number", "replays_routing", "setting",
-    "switched_on", "updates_of",
+    "Fall", "Point", "Rise", "curve", "falls", "first_kl", "is_moe", "kl_where", "number", "replays_routing", "rises",
+    "setting", "switched_on", "updates_of",
 ]  # fmt: skip
 
 Kind = Literal["step", "rollout"]
 
 _HIGH = 3
 """So many numbers make a level: its median is what a curve had."""
+
+
+_FIRST, _TIMES_FIRST = 2, 100.0
+"""Of a level of so few numbers, so many times it are too much."""
+_BEFORE, _TIMES = 5, 10.0
+"""Of a level of more, fewer are."""
+_WINDOW = 20
+_STAYS = 3
 
 
 class Point(NamedTuple):
@@ -34,6 +42,14 @@ class Fall(NamedTuple):
     level: float
     since: int
     now: float
+
+
+class Rise(NamedTuple):
+    """A curve that left its level for far above: the level, the point where it left, and the largest from there on."""
+
+    level: float
+    at: Point
+    top: float
 
 
 def curve(series: Series, kind: Kind, metric: str) -> list[Point]:
@@ -66,6 +82,35 @@ def falls(points: Sequence[Point], *, low: float = 0.1, least: float = 0.05) -> 
         return None
     since = next(k for k in range(len(values)) if max(values[k:]) <= edge)
     return Fall(top, finite[since].number, now)
+
+
+def rises(points: Sequence[Point], *, least: float, least_first: float) -> Rise | None:
+    """Whether a curve rises far above its level, and stays there for three numbers.
+
+    Its level is the smallest running median of what came before, so that a rise does not become the level. Ten times a
+    level of five numbers are too much, and a hundred times one of two to four.
+
+    Args:
+        points: What is not finite is left out.
+        least: Numbers up to this are not too large.
+        least_first: The same where the level is of two to four numbers.
+
+    Returns:
+        None where it does not.
+    """
+    finite = [point for point in points if math.isfinite(point.value)]
+    values = [point.value for point in finite]
+    medians = [median(values[max(0, k - _WINDOW) : k]) if k >= _FIRST else math.inf for k in range(len(values))]
+    for k in range(_FIRST, len(values) - _STAYS + 1):
+        settled = min((one for one in medians[max(_BEFORE, k - _WINDOW) : k + 1] if one > 0), default=math.inf)
+        # the first numbers are a level only until there are more
+        early = medians[_FIRST : min(k, _BEFORE - 1) + 1] if k <= _WINDOW else []
+        first = min((one for one in early if one > 0), default=math.inf)
+        now = min(values[k : k + _STAYS])
+        for level, times, bound in ((settled, _TIMES, least), (first, _TIMES_FIRST, least_first)):
+            if now > max(times * level, bound):
+                return Rise(level, finite[k], max(values[k:]))
+    return None
 
 
 def first_kl(series: Series) -> tuple[Kind, str, float] | None:

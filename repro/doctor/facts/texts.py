@@ -1,8 +1,8 @@
 """Whether what a model wrote is text at all: measures of one response, and of a rollout's responses together.
 
 The measures know no language. A response is garbled for one of four reasons, each a state that weights which were not
-loaded, or mapped to other layers, end in: bytes that are no characters; a loop of the same few tokens; letters of many
-scripts mixed; tokens of which hardly any comes twice, as if drawn by chance.
+loaded, or mapped to other layers, end in: bytes that are no characters; one character, or the same few tokens, again
+and again; letters of many scripts mixed; tokens of which hardly any comes twice, as if drawn by chance.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import unicodedata
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,8 +22,9 @@ from repro_golden.dumps.rollout.arrays import numbers
 from repro_golden.dumps.rollout.files import RolloutDump
 
 __all__ = [
-    "BROKEN", "CLEAN", "FRESH", "FRESH_WINDOW", "LOOP", "LOOP_BYTES", "LOOP_TOKENS", "SCRIPTS", "Garble", "Verdict",
-    "broken_share", "compression", "fresh_share", "judge", "judged", "loop_share", "response_tokens", "scripts_mixed",
+    "BROKEN", "CLEAN", "FRESH", "FRESH_WINDOW", "LOOP", "LOOP_BYTES", "LOOP_TOKENS", "SCRIPTS", "SINGLE",
+    "SINGLE_LEAST", "Garble", "Verdict", "broken_share", "compression", "fresh_share", "judge", "judged", "loop_share",
+    "response_tokens", "scripts_mixed", "single_character", "single_token",
 ]  # fmt: skip
 
 BROKEN = 0.1
@@ -36,6 +38,11 @@ COMPRESSED = 0.03
 """Deflate leaves less of a text: English and source leave a quarter to a half, JSON lists a tenth."""
 LOOP_BYTES = 1024
 """Texts of fewer bytes are not judged by compression."""
+
+SINGLE = 0.9
+"""More of a response is one character, or one token: no sentence, table or number with its words comes near."""
+SINGLE_LEAST = 16
+"""Responses of fewer characters, or tokens, are not judged by this: `1111` is an answer."""
 
 SCRIPTS = 4
 """So many writing systems mixed: Chinese with English and Greek letters of mathematics are two."""
@@ -70,10 +77,14 @@ _STARTS = [start for start, _ in _RANGES]
 
 
 class Verdict(NamedTuple):
-    """One response: why it is garbled ('' where it is not), and whether its text shows that, not its tokens alone."""
+    """One response: why it is garbled ('' where it is not), and whether its text shows that, not its tokens alone.
+
+    `single` is whether it is one character or token again and again.
+    """
 
     reason: str
     by_text: bool
+    single: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,16 +92,19 @@ class Garble:
     """A rollout's responses.
 
     Attributes:
-        judged: How many were long enough to be judged.
+        judged: How many were long enough to be judged; where some are one character or token again and again, which
+            short responses are judged by, all that have a response.
         garbled: The places of the garbled ones among the samples, with why.
         by_text: How many of those their text shows.
         fresh: Share of distinct tokens in windows over all responses, one after the other, where each is too short.
+        single: How many of the garbled ones are one character or token again and again.
     """
 
     judged: int
     garbled: tuple[tuple[int, str], ...]
     by_text: int
     fresh: float | None
+    single: int = 0
 
     @property
     def share(self) -> float:
@@ -122,6 +136,25 @@ def loop_share(tokens: Sequence[int] | npt.NDArray[np.int64], n: int = _NGRAM) -
         return 0.0
     grams = np.lib.stride_tricks.sliding_window_view(ids, n)
     return 1.0 - len(np.unique(grams, axis=0)) / count
+
+
+def single_character(text: str) -> tuple[str, float]:
+    """The most frequent character of a text, and its share; white space does not count. '' and 0 for a short text."""
+    counts = Counter(c for c in text if not c.isspace())
+    if counts.total() < SINGLE_LEAST:
+        return "", 0.0
+    character, count = counts.most_common(1)[0]
+    return character, count / counts.total()
+
+
+def single_token(tokens: Sequence[int] | npt.NDArray[np.int64]) -> tuple[int, float]:
+    """The most frequent of tokens, and its share; -1 and 0 for a few tokens."""
+    ids = np.asarray(tokens, np.int64)
+    if ids.size < SINGLE_LEAST:
+        return -1, 0.0
+    values, counts = np.unique(ids, return_counts=True)
+    most = int(counts.argmax())
+    return int(values[most]), float(counts[most] / ids.size)
 
 
 def scripts_mixed(text: str) -> tuple[int, int, int]:
@@ -159,7 +192,10 @@ def judge(text: str, tokens: Sequence[int] | npt.NDArray[np.int64] | None) -> Ve
     """
     text = text[:_TEXT]
     ids = None if tokens is None else np.asarray(tokens, np.int64)[:_TOKENS]
-    if len(text) < 16 and (ids is None or ids.size < LOOP_TOKENS):
+    found = _single(text, ids)
+    if found is not None:
+        return found
+    if len(text) < SINGLE_LEAST and (ids is None or ids.size < LOOP_TOKENS):
         return None
     broken = broken_share(text)
     if broken > BROKEN and broken * len(text) > 3:
@@ -177,24 +213,42 @@ def judge(text: str, tokens: Sequence[int] | npt.NDArray[np.int64] | None) -> Ve
     return Verdict("", False)
 
 
+def _single(text: str, ids: npt.NDArray[np.int64] | None) -> Verdict | None:
+    """Whether a response is one character or token again and again."""
+    character, share = single_character(text)
+    if share > SINGLE:
+        named = repr(character) if character.isprintable() else f"U+{ord(character):04X}"
+        return Verdict(f"{share:.0%} of its characters are {named}", True, True)
+    # tokens behind a short text are padding
+    if ids is not None and (not text or len(text) >= SINGLE_LEAST):
+        token, share = single_token(ids)
+        if share > SINGLE:
+            return Verdict(f"{share:.0%} of its tokens are {token}", bool(text), True)
+    return None
+
+
 def judged(dump: RolloutDump) -> Garble:
     """Judge the responses of a rollout, at most 256 of them, evenly taken."""
     verdicts: list[tuple[int, Verdict]] = []
     short: list[npt.NDArray[np.int64]] = []
+    present = 0
     for place in _taken(len(dump.samples)):
         sample = dump.samples[place]
         text, tokens = sample.get("response"), response_tokens(sample)
+        present += bool(text) or tokens is not None
         found = judge(text if isinstance(text, str) else "", tokens)
         if found is not None:
             verdicts.append((place, found))
         if tokens is not None and tokens.size < FRESH_WINDOW:
             short.append(tokens)
     garbled = [(place, one) for place, one in verdicts if one.reason]
+    single = sum(one.single for _, one in garbled)
     return Garble(
-        len(verdicts),
+        present if single else len(verdicts),
         tuple((place, one.reason) for place, one in garbled),
         sum(one.by_text for _, one in garbled),
         fresh_share(np.concatenate(short)) if short else None,
+        single,
     )
 
 

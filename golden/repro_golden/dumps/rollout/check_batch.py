@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from repro_golden.dumps.rollout.check_rules import Batch, Found, Rule, said
 from repro_golden.dumps.values import same
 
 __all__ = ["RULES"]
+
+_VERSIONS = 5
+"""Versions of the weights that are named; the others are counted."""
 
 
 def _duplicated(batch: Batch) -> Iterator[Found]:
@@ -64,15 +67,29 @@ def _scattered(batch: Batch) -> Iterator[Found]:
 
 def _versions_in_sample(batch: Batch) -> Iterator[Found]:
     for number, versions in batch.column("weight_versions"):
-        if isinstance(versions, list) and len(found := sorted({said(v) for v in versions})) > 1:
-            yield Found(number, "weight_versions", f"sampled with the weights {', '.join(found)}")
+        if isinstance(versions, list) and len(found := {said(v) for v in versions}) > 1:
+            yield Found(number, "weight_versions", f"sampled with the weights {_listed(found)}")
 
 
 def _versions(batch: Batch) -> Iterator[Found]:
     found = Counter(v for _, versions in batch.column("weight_versions") for v in set(map(said, versions)))
     if len(found) > 1:
-        listed = ", ".join(f"{version} ({count} samples)" for version, count in sorted(found.items()))
-        yield Found(None, "weight_versions", f"the batch was sampled with weights {listed}")
+        named = {version: f"{version} ({count} sample{'s' if count > 1 else ''})" for version, count in found.items()}
+        yield Found(None, "weight_versions", f"the batch was sampled with weights {_listed(found, named)}")
+
+
+def _listed(versions: Iterable[str], named: Mapping[str, str] | None = None) -> str:
+    """The first few versions in the order of their numbers, and how many there are."""
+    ordered = sorted(versions, key=_place)
+    listed = ", ".join((named or {}).get(version, version) for version in ordered[:_VERSIONS])
+    more = len(ordered) - _VERSIONS
+    return f"{listed} and {more} more ({len(ordered)} versions)" if more > 0 else listed
+
+
+def _place(version: str) -> tuple[int, int, str]:
+    """Where a version stands: numbers by size, then other names by their letters."""
+    digits = version.strip("'\"")
+    return (0, int(digits), version) if digits.isdecimal() and len(digits) < 20 else (1, 0, version)
 
 
 def _unfinished(batch: Batch) -> Iterator[Found]:

@@ -7,18 +7,23 @@ its name or its name begins with a rule; every other ``.weight`` of two or more 
 
 from __future__ import annotations
 
+import json
 import re
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from repro.doctor.artefacts.kinds import HfCheckpoint, HfConfig, Launch, TensorInfo
-from repro.doctor.facts.checkpoints.names import text_values
+from repro.doctor.facts.checkpoints.names import is_router, kind_of, number, place, text_values
 from repro.doctor.facts.checkpoints.patterns import why_slow
+from repro_golden.errors import ReproError
 
-__all__ = ["RECOMMENDED", "Ignoring", "decides", "ignoring_of", "is_linear", "packed_names"]
+__all__ = [
+    "RECOMMENDED", "Ignoring", "Taken", "bridged", "cure_of", "decides", "ignoring_of", "is_gate", "is_linear",
+    "packed_names", "taken",
+]  # fmt: skip
 
 RECOMMENDED = (
     "lm_head", "model.embed_tokens.weight", "re:.*self_attn.*", r"re:.*mlp\.shared_experts.*",
@@ -34,6 +39,12 @@ _TABLE = re.compile(
     r"(?:^|\.)(?:\w*embed(?:ding)?s?|embed_tokens|wte|wpe|word_embeddings|position_embeddings?|patch_embed\w*|lm_head"
     r"|gate|router|conv\w*|\w*norm\w*|proj_in)(?:\.\w*proj)?\.weight$"
 )
+
+_GATE = re.compile(r"(?:^|(?<!attn)\.)\w+_gate\.weight$")
+"""Gates besides routers, as that of Qwen's shared expert; ``gate_proj`` and an attention's gate are Linears."""
+
+_SHAPES = 4096
+"""How many ``weight_shape`` are read: each is a read of its own."""
 
 
 @dataclass(frozen=True)
@@ -106,23 +117,97 @@ def _is_packed(quantization: Mapping[str, Any]) -> bool:
     return weights.get("type", "int") == "int" and weights.get("num_bits", 4) in (4, 8)
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A weight that is packed, or would be.
+
+    Attributes:
+        name: As it is called unpacked.
+        shape: Unpacked; empty where a packed one does not say it.
+        stored: Whether the checkpoint itself holds it packed.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    stored: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} ({' x '.join(map(str, self.shape)) or 'shape unknown'})"
+
+
+def taken(ignoring: Ignoring, checkpoint: HfCheckpoint) -> list[Taken]:
+    """The weights that the list leaves to be packed, and those that the checkpoint holds packed and are no Linear."""
+    tensors = checkpoint.tensors
+    found = {name: Taken(name, tensors[name].shape, False) for name in ignoring.packed(tensors)}
+    stored = sorted(name for name in packed_names(tensors) if not is_linear(name) and not ignoring.ignores(name))
+    for nth, name in enumerate(stored):
+        found[name] = Taken(name, _unpacked(checkpoint, f"{name}_shape") if nth < _SHAPES else (), True)
+    return [found[name] for name in sorted(found)]
+
+
+def _unpacked(checkpoint: HfCheckpoint, name: str) -> tuple[int, ...]:
+    """The shape that is stored beside a packed weight; empty where there is none."""
+    info = checkpoint.tensors.get(name)
+    if info is None or len(info.shape) != 1 or info.shape[0] > 8:
+        return ()
+    try:
+        sizes = checkpoint.read(name).tolist()
+    except ReproError:
+        return ()
+    return tuple(sizes) if all(number(size) is not None for size in sizes) else ()
+
+
+def cure_of(found: Iterable[Taken]) -> str:
+    """What to add to the list for these weights: a pattern for each kind of them."""
+    kinds: dict[str, list[Taken]] = {}
+    for one in found:
+        kinds.setdefault(kind_of(one.name), []).append(one)
+    rules = [_rule(kind, [one.name for one in members]) for kind, members in kinds.items()]
+    again = any(one.stored for members in kinds.values() for one in members)
+    return (
+        f"add {', '.join(map(json.dumps, dict.fromkeys(rules)))} to quantization_config.ignore of config.json"
+        + (" and convert the checkpoint again with that list" if again else "")
+        + f"; for MoE models like GLM: {json.dumps(list(RECOMMENDED))}"
+    )
+
+
+def _rule(kind: str, names: list[str]) -> str:
+    """A rule that keeps the weights of one kind, and no other."""
+    where = place(names[0])
+    if where is not None and is_router(names[0], (0, 0)):  # as the guides write it
+        return rf"re:.*{re.escape(where.rest.removesuffix('.weight'))}\..*"
+    if len(names) == 1:
+        return names[0]
+    return f"re:{re.escape(kind).replace(re.escape('*'), '[0-9]+')}"
+
+
 def packed_names(tensors: Mapping[str, TensorInfo]) -> set[str]:
     """Names of weights that the checkpoint itself stores packed, as they are called unpacked."""
     return {n.removesuffix("_packed") for n in tensors if n.endswith(".weight_packed")}
 
 
 def is_linear(name: str) -> bool:
-    """Whether a matrix is the weight of a Linear, by its name: no table, no router, no convolution."""
-    return _TABLE.search(name) is None
+    """Whether a matrix is the weight of a Linear, by its name: no table, no router or gate, no convolution."""
+    return _TABLE.search(name) is None and not is_gate(name)
 
 
-def decides(launch: Launch | None, checkpoint: HfCheckpoint) -> bool:
-    """Whether a launch is at hand that packs by this list.
+def is_gate(name: str) -> bool:
+    """Whether a weight is a gate besides the router."""
+    return _GATE.search(name) is not None
+
+
+def bridged(launch: Launch | None) -> bool:
+    """Whether a launch syncs weights by a bridge, which does not go by this list.
 
     Miles' bridge packs what the checkpoint holds packed, whatever the list says
     (radixark/miles@31f1ca961 miles/backends/megatron_utils/update_weight/hf_weight_iterator_bridge.py:20).
     """
-    if launch is None or launch.system not in ("slime", "miles") or launch.value("--megatron-to-hf-mode") == "bridge":
+    return launch is not None and launch.value("--megatron-to-hf-mode") == "bridge"
+
+
+def decides(launch: Launch | None, checkpoint: HfCheckpoint) -> bool:
+    """Whether a launch is at hand that packs by this list."""
+    if launch is None or launch.system not in ("slime", "miles") or bridged(launch):
         return False
     named = launch.value("--hf-checkpoint")
     return named is not None and named.rstrip("/").rpartition("/")[2] == checkpoint.path.absolute().name

@@ -34,9 +34,10 @@ def _check(launch: Launch, checkpoint: MegatronCheckpoint | None) -> Iterator[Fo
         if there is not None and int(step) not in there[1]:
             source, found = there
             has = f"it has {ranges(found)}" if found else "it has none"
+            choice = f"{'one of ' if len(found) > 1 else ''}{ranges(found)}"
             yield Found(
                 f"{flag} {int(step)}: {source} has no iter_{int(step):07d} ({has})", where,
-                cure=f"give one of {ranges(found)}, or drop {flag} to load the newest" if found else "",
+                cure=f"give {choice}, or drop {flag} to load the newest" if found else "",
             )  # fmt: skip
 
 

@@ -30,13 +30,14 @@ def _check(checkpoint: HfCheckpoint) -> Iterator[Found]:
         return
     missing = set(range(count)) - set(stack.layers)
     if missing:
-        said = f"layers {ranges(missing)} of {count} have no tensor in {stack.name}"
-        yield Found(said, where)
+        subject, has = ("layers", "have") if len(missing) > 1 else ("layer", "has")
+        yield Found(f"{subject} {ranges(missing)} of {count} {has} no tensor in {stack.name}", where)
     draft = next((n for key in _AHEAD if (n := number(text_values(values).get(key)))), 0)
     beyond = {layer for layer in stack.layers if layer >= count + draft}
     if beyond:
-        said = f"{stack.name} has layers {ranges(beyond)}, and the config says {count}" + (
-            f" and {draft} to predict ahead" if draft else ""
+        said = (
+            f"{stack.name} has layer{'s' if len(beyond) > 1 else ''} {ranges(beyond)}, and the config says {count}"
+            + (f" and {draft} to predict ahead" if draft else "")
         )
         yield Found(said, where, "warning", "likely", "give the config the number of layers that the weights have")
 

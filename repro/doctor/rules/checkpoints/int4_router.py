@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import HfCheckpoint, Launch
-from repro.doctor.facts.checkpoints.ignoring import decides, ignoring_of
+from repro.doctor.facts.checkpoints.ignoring import bridged, cure_of, decides, ignoring_of, taken
 from repro.doctor.facts.checkpoints.names import is_router
 from repro.doctor.rule import Found, Rule, Where
 
@@ -18,19 +16,19 @@ def _check(checkpoint: HfCheckpoint, launch: Launch | None) -> Iterator[Found]:
     ignoring = ignoring_of(checkpoint.config)
     if ignoring is None or checkpoint.config is None:
         return
-    routers = [n for n in ignoring.packed(checkpoint.tensors) if is_router(n, checkpoint.tensors[n].shape)]
-    if not routers:
-        return
-    parts = sorted({".".join(name.split(".")[-3:-1]) for name in routers})
-    patterns = ", ".join(json.dumps(f"re:.*{re.escape(part)}\\..*") for part in parts)
-    shape = " x ".join(map(str, checkpoint.tensors[routers[0]].shape))
-    where = Where(str(checkpoint.config.path), item="quantization_config.ignore", value=routers[0])
-    said = f"{len(routers)} router weights would be packed to INT4 in the weight sync, first {routers[0]} ({shape})"
+    # a packed router may not say its shape: its name must do
+    routers = [one for one in taken(ignoring, checkpoint) if is_router(one.name, one.shape or (0, 0))]
+    cure = cure_of(routers)
     sure = decides(launch, checkpoint)
-    yield Found(
-        said, where, None if sure else "warning", None if sure else "likely",
-        f"add {patterns} to quantization_config.ignore of config.json",
-    )  # fmt: skip
+    for one in routers:
+        where = Where(str(checkpoint.config.path), item="quantization_config.ignore", value=str(one))
+        if one.stored:
+            said = f"the router {one} is stored packed, and the ignore list has no rule for it"
+            yield Found(said, where, cure=cure)
+        else:
+            said = f"the router {one} would be packed to INT4 in the weight sync"
+            idle = bridged(launch)
+            yield Found(said, where, "warning" if idle else None, None if sure else "likely", cure)
 
 
 RULE = Rule(

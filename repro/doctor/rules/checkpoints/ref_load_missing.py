@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Launch
 from repro.doctor.artefacts.megatron import TRACKER, iteration_of
-from repro.doctor.facts.checkpoints.launches import exists, is_known, is_whole, named
+from repro.doctor.facts.checkpoints.launches import exists, is_known, named
 from repro.doctor.rule import Found, Rule
 
 __all__ = ["RULE"]
@@ -15,18 +15,15 @@ __all__ = ["RULE"]
 def _check(launch: Launch) -> Iterator[Found]:
     kl = launch.has("--use-kl-loss") or (launch.number("--kl-coef", 0.0) or 0.0) != 0.0
     ref = named(launch, "--ref-load")
-    asks = "--use-kl-loss" if launch.has("--use-kl-loss") else "--kl-coef"
     if not launch.has("--ref-load"):
-        if kl and is_whole(launch):
-            said = f"{asks} needs a reference model, and there is no --ref-load: the trainer raises TypeError at once"
-            yield Found(said, launch.where(asks))
-        return
+        return  # `kl-without-ref` says what that leads to
     if ref is None or not is_known(launch, ref):
         return
     where = launch.where("--ref-load")
     if not exists(ref):
         if kl:
-            yield Found(f"--ref-load {ref} does not exist: the trainer raises FileNotFoundError", where)
+            said = f"--ref-load {ref} does not exist here: the trainer raises FileNotFoundError"
+            yield Found(said, where, certainty="likely")
         else:
             yield Found(f"--ref-load {ref} does not exist", where, "warning", "likely")
     elif not exists(ref / TRACKER) and not exists(ref / "config.json") and iteration_of(ref.name) is None:
@@ -35,7 +32,7 @@ def _check(launch: Launch) -> Iterator[Found]:
 
 
 RULE = Rule(
-    "ref-load-missing", "A reference model is needed, and --ref-load is not given, not there or no checkpoint",
+    "ref-load-missing", "--ref-load names what is not there, or no checkpoint",
     (Launch,), "error", "certain",
     "the trainer fails when it checks its arguments, or loads nothing and generates garbled text",
     "give --ref-load the Megatron folder of the initial model (tools/convert_hf_to_torch_dist.py writes one), or its "

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from repro.doctor.artefacts.kinds import HfCheckpoint
+from repro.doctor.artefacts.kinds import HfCheckpoint, HfConfig
+from repro.doctor.facts.checkpoints.names import layer_count, number, text_values
 from repro.doctor.rule import Found, Rule, Where
+from repro.text import count
 
 __all__ = ["RULE"]
 
@@ -20,15 +22,20 @@ _LARGEST = 1 << 28
 def _check(one: HfCheckpoint, other: HfCheckpoint) -> Iterator[Found]:
     if str(one.path) >= str(other.path):
         return  # the pair comes in both orders
+    if _unlike(one.config, other.config):
+        return
+    twins = _quantization(one) != _quantization(other)  # one was made from the other, to hold less
     shared = sorted(set(one.tensors) & set(other.tensors))
-    if len(shared) < 0.5 * min(len(one.tensors), len(other.tensors)) or not shared:
+    if len(shared) < (0.0 if twins else 0.5) * min(len(one.tensors), len(other.tensors)) or not shared:
         return  # two models, not one twice
-    for here, there in ((one, other), (other, one)):
+    if twins:
+        shared = [name for name in shared if one.tensors[name].dtype == other.tensors[name].dtype]
+    for here, there in () if twins else ((one, other), (other, one)):
         gone = sorted(set(here.tensors) - set(there.tensors))
         if gone:
             shown = ", ".join(gone[:3]) + (", ..." if len(gone) > 3 else "")
             where = Where(str(there.path), item=gone[0])
-            yield Found(f"{there.path} lacks {len(gone)} tensors that {here.path} has: {shown}", where)
+            yield Found(f"{there.path} lacks {count(len(gone), 'tensor')} that {here.path} has: {shown}", where)
     unlike = [n for n in shared if one.tensors[n].shape != other.tensors[n].shape]
     for name in unlike[:_MOST]:
         shapes = [list(checkpoint.tensors[name].shape) for checkpoint in (one, other)]
@@ -47,12 +54,29 @@ def _check(one: HfCheckpoint, other: HfCheckpoint) -> Iterator[Found]:
         yield Found(said, Where(str(other.path)), "note" if trained else None)
 
 
+def _unlike(one: HfConfig | None, other: HfConfig | None) -> bool:
+    """Whether two configs are of two models: another width, depth or vocabulary."""
+    if one is None or other is None:
+        return False
+    sizes = [
+        (layer_count(c.values), *(number(text_values(c.values).get(key)) for key in ("hidden_size", "vocab_size")))
+        for c in (one, other)
+    ]
+    return any(None not in pair and pair[0] != pair[1] for pair in zip(*sizes, strict=True))
+
+
+def _quantization(checkpoint: HfCheckpoint) -> object:
+    """How a checkpoint says that it is quantised; None where it is not."""
+    values = text_values(checkpoint.config.values) if checkpoint.config else {}
+    return values.get("quantization_config") or None
+
+
 def _difference(one: HfCheckpoint, other: HfCheckpoint, name: str) -> tuple[float, str]:
     """The largest difference, and how to say it."""
     info, dtypes = one.tensors[name], f"{one.tensors[name].dtype} against {other.tensors[name].dtype}"
     cast = "" if one.tensors[name].dtype == other.tensors[name].dtype else f" ({dtypes})"
-    count = math.prod(info.shape)
-    if count > _LARGEST or any(c.tensors[name].dtype.startswith(("F4", "F6", "C")) for c in (one, other)):
+    size = math.prod(info.shape)
+    if size > _LARGEST or any(c.tensors[name].dtype.startswith(("F4", "F6", "C")) for c in (one, other)):
         return math.nan, f"not the same bytes{cast}"
     with np.errstate(invalid="ignore", over="ignore"):
         a, b = one.read(name).astype(np.float64), other.read(name).astype(np.float64)
@@ -61,7 +85,7 @@ def _difference(one: HfCheckpoint, other: HfCheckpoint, name: str) -> tuple[floa
     if np.isnan(gap).any():
         return math.inf, f"NaN on one side{cast}"
     most = float(gap.max(initial=0.0))
-    return most, f"by {most:.6g} at most, {int((gap > 0).sum())} of {count} elements{cast}"
+    return most, f"by {most:.6g} at most, {int((gap > 0).sum())} of {size} elements{cast}"
 
 
 RULE = Rule(

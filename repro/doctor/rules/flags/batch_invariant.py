@@ -35,14 +35,14 @@ def _check(launch: Launch) -> Iterator[Found]:
         if batch == total // steps:
             # the trainers compare after `//`, and take this
             message += f": the trainer rounds down, and trains on {batch * steps} of them"
-            yield Found(message, launch.where(_STEPS), "warning", certainty, cure)
+            yield Found(message, launch.where(_STEPS), severity, certainty, cure)
         else:
             yield Found(message, launch.where(_GLOBAL), severity, certainty, cure)
     elif launch.has(_STEPS) and steps is not None and total % steps:
         message = (
             f"{shown} do not divide into {steps} steps: the trainer rounds down, {total % steps} are never trained on"
         )
-        yield Found(message, launch.where(_STEPS), "warning" if total > steps else severity, certainty)
+        yield Found(message, launch.where(_STEPS), severity, certainty)
     elif launch.has(_GLOBAL) and batch is not None and trains(launch):
         if total < batch:
             message = f"{shown} are fewer than a global batch of {batch}"

@@ -37,7 +37,10 @@ def _check(log: Log, launch: Launch | None) -> Iterator[Found]:
     if any(_SMALL in line for line in near):
         cause = ": its share of memory holds no KV cache"
         cure = f"raise --sglang-mem-fraction-static{given}, 0.85 for an engine with its own GPUs"
-    elif any(word in line for line in near for word in (*MEMORY, "illegal memory access")):
+    elif any("illegal memory access" in line for line in near):
+        cause = " after an illegal memory access"
+        cure = "see `illegal-memory-access`: it is what the engine died of"
+    elif any(word in line for line in near for word in MEMORY):
         cause = ": its GPU's memory ran out"
         cure = f"lower --sglang-mem-fraction-static{given} to 0.7, then 0.6, or --sglang-cuda-graph-max-bs"
     yield Found(

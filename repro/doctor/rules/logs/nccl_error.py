@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from repro.doctor.artefacts.kinds import Launch, Log
-from repro.doctor.artefacts.log_lines import below, goes_on, said, speaker, times
+from repro.doctor.artefacts.kinds import Hit, Launch, Log
+from repro.doctor.artefacts.log_lines import above, below, fails, goes_on, said, speaker, times
 from repro.doctor.rule import Found, Rule
 from repro.doctor.rules.logs.weight_sync_hang import TIMEOUTS, in_weight_sync
 
 __all__ = ["RULE"]
 
+_CLOSED = "Connection closed by peer"
 _ERRORS = (
     "NCCL error", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError", "ncclInvalidUsage",
     "ncclRemoteError", "torch.distributed.DistBackendError", "Some NCCL operations have failed or timed out",
-    "Connection closed by peer",
+    _CLOSED,
 )  # fmt: skip
 
 
+def _counts(log: Log, hit: Hit) -> bool:
+    """Whether a line is evidence: what NCCL tells at its level INFO is not, and every socket's end has a peer."""
+    if "NCCL INFO" in hit.text:
+        return False
+    if _CLOSED not in hit.text or any(phrase in hit.text for phrase in (*_ERRORS, *TIMEOUTS) if phrase != _CLOSED):
+        return True
+    return "gloo" in hit.text or any(fails(line) for line in (*above(log, hit, 20), *below(log, hit, 20)))
+
+
 def _check(log: Log, launch: Launch | None) -> Iterator[Found]:
-    hits = [hit for hit in said(log, *_ERRORS, *TIMEOUTS)[:40] if not in_weight_sync(log, hit)]
+    hits = [hit for hit in said(log, *_ERRORS, *TIMEOUTS)[:40] if _counts(log, hit) and not in_weight_sync(log, hit)]
     if not hits:
         return
     hit = hits[0]

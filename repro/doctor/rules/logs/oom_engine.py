@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Launch, Log
-from repro.doctor.artefacts.log_lines import MEMORY, argument, colocated, goes_on, memory_errors, speaker
+from repro.doctor.artefacts.log_lines import MEMORY, SYNC, argument, colocated, goes_on, memory_errors, speaker
 from repro.doctor.rule import Found, Rule
 
 __all__ = ["RULE"]
 
 
 def _check(log: Log, launch: Launch | None) -> Iterator[Found]:
-    for error in memory_errors(log):
-        if error.engine and not (colocated(launch, log) and error.steps < 2):
+    for error in memory_errors(log, launch):
+        if error.engine and not (colocated(launch, log) and error.rollouts < 2):
             who = f" {speaker(error.hit)}" if speaker(error.hit) else ""
             now = argument("sglang_mem_fraction_static", launch, log)
             yield Found(
@@ -36,5 +36,5 @@ RULE = Rule(
     cure="lower --sglang-mem-fraction-static, or --sglang-cuda-graph-max-bs",
     sources=("Miles FAQ", "slime guide: Troubleshooting"),
     check=_check,
-    phrases=MEMORY,
+    phrases=(*MEMORY, SYNC),
 )

@@ -1,11 +1,11 @@
-"""GPU memory that ran out in the first step where trainer and engines share GPUs: they do not fit together."""
+"""GPU memory that ran out in the first cycle where trainer and engines share GPUs: they do not fit together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Launch, Log
-from repro.doctor.artefacts.log_lines import MEMORY, argument, colocated, goes_on, memory_errors, speaker
+from repro.doctor.artefacts.log_lines import MEMORY, SYNC, argument, colocated, goes_on, memory_errors, speaker
 from repro.doctor.rule import Found, Rule
 
 __all__ = ["RULE"]
@@ -14,13 +14,14 @@ __all__ = ["RULE"]
 def _check(log: Log, launch: Launch | None) -> Iterator[Found]:
     if not colocated(launch, log):
         return
-    for error in memory_errors(log):
-        if error.steps == 0:
+    for error in memory_errors(log, launch):
+        if error.rollouts < 1:
             side = "an inference engine" if error.engine else "the trainer"
             who = f", {speaker(error.hit)}" if speaker(error.hit) else ""
             now = argument("sglang_mem_fraction_static", launch, log)
             yield Found(
-                f"GPU memory ran out in {side}{who}, before the first optimizer step ended"
+                f"GPU memory ran out in {side}{who}, before the first rollout was trained on, "
+                f"after {error.steps} of its optimizer steps"
                 + (f"; --sglang-mem-fraction-static is {now}" if now else ""),
                 log.where(error.hit),
                 severity="warning" if goes_on(log, error.hit) else None,
@@ -30,7 +31,7 @@ def _check(log: Log, launch: Launch | None) -> Iterator[Found]:
 
 RULE = Rule(
     id="oom-first-step",
-    title="GPU memory that ran out in the first step of shared GPUs",
+    title="GPU memory that ran out before the first rollout of shared GPUs was trained on",
     inputs=(Log,),
     uses=(Launch,),
     severity="error",
@@ -40,5 +41,5 @@ RULE = Rule(
     "(--max-tokens-per-gpu, --recompute-granularity full), then --sglang-mem-fraction-static",
     sources=("slime guide: Debugging", "slime guide: Troubleshooting"),
     check=_check,
-    phrases=MEMORY,
+    phrases=(*MEMORY, SYNC),
 )

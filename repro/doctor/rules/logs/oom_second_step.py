@@ -1,11 +1,11 @@
-"""GPU memory that ran out in the second step where trainer and engines share GPUs: offload and reload."""
+"""GPU memory that ran out in the second cycle where trainer and engines share GPUs: offload and reload."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Launch, Log
-from repro.doctor.artefacts.log_lines import MEMORY, argument, colocated, goes_on, memory_errors, speaker
+from repro.doctor.artefacts.log_lines import MEMORY, SYNC, argument, colocated, goes_on, memory_errors, speaker
 from repro.doctor.rule import Found, Rule
 
 __all__ = ["RULE"]
@@ -14,13 +14,14 @@ __all__ = ["RULE"]
 def _check(log: Log, launch: Launch | None) -> Iterator[Found]:
     if not colocated(launch, log):
         return
-    for error in memory_errors(log):
-        if error.steps == 1:
+    for error in memory_errors(log, launch):
+        if error.rollouts == 1:
             side = "an inference engine" if error.engine else "the trainer"
             who = f", {speaker(error.hit)}" if speaker(error.hit) else ""
             now = argument("sglang_mem_fraction_static", launch, log)
             yield Found(
-                f"GPU memory ran out in {side}{who}, after the first optimizer step and before the second"
+                f"GPU memory ran out in {side}{who}, after the first rollout was trained on "
+                f"({error.steps} optimizer steps) and before the second was"
                 + (f"; --sglang-mem-fraction-static is {now}" if now else ""),
                 log.where(error.hit),
                 severity="warning" if goes_on(log, error.hit) else None,
@@ -30,14 +31,15 @@ def _check(log: Log, launch: Launch | None) -> Iterator[Found]:
 
 RULE = Rule(
     id="oom-second-step",
-    title="GPU memory that ran out in the second step of shared GPUs",
+    title="GPU memory that ran out in the second rollout of shared GPUs",
     inputs=(Log,),
     uses=(Launch,),
     severity="error",
     certainty="likely",
-    why="the first step fits, but the trainer's offload and reload does not find its memory again beside the engine",
+    why="the first rollout's training fits, but the trainer's offload and reload does not find its memory again beside "
+    "the engine",
     cure="lower --sglang-mem-fraction-static to 0.7, then 0.6; 0.4 and a shorter --seq-length as last resort",
     sources=("Miles guide: Debugging", "slime guide: Debugging", "slime guide: Troubleshooting"),
     check=_check,
-    phrases=MEMORY,
+    phrases=(*MEMORY, SYNC),
 )

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Launch, Log
-from repro.doctor.artefacts.log_lines import MEMORY, argument, colocated, goes_on, memory_errors, speaker
+from repro.doctor.artefacts.log_lines import MEMORY, SYNC, argument, colocated, goes_on, memory_errors, speaker
 from repro.doctor.rule import Found, Rule
 
 __all__ = ["RULE"]
 
 
 def _check(log: Log, launch: Launch | None) -> Iterator[Found]:
-    for error in memory_errors(log):
-        if error.engine or (colocated(launch, log) and error.steps < 2):
+    for error in memory_errors(log, launch):
+        if error.engine or (colocated(launch, log) and error.rollouts < 2):
             continue
         who = f" on {speaker(error.hit)}" if speaker(error.hit) else ""
         when = " in a backward pass" if error.backward else ""
@@ -61,5 +61,5 @@ RULE = Rule(
     cure="--recompute-activations, --micro-batch-size 1, --sequence-parallel, a smaller --max-tokens-per-gpu",
     sources=("slime guide: Troubleshooting", "Miles FAQ"),
     check=_check,
-    phrases=MEMORY,
+    phrases=(*MEMORY, SYNC),
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from repro.doctor.artefacts.kinds import Launch, Log
-from repro.doctor.artefacts.log_lines import argument, goes_on, said, speaker, times
-from repro.doctor.rule import Found, Rule
+from repro.doctor.artefacts.kinds import Hit, Launch, Log
+from repro.doctor.artefacts.log_lines import above, argument, below, fails, goes_on, said, speaker, times
+from repro.doctor.rule import Found, Rule, Severity
 
 __all__ = ["RULE"]
 
@@ -16,13 +17,35 @@ _UNREACHED = (
     "Max retries exceeded with url: /health_generate",
 )
 _TAKEN = ("Address already in use", "address already in use", "EADDRINUSE")
+_RAYS = ("dashboard", "raylet", "gcs")
+"""How files begin in which Ray's own servers tell of their ports."""
+
+_AGAIN = re.compile(r"\b(?:retry|retrying|trying)\b", re.IGNORECASE)
+_SERVER = re.compile(r"engine|server|sglang|router|rollout|uvicorn|TCPStore", re.IGNORECASE)
+_ERROR = re.compile(r"\bERROR\b|\[Errno \d|error while attempting to bind")
+_SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+_LOOKED_AT = 20
+
+
+def _severity(log: Log, hit: Hit) -> Severity:
+    """An error where a server fails for it; a note where it tries another port, or the same one again."""
+    if not any(phrase in hit.text for phrase in _UNREACHED):
+        if _AGAIN.search(hit.text):
+            return "note"
+        near = [*above(log, hit, 40), *below(log, hit, 10)]
+        failed = any(fails(line) or _ERROR.search(line) for line in near)
+        if not (failed and any(_SERVER.search(line) for line in near)):
+            return "warning"
+    return "warning" if goes_on(log, hit) else "error"
 
 
 def _check(log: Log, launch: Launch | None) -> Iterator[Found]:
-    hits = said(log, *_UNREACHED, *_TAKEN)
+    if log.path.name.startswith(_RAYS):
+        return
+    hits = [(_severity(log, hit), hit) for hit in said(log, *_UNREACHED, *_TAKEN)[:_LOOKED_AT]]
     if not hits:
         return
-    hit = hits[0]
+    severity, hit = min(hits, key=lambda pair: _SEVERITIES.index(pair[0]))
     per_engine = argument("rollout_num_gpus_per_engine", launch, log)
     per_node = argument("actor_num_gpus_per_node", launch, log) or "8"
     cure = ""
@@ -36,7 +59,7 @@ def _check(log: Log, launch: Launch | None) -> Iterator[Found]:
     yield Found(
         f"{what}{who}{times(log, *_UNREACHED, *_TAKEN)}",
         log.where(hit),
-        severity="warning" if goes_on(log, hit) else None,
+        severity=severity,
         cure=cure,
     )
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from repro.doctor.artefacts.kinds import Log
-from repro.doctor.artefacts.log_lines import below, goes_on, said, speaker
+from repro.doctor.artefacts.log_lines import below, goes_on, rank, rank_of, said, speaker
 from repro.doctor.rule import Found, Rule
 
 __all__ = ["RULE"]
@@ -33,6 +33,7 @@ _MOST = 5
 
 def _check(log: Log) -> Iterator[Found]:
     told: set[tuple[str, str]] = set()
+    ranks: set[str] = set()
     for hit in said(log, *_SEEN):
         if _CONTEXT in hit.text:
             continue
@@ -40,13 +41,21 @@ def _check(log: Log) -> Iterator[Found]:
         if any(word in line for line in lines for word in _INTENDED):
             continue
         facts = {name: match[1] for name, pattern in _FACTS.items() if (match := _first(pattern, lines))}
+        if "pid" in facts and "rank" not in facts and (number := rank_of(log, facts["pid"], facts.get("ip", ""))):
+            facts["rank"] = number
         who = (facts.get("class", ""), facts.get("pid", ""))
+        if who == ("", "") and rank(hit):  # torch begins each line of a rank's last exception with its number
+            who = ("rank", rank(hit))
+            if who[1] in ranks:
+                continue
+            facts["rank"] = who[1]
         if told and (who in told or who == ("", "")):
             continue
         told.add(who)
+        ranks.add(facts.get("rank", ""))
         name = facts.get("class") or "a process of Ray's"
         places = [f"{what} {facts[what]}" for what in ("rank", "pid", "ip") if what in facts]
-        said_by = "" if facts.get("pid") else f", said by {speaker(hit)}" if speaker(hit) else ""
+        said_by = "" if facts.get("pid") or who[0] == "rank" else f", said by {speaker(hit)}" if speaker(hit) else ""
         yield Found(
             f"{name}{' (' + ', '.join(places) + ')' if places else ''} died{said_by}: {_cause(facts, lines)}",
             log.where(hit),
@@ -62,7 +71,7 @@ def _first(pattern: re.Pattern[str], lines: Sequence[str]) -> re.Match[str] | No
 
 def _cause(facts: dict[str, str], lines: Sequence[str]) -> str:
     text = " ".join(lines)
-    if "running low on memory" in text:
+    if any(word in text for word in ("running low on memory", "memory usage threshold", "due to OOM")):
         return "Ray killed it because the node's memory was nearly full"
     if "raised in its creation task" in text:
         return "an error of its own while it started"
@@ -75,7 +84,9 @@ def _cause(facts: dict[str, str], lines: Sequence[str]) -> str:
         return "the program itself ended it by ray.kill"
     if "exit code None" in detail:
         return "killed from outside, as when a pod exceeds its memory"
-    return detail[:160] or "the log does not say of what"
+    if "illegal memory access" in text:
+        return "an illegal memory access, which `illegal-memory-access` is about"
+    return detail[:160] or "these lines do not say of what"
 
 
 RULE = Rule(

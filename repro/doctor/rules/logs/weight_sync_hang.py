@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Hit, Launch, Log
-from repro.doctor.artefacts.log_lines import above, argument, below, said, speaker, times
+from repro.doctor.artefacts.log_lines import above, argument, below, fails, goes_on, said, speaker, times
 from repro.doctor.rule import Found, Rule
 
 __all__ = ["RULE", "TIMEOUTS", "in_weight_sync"]
@@ -27,6 +27,16 @@ _SYNC = re.compile(
 )
 _OVER = re.compile(r"Timer update_weights end|(?:step|rollout) \d+: \{|Timer (?:train|actor_train|generate)\w* start")
 
+_BEGINS = re.compile(r"Timer update_weights start|Update (?:expert )?weights")
+_DONE = re.compile(
+    r"Update (?:expert )?weights.*(?:\b100%|\bdone\b|finished|complete|succe|took|elapsed)", re.IGNORECASE
+)
+_BUSY = re.compile(
+    r"Timer (?!update_weights start)\w+ (?:start|end)|\w+ \d+: \{'|Decode batch|Prefill batch|POST /generate"
+    r"|\bJob '[^']{1,200}' \w+"
+)
+"""What shows that the sync is over, or that the run is."""
+
 
 def in_weight_sync(log: Log, hit: Hit) -> bool:
     """Whether a line stands in a weight sync: its own trace names it, or the last phase that began is one."""
@@ -40,9 +50,13 @@ def in_weight_sync(log: Log, hit: Hit) -> bool:
     return False
 
 
+_TAIL = 400
+
+
 def _check(log: Log, launch: Launch | None) -> Iterator[Found]:
     hit = next((hit for hit in said(log, *TIMEOUTS)[:20] if in_weight_sync(log, hit)), None)
     if hit is None:
+        yield from _ends_in_sync(log)
         return
     after = re.search(r"Timeout\(ms\)=(\d{1,12})|waiting (\d{1,12})ms", hit.text)
     seconds = f" after {int(after[1] or after[2]) / 1000:g} s" if after else ""
@@ -64,7 +78,31 @@ def _check(log: Log, launch: Launch | None) -> Iterator[Found]:
     yield Found(
         f"a collective timed out{seconds}{who} while weights were synchronised{times(log, *TIMEOUTS)}",
         log.where(hit),
+        severity="warning" if goes_on(log, hit) else None,
         cure="; ".join(steps),
+    )
+
+
+def _ends_in_sync(log: Log) -> Iterator[Found]:
+    """A log that shows a weight sync's begin and then no more, where weights had been synchronised before."""
+    if not log.series.steps and not log.series.rollouts:
+        return
+    first = max(log.lines - _TAIL, 1)
+    begun: Hit | None = None
+    for number, line in enumerate(log.around(first, log.lines), first):
+        if _DONE.search(line) or _BUSY.search(line) or fails(line) or any(phrase in line for phrase in TIMEOUTS):
+            begun = None
+        elif _BEGINS.search(line):
+            begun = begun or Hit(number, 0, line)
+    if begun is None or not any(at < begun.line for at in log.series.lines.values()):
+        return
+    yield Found(
+        f"the log ends in a weight sync: it began on line {begun.line} of {log.lines}, and nothing shows its end",
+        log.where(begun),
+        severity="warning",
+        certainty="possible",
+        cure="where the run is not still in it: `py-spy dump` of a trainer and of an engine shows which of them waits; "
+        "NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=COLL,P2P show which rank is late",
     )
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from repro.doctor.artefacts.kinds import Launch, Rollout, Tokenizer
 from repro.doctor.facts.rewards import began
-from repro.doctor.facts.texts import response_tokens
+from repro.doctor.facts.texts import judged, response_tokens
 from repro.doctor.rule import Found, Rule, Where
 from repro_golden.dumps.rollout.files import RolloutDump
 
@@ -15,6 +15,8 @@ __all__ = ["RULE"]
 
 _LEAST = 8
 _ALL = 0.98
+_GARBLED = 0.5
+"""Of more responses that are one character or token, no stop token is the cure: `garbled-first-rollout`."""
 
 
 class _Seen(NamedTuple):
@@ -33,7 +35,7 @@ def _check(rollout: Rollout, launch: Launch | None, tokenizer: Tokenizer | None)
     def never(dump: RolloutDump) -> _Seen | None:
         found = _look(dump, ids, eos)
         enough = found.samples >= _LEAST and found.truncated >= _ALL * found.samples
-        return found if enough and not found.ended else None
+        return found if enough and not found.ended and not _one_thing(dump) else None
 
     seen = None if rollout.dump.evaluation else began(rollout, never)
     if seen is None:
@@ -57,6 +59,12 @@ def _check(rollout: Rollout, launch: Launch | None, tokenizer: Tokenizer | None)
         ),
         cure=cure,
     )
+
+
+def _one_thing(dump: RolloutDump) -> bool:
+    """Whether most responses are one character or token again and again."""
+    found = judged(dump)
+    return found.single > _GARBLED * found.judged
 
 
 def _look(dump: RolloutDump, ids: frozenset[int], eos: str | None) -> _Seen:
