@@ -258,3 +258,10 @@ def test_a_line_of_a_script_that_is_no_number(tmp_path: Path) -> None:
     (found,) = findings("flag-not-a-number", launch(path))
     assert found.where.line == 8
     assert findings("flag-not-a-number", launch(script(tmp_path, *GPUS, *BATCH))) == []
+
+
+def test_a_width_in_a_template_fills_no_memory(tmp_path: Path) -> None:
+    """A path whose field is wider than any file name is an error, and is never written out."""
+    words = f"--debug-train-only --load-debug-rollout-data {tmp_path}/{{rollout_id:9999999999}}.pt"
+    assert [one[:2] for one in said("rollout-path-template", words)] == [("error", "certain")]
+    assert said("rollout-path-missing", words) == []

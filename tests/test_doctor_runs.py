@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rollout_dump_kit import drawn_dumps, full_dump, plain_dump
 from run_folder_kit import Run, event
 
-from repro.doctor.artefacts.kinds import Rollout, Series, TrainStep
-from repro.doctor.artefacts.runs import ROLLOUT_DUMP, RUN_FOLDER
+from repro.doctor.artefacts.kinds import NotRead, Rollout, Series, TrainStep
+from repro.doctor.artefacts.runs import ROLLOUT_DUMP, RUN_FOLDER, within
 from repro_golden.dumps.archive.writing import write_archive
 from repro_golden.dumps.rollout.files import RolloutDump, write_rollout_dump
 from repro_golden.dumps.values import System
@@ -253,3 +253,26 @@ def test_sound_dumps_have_no_error(system: System, tmp_path: Path) -> None:
         for one in _TOLD:
             if one.inputs == (Rollout,):
                 assert "error" not in severities(one.id, path.parent.parent)
+
+
+@given(st.lists(st.integers(1, 10), max_size=40), st.integers(1, 120))
+def test_of_more_dumps_than_fit_the_ends_are_kept(sizes: list[int], budget: int) -> None:
+    """What is kept is in order, fits (or is one), is all where all fit, and begins with the first."""
+    named = dict(enumerate(sizes))
+    kept = within(named, budget)
+    assert kept == sorted(set(kept))
+    assert sum(named[n] for n in kept) <= budget or len(kept) == 1
+    assert len(kept) == len(sizes) or sum(sizes) > budget
+    assert not sizes or kept[0] == 0
+
+
+def test_what_does_not_fit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run whose dumps are larger than the budget some are read, and a note says how many."""
+    for number in range(8):
+        rollout(tmp_path, samples(4), number)
+    whole = sum(one.stat().st_size for one in (tmp_path / "rollout_data").iterdir())
+    monkeypatch.setattr("repro.doctor.artefacts.runs.BUDGET", whole // 2)
+    read = list(RUN_FOLDER.read(tmp_path))
+    (left,) = [one for one in read if isinstance(one, NotRead)]
+    assert " of 8 rollout dumps were read" in left.reason
+    assert {one.dump.rollout_id for one in read if isinstance(one, Rollout)} >= {0, 1}

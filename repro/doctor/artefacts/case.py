@@ -9,7 +9,7 @@ from pathlib import Path
 
 from repro.doctor.artefacts.kinds import Launch, Reader, Variable
 from repro.doctor.artefacts.launch import launch_of_argv, read_launch
-from repro.doctor.artefacts.runs import ROLLOUT_DUMP
+from repro.doctor.artefacts.runs import ROLLOUT_DUMP, sizes_of, within
 from repro.doctor.rule import Where
 from repro_golden.case import Case, CommandSubject, TrainerSubject, read_case
 from repro_golden.children import BITS_DEFAULTS
@@ -32,7 +32,7 @@ def artefacts_of(case: Case, root: Path) -> Iterator[object]:
         yield _launch(case.subject, root)
     folder = root / case.case.rollouts if case.case.rollouts else None
     if folder and folder.is_dir():
-        for path in dump_files(folder):
+        for path in within(sizes_of(dump_files(folder))):
             yield from ROLLOUT_DUMP.read(path)
 
 

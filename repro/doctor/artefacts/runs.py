@@ -22,7 +22,7 @@ from repro_golden.dumps.train.files import read_train_dump
 from repro_golden.dumps.train.joining import Joined, joined
 from repro_golden.errors import ReproError
 
-__all__ = ["ROLLOUT_DUMP", "RUN_FOLDER"]
+__all__ = ["ROLLOUT_DUMP", "RUN_FOLDER", "sizes_of", "within"]
 
 _HEAD = 1 << 16
 """Bytes of a file that are looked at to see what it is. torch.save puts the keys of the dict at its beginning."""
@@ -172,7 +172,7 @@ def _rollouts(folder: Path, wrong: list[str]) -> Iterator[Rollout | NotRead]:
         return
     first: RolloutDump | None = None
     before: RolloutDump | None = None
-    kept = _within(_sizes(paths))
+    kept = within(sizes_of(paths))
     if len(kept) < len(paths):
         yield NotRead(place, _left_out(len(kept), len(paths), "rollout dumps"))
     for path in kept:
@@ -198,8 +198,8 @@ def _train_steps(folder: Path, order: Mapping[int, Any], wrong: list[str]) -> It
             if _kind(path) == "train":
                 files.paths.setdefault(rollout, {})[rank] = path
     run = folder.parent if folder.name == "train_data" else folder
-    sizes = {rollout: sum(_sizes(paths.values()).values()) for rollout, paths in sorted(files.paths.items())}
-    kept = _within(sizes)
+    sizes = {rollout: sum(sizes_of(paths.values()).values()) for rollout, paths in sorted(files.paths.items())}
+    kept = within(sizes)
     if len(kept) < len(sizes):
         yield NotRead(run / "train_data", _left_out(len(kept), len(sizes), "rollouts' train dumps"))
     for rollout in kept:
@@ -228,7 +228,7 @@ BUDGET = 4 << 30
 Key = TypeVar("Key")
 
 
-def _within(sizes: Mapping[Key, int], budget: int | None = None) -> list[Key]:
+def within(sizes: Mapping[Key, int], budget: int | None = None) -> list[Key]:
     """As many of the keys as fit, in their order: the first four and the last two, and others evenly between them.
 
     At least one, however large it is.
@@ -251,7 +251,8 @@ def _within(sizes: Mapping[Key, int], budget: int | None = None) -> list[Key]:
     return [key for key in keys if key in wanted]
 
 
-def _sizes(paths: Iterable[Path]) -> dict[Path, int]:
+def sizes_of(paths: Iterable[Path]) -> dict[Path, int]:
+    """Bytes of each file, in their order."""
     found = {}
     for path in paths:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +12,13 @@ from repro.doctor.rule import Found, Rule
 __all__ = ["RULE"]
 
 _LOAD = "--load-debug-rollout-data"
+_WIDE = re.compile(r":[^{}]*(?:\d{4}|\{)")
+"""A width that would fill the memory, or one that is computed."""
 
 
 def _check(launch: Launch) -> Iterator[Found]:
     template, first = launch.value(_LOAD), launch.number("--start-rollout-id", 0.0)
-    if not template or first is None or "\0" in template:
+    if not template or first is None or "\0" in template or _WIDE.search(template) or abs(first) > 10**9:
         return
     try:
         path = Path(template.format(rollout_id=int(first))).expanduser()

@@ -47,6 +47,8 @@ def _wrong(template: str, fields: tuple[str, ...], *, text: bool) -> str:
             return f"{{{field}}} is a positional field, and none is given"
         if name not in fields:
             return f"{{{field}}} is no field of it; {{rollout_id}} is"
+        if re.search(r"\d{4}", spec or ""):  # it would be written out to be judged
+            return f"{{{field}:{(spec or '')[:20]}}} is wider than a file name may be"
         try:
             format("0" if text or conversion else 0, spec or "")
         except ValueError:
