@@ -11,9 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from once_kit import once
 
 SOURCE = Path(__file__).parent.parent
+
+# the same examples everywhere, and no limit of time on a busy machine: a red test is never a matter of luck
+settings.register_profile("repro", deadline=None, derandomize=True)
+settings.load_profile("repro")
 
 MINI = """\
 [case]

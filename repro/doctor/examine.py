@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -134,7 +135,8 @@ def _distinct(artefacts: Sequence[object]) -> list[object]:
     found: dict[object, object] = {}
     for one in artefacts:
         path = getattr(one, "path", None)
-        found.setdefault((type(one), path, getattr(one, "rollout_id", None)) if path else id(one), one)
+        place = os.path.abspath(path) if path else id(one)  # noqa: PTH100 - a link is another name, and stays one
+        found.setdefault((type(one), place, getattr(one, "rollout_id", None)), one)
     return list(found.values())
 
 
