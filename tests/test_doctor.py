@@ -46,6 +46,9 @@ def test_each_rule_is_a_file_with_all_that_people_must_know() -> None:
         assert rule.inputs and {*rule.inputs, *rule.uses} <= known, rule.id
         assert subject_of(rule) in SUBJECTS
         assert "\n" not in rule.title + rule.why + rule.cure, rule.id
+        assert not any(text.endswith(".") for text in (rule.title, rule.why, rule.cure)), f"{rule.id}: a full stop"
+        first = rule.title.split()[0]
+        assert not first[0].islower() or set("_.") & set(first), f"{rule.id}: a title begins with a capital, or a name"
         assert all(not source.startswith("/") for source in rule.sources), rule.id
 
 

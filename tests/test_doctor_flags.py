@@ -247,7 +247,7 @@ def test_the_hole_of_integer_division_is_found() -> None:
     (found,) = findings("batch-invariant", launch_of_argv(words.split()))
     assert "15" in found.message
     assert "14" in found.message
-    assert found.cure == "--num-steps-per-rollout 1 with --global-batch-size 15."
+    assert found.cure == "--num-steps-per-rollout 1 with --global-batch-size 15"
 
 
 @pytest.mark.parametrize("value", ["", "x", "nan", "inf", "-1", "0", "1e400", "$N", "8.5", "9" * 400])

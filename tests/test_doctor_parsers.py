@@ -72,7 +72,7 @@ def test_what_parsers_wrote_in_a_replay(tmp_path: Path) -> None:
     assert found.complete
     assert not found.abbreviates
     (finding,) = findings("flag-ignored", found)
-    assert (finding.severity, finding.cure) == ("error", "Write --kind.")
+    assert (finding.severity, finding.cure) == ("error", "write --kind")
 
 
 def checkout(folder: Path, system: str = "slime") -> Path:

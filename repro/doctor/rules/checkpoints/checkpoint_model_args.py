@@ -55,7 +55,7 @@ def _found(launch: Launch, checkpoint: MegatronCheckpoint, flag: str, asked: str
 
 
 RULE = Rule(
-    "checkpoint-model-args", "Sizes of the model in the launch against those that the checkpoint was saved with",
+    "checkpoint-model-args", "Sizes of the model in the launch that are not those of the checkpoint",
     (Launch, MegatronCheckpoint), "error", "certain",
     "shapes do not fit and loading fails, or the same weights are run as another model and generate garbled text",
     "source the file of model arguments (scripts/models/) that belongs to the checkpoint",

@@ -64,7 +64,7 @@ def _saved(checkpoint: MegatronCheckpoint, files: Any) -> dict[str, int]:
 
 
 RULE = Rule(
-    "checkpoint-parallelism", "The launch's TP, PP, EP or CP against what the checkpoint was saved with",
+    "checkpoint-parallelism", "The launch's TP, PP, EP or CP where the checkpoint was saved with another",
     (Launch, MegatronCheckpoint), "error", "certain",
     "a checkpoint of one file for each rank (mp_rank_TT_PPP) loads only into the layout that wrote it",
     "give the launch the layout of the save, or convert the checkpoint",

@@ -63,7 +63,7 @@ def _shown(names: Sequence[str]) -> str:
 
 
 RULE = Rule(
-    "hf-index", "model.safetensors.index.json against what the shards hold", (HfCheckpoint,), "error", "certain",
+    "hf-index", "model.safetensors.index.json and shards that disagree", (HfCheckpoint,), "error", "certain",
     "a loader that goes by the index fails on the tensor, or leaves it as it was initialised",
     "write the index again from the shards' headers, or convert the checkpoint again",
     ("slime guide: Debugging",), _check,

@@ -47,7 +47,7 @@ def _check(launch: Launch, config: HfConfig) -> Iterator[Found]:
 
 
 RULE = Rule(
-    "hf-model-args", "Sizes of the model in the launch against config.json of --hf-checkpoint", (Launch, HfConfig),
+    "hf-model-args", "Sizes of the model that config.json of --hf-checkpoint contradicts", (Launch, HfConfig),
     "error", "certain",
     "the trainer compares them when it starts, and raises; what it does not compare generates garbled text",
     "source the file of model arguments (scripts/models/) that belongs to --hf-checkpoint",

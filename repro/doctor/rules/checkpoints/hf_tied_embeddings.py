@@ -56,7 +56,7 @@ def _ending(names: set[str], end: str) -> str | None:
 
 
 RULE = Rule(
-    "hf-tied-embeddings", "tie_word_embeddings against the lm_head that is there", (HfCheckpoint,), "error", "certain",
+    "hf-tied-embeddings", "tie_word_embeddings that the lm_head contradicts", (HfCheckpoint,), "error", "certain",
     "the output layer is another than the one that was trained, or one that nobody trained",
     "make tie_word_embeddings, lm_head.weight and --untie-embeddings-and-output-weights say the same",
     ("slime guide: Debugging", "THUDM/slime@624b824a8 slime/backends/megatron_utils/arguments.py:125"), _check,

@@ -33,7 +33,7 @@ def _check(checkpoint: HfCheckpoint, tokenizer: Tokenizer | None) -> Iterator[Fo
 
 
 RULE = Rule(
-    "hf-vocab", "Rows of the embedding and the head against vocab_size and the tokenizer", (HfCheckpoint,), "error",
+    "hf-vocab", "Rows of embedding or head that vocab_size or the tokenizer contradict", (HfCheckpoint,), "error",
     "certain", "loading fails on the shape, or a token beyond the last row is an illegal memory access on the GPU",
     "cut or pad the embedding to vocab_size of the config when converting (Megatron pads it for tensor parallelism)",
     ("slime guide: Debugging",), _check, uses=(Tokenizer,),

@@ -36,8 +36,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="warning",
     certainty="likely",
-    why="Megatron relies on one queue for the order of computation and communication, and asserts it up to Hopper.",
-    cure="CUDA_DEVICE_MAX_CONNECTIONS=1 in the runtime environment.",
+    why="Megatron relies on one queue for the order of computation and communication, and asserts it up to Hopper",
+    cure="CUDA_DEVICE_MAX_CONNECTIONS=1 in the runtime environment",
     sources=(
         "NVIDIA/Megatron-LM@000c4ac24 megatron/training/arguments.py (validate_args)",
         "THUDM/slime@624b824a8 slime/utils/external_utils/command_utils.py:142",

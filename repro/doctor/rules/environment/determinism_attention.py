@@ -38,8 +38,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="warning",
     certainty="likely",
-    why="Fused attention is not deterministic in its backward pass in all versions of cuDNN and Transformer Engine.",
-    cure="--attention-backend flash, without flash-attn 3 installed.",
+    why="fused attention is not deterministic in its backward pass in all versions of cuDNN and Transformer Engine",
+    cure="--attention-backend flash, without flash-attn 3 installed",
     sources=(
         "THUDM/slime@624b824a8 scripts/run-qwen2.5-0.5B-reproducibility.sh",
         "THUDM/slime@624b824a8 docs/en/advanced/reproducibility.md",

@@ -30,7 +30,7 @@ RULE = Rule(
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="With another workspace cuBLAS may split sums differently from call to call.",
+    why="with another workspace cuBLAS may split sums differently from call to call",
     cure="CUBLAS_WORKSPACE_CONFIG=:4096:8",
     sources=(
         "THUDM/slime@624b824a8 docs/en/advanced/reproducibility.md",

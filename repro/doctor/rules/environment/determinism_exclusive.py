@@ -38,8 +38,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="The launch is refused, or runs a kernel whose sums have no fixed order.",
-    cure="Remove the flag that is named.",
+    why="the launch is refused, or runs a kernel whose sums have no fixed order",
+    cure="remove the flag that is named",
     sources=(
         "NVIDIA/Megatron-LM@000c4ac24 megatron/training/arguments.py (validate_args)",
         "NVIDIA/Megatron-LM@6ae8fe11d megatron/training/determinism.py (apply_determinism_to_args)",

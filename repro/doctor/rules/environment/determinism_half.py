@@ -42,7 +42,7 @@ def _check(launch: Launch) -> Iterator[Found]:
     for name in _missing(launch):
         flag = name.startswith("--")
         severity, certainty = absent(launch, "warning") if flag else ("warning", "likely")
-        cure = f"Add {name}." if flag else f"{name}={SET[name]} in env_vars of the job's runtime environment."
+        cure = f"add {name}" if flag else f"{name}={SET[name]} in env_vars of the job's runtime environment"
         message = f"determinism is asked for by {by}, and {name} is missing: {_WITHOUT[name]}"
         place = where if flag else Where(str(launch.path), where.line, name)
         yield Found(message, place, "note" if weak else severity, certainty, cure)
@@ -54,8 +54,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="warning",
     certainty="certain",
-    why="One free choice of a kernel or of an order is enough: two runs of this launch differ.",
-    cure="Give the whole set: --deterministic-mode --sglang-enable-deterministic-inference and the three variables.",
+    why="one free choice of a kernel or of an order is enough: two runs of this launch differ",
+    cure="give the whole set: --deterministic-mode --sglang-enable-deterministic-inference and the three variables",
     sources=(
         "Miles guide: Debugging",
         "THUDM/slime@624b824a8 docs/en/advanced/reproducibility.md",

@@ -36,8 +36,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="note",
     certainty="certain",
-    why="Code that iterates a set, or seeds itself by hash(), does otherwise in each process and each run.",
-    cure="PYTHONHASHSEED=0 in the runtime environment.",
+    why="code that iterates a set, or seeds itself by hash(), does otherwise in each process and each run",
+    cure="PYTHONHASHSEED=0 in the runtime environment",
     sources=("Python documentation: PYTHONHASHSEED", "Miles guide: Debugging"),
     check=_check,
 )

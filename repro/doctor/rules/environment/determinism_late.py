@@ -55,8 +55,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="warning",
     certainty="likely",
-    why="Ray's actors inherit from `ray start` and from the job's runtime environment, not from the submitting shell.",
-    cure="Name it in env_vars of --runtime-env-json, or export it before `ray start` on each node.",
+    why="Ray's actors inherit from `ray start` and from the job's runtime environment, not from the submitting shell",
+    cure="name it in env_vars of --runtime-env-json, or export it before `ray start` on each node",
     sources=(
         "THUDM/slime@624b824a8 docs/en/advanced/reproducibility.md",
         "THUDM/slime@624b824a8 slime/ray/actor_group.py:64-109",

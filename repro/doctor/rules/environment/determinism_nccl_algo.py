@@ -36,8 +36,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="Megatron's validator compares the text letter by letter, and stops the launch at SGLang's own value too.",
-    cure="NCCL_ALGO=Ring. Engines with several GPUs set allreduce:tree for themselves.",
+    why="Megatron's validator compares the text letter by letter, and stops the launch at SGLang's own value too",
+    cure="NCCL_ALGO=Ring. Engines with several GPUs set allreduce:tree for themselves",
     sources=(
         "NVIDIA/Megatron-LM@000c4ac24 megatron/training/arguments.py (validate_args)",
         "NVIDIA/Megatron-LM@6ae8fe11d megatron/training/determinism.py (apply_determinism_to_args)",

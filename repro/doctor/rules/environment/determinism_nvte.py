@@ -36,7 +36,7 @@ RULE = Rule(
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="Transformer Engine's attention adds gradients atomically unless told not to.",
+    why="Transformer Engine's attention adds gradients atomically unless told not to",
     cure="NVTE_ALLOW_NONDETERMINISTIC_ALGO=0",
     sources=(
         "NVIDIA/Megatron-LM megatron/core/extensions/transformer_engine.py (TEDotProductAttention)",

@@ -60,8 +60,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="warning",
     certainty="likely",
-    why="The line that was written for determinism has no effect, and nothing says so.",
-    cure="Keep one setting; of a variable, the one in the job's runtime environment.",
+    why="the line that was written for determinism has no effect, and nothing says so",
+    cure="keep one setting; of a variable, the one in the job's runtime environment",
     sources=("Miles guide: Debugging", "THUDM/slime@624b824a8 docs/en/advanced/reproducibility.md"),
     check=_check,
 )

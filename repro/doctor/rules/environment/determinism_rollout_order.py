@@ -36,8 +36,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="warning",
     certainty="certain",
-    why="Each response is the same again, but which of them make a batch is not: the runs differ all the same.",
-    cure="Sample exactly the batch, synchronously; or record the rollouts once and replay them (repro rollout record).",
+    why="each response is the same again, but which of them make a batch is not: the runs differ all the same",
+    cure="sample exactly the batch, synchronously; or record the rollouts once and replay them (repro rollout record)",
     sources=("THUDM/slime@624b824a8 slime/rollout/sglang_rollout.py", "Miles guide: Debugging"),
     check=_check,
 )

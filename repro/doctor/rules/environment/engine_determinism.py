@@ -41,10 +41,10 @@ def _check(launch: Launch, config: HfConfig | None) -> Iterator[Found]:
         yield Found(message, where, certainty="likely")
     elif backend == "flashinfer" and _latent(launch, config):
         message = f"{_NAME} flashinfer is not deterministic with latent attention: SGLang takes fa3 and triton there"
-        yield Found(message, where, "warning", "likely", f"{_NAME} fa3, or triton.")
+        yield Found(message, where, "warning", "likely", f"{_NAME} fa3, or triton")
     elif backend == "flashinfer" and not launch.has("--sglang-disable-radix-cache"):
         message = f"{_NAME} flashinfer: SGLang switches its radix cache off for determinism, shared prompts cost again"
-        yield Found(message, where, "note", cure=f"{_NAME} fa3 keeps the cache (Hopper).")
+        yield Found(message, where, "note", cure=f"{_NAME} fa3 keeps the cache (Hopper)")
 
 
 RULE = Rule(
@@ -54,8 +54,8 @@ RULE = Rule(
     uses=(HfConfig,),
     severity="error",
     certainty="certain",
-    why="SGLang refuses to start, or the engine's prefix cache is lost without a word in the launch.",
-    cure="--sglang-attention-backend fa3, flashinfer or triton.",
+    why="SGLang refuses to start, or the engine's prefix cache is lost without a word in the launch",
+    cure="--sglang-attention-backend fa3, flashinfer or triton",
     sources=(
         "sgl-project/sglang python/sglang/srt/server_args.py (_handle_deterministic_inference)",
         "THUDM/slime@624b824a8 docs/en/advanced/reproducibility.md",

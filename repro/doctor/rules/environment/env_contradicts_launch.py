@@ -42,7 +42,7 @@ def _check(machine: Machine, launch: Launch) -> Iterable[Found]:
 
 RULE = Rule(
     id="env-contradicts-launch",
-    title="A variable of the machine says something else than the launch",
+    title="A variable of the machine that says something else than the launch",
     inputs=(Machine, Launch),
     severity="warning",
     certainty="likely",

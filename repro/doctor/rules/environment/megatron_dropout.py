@@ -35,8 +35,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="warning",
     certainty="certain",
-    why="The policy that is trained is not the one that sampled; layouts with other random streams give other results.",
-    cure="--attention-dropout 0.0 --hidden-dropout 0.0, as all launch scripts of the trainers do.",
+    why="the policy that is trained is not the one that sampled; layouts with other random streams give other results",
+    cure="--attention-dropout 0.0 --hidden-dropout 0.0, as all launch scripts of the trainers do",
     sources=(
         "THUDM/slime@624b824a8 scripts/run-qwen2.5-0.5B-reproducibility.sh (MISC_ARGS)",
         "THUDM/slime@624b824a8 slime/backends/megatron_utils/model.py:748",

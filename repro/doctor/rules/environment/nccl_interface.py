@@ -35,8 +35,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="note",
     certainty="possible",
-    why="Nodes that pick different or slow networks fail to get weights, or wait for them until the time-out.",
-    cure="NCCL_SOCKET_IFNAME=eth0 (the interface that the nodes share), NCCL_IB_DISABLE=0, NCCL_DEBUG=INFO to look.",
+    why="nodes that pick different or slow networks fail to get weights, or wait for them until the time-out",
+    cure="NCCL_SOCKET_IFNAME=eth0 (the interface that the nodes share), NCCL_IB_DISABLE=0, NCCL_DEBUG=INFO to look",
     sources=("slime guide: Troubleshooting", "THUDM/slime@624b824a8 docs/en/get_started/quick_start.md:582"),
     check=_check,
 )

@@ -32,7 +32,7 @@ def _check(machine: Machine, launch: Launch | None) -> Iterable[Found]:
 
 RULE = Rule(
     id="numpy-2",
-    title="numpy 2 is installed for slime or Relax, which assert numpy 1",
+    title="NumPy 2 is installed for slime or Relax, which assert NumPy 1",
     inputs=(Machine,),
     uses=(Launch,),
     severity="error",

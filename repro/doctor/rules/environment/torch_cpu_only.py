@@ -23,7 +23,7 @@ def _check(machine: Machine, launch: Launch | None) -> Iterable[Found]:
 
 RULE = Rule(
     id="torch-cpu-only",
-    title="torch is built without CUDA",
+    title="A torch that was built without CUDA",
     inputs=(Machine,),
     uses=(Launch,),
     severity="warning",

@@ -30,7 +30,7 @@ def _check(launch: Launch) -> Iterator[Found]:
     missing = [group[0] for group in groups if not any(launch.has(name) for name in group)]
     if missing:
         message = f"{TRUE_ON_POLICY} is given, and {len(missing)} of its set missing: {', '.join(missing)}"
-        yield Found(message, launch.where(TRUE_ON_POLICY), *absent(launch, "warning"), cure="Add " + " ".join(missing))
+        yield Found(message, launch.where(TRUE_ON_POLICY), *absent(launch, "warning"), cure="add " + " ".join(missing))
     if not fsdp(launch) and launch.has("--transformer-impl") and launch.value("--transformer-impl") != "local":
         message = (
             f"{TRUE_ON_POLICY} with --transformer-impl {launch.value('--transformer-impl')}: the contract wants local"
@@ -47,8 +47,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="warning",
     certainty="certain",
-    why="log_probs of trainer and engine are then not equal bit by bit, which the mode takes for granted.",
-    cure="Let Miles build the flags (miles.true_on_policy), or add what is named.",
+    why="log_probs of trainer and engine are then not equal bit by bit, which the mode takes for granted",
+    cure="let Miles build the flags (miles.true_on_policy), or add what is named",
     sources=(
         "radixark/miles@31f1ca961 miles/true_on_policy/config.py:60-106,190-235",
         "radixark/miles@31f1ca961 tests/e2e/fsdp/test_qwen3_4B_fsdp_true_on_policy.py",

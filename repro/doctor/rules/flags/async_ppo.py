@@ -30,8 +30,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="Samples come from weights before the update, and clipping is anchored to a policy that never wrote them.",
-    cure="One of --use-rollout-logprobs, --use-tis, --keep-old-actor.",
+    why="samples come from weights before the update, and clipping is anchored to a policy that never wrote them",
+    cure="one of --use-rollout-logprobs, --use-tis, --keep-old-actor",
     sources=("radixark/miles@31f1ca961 miles/utils/arguments.py:3591; train_async.py:24",),
     check=_check,
 )

@@ -32,8 +32,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="warning",
     certainty="possible",
-    why="Fused attention under context parallelism is not stable in some versions: KL is not 0 at step 1.",
-    cure="Add --attention-backend flash (leave it out for models with MLA).",
+    why="fused attention under context parallelism is not stable in some versions: KL is not 0 at step 1",
+    cure="add --attention-backend flash (leave it out for models with MLA)",
     sources=("Miles guide: Debugging", "slime guide: Debugging", "Relax guide: Debugging"),
     check=_check,
 )

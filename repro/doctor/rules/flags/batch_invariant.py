@@ -46,7 +46,7 @@ def _check(launch: Launch) -> Iterator[Found]:
     elif launch.has(_GLOBAL) and batch is not None and trains(launch):
         if total < batch:
             message = f"{shown} are fewer than a global batch of {batch}"
-            yield Found(message, launch.where(_GLOBAL), severity, certainty, f"{_GLOBAL} {total}, or more prompts.")
+            yield Found(message, launch.where(_GLOBAL), severity, certainty, f"{_GLOBAL} {total}, or more prompts")
         elif total % batch:
             message = (
                 f"{shown} do not divide into global batches of {batch}: {total % batch} are left over in each rollout"
@@ -59,14 +59,14 @@ def _steps(total: int, steps: int) -> str:
     near = min(
         (n for n in range(1, min(total, 2 * steps, 100_000) + 1) if total % n == 0), key=lambda n: abs(n - steps)
     )
-    return f"{_STEPS} {near} with {_GLOBAL} {total // near}."
+    return f"{_STEPS} {near} with {_GLOBAL} {total // near}"
 
 
 def _fitting(prompts: int, each: int, batch: int) -> str:
     """Numbers of prompts that fit: the nearest ones."""
     step = batch // _gcd(batch, each)
     below, above = prompts // step * step, (prompts // step + 1) * step
-    return f"{_PROMPTS} " + (f"{below} or {above}" if below else f"{above}") + f" with {each} samples each."
+    return f"{_PROMPTS} " + (f"{below} or {above}" if below else f"{above}") + f" with {each} samples each"
 
 
 def _gcd(a: int, b: int) -> int:
@@ -77,12 +77,12 @@ def _gcd(a: int, b: int) -> int:
 
 RULE = Rule(
     id="batch-invariant",
-    title="rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout",
+    title="rollout_batch_size x n_samples_per_prompt that is not global_batch_size x num_steps_per_rollout",
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="The trainer refuses the numbers, or rounds down and leaves samples of every rollout untrained.",
-    cure="Set --global-batch-size to rollout_batch_size x n_samples_per_prompt / num_steps_per_rollout.",
+    why="the trainer refuses the numbers, or rounds down and leaves samples of every rollout untrained",
+    cure="set --global-batch-size to rollout_batch_size x n_samples_per_prompt / num_steps_per_rollout",
     sources=(
         "slime guide: Troubleshooting",
         "Miles FAQ",

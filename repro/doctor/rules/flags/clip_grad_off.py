@@ -23,8 +23,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="warning",
     certainty="certain",
-    why="One bad batch moves the weights as far as its gradient says, and the loss explodes.",
-    cure="--clip-grad 1.0 (the default of the trainers).",
+    why="one bad batch moves the weights as far as its gradient says, and the loss explodes",
+    cure="--clip-grad 1.0 (the default of the trainers)",
     sources=("slime guide: Troubleshooting", "THUDM/slime@624b824a8 slime/utils/arguments.py:878"),
     check=_check,
 )

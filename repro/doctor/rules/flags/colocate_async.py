@@ -17,7 +17,7 @@ def _check(launch: Launch) -> Iterator[Found]:
         gpus = ranks(launch)
         message = f"--colocate is given to {launch.entry}, which refuses it"
         rest = f"; training takes {gpus}" if gpus else ""
-        cure = f"Drop --colocate and give sampling its own GPUs with --rollout-num-gpus{rest}; or start train.py."
+        cure = f"drop --colocate and give sampling its own GPUs with --rollout-num-gpus{rest}; or start train.py"
         yield Found(message, launch.where("--colocate"), cure=cure)
 
 
@@ -27,8 +27,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="Training and sampling at the same time cannot share GPUs: the trainer stops at an assertion.",
-    cure="Drop --colocate and give sampling its own GPUs with --rollout-num-gpus.",
+    why="training and sampling at the same time cannot share GPUs: the trainer stops at an assertion",
+    cure="drop --colocate and give sampling its own GPUs with --rollout-num-gpus",
     sources=(
         "slime guide: Troubleshooting",
         "THUDM/slime@624b824a8 train_async.py:11",

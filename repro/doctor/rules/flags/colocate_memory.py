@@ -28,7 +28,7 @@ def _check(launch: Launch) -> Iterator[Found]:
         if share > _HIGH or (stays and share > 0.6):
             kept = ", and nothing is offloaded" if stays else ""
             message = f"the engines keep {share:g} of each GPU's memory that the trainer needs too (--colocate){kept}"
-            yield Found(message, launch.where(_NAME), cure=f"{_NAME} 0.7, or 0.6; down to 0.4 for a large model.")
+            yield Found(message, launch.where(_NAME), cure=f"{_NAME} 0.7, or 0.6; down to 0.4 for a large model")
 
 
 RULE = Rule(
@@ -37,8 +37,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="warning",
     certainty="possible",
-    why="What is not given back between sampling and training adds up: the second step runs out of memory.",
-    cure="Lower --sglang-mem-fraction-static to 0.7 (or 0.6).",
+    why="what is not given back between sampling and training adds up: the second step runs out of memory",
+    cure="lower --sglang-mem-fraction-static to 0.7 (or 0.6)",
     sources=("Miles guide: Debugging", "slime guide: Troubleshooting"),
     check=_check,
 )

@@ -40,7 +40,7 @@ def _check(launch: Launch, config: HfConfig | None) -> Iterator[Found]:
     context, prompt, response = (launch.number(name) for name in (_CONTEXT, _PROMPT, _RESPONSE))
     if context and prompt and prompt > context - 1:
         message = f"{_PROMPT} {prompt:.0f} leaves no token of {_CONTEXT} {context:.0f} to generate: the trainer stops"
-        yield Found(message, launch.where(_PROMPT), "error", cure=f"{_PROMPT} {context - 1:.0f} or less.")
+        yield Found(message, launch.where(_PROMPT), "error", cure=f"{_PROMPT} {context - 1:.0f} or less")
     if not samples(launch):
         return
     engine, asked, positions = launch.number(_ENGINE), _asked(launch), _positions(config)
@@ -51,14 +51,14 @@ def _check(launch: Launch, config: HfConfig | None) -> Iterator[Found]:
         message = f"{flags} {tokens} is more than {_ENGINE} {engine:.0f} holds"
         if every:
             message += " beside a prompt: SGLang refuses each request"
-        cure = f"{_ENGINE} {tokens} and what the longest prompt takes, or shorter responses."
+        cure = f"{_ENGINE} {tokens} and what the longest prompt takes, or shorter responses"
         yield Found(message, launch.where(shown), "error" if every else "warning", "likely", cure)
     limit, name = (engine, _ENGINE) if engine else (asked[0], asked[1]) if asked else (None, "")
     override = launch.env.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
     if config is not None and positions and limit and limit > positions and override is None:
         message = f"{name} = {limit:.0f} is more than the model's max_position_embeddings {positions}"
         where = Where(str(config.path), item="max_position_embeddings", value=str(positions))
-        yield Found(message, where, "warning", "likely", "Shorten it, or set up rope scaling in the checkpoint.")
+        yield Found(message, where, "warning", "likely", "shorten it, or set up rope scaling in the checkpoint")
 
 
 RULE = Rule(
@@ -68,8 +68,8 @@ RULE = Rule(
     uses=(HfConfig,),
     severity="warning",
     certainty="certain",
-    why="Engines refuse or cut requests that are too long, so samples fail or end before their answer.",
-    cure="Make --sglang-context-length at least the longest prompt plus the longest response.",
+    why="engines refuse or cut requests that are too long, so samples fail or end before their answer",
+    cure="make --sglang-context-length at least the longest prompt plus the longest response",
     sources=(
         "slime guide: Troubleshooting",
         "THUDM/slime@624b824a8 slime/utils/arguments.py:2034",

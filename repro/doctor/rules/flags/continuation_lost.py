@@ -29,8 +29,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="The shell ends the command there: the trainer starts without the rest of its flags, or not at all.",
-    cure="Put a backslash at the end of the line above; nothing may stand behind it, not even a space.",
+    why="the shell ends the command there: the trainer starts without the rest of its flags, or not at all",
+    cure="put a backslash at the end of the line above; nothing may stand behind it, not even a space",
     sources=("THUDM/slime@624b824a8 scripts/run-kimi-k2-Instruct.sh (--update-weight-buffer-size)",),
     check=_check,
 )

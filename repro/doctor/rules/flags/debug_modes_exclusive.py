@@ -18,14 +18,14 @@ def _check(launch: Launch) -> Iterator[Found]:
         yield Found(f"{_ROLLOUT} and {_TRAIN} are both given: nothing would be left to run", launch.where(_TRAIN))
     elif launch.has(_ROLLOUT) and launch.has(_LOAD):
         message = f"{_LOAD} sets {_TRAIN}, and {_ROLLOUT} is given too"
-        yield Found(message, launch.where(_LOAD), cure=f"Drop {_ROLLOUT} to train on the data, {_LOAD} to sample anew.")
+        yield Found(message, launch.where(_LOAD), cure=f"drop {_ROLLOUT} to train on the data, {_LOAD} to sample anew")
     elif launch.has(_TRAIN) and not any(launch.has(name) for name in (_LOAD, "--rollout-function-path")):
         # a rollout function of one's own may need no engine
         if sft(launch):
             return
         severity, certainty = absent(launch, "warning", "likely")
         message = f"{_TRAIN} is given without {_LOAD}: no engine is started that could sample"
-        yield Found(message, launch.where(_TRAIN), severity, certainty, f"Give {_LOAD} DIR/{{rollout_id}}.pt.")
+        yield Found(message, launch.where(_TRAIN), severity, certainty, f"give {_LOAD} DIR/{{rollout_id}}.pt")
 
 
 RULE = Rule(
@@ -34,8 +34,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="The trainer stops at an assertion: one loads no Megatron, the other no SGLang.",
-    cure="Keep one of the two.",
+    why="the trainer stops at an assertion: one loads no Megatron, the other no SGLang",
+    cure="keep one of the two",
     sources=(
         "Miles guide: Debugging",
         "slime guide: Debugging",

@@ -20,7 +20,7 @@ def _check(launch: Launch) -> Iterator[Found]:
             if launch.has(name):
                 place = " ".join(folder.values)[:80]
                 message = f"{_ALL} puts these dumps into {place}/{below}: {name} is overridden"
-                yield Found(message, launch.where(name), "warning", cure=f"Drop {name}, or {_ALL}.")
+                yield Found(message, launch.where(name), "warning", cure=f"drop {name}, or {_ALL}")
         return
     given = {name: " ".join(launch.flags[name].values) for name in (_ROLLOUT, _TRAIN, _LOAD) if launch.has(name)}
     if given.get(_TRAIN) and given[_TRAIN] == given.get(_ROLLOUT):
@@ -29,17 +29,17 @@ def _check(launch: Launch) -> Iterator[Found]:
     if given.get(_LOAD) and given[_LOAD] in (given.get(_ROLLOUT), given.get(_TRAIN)):
         name = _ROLLOUT if given[_LOAD] == given.get(_ROLLOUT) else _TRAIN
         message = f"{name} writes over the dumps that {_LOAD} reads: {given[_LOAD][:80]}"
-        yield Found(message, launch.where(name), "warning", cure=f"Give {name} another folder.")
+        yield Found(message, launch.where(name), "warning", cure=f"give {name} another folder")
 
 
 RULE = Rule(
     id="dump-paths-collide",
-    title="Dumps of rollouts and of training go to places of their own",
+    title="Dumps of rollouts and of training with one path",
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="The trainer refuses equal paths; --dump-details sets both, whatever else is given.",
-    cure="Give --save-debug-train-data a path of its own.",
+    why="the trainer refuses equal paths; --dump-details sets both, whatever else is given",
+    cure="give --save-debug-train-data a path of its own",
     sources=("Relax guide: Debugging", "THUDM/slime@624b824a8 slime/utils/arguments.py:1890-1895"),
     check=_check,
 )

@@ -41,8 +41,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="warning",
     certainty="certain",
-    why="The cap on tokens that was meant to prevent running out of memory does not hold, or the launch is refused.",
-    cure="Give both: --use-dynamic-batch-size --max-tokens-per-gpu N; start at rollout_max_response_len / cp_size.",
+    why="the cap on tokens that was meant to prevent running out of memory does not hold, or the launch is refused",
+    cure="give both: --use-dynamic-batch-size --max-tokens-per-gpu N; start at rollout_max_response_len / cp_size",
     sources=(
         "Miles FAQ",
         "THUDM/slime@624b824a8 slime/utils/arguments.py:1868",

@@ -26,21 +26,21 @@ def _check(launch: Launch) -> Iterator[Found]:
     what = "nodes x GPUs per node" if shared else _GPUS
     if gpus < each:
         message = f"{what} {gpus} is less than the {each} GPUs of one engine: no engine can start"
-        yield Found(message, launch.where(_EACH), cure=f"{_EACH} {gpus}, or more GPUs.")
+        yield Found(message, launch.where(_EACH), cure=f"{_EACH} {gpus}, or more GPUs")
         return
     message = f"{what} {gpus} does not divide by {each} GPUs of an engine: {gpus % each} are left without one"
     fits = max(n for n in range(1, each + 1) if gpus % n == 0) if each <= 4096 else 1
-    yield Found(message, launch.where(_EACH), "warning", cure=f"{_EACH} {fits}, or {gpus // each * each} GPUs.")
+    yield Found(message, launch.where(_EACH), "warning", cure=f"{_EACH} {fits}, or {gpus // each * each} GPUs")
 
 
 RULE = Rule(
     id="engine-gpus",
-    title="Rollout GPUs divide by the GPUs of an engine",
+    title="Rollout GPUs that do not divide by the GPUs of an engine",
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="An engine does not start, or GPUs that are waited for stay without one.",
-    cure="Make --rollout-num-gpus a multiple of --rollout-num-gpus-per-engine.",
+    why="an engine does not start, or GPUs that are waited for stay without one",
+    cure="make --rollout-num-gpus a multiple of --rollout-num-gpus-per-engine",
     sources=("Relax guide: Debugging", "Miles FAQ", "THUDM/slime@624b824a8 slime/utils/arguments.py:45-60"),
     check=_check,
 )

@@ -64,8 +64,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="The launch is refused when its arguments are checked, after it has waited for its GPUs.",
-    cure="Keep one of the two.",
+    why="the launch is refused when its arguments are checked, after it has waited for its GPUs",
+    cure="keep one of the two",
     sources=(
         "THUDM/slime@624b824a8 slime/utils/arguments.py:1994,2037",
         "THUDM/slime@624b824a8 slime/backends/sglang_utils/arguments.py:188-200",

@@ -17,7 +17,7 @@ def _check(parsers: ParserDump) -> Iterator[Found]:
         where = Where(str(parsers.path), item=name)
         if near:
             yield Found(
-                f"the trainer was given {name} and ignored it; it has {near}", where, "error", cure=f"Write {near}."
+                f"the trainer was given {name} and ignored it; it has {near}", where, "error", cure=f"write {near}"
             )
         else:
             yield Found(f"the trainer was given {name} and ignored it", where)
@@ -29,8 +29,8 @@ RULE = Rule(
     inputs=(ParserDump,),
     severity="warning",
     certainty="certain",
-    why="The run went on as if the flag were not there, and said nothing.",
-    cure="Correct or drop the flag.",
+    why="the run went on as if the flag were not there, and said nothing",
+    cure="correct or drop the flag",
     sources=("THUDM/slime@624b824a8 slime/backends/megatron_utils/arguments.py:195 (ignore_unknown_args=True)",),
     check=_check,
 )

@@ -55,13 +55,13 @@ def _check(launch: Launch) -> Iterator[Found]:
 
 RULE = Rule(
     id="flag-not-a-number",
-    title="Flags that take a whole number have one, and none below what it counts",
+    title="Flags that take a whole number and have none, or one below what they count",
     inputs=(Launch,),
     severity="error",
     certainty="certain",
     why="argparse refuses what is no whole number before anything starts; a negative size fails later, or trains on "
-    "nothing.",
-    cure="Write a whole number in digits: 8, not 8.0, 1e3 or nan.",
+    "nothing",
+    cure="write a whole number in digits: 8, not 8.0, 1e3 or nan",
     sources=(
         "THUDM/slime@624b824a8 slime/utils/arguments.py:39-62",
         "THUDM/slime@624b824a8 slime/utils/arguments.py:609-717",

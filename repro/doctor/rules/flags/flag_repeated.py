@@ -31,8 +31,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="warning",
     certainty="certain",
-    why="The parser takes the last one: whoever reads or edits the first is misled.",
-    cure="Keep one of them.",
+    why="the parser takes the last one: whoever reads or edits the first is misled",
+    cure="keep one of them",
     sources=("Python: argparse, the action `store`",),
     check=_check,
 )

@@ -19,7 +19,7 @@ def _check(launch: Launch, parsers: ParserDump | None) -> Iterator[Found]:
         if name in KNOWN or name in ALSO or twin(name) in KNOWN:
             continue
         if near := near_miss(name, sorted(KNOWN)):
-            yield Found(f"{name} is not known; {near} is", flag.where, cure=f"Write {near}, if that is what is meant.")
+            yield Found(f"{name} is not known; {near} is", flag.where, cure=f"write {near}, if that is what is meant")
 
 
 RULE = Rule(
@@ -29,8 +29,8 @@ RULE = Rule(
     uses=(ParserDump,),
     severity="warning",
     certainty="likely",
-    why="slime's parser ignores what it does not know: the run starts, without what the flag asks for.",
-    cure="Correct it. `python train.py --help > help.txt`, given to the doctor too, makes this certain.",
+    why="slime's parser ignores what it does not know: the run starts, without what the flag asks for",
+    cure="correct it. `python train.py --help > help.txt`, given to the doctor too, makes this certain",
     sources=(
         "THUDM/slime@624b824a8 slime/utils/arguments.py",
         "radixark/miles@31f1ca961 miles/utils/arguments.py",

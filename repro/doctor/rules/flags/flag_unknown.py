@@ -21,7 +21,7 @@ def _check(launch: Launch, parsers: ParserDump) -> Iterator[Found]:
         if parsers.abbreviates and sum(option.startswith(name) for option in parsers.options) == 1:
             continue
         near = near_miss(name, sorted(parsers.options))
-        cure = f"Write {near}." if near else ""
+        cure = f"write {near}" if near else ""
         if not parsers.complete:
             # the rest of its flags, Megatron's and SGLang's, is registered elsewhere
             if near and name not in KNOWN | ALSO:
@@ -44,8 +44,8 @@ RULE = Rule(
     inputs=(Launch, ParserDump),
     severity="error",
     certainty="certain",
-    why="slime's parser ignores what it does not know: the run starts, without what the flag asks for.",
-    cure="Correct or drop the flag; `python train.py --help` lists those that there are.",
+    why="slime's parser ignores what it does not know: the run starts, without what the flag asks for",
+    cure="correct or drop the flag; `python train.py --help` lists those that there are",
     sources=(
         "THUDM/slime@624b824a8 slime/backends/megatron_utils/arguments.py:195 (ignore_unknown_args=True)",
         "THUDM/slime@624b824a8 slime/utils/arguments.py:1607",

@@ -31,8 +31,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="warning",
     certainty="certain",
-    why="fp16 overflows above 65504, so that losses and gradients become NaN or inf where bf16 goes on.",
-    cure="Remove --fp16 (slime and Miles then train in bf16). If it is meant, sample with --sglang-dtype float16 too.",
+    why="fp16 overflows above 65504, so that losses and gradients become NaN or inf where bf16 goes on",
+    cure="remove --fp16 (slime and Miles then train in bf16). If it is meant, sample with --sglang-dtype float16 too",
     sources=(
         "slime guide: Troubleshooting",
         "THUDM/slime@624b824a8 slime/backends/megatron_utils/arguments.py:157",

@@ -15,7 +15,7 @@ _GHOSTS = {"SLIME_DEBUG": "--debug-rollout-only or --debug-train-only with --sav
 def _check(launch: Launch) -> Iterator[Found]:
     for name, instead in _GHOSTS.items():
         if (variable := launch.env.get(name)) is not None and variable.origin != "unset":
-            yield Found(f"{name} is set, and no code reads it", variable.where, cure=f"Drop it: {instead}.")
+            yield Found(f"{name} is set, and no code reads it", variable.where, cure=f"drop it: {instead}")
 
 
 RULE = Rule(
@@ -24,8 +24,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="note",
     certainty="certain",
-    why="It changes nothing: what it was meant to show will not be in the log.",
-    cure="Drop it.",
+    why="it changes nothing: what it was meant to show will not be in the log",
+    cure="drop it",
     sources=("slime guide: Troubleshooting", "THUDM/slime@624b824a8 (no use of SLIME_DEBUG)"),
     check=_check,
 )

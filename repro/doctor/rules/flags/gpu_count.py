@@ -25,7 +25,7 @@ def _check(launch: Launch, machine: Machine | None) -> Iterator[Found]:
     if samples(launch) and not launch.has("--colocate") and not launch.has(_ROLLOUT):
         severity, certainty = absent(launch, "error")
         message = f"neither --colocate nor {_ROLLOUT} is given: sampling has no GPUs"
-        cure = f"Give --colocate to sample on the GPUs of training, or {_ROLLOUT} N for GPUs of its own."
+        cure = f"give --colocate to sample on the GPUs of training, or {_ROLLOUT} N for GPUs of its own"
         yield Found(message, Where(str(launch.path), item="--colocate"), severity, certainty, cure)
         return
     need = _needed(launch)
@@ -97,19 +97,19 @@ def _after(words: tuple[str, ...], name: str) -> str:
 def _cure(launch: Launch, have: int) -> str:
     train, rollout = ranks(launch) or 0, size(launch, _ROLLOUT) or 0
     if samples(launch) and not launch.has("--colocate") and not launch.asynchronous and max(train, rollout) <= have:
-        return "Was --colocate forgotten? With it, training and sampling share these GPUs."
-    return f"Ask for {have} GPUs in all, or start Ray with more."
+        return "was --colocate forgotten? With it, training and sampling share these GPUs"
+    return f"ask for {have} GPUs in all, or start Ray with more"
 
 
 RULE = Rule(
     id="gpu-count",
-    title="GPUs asked for and GPUs there are",
+    title="GPUs that the launch asks for and does not have",
     inputs=(Launch,),
     uses=(Machine,),
     severity="error",
     certainty="certain",
-    why="Ray waits for ever for GPUs that never come: the job hangs at its submission.",
-    cure="Colocated: nodes x GPUs per node; apart: that plus --rollout-num-gpus.",
+    why="Ray waits for ever for GPUs that never come: the job hangs at its submission",
+    cure="colocated: nodes x GPUs per node; apart: that plus --rollout-num-gpus",
     sources=(
         "Miles FAQ",
         "Relax guide: Debugging",

@@ -29,8 +29,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="The KL penalty would be applied to the reward and to the loss; the trainers refuse to start.",
-    cure="Keep one: --kl-coef shapes the reward, --use-kl-loss --kl-loss-coef adds to the loss. Set the other to 0.",
+    why="the KL penalty would be applied to the reward and to the loss; the trainers refuse to start",
+    cure="keep one: --kl-coef shapes the reward, --use-kl-loss --kl-loss-coef adds to the loss. Set the other to 0",
     sources=(
         "THUDM/slime@624b824a8 slime/utils/arguments.py:1846",
         "radixark/miles@31f1ca961 miles/utils/arguments.py:3134",

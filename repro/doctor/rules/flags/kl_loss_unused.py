@@ -23,8 +23,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="warning",
     certainty="certain",
-    why="The KL penalty that was asked for is not applied, silently, and the policy may drift from the reference.",
-    cure="Add --use-kl-loss (and --ref-load), or set --kl-loss-coef 0.",
+    why="the KL penalty that was asked for is not applied, silently, and the policy may drift from the reference",
+    cure="add --use-kl-loss (and --ref-load), or set --kl-loss-coef 0",
     sources=("THUDM/slime@624b824a8 slime/backends/megatron_utils/loss.py:1116,1130",),
     check=_check,
 )

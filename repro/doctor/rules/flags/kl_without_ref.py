@@ -27,8 +27,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="The path of the reference model is looked up without being set, which stops the launch after it was queued.",
-    cure="--ref-load CHECKPOINT, or no KL: remove --use-kl-loss and set --kl-coef 0.",
+    why="the path of the reference model is looked up without being set, which stops the launch after it was queued",
+    cure="--ref-load CHECKPOINT, or no KL: remove --use-kl-loss and set --kl-coef 0",
     sources=(
         "THUDM/slime@624b824a8 slime/utils/arguments.py:1775",
         "radixark/miles@31f1ca961 miles/utils/arguments.py:2975",

@@ -39,7 +39,7 @@ def _check(launch: Launch) -> Iterator[Found]:
         said = f"response {response:.0f} / CP {context_parallel}"
         message = f"{_NAME} {cap} is {cap / start:.1f} times the safe start of {start} ({said})"
         yield Found(
-            message, launch.where(_NAME), "note", "possible", f"Out of memory in training? Start at {_NAME} {start}."
+            message, launch.where(_NAME), "note", "possible", f"out of memory in training? Start at {_NAME} {start}"
         )
     log_probs = size(launch, "--log-probs-max-tokens-per-gpu", cap)
     if log_probs is not None and log_probs < cap:
@@ -49,12 +49,12 @@ def _check(launch: Launch) -> Iterator[Found]:
 
 RULE = Rule(
     id="max-tokens-per-gpu",
-    title="--max-tokens-per-gpu against the longest sample",
+    title="--max-tokens-per-gpu far from what the longest sample asks for",
     inputs=(Launch,),
     severity="note",
     certainty="certain",
-    why="Too high runs out of memory in training, too low splits every rollout into more micro-batches than needed.",
-    cure="Start at rollout_max_response_len / cp_size, raise it until memory runs out, then go back by 10%.",
+    why="too high runs out of memory in training, too low splits every rollout into more micro-batches than needed",
+    cure="start at rollout_max_response_len / cp_size, raise it until memory runs out, then go back by 10%",
     sources=(
         "Miles FAQ",
         "THUDM/slime@624b824a8 slime/utils/arguments.py:758",

@@ -24,8 +24,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="The metrics come out of that function; the launch is refused when its arguments are checked.",
-    cure="--custom-tis-function-path MODULE.FUNCTION, or remove --get-mismatch-metrics.",
+    why="the metrics come out of that function; the launch is refused when its arguments are checked",
+    cure="--custom-tis-function-path MODULE.FUNCTION, or remove --get-mismatch-metrics",
     sources=(
         "THUDM/slime@624b824a8 slime/utils/arguments.py:1859",
         "radixark/miles@31f1ca961 miles/utils/arguments.py:3147",

@@ -28,8 +28,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="warning",
     certainty="likely",
-    why="Some versions of Megatron and Transformer Engine have wrong gradients of experts without it.",
-    cure="Add --moe-permute-fusion.",
+    why="some versions of Megatron and Transformer Engine have wrong gradients of experts without it",
+    cure="add --moe-permute-fusion",
     sources=(
         "Miles guide: Debugging",
         "slime guide: Debugging",

@@ -26,8 +26,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="note",
     certainty="possible",
-    why="Engine and trainer pick other experts for the same token, which can collapse training after some 50 steps.",
-    cure="Add --use-rollout-routing-replay; watch train_rollout_logprob_abs_diff.",
+    why="engine and trainer pick other experts for the same token, which can collapse training after some 50 steps",
+    cure="add --use-rollout-routing-replay; watch train_rollout_logprob_abs_diff",
     sources=("Miles guide: Debugging", "THUDM/slime@624b824a8 slime/utils/arguments.py:1098,2011"),
     check=_check,
 )

@@ -24,8 +24,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="note",
     certainty="certain",
-    why="The flag is a help for the moment: what makes the NaN (data, template, overflow) stays and costs steps.",
-    cure="Remove it once the cause is found: chat template, empty samples, FP8 overflow.",
+    why="the flag is a help for the moment: what makes the NaN (data, template, overflow) stays and costs steps",
+    cure="remove it once the cause is found: chat template, empty samples, FP8 overflow",
     sources=("Miles FAQ",),
     check=_check,
 )

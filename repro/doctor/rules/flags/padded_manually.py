@@ -31,7 +31,7 @@ def _check(launch: Launch) -> Iterator[Found]:
             yield Found("--qkv-format bshd pads each sample of a micro-batch to the longest one", where)
     if dynamic and launch.has("--micro-batch-size"):
         message = "--micro-batch-size is not looked at with --use-dynamic-batch-size"
-        yield Found(message, launch.where("--micro-batch-size"), cure="Remove --micro-batch-size.")
+        yield Found(message, launch.where("--micro-batch-size"), cure="remove --micro-batch-size")
     multiplier, tensor = size(launch, _MULTIPLIER, _USUAL), size(launch, "--tensor-model-parallel-size")
     cap = launch.number("--max-tokens-per-gpu")
     if dynamic and cap and multiplier and tensor and multiplier > _USUAL and multiplier * tensor * _WASTE > cap:
@@ -39,7 +39,7 @@ def _check(launch: Launch) -> Iterator[Found]:
         message = (
             f"{_MULTIPLIER} {multiplier} x TP {tensor}: micro-batches of {cap:.0f} tokens get up to {step} of padding"
         )
-        yield Found(message, launch.where(_MULTIPLIER), cure=f"Remove it: {_USUAL} is the default.")
+        yield Found(message, launch.where(_MULTIPLIER), cure=f"remove it: {_USUAL} is the default")
 
 
 RULE = Rule(
@@ -48,8 +48,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="note",
     certainty="certain",
-    why="Samples of any length are packed into micro-batches; padding costs compute and memory and corrects nothing.",
-    cure="--qkv-format thd (the default) with --use-dynamic-batch-size; bshd only for attention that cannot pack.",
+    why="samples of any length are packed into micro-batches; padding costs compute and memory and corrects nothing",
+    cure="--qkv-format thd (the default) with --use-dynamic-batch-size; bshd only for attention that cannot pack",
     sources=(
         "Miles FAQ",
         "radixark/miles@31f1ca961 miles/utils/arguments.py:270,3514; miles/backends/training_utils/data.py:83",

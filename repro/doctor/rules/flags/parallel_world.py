@@ -34,18 +34,18 @@ def _check(launch: Launch) -> Iterator[Found]:
             nodes, each = size(launch, _NODES), size(launch, _EACH, 8)
             message = f"{shown} = {product} does not divide {nodes} nodes x {each} GPUs = {world}"
             largest = max(known, key=lambda name: known[name])
-            cure = f"Use a multiple of {product} GPUs, or smaller sizes."
+            cure = f"use a multiple of {product} GPUs, or smaller sizes"
             yield Found(message, launch.where(largest), *sure, cure)
 
 
 RULE = Rule(
     id="parallel-world",
-    title="Tensor x pipeline x context parallel sizes divide the GPUs",
+    title="Tensor x pipeline x context parallel sizes that do not divide the GPUs",
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="Megatron refuses a world that is no multiple of the model's parallel size, after every rank has started.",
-    cure="Make nodes x GPUs per node a multiple of the product.",
+    why="Megatron refuses a world that is no multiple of the model's parallel size, after every rank has started",
+    cure="make nodes x GPUs per node a multiple of the product",
     sources=(
         "NVIDIA/Megatron-LM@d98e8a64d megatron/training/arguments.py:432 (total_model_size)",
         "NVIDIA/Megatron-LM@d98e8a64d megatron/core/parallel_state.py:881 (experts)",

@@ -21,12 +21,12 @@ def _check(launch: Launch) -> Iterator[Found]:
 
 RULE = Rule(
     id="r3-partial-rollout",
-    title="Relax: --use-rollout-routing-replay together with --partial-rollout",
+    title="--use-rollout-routing-replay together with --partial-rollout (Relax)",
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="Partial rollouts mix weights within a sample, so its recorded routes belong to no one policy.",
-    cure="Remove --partial-rollout, or --use-rollout-routing-replay.",
+    why="partial rollouts mix weights within a sample, so its recorded routes belong to no one policy",
+    cure="remove --partial-rollout, or --use-rollout-routing-replay",
     sources=("redai-infra/Relax@05149ae1a relax/utils/arguments.py (slime_validate_args)",),
     check=_check,
 )

@@ -27,8 +27,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="These estimators are defined on normalised advantages; the launch is refused when its arguments are checked.",
-    cure="Add --normalize-advantages.",
+    why="these estimators are defined on normalised advantages; the launch is refused when its arguments are checked",
+    cure="add --normalize-advantages",
     sources=(
         "THUDM/slime@624b824a8 slime/utils/arguments.py:1849",
         "radixark/miles@31f1ca961 miles/utils/arguments.py:3137",

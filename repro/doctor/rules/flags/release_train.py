@@ -36,12 +36,12 @@ def _check(launch: Launch) -> Iterator[Found]:
 
 RULE = Rule(
     id="release-train",
-    title="slime: --release-train without what it needs",
+    title="--release-train (slime) without what it needs",
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="The launch is refused when its arguments are checked.",
-    cure="--release-train --save DIR --update-weight-transport disk --update-weight-disk-dir DIR, without a critic.",
+    why="the launch is refused when its arguments are checked",
+    cure="--release-train --save DIR --update-weight-transport disk --update-weight-disk-dir DIR, without a critic",
     sources=("THUDM/slime@624b824a8 slime/utils/arguments.py:2046",),
     check=_check,
 )

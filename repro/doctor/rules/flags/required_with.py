@@ -68,10 +68,10 @@ def _check(launch: Launch) -> Iterator[Found]:
             continue
         given = " ".join((need.flag, *launch.flags[need.flag].values[:1]))
         message = f"{given} needs {' or '.join(need.any_of)}, which is not given: the trainer stops at its arguments"
-        yield Found(message, launch.where(need.flag), *absent(launch, "error"), cure=f"Add {need.any_of[0]}.")
+        yield Found(message, launch.where(need.flag), *absent(launch, "error"), cure=f"add {need.any_of[0]}")
     if not launch.has("--num-rollout") and not launch.has("--num-epoch") and launch.has("--rollout-batch-size"):
         message = "neither --num-rollout nor --num-epoch is given: the trainer stops at its arguments"
-        yield Found(message, launch.where("--num-rollout"), *absent(launch, "error"), cure="Add --num-rollout N.")
+        yield Found(message, launch.where("--num-rollout"), *absent(launch, "error"), cure="add --num-rollout N")
     over, batch = launch.number("--over-sampling-batch-size"), launch.number("--rollout-batch-size")
     if over is not None and batch is not None and nonzero(launch, "--over-sampling-batch-size") and over < batch:
         message = f"--over-sampling-batch-size {over:.0f} is below --rollout-batch-size {batch:.0f}: the trainer stops"
@@ -84,8 +84,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="The launch is refused when its arguments are checked, after it has waited for its GPUs.",
-    cure="Add the flag that is named, or remove the one that needs it.",
+    why="the launch is refused when its arguments are checked, after it has waited for its GPUs",
+    cure="add the flag that is named, or remove the one that needs it",
     sources=(
         "THUDM/slime@624b824a8 slime/utils/arguments.py:1786,1814,1840,1843,1988,2003,2008",
         "THUDM/slime@624b824a8 slime/backends/sglang_utils/arguments.py:183",

@@ -37,7 +37,7 @@ def _check(launch: Launch) -> Iterator[Found]:
     if given is None:
         if not launch.has("--rm-type") and not open_ended(launch):
             message = "no reward: neither --rm-type nor --custom-rm-path is given"
-            cure = "--rm-type TYPE or --custom-rm-path MODULE.FUNCTION, unless each row's metadata names its rm_type."
+            cure = "--rm-type TYPE or --custom-rm-path MODULE.FUNCTION, unless each row's metadata names its rm_type"
             yield Found(message, launch.where("--rm-type"), "warning", "likely", cure)
         return
     kind, where = given.strip().removeprefix("boxed_"), launch.where("--rm-type")
@@ -49,14 +49,14 @@ def _check(launch: Launch) -> Iterator[Found]:
         yield Found(message, launch.where("--reward-key"), "error", "likely", f"--reward-key {_FIELDS[kind][0]}")
     elif kind in _NUMBERS - {"remote_rm"} and key:
         message = f"--rm-type {given} gives a number: --reward-key {key[:40]} looks for a key in it and fails"
-        yield Found(message, launch.where("--reward-key"), "error", "likely", "Remove --reward-key.")
+        yield Found(message, launch.where("--reward-key"), "error", "likely", "remove --reward-key")
     elif kind not in _NUMBERS and kind not in _FIELDS:
         yield Found(f"--rm-type {given[:40]} is none that slime or Miles knows", where, "warning", "likely")
     if kind == "remote_rm" and not launch.has("--rm-url"):
         yield Found("--rm-type remote_rm has no --rm-url to ask", where, *absent(launch, "error"), cure="--rm-url URL")
     if kind in _GRADE and not any(launch.has(name) for name in _LABELLED):
         message = f"--rm-type {given} grades against a label, and --label-key is not given: labels are None"
-        yield Found(message, where, *absent(launch, "error", "likely"), cure="--label-key KEY of the data's answer.")
+        yield Found(message, where, *absent(launch, "error", "likely"), cure="--label-key KEY of the data's answer")
 
 
 def _keys(launch: Launch) -> Iterator[Found]:
@@ -64,7 +64,7 @@ def _keys(launch: Launch) -> Iterator[Found]:
     for name in ("--input-key", "--metadata-key", "--tool-key"):
         if label is not None and launch.value(name) == label:
             message = f"--label-key {label[:40]} is {name} too: samples are graded against it"
-            yield Found(message, launch.where("--label-key"), "warning", "likely", "Name the key of the answer.")
+            yield Found(message, launch.where("--label-key"), "warning", "likely", "name the key of the answer")
 
 
 RULE = Rule(
@@ -73,8 +73,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="error",
     certainty="likely",
-    why="The first rollout fails, or every reward is the same and nothing is learned.",
-    cure="Give --rm-type, --label-key, and --reward-key for rewards that are dicts.",
+    why="the first rollout fails, or every reward is the same and nothing is learned",
+    cure="give --rm-type, --label-key, and --reward-key for rewards that are dicts",
     sources=(
         "Miles guide: Debugging",
         "THUDM/slime@624b824a8 slime/rollout/rm_hub/__init__.py; slime/utils/types.py:246",

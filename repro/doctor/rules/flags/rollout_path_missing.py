@@ -40,12 +40,12 @@ def _check(launch: Launch) -> Iterator[Found]:
 
 RULE = Rule(
     id="rollout-path-missing",
-    title="The rollout dump to train on exists",
+    title="The rollout dump to train on is not there",
     inputs=(Launch,),
     severity="warning",
     certainty="likely",
-    why="Training stops at the first rollout, after the model was loaded.",
-    cure="Correct the path, or record it first: --debug-rollout-only --save-debug-rollout-data DIR/{rollout_id}.pt.",
+    why="training stops at the first rollout, after the model was loaded",
+    cure="correct the path, or record it first: --debug-rollout-only --save-debug-rollout-data DIR/{rollout_id}.pt",
     sources=("slime guide: Debugging", "Miles guide: Debugging", "Relax guide: Debugging"),
     check=_check,
 )

@@ -61,19 +61,19 @@ def _one_file(name: str, value: str, launch: Launch) -> Found:
     where = launch.where(name)
     if name == _LOAD:
         message = f"{name} {value[:80]} has no {{rollout_id}}: every rollout trains on the same file"
-        return Found(message, where, "note", cure="Put {rollout_id} in, unless it is meant so.")
+        return Found(message, where, "note", cure="put {rollout_id} in, unless it is meant so")
     message = f"{name} {value[:80]} has no {{rollout_id}}: every rollout writes over the last one"
     return Found(message, where, "warning", cure=f"{name} {value.removesuffix('.pt')[:80]}_{{rollout_id}}.pt")
 
 
 RULE = Rule(
     id="rollout-path-template",
-    title="Dump paths with {rollout_id}, and with no other braces",
+    title="Dump paths without {rollout_id}, or with other braces",
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="The path is formatted with rollout_id: other braces raise at the first dump; without it, there is one file.",
-    cure="Write DIR/{rollout_id}.pt.",
+    why="the path is formatted with rollout_id: other braces raise at the first dump; without it, there is one file",
+    cure="write DIR/{rollout_id}.pt",
     sources=(
         "slime guide: Debugging",
         "Miles guide: Debugging",

@@ -56,13 +56,13 @@ def _fitting(total: int, each: int | None) -> str:
 
 RULE = Rule(
     id="rollout-subsample",
-    title="The share of a rollout dump that is trained on",
+    title="A share of a rollout dump that cuts groups, or takes all",
     inputs=(Launch,),
     uses=(Rollout,),
     severity="warning",
     certainty="certain",
-    why="data[: n // 2] + data[-n // 2 :] is the whole file for n = 0, and advantages of a cut group are wrong.",
-    cure="Take a share that leaves whole groups at both ends.",
+    why="data[: n // 2] + data[-n // 2 :] is the whole file for n = 0, and advantages of a cut group are wrong",
+    cure="take a share that leaves whole groups at both ends",
     sources=(
         "THUDM/slime@624b824a8 slime/utils/arguments.py:1275",
         "radixark/miles@31f1ca961 miles/ray/rollout/debug_data.py:93-96",

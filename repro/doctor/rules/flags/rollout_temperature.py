@@ -27,12 +27,12 @@ def _check(launch: Launch) -> Iterator[Found]:
 
 RULE = Rule(
     id="rollout-temperature",
-    title="--rollout-temperature is above 0",
+    title="--rollout-temperature of 0 or below",
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="Without randomness the samples of a group are equal, so group advantages are 0; slime refuses it.",
-    cure="--rollout-temperature 1 (greedy decoding belongs to --eval-temperature or --eval-top-k).",
+    why="without randomness the samples of a group are equal, so group advantages are 0; slime refuses it",
+    cure="--rollout-temperature 1 (greedy decoding belongs to --eval-temperature or --eval-top-k)",
     sources=("THUDM/slime@624b824a8 slime/utils/arguments.py:1770",),
     check=_check,
 )

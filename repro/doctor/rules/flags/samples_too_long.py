@@ -63,8 +63,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="warning",
     certainty="certain",
-    why="Such a sample gets a micro-batch of its own above the cap, and the first one may run out of memory.",
-    cure="Spread a sample over more ranks with --context-parallel-size.",
+    why="such a sample gets a micro-batch of its own above the cap, and the first one may run out of memory",
+    cure="spread a sample over more ranks with --context-parallel-size",
     sources=(
         "Miles FAQ",
         "THUDM/slime@624b824a8 slime/utils/dp_schedule.py:29,120",

@@ -19,12 +19,12 @@ def _check(launch: Launch) -> Iterator[Found]:
 
 RULE = Rule(
     id="source-missing",
-    title="Files that a launch script sources",
+    title="Files that a launch script sources and that are not there",
     inputs=(Launch,),
     severity="warning",
     certainty="likely",
-    why="Without the file the model's flags are missing, or the script ends at that line.",
-    cure="Correct the path; scripts/models of the checkout has the trainers' own.",
+    why="without the file the model's flags are missing, or the script ends at that line",
+    cure="correct the path; scripts/models of the checkout has the trainers' own",
     sources=("THUDM/slime@624b824a8 scripts/low_precision/run-qwen3-4b-fp8.sh",),
     check=_check,
 )

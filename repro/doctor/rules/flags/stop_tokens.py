@@ -47,7 +47,7 @@ def _check(launch: Launch, tokenizer: Tokenizer | None) -> Iterator[Found]:
     # generation_config may list further ids, whose text is not known here
     if ending is not None and tokenizer.eos and tokenizer.eos not in ending and len(tokenizer.eos_ids) < 2:
         message = f"the chat template ends a turn with {ending[:40]!r}, generation ends at {tokenizer.eos!r}"
-        cure = f"--rollout-stop {ending.split()[0][:40]!r}, or its id with {_IDS}."
+        cure = f"--rollout-stop {ending.split()[0][:40]!r}, or its id with {_IDS}"
         yield Found(message, where, *absent(launch, "warning", "likely"), cure=cure)
 
 
@@ -58,8 +58,8 @@ RULE = Rule(
     uses=(Tokenizer,),
     severity="warning",
     certainty="likely",
-    why="The model goes on behind its answer until the length limit: truncated samples and wrong rewards.",
-    cure="Name what ends a turn with --rollout-stop or --rollout-stop-token-ids.",
+    why="the model goes on behind its answer until the length limit: truncated samples and wrong rewards",
+    cure="name what ends a turn with --rollout-stop or --rollout-stop-token-ids",
     sources=("Miles FAQ", "THUDM/slime@624b824a8 slime/utils/arguments.py (--rollout-stop, --rollout-stop-token-ids)"),
     check=_check,
 )

@@ -24,8 +24,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="With the engine's log-probs as the old policy there is no mismatch left to weigh; the trainers refuse both.",
-    cure="Keep --use-tis to weigh the mismatch, or --use-rollout-logprobs to train against the engine's log-probs.",
+    why="with the engine's log-probs as the old policy there is no mismatch left to weigh; the trainers refuse both",
+    cure="keep --use-tis to weigh the mismatch, or --use-rollout-logprobs to train against the engine's log-probs",
     sources=(
         "THUDM/slime@624b824a8 slime/utils/arguments.py:1855",
         "radixark/miles@31f1ca961 miles/utils/arguments.py:3143",

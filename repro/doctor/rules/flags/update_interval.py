@@ -25,7 +25,7 @@ def _check(launch: Launch) -> Iterator[Found]:
         yield Found(message, launch.where(_NAME))
     elif launch.entry == "train.py":
         message = f"{_NAME} {interval:.0f} is not looked at by train.py, which updates weights at each rollout"
-        yield Found(message, launch.where(_NAME), "note", cure=f"Remove {_NAME}, or start train_async.py.")
+        yield Found(message, launch.where(_NAME), "note", cure=f"remove {_NAME}, or start train_async.py")
 
 
 RULE = Rule(
@@ -34,8 +34,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="warning",
     certainty="certain",
-    why="The policy trains on what an older policy said; without a correction the two drift apart.",
-    cure="--update-weights-interval 1, or a correction: --use-tis, or --use-rollout-logprobs.",
+    why="the policy trains on what an older policy said; without a correction the two drift apart",
+    cure="--update-weights-interval 1, or a correction: --use-tis, or --use-rollout-logprobs",
     sources=(
         "slime guide: Troubleshooting",
         "THUDM/slime@624b824a8 train_async.py:66, train.py",

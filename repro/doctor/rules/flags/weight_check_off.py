@@ -38,8 +38,8 @@ RULE = Rule(
     uses=(HfConfig,),
     severity="note",
     certainty="likely",
-    why="A weight that is quantized by mistake, or lost on the way to the engine, shows only as worse samples.",
-    cure="Add --check-weight-update-equal for one start (Miles has --check-weight-update-allow-quant-error).",
+    why="a weight that is quantized by mistake, or lost on the way to the engine, shows only as worse samples",
+    cure="add --check-weight-update-equal for one start (Miles has --check-weight-update-allow-quant-error)",
     sources=(
         "slime guide: Debugging",
         "THUDM/slime@624b824a8 train.py:29; slime/utils/arguments.py:1321",

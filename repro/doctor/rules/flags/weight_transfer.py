@@ -47,8 +47,8 @@ RULE = Rule(
     inputs=(Launch,),
     severity="error",
     certainty="certain",
-    why="The launch is refused when its arguments are checked, after it has waited for its GPUs.",
-    cure="Colocated engines get weights over CUDA IPC: leave the transfer flags out, or remove --colocate.",
+    why="the launch is refused when its arguments are checked, after it has waited for its GPUs",
+    cure="colocated engines get weights over CUDA IPC: leave the transfer flags out, or remove --colocate",
     sources=(
         "THUDM/slime@624b824a8 slime/utils/arguments.py:2041,2059",
         "radixark/miles@31f1ca961 miles/utils/arguments.py:3263,3273",

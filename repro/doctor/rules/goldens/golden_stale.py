@@ -111,7 +111,7 @@ def _commit(golden: Golden, root: Path, record: Where) -> Iterator[Found]:
 
 RULE = Rule(
     id="golden-stale",
-    title="Golden runs of another case, other rollouts or a lost commit than the repository has",
+    title="Golden runs of another case, other rollouts or a commit that the repository no longer has",
     inputs=(Golden,),
     severity="error",
     certainty="certain",

@@ -33,7 +33,7 @@ def _check(log: Log, launch: Launch | None) -> Iterator[Found]:
 
 RULE = Rule(
     id="inductor-cache",
-    title="torch's compiler reads a corrupt cache (JSONDecodeError from inductor)",
+    title="A corrupt cache of torch's compiler (JSONDecodeError from inductor)",
     inputs=(Log,),
     uses=(Launch,),
     severity="error",

@@ -38,7 +38,7 @@ def _check(series: Series, launch: Launch | None, tokenizer: Tokenizer | None) -
 
 RULE = Rule(
     id="chat-template-log-probs",
-    title="mean log-prob of the first rollout near -0.8 per token (-0.7 to -1.5)",
+    title="Log-probs of the first rollout near -0.8 per token (-0.7 to -1.5) on average",
     inputs=(Series,),
     uses=(Launch, Tokenizer),
     severity="warning",

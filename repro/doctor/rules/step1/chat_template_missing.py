@@ -45,7 +45,7 @@ _SOURCES = (
 
 RULE = Rule(
     id="chat-template-missing",
-    title="prompts have the chat template applied (with the tokenizer's folder)",
+    title="Prompts without the chat template applied (with the tokenizer's folder)",
     inputs=(Rollout, Tokenizer),
     uses=(Launch,),
     severity="warning",

@@ -38,7 +38,7 @@ _SOURCES = (
 
 RULE = Rule(
     id="chat-template-twice",
-    title="no prompt has a rendered prompt inside a message (with the tokenizer's folder)",
+    title="A rendered prompt inside a message of a prompt (with the tokenizer's folder)",
     inputs=(Rollout, Tokenizer),
     uses=(Launch,),
     severity="error",

@@ -38,7 +38,7 @@ def _check(series: Series) -> Iterator[Found]:
 
 RULE = Rule(
     id="entropy-collapse",
-    title="the policy's entropy stays above a tenth of what it was, or above 0.05 nats",
+    title="The policy's entropy fell below a tenth of what it was, and below 0.05 nats",
     inputs=(Series,),
     severity="warning",
     certainty="likely",

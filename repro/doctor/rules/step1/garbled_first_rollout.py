@@ -63,7 +63,7 @@ def _where(rollout: Rollout, found: Garble) -> Where:
 
 RULE = Rule(
     id="garbled-first-rollout",
-    title="the first rollout's responses are text: characters, no loops, one or two scripts, words that come twice",
+    title="Responses of the first rollout that are no text: stray characters, loops, scripts mixed, no word twice",
     inputs=(Rollout,),
     severity="warning",
     certainty="likely",

@@ -73,7 +73,7 @@ def _text(line: str) -> str:
 
 RULE = Rule(
     id="garbled-log",
-    title="the samples that a log shows of its rollouts are text",
+    title="Samples in a log that are no text",
     inputs=(Log,),
     severity="warning",
     certainty="likely",

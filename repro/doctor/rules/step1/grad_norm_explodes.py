@@ -27,7 +27,7 @@ def _check(series: Series, launch: Launch | None) -> Iterator[Found]:
 
 RULE = Rule(
     id="grad-norm-explodes",
-    title="gradient norm ten times its level (a hundred times, of the first updates) for three updates in a row",
+    title="Gradient norm ten times its level (of the first updates, a hundred) for three updates in a row",
     inputs=(Series,),
     uses=(Launch,),
     severity="warning",

@@ -27,7 +27,7 @@ def _check(series: Series, launch: Launch | None) -> Iterator[Found]:
 
 RULE = Rule(
     id="gradient-not-finite",
-    title="gradient norms are finite",
+    title="Gradient norms that are NaN or infinite",
     inputs=(Series,),
     uses=(Launch,),
     severity="error",

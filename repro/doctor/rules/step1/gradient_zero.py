@@ -23,7 +23,7 @@ def _check(series: Series) -> Iterator[Found]:
 
 RULE = Rule(
     id="gradient-zero",
-    title="no gradient norm of exactly 0",
+    title="A gradient norm of exactly 0",
     inputs=(Series,),
     severity="warning",
     certainty="certain",

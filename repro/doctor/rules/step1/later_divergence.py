@@ -44,7 +44,7 @@ def _check(rollout: Rollout) -> Iterator[Found]:
 
 RULE = Rule(
     id="later-divergence",
-    title="responses that were in order in the first rollout are so in later ones",
+    title="Responses in order in the first rollout and no text in later ones",
     inputs=(Rollout,),
     severity="warning",
     certainty="likely",

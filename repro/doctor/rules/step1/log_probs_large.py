@@ -46,7 +46,7 @@ def _check(series: Series) -> Iterator[Found]:
 
 RULE = Rule(
     id="log-probs-large",
-    title="mean log-prob of the first rollout below -1.5 per token",
+    title="Log-probs of the first rollout below -1.5 per token on average",
     inputs=(Series,),
     severity="warning",
     certainty="likely",

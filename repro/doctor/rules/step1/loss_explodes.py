@@ -39,8 +39,7 @@ def _check(series: Series, launch: Launch | None) -> Iterator[Found]:
 
 RULE = Rule(
     id="loss-explodes",
-    title="loss, pg_loss or kl_loss ten times its level (a hundred times, of the first updates) for three updates in a "
-    "row",
+    title="Loss, pg_loss or kl_loss ten times its level (of the first updates, a hundred) for three updates in a row",
     inputs=(Series,),
     uses=(Launch,),
     severity="warning",

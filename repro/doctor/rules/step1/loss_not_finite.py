@@ -40,7 +40,7 @@ def _check(series: Series, launch: Launch | None) -> Iterator[Found]:
 
 RULE = Rule(
     id="loss-not-finite",
-    title="losses, log-probs, advantages and rewards are finite",
+    title="Losses, log-probs, advantages or rewards that are NaN or infinite",
     inputs=(Series,),
     uses=(Launch,),
     severity="error",

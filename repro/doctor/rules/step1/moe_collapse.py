@@ -52,7 +52,7 @@ def _check(series: Series, launch: Launch | None) -> Iterator[Found]:
 
 RULE = Rule(
     id="moe-collapse",
-    title="a model with experts: neither reward nor agreement of trainer and engine break down after tens of steps",
+    title="A model with experts whose reward, or agreement of trainer and engine, breaks down after tens of steps",
     inputs=(Series,),
     uses=(Launch,),
     severity="warning",

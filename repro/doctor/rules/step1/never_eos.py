@@ -94,7 +94,7 @@ def _single_turn(sample: object) -> bool:
 
 RULE = Rule(
     id="never-eos",
-    title="some response of a rollout ends by itself",
+    title="A rollout in which no response ends by itself",
     inputs=(Rollout,),
     uses=(Launch, Tokenizer),
     severity="warning",

@@ -29,7 +29,7 @@ def _check(step: TrainStep, launch: Launch | None) -> Iterator[Found]:
 
 RULE = Rule(
     id="r3-log-probs",
-    title="with R3, means of log_probs and ref_log_probs of rollout 0 within 5e-3",
+    title="With R3: means of log_probs and ref_log_probs of rollout 0 more than 5e-3 apart",
     inputs=(TrainStep,),
     uses=(Launch,),
     severity="warning",

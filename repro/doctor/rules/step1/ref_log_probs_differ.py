@@ -50,7 +50,7 @@ def _check(step: TrainStep, launch: Launch | None) -> Iterator[Found]:
 
 RULE = Rule(
     id="ref-log-probs-differ",
-    title="log_probs and ref_log_probs of rollout 0 exactly equal, token by token (R3 exempt)",
+    title="log_probs and ref_log_probs of rollout 0 that are not exactly equal, token by token (R3 exempt)",
     inputs=(TrainStep,),
     uses=(Launch,),
     severity="warning",

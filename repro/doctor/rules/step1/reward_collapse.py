@@ -38,7 +38,7 @@ def _beside(series: Series, since: int) -> str:
 
 RULE = Rule(
     id="reward-collapse",
-    title="the mean reward does not fall back to its floor",
+    title="The mean reward falls back to its floor",
     inputs=(Series,),
     severity="warning",
     certainty="likely",

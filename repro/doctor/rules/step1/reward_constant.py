@@ -41,7 +41,7 @@ def _check(rollout: Rollout, launch: Launch | None) -> Iterator[Found]:
 
 RULE = Rule(
     id="reward-constant",
-    title="some group of a rollout has two different rewards",
+    title="Groups of a rollout in which all rewards are the same",
     inputs=(Rollout,),
     uses=(Launch,),
     severity="warning",

@@ -25,7 +25,7 @@ def _check(series: Series) -> Iterator[Found]:
 
 RULE = Rule(
     id="reward-flat",
-    title="the mean reward of rollouts changes at all",
+    title="A mean reward that is the same in every rollout",
     inputs=(Series,),
     severity="warning",
     certainty="likely",

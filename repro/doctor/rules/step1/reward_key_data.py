@@ -75,7 +75,7 @@ def _labelled(label: object) -> bool:
 
 RULE = Rule(
     id="reward-key-data",
-    title="rewards are numbers, or dicts of which --reward-key picks one; labels are there",
+    title="Rewards that are no numbers, or dicts that --reward-key does not open; labels that are missing",
     inputs=(Rollout,),
     uses=(Launch,),
     severity="error",

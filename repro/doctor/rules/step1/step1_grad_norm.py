@@ -40,7 +40,7 @@ def _check(series: Series, launch: Launch | None) -> Iterator[Found]:
 
 RULE = Rule(
     id="step1-grad-norm",
-    title="gradient norm of update 0 small where a rollout is one update",
+    title="A large gradient norm of update 0 where a rollout is one update",
     inputs=(Series,),
     uses=(Launch,),
     severity="warning",

@@ -52,7 +52,7 @@ def _check(series: Series, launch: Launch | None) -> Iterator[Found]:
 
 RULE = Rule(
     id="train-rollout-gap",
-    title="train_rollout_logprob_abs_diff of the first step: 0.03 and more, 0.1 and more, above 1",
+    title="train_rollout_logprob_abs_diff of the first step of 0.03 and more, 0.1 and more, above 1",
     inputs=(Series,),
     uses=(Launch,),
     severity="warning",

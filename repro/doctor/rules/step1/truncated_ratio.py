@@ -37,7 +37,7 @@ def _check(rollout: Rollout, launch: Launch | None) -> Iterator[Found]:
 
 RULE = Rule(
     id="truncated-ratio",
-    title="at most half of a rollout's responses are cut at the limit",
+    title="More than half of a rollout's responses are cut at the limit",
     inputs=(Rollout,),
     uses=(Launch,),
     severity="warning",
