@@ -147,6 +147,35 @@ def test_exit_codes_and_evidence(tmp_path: Path) -> None:
         assert said in done.stderr
 
 
+def test_a_rule_speaks_once(tmp_path: Path) -> None:
+    """What one rule found stands together: a message once with its places, a reason once, each cure once.
+
+    Of places, messages and (but for errors) cures, three are shown and the others counted.
+    """
+    same = ("a.sh", "b.sh", "c.sh", "d.sh")
+    for name, batch in (*((name, 250) for name in same), ("e.sh", 7), ("f.sh", 11), ("g.sh", 13)):
+        (tmp_path / name).write_text(LAUNCH.format(batch=batch))
+    lines = [" ".join(line.split()) for line in run(".", "--only", "batch-invariant", cwd=tmp_path).stdout.splitlines()]
+    assert lines.count("error batch-invariant (certain)") == 1
+    assert [sum(line.startswith(word) for line in lines) for word in ("why:", "do:")] == [1, 1]
+    assert sum("are not 250 x 1" in line for line in lines) == 1
+    assert sum("--global-batch-size = 250" in line for line in lines) == 3
+    assert "and 1 other place (--json shows all)" in lines
+    assert [any(f"{name}.sh:8 --global-batch-size" in line for line in lines) for name in "efg"] == [True, True, False]
+    assert "and 1 more like it (--json shows all)" in lines
+    told = json.loads(run(".", "--only", "batch-invariant", "--json", cwd=tmp_path).stdout)
+    assert len(told["findings"]) == 7
+
+    for number, name in enumerate("abcdefg"):
+        (tmp_path / f"{name}.sh").write_text(
+            f"python3 train.py --num-rollout 10 --rollout-max-response-len {100 + min(number, 4)} "
+            "--use-dynamic-batch-size --max-tokens-per-gpu 8192\n"
+        )
+    notes = run(".", "--only", "max-tokens-per-gpu", cwd=tmp_path).stdout
+    assert [f"--max-tokens-per-gpu {start}\n" in notes for start in range(100, 105)] == [True] * 3 + [False] * 2
+    assert notes.count("note max-tokens-per-gpu") == 1 and "and 4 more like it (--json shows all)" in notes
+
+
 def test_a_command_line_behind_dashes_is_a_launch(tmp_path: Path) -> None:
     """Words after -- are the trainer's, with or without a path before them; --json has every finding whole."""
     words = ("--", "python", "train.py", "--rollout-batch-size", "5", "--n-samples-per-prompt", "3")

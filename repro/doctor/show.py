@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -20,7 +20,7 @@ __all__ = ["brief", "examination_text", "rule_mapping", "rule_text", "rules_text
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 _SHOWN = 3
-"""Places of one rule that a terminal shows; JSON has all."""
+"""Places of one message, and messages and cures of one rule, that a terminal shows; JSON has all."""
 _WIDTH = 110
 
 
@@ -29,26 +29,55 @@ def examination_text(found: Examination) -> str:
     kinds = Counter(one.kind for one in found.seen if one.kind)
     looked = ", ".join(f"{number} x {kind}" if number > 1 else kind for kind, number in kinds.items())
     lines = [f"looked at: {looked or 'what is not a file'}"]
-    # findings of one rule that give one cure are told together
-    for _, group in groupby(found.findings, key=lambda one: (one.severity, one.rule, one.cure)):
-        lines += ["", *_finding(list(group))]
+    # what one rule found is told together
+    for findings in _grouped(found.findings, lambda one: f"{one.severity} {one.rule}"):
+        lines += ["", *_rule_findings(findings)]
     parts = [count(len(found.of(severity)), severity) for severity in _COLOURS if found.of(severity)]  # type: ignore[arg-type]
     told = ", ".join(parts) or "nothing found"
     lines += ["", f"{told}; {count(len(found.tried), 'rule')} tried. `repro doctor --explain RULE` says more."]
     return "\n".join(lines)
 
 
-def _finding(group: Sequence[Finding]) -> list[str]:
-    first = group[0]
+def _grouped(findings: Iterable[Finding], key: Callable[[Finding], str]) -> list[list[Finding]]:
+    """Findings of equal key together, in the order of the first of each."""
+    groups: dict[str, list[Finding]] = {}
+    for one in findings:
+        groups.setdefault(key(one), []).append(one)
+    return list(groups.values())
+
+
+def _rule_findings(findings: Sequence[Finding]) -> list[str]:
+    """What one rule found: each message once with its places, and each cure once behind the messages that it is for."""
+    first = findings[0]
+    certainty = first.certainty if len({one.certainty for one in findings}) == 1 else ""
     head = click.style(first.severity, fg=_COLOURS[first.severity], bold=True)
-    lines = [f"{head} {click.style(first.rule, bold=True)} ({first.certainty})"]
-    for one in group[:_SHOWN]:
-        lines += _wrapped(_plain(one.message), "  ", "  ")
-        if where := _plain(str(one.where)):
-            lines.append(f"    at {where}")
-    if len(group) > _SHOWN:
-        lines.append(f"  and {len(group) - _SHOWN} more like it (--json shows all)")
-    return [*lines, *_wrapped(first.why, "  why: ", "       "), *_wrapped(_plain(first.cure), "  do:  ", "       ")]
+    lines = [f"{head} {click.style(first.rule, bold=True)}" + (f" ({certainty})" if certainty else "")]
+    cures = _grouped(findings, lambda one: one.cure)
+    shown = cures if first.severity == "error" else cures[:_SHOWN]
+    why = _wrapped(first.why, "  why: ", "       ")
+    for number, group in enumerate(shown):
+        lines += _messages(group, certainty=not certainty)
+        lines += why if number == 0 else []
+        lines += _wrapped(_plain(group[0].cure), "  do:  ", "       ")
+    if left := len(findings) - sum(map(len, shown)):
+        lines.append(f"  and {left} more like it (--json shows all)")
+    return lines
+
+
+def _messages(findings: Sequence[Finding], *, certainty: bool) -> list[str]:
+    """Messages that share a cure, with their places."""
+    lines: list[str] = []
+    messages = _grouped(findings, lambda one: one.message)
+    for group in messages[:_SHOWN]:
+        said = f"{group[0].message} ({group[0].certainty})" if certainty else group[0].message
+        lines += _wrapped(_plain(said), "  ", "  ")
+        places = [where for one in group if (where := _plain(str(one.where)))]
+        lines += [f"    at {where}" for where in places[:_SHOWN]]
+        if len(places) > _SHOWN:
+            lines.append(f"    and {count(len(places) - _SHOWN, 'other place')} (--json shows all)")
+    if left := sum(map(len, messages[_SHOWN:])):
+        lines.append(f"  and {left} more like it (--json shows all)")
+    return lines
 
 
 def _wrapped(text: str, first: str, rest: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Launch
@@ -64,15 +65,9 @@ def _steps(total: int, steps: int) -> str:
 
 def _fitting(prompts: int, each: int, batch: int) -> str:
     """Numbers of prompts that fit: the nearest ones."""
-    step = batch // _gcd(batch, each)
+    step = batch // math.gcd(batch, each)
     below, above = prompts // step * step, (prompts // step + 1) * step
     return f"{_PROMPTS} " + (f"{below} or {above}" if below else f"{above}") + f" with {each} samples each"
-
-
-def _gcd(a: int, b: int) -> int:
-    while b:
-        a, b = b, a % b
-    return a
 
 
 RULE = Rule(

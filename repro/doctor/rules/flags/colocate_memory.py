@@ -28,7 +28,8 @@ def _check(launch: Launch) -> Iterator[Found]:
         if share > _HIGH or (stays and share > 0.6):
             kept = ", and nothing is offloaded" if stays else ""
             message = f"the engines keep {share:g} of each GPU's memory that the trainer needs too (--colocate){kept}"
-            yield Found(message, launch.where(_NAME), cure=f"{_NAME} 0.7, or 0.6; down to 0.4 for a large model")
+            lower = "0.7, or 0.6" if share > 0.7 else "0.6"
+            yield Found(message, launch.where(_NAME), cure=f"{_NAME} {lower}; down to 0.4 for a large model")
 
 
 RULE = Rule(
