@@ -77,6 +77,15 @@ def test_a_script_is_read_with_its_lines(folder: Path) -> None:
     assert read.words[:2] == ("python3", "train.py")
 
 
+def test_sourced_files_are_named_as_the_script_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative to here where the script was given so, although the script asks for its folder's absolute path."""
+    monkeypatch.chdir(folder)
+    assert launch(Path("run.sh")).where("--swiglu").path == "models/tiny.sh"
+    assert launch(folder / "run.sh").where("--swiglu").path == str(folder / "models" / "tiny.sh")
+    monkeypatch.chdir(folder / "models")
+    assert Path(launch(Path("../run.sh")).where("--swiglu").path).samefile(folder / "models" / "tiny.sh")
+
+
 def test_variables_reach_the_trainer_by_three_ways(folder: Path) -> None:
     """Exports, the runtime environment, which wins, and prefixes; what is unset is gone but noted."""
     read = launch(folder / "run.sh")

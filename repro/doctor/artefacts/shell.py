@@ -18,6 +18,7 @@ from tree_sitter import Language, Node, Parser
 
 from repro.doctor.artefacts.shell_output import substitute
 from repro.doctor.artefacts.shell_script import Command, Script, Setting, merge, parts_of, starts
+from repro.doctor.artefacts.shell_sources import Sources
 from repro.doctor.artefacts.shell_tests import holds
 from repro.doctor.artefacts.shell_values import BoundError, Part, Scope, Word, known, number, text_of
 from repro.doctor.artefacts.shell_words import expand, expand_all
@@ -67,7 +68,7 @@ class _Reader:
 
     def __init__(self, path: Path) -> None:
         self.script = Script()
-        self._root = _root_of(path)
+        self._sources = Sources(path)
         self._exported: dict[str, Setting] = {}
         self._functions: dict[str, tuple[Node, Path, int]] = {}
         self._called: set[str] = set()
@@ -407,7 +408,11 @@ class _Reader:
 
     def _source(self, word: Word, arguments: Sequence[Word], scope: Scope) -> None:
         """Read a file that the script reads, if it lies near it."""
-        path = self._near(word, scope) if known(word.value) else None
+        if not known(word.value):
+            return
+        path = self._sources.find(word.text, scope.path.parent)
+        if path is None and not self._unsure and self._sources.missing(word.text):
+            self.script.missing.append(word._replace(value=(Part(posixpath.normpath(word.text)),)))
         if path is None or self._sourced >= _SOURCED:
             return
         try:
@@ -428,25 +433,6 @@ class _Reader:
         if self._ended == "return":
             self._ended = ""
 
-    def _near(self, word: Word, scope: Scope) -> Path | None:
-        """The file, if it lies in the script's checkout, or below the folder above its own."""
-        text = word.text
-        if self._root is None or "\0" in text or not text or text.startswith("~"):
-            return None
-        path = Path(posixpath.normpath(scope.path.parent / text))
-        try:
-            inside = path.resolve().is_relative_to(self._root)
-            if inside and path.is_file():
-                return path
-            if not self._unsure and text.startswith("/") and not path.exists() and not _CHECKOUT.search(text):
-                self.script.missing.append(word._replace(value=(Part(str(path)),)))
-            if (found := _CHECKOUT.search(text)) and (self._root / found[1]).resolve().is_relative_to(self._root):
-                # /root/slime is where the trainers' images have the checkout that this script is of
-                return self._root / found[1] if (self._root / found[1]).is_file() else None
-        except (OSError, RuntimeError):
-            pass
-        return None
-
 
 _METHODS: Mapping[str, Callable[[_Reader, Node, Scope], None]] = {
     "list": _Reader._list,
@@ -464,23 +450,6 @@ _METHODS: Mapping[str, Callable[[_Reader, Node, Scope], None]] = {
     "unset_command": _Reader._unset,
     "command": _Reader._command,
 }
-
-
-_CHECKOUT = re.compile(r"/(?:slime|miles|[Rr]elax)/((?:scripts|examples)/.+)")
-
-
-def _root_of(path: Path) -> Path | None:
-    """The checkout that a script lies in; else the folder above its own."""
-    try:
-        if not path.is_file():
-            return None
-        folders = path.resolve().parents
-        for folder in folders[:5]:
-            if (folder / ".git").exists() or (folder / "scripts" / "models").is_dir():
-                return folder
-    except (OSError, RuntimeError):
-        return None
-    return folders[min(1, len(folders) - 1)]
 
 
 def _nothing(scope: Scope) -> None:
