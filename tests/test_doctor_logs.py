@@ -287,11 +287,12 @@ def test_ladder_skips_rungs_that_are_taken(tmp_path: Path) -> None:
     high = found(read(tmp_path, words))["illegal-memory-access"][0]
     assert "1. lower --sglang-mem-fraction-static to 0.7, then 0.6" in high.cure
     assert "already done" not in high.message
+    assert "speculative decoding off, if it is on" in high.cure and "DeepEP off, if it is on" in high.cure
     args = arguments(sglang_mem_fraction_static=0.55, sglang_disable_cuda_graph=True, sglang_moe_a2a_backend="deepep")
     low = found(read(tmp_path, [*args, *words], "low.log"))["illegal-memory-access"][0]
     assert "already done: --sglang-mem-fraction-static 0.55, --sglang-disable-cuda-graph" in low.message
     assert "mem-fraction" not in low.cure
-    assert "turn DeepEP off" in low.cure
+    assert "turn DeepEP off;" in low.cure and "speculative" not in low.cure
     server = engine(f"[{STAMP}] server_args=ServerArgs({'x' * 900}, mem_fraction_static=0.7, y=1)")
     assert "(now 0.7) to 0.6" in found(read(tmp_path, [server, *words], "mid.log"))["illegal-memory-access"][0].cure
 
@@ -308,6 +309,7 @@ def test_launch_says_what_the_log_does_not(tmp_path: Path) -> None:
     accesses = [engine("CUDA error: an illegal memory access was encountered")]
     (only,) = RULES["illegal-memory-access"].check(read(tmp_path, accesses), launch)
     assert "already done: CUDA_LAUNCH_BLOCKING=1" in only.message
+    assert "DeepEP" not in only.cure
     assert "(now 0.9) to 0.7, then 0.6" in only.cure
     (only,) = RULES["oom-first-step"].check(read(tmp_path, BACKWARD, "oom.log"), launch)
     assert "--sglang-mem-fraction-static is 0.9" in only.message

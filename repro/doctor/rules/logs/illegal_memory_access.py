@@ -51,11 +51,16 @@ def _ladder(log: Log, launch: Launch | None) -> tuple[list[str], list[str]]:
     ]
     for done, name, step in rungs:
         (taken if done else left).append(name if done else step.format(name))
+    told = launch is not None or bool(log.series.flags)  # else nothing says how it was launched
     if argument("sglang_speculative_algorithm", launch, log) or said(log, "speculative_algorithm='"):
         left.append("remove --sglang-speculative-algorithm: draft and main model may differ")
+    elif not told:
+        left.append("switch speculative decoding off, if it is on: draft and main model may differ")
     backends = (argument("sglang_moe_a2a_backend", launch, log), argument("moe_token_dispatcher_type", launch, log))
     if "deepep" in backends or "flex" in backends or argument("sglang_enable_deepep_moe", launch, log):
         left.append("turn DeepEP off")
+    elif not told:
+        left.append("turn DeepEP off, if it is on")
     if variables.get("CUDA_ENABLE_COREDUMP_ON_EXCEPTION") == "1":
         taken.append("a CUDA core dump")
     else:
@@ -82,7 +87,9 @@ RULE = Rule(
     severity="error",
     certainty="likely",
     why="the process that says so is dead, and the run hangs or ends with it",
-    cure="lower --sglang-mem-fraction-static to 0.7, then 0.6",
+    cure="one step at a time: lower --sglang-mem-fraction-static to 0.7, then 0.6; CUDA_LAUNCH_BLOCKING=1 to see the "
+    "kernel that fails; CUDA graphs and speculative decoding off, or on; DeepEP off; a CUDA core dump "
+    "(CUDA_ENABLE_COREDUMP_ON_EXCEPTION=1) for the kernel's name. What is seen to be done is left out",
     sources=("Miles guide: Debugging", "Miles FAQ", "slime guide: Debugging"),
     check=_check,
     phrases=_SEEN + _TOLD,
