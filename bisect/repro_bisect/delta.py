@@ -149,6 +149,7 @@ class _Reduction:
         self.desk.record(point, verdict, detail)
         said = {Verdict.GOOD: "SAME", Verdict.BAD: "MOVES", Verdict.SKIP: "SKIP"}[verdict]
         self.desk.say(f"{said:<5} {point}: {detail}")
+        self.desk.know([point], tested.diagnosis)
         return _RESPONSES[verdict]
 
     def _result(self, outcome: Outcome, found: Minimal | None, confirmed: Confirmed | None) -> SetResult:

@@ -107,9 +107,12 @@ class Desk:
         self.skips.pop(commit, None)
         if verdict == Verdict.SKIP:
             self.skips[commit] = reason
-            if known := self.prober.diagnoses.get(commit):
-                self.diagnoses[commit] = known
-                self.say(f"  {known}")
+
+    def know(self, commits: Iterable[str], diagnosis: str) -> None:
+        """Note and tell what is known of why commits cannot be tested, if anything is."""
+        if diagnosis:
+            self.diagnoses.update(dict.fromkeys(commits, diagnosis))
+            self.say(f"  {diagnosis}")
 
     def say(self, text: str, search: Search[str] | None = None, posterior: Mapping[str, float] | None = None) -> None:
         """Tell whoever watches."""

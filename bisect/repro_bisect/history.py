@@ -186,8 +186,10 @@ class _History:
             self._know(job.point, answer)
         elif isinstance(answer, Trace):
             self._cannot(job.point, f"it ends after {len(answer.steps)} of {self.steps} steps")
+        elif isinstance(answer, Code):
+            self._cannot(job.point, unusable("", answer))
         else:
-            self._cannot(job.point, unusable("", answer) if isinstance(answer, Code) else answer.reason)
+            self._cannot(job.point, answer.reason, answer.diagnosis)
 
     def _know(self, point: str, trace: Trace) -> None:
         """A point's numbers, and those of its twins."""
@@ -206,11 +208,12 @@ class _History:
         assert differs is not None, "their chains differ"
         return f"step {differs.step}, {differs.phase}, {differs.signal}"
 
-    def _cannot(self, point: str, reason: str) -> None:
+    def _cannot(self, point: str, reason: str, diagnosis: str = "") -> None:
         self.log.tell(point, None, reason)
         for twin in self.log.twins(point):
             self.desk.record(twin, Verdict.SKIP, reason)
         self.desk.say(f"SKIP {short(point)} {reason}")
+        self.desk.know(self.log.twins(point), diagnosis)
 
     def _is_flaky(self, point: str, why: str) -> None:
         """Numbers that are not a point's own say nothing; where BAD's are not, nothing is said of what is after it."""

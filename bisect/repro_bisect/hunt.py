@@ -32,6 +32,11 @@ class Tested:
     bound: int
     one_step: bool = False
 
+    @property
+    def diagnosis(self) -> str:
+        """What is known of why it is skipped; '' where nothing is."""
+        return self.answer.diagnosis if isinstance(self.answer, Skip) else ""
+
 
 class Hunt:
     """One search.
@@ -104,7 +109,8 @@ class Hunt:
     def take(self, commit: str, tested: Tested) -> None:
         """Judge a commit, and those with the same code."""
         verdict, detail = self._verdict(tested)
-        for twin in self._twins(commit):
+        twins = self._twins(commit)
+        for twin in twins:
             self.tested[twin] = tested
             try:
                 self.search = self.search.with_verdict(twin, verdict, detail if verdict is Verdict.SKIP else "")
@@ -114,6 +120,7 @@ class Hunt:
                 )
             self.desk.record(twin, verdict, detail)
         self.desk.say(f"{verdict.value:<4} {short(commit)} {detail}", self.search)
+        self.desk.know(twins, tested.diagnosis)
 
     def _verdict(self, tested: Tested) -> tuple[Verdict, str]:
         if isinstance(tested.answer, Skip):

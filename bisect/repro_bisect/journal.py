@@ -43,6 +43,7 @@ class Entry:
         lock: Digest of every installed package: a commit skipped under other packages may do under these.
         folder: Name of its trace's folder, "" for a skip. Each probe has its own, so that nobody's is replaced.
         code: Exit code of the program, where that alone was asked for.
+        diagnosis: What is known of why it could not be tested; "" where nothing is.
     """
 
     key: str
@@ -54,6 +55,7 @@ class Entry:
     lock: str
     folder: str
     code: int | None = None
+    diagnosis: str = ""
 
 
 class Journal:

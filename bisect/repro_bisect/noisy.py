@@ -101,6 +101,7 @@ class NoisySearch:
                 raise ReproError(f"{short(commit)} cannot be tested: {found.reason}; choose another end") from None
             self.desk.record(commit, "SKIP", found.reason)
             self.desk.say(f"SKIP {short(commit)} {found.reason}")
+            self.desk.know([commit], found.diagnosis)
             return
         if isinstance(found, Divergence) and (self._end is None or commit == self.desk.history.bad):
             self._end = found

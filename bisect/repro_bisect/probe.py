@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -97,7 +97,6 @@ class Prober:
         baseline: What probes are judged against, once it is known.
         cost: What was spent.
         machine: Short name of the machine that answers hold for.
-        diagnoses: What is known of the failures of commits that were skipped, by commit.
     """
 
     def __init__(
@@ -119,7 +118,6 @@ class Prober:
         self._scratch = self._exit.enter_context(scratch_folder(checkout.scratch, "bisect"))
         self._journal = Journal(checkout.state, fresh=fresh)
         self._lock, self._examine = threading.Lock(), examine
-        self.diagnoses: dict[str, str] = {}
         self._packages = digest(*packages_of(case, checkout.root))
         self._given: dict[str, Trace] = {}
         self._outside = _outside(case, checkout.root)
@@ -177,10 +175,7 @@ class Prober:
         at, states = keep or ((), None)
         own, case = self._history.commit(commit), self._case(commit)
         task = Task(own, tree, steps, self.predicate, baseline, start, at, case.case.states_budget, dump, case)
-        answer = self._replay(task, ask, cancel, states, progress)
-        if isinstance(answer, Skip) and answer.diagnosis:
-            self.diagnoses[commit] = answer.diagnosis
-        return answer
+        return self._replay(task, ask, cancel, states, progress)
 
     def make_state(
         self,
@@ -274,7 +269,7 @@ class Prober:
             return None
         if entry.skip:  # time, and a crash at a later step, depend on the question; an import depends on the packages
             again = entry.skip.startswith((_OUT_OF_TIME, _CRASHES)) or entry.lock != self._packages
-            return None if again else Skip(entry.skip)
+            return None if again else Skip(entry.skip, diagnosis=entry.diagnosis)
         if entry.code is not None:
             return Code(entry.code)
         try:
@@ -314,12 +309,12 @@ class Prober:
                 )
             made, seconds = len(trace.steps) if trace else 0, round(time.monotonic() - began, 3)
             self._charge(ask.stage, made, seconds)
-            known = self._diagnosis(outcome.failure) if reason and outcome.failure else ""
-            if reason and task.start and _unready(outcome):
-                return Skip(reason, unready=True, diagnosis=known)  # says something of the state, not yet of the commit
-            kept = self._keep(task, ask, reason, made, seconds, folder / "trace", outcome.code)
-        if reason:
-            return Skip(reason, diagnosis=known)
+            skip = Skip(reason, diagnosis=self._diagnosis(outcome.failure)) if reason and outcome.failure else None
+            if skip and task.start and _unready(outcome):
+                return replace(skip, unready=True)  # says something of the state, not yet of the commit
+            kept = self._keep(task, ask, skip, made, seconds, folder / "trace", outcome.code)
+        if skip:
+            return skip
         return Code(outcome.code) if outcome.code is not None else Trace(kept)
 
     def _diagnosis(self, failure: ChildFailure) -> str:
@@ -334,11 +329,12 @@ class Prober:
             bill.seconds += seconds
 
     def _keep(
-        self, task: Task, ask: _Question, reason: str, made: int, seconds: float, trace: Path, code: int | None
+        self, task: Task, ask: _Question, skip: Skip | None, made: int, seconds: float, trace: Path, code: int | None
     ) -> Path:
         """Journal a finished probe and return where its trace lies from now on."""
-        name = "" if reason or code is not None else f"{ask.key}-{ask.run}-{uuid.uuid4().hex[:8]}"
-        entry = Entry(ask.key, ask.run, task.commit, reason, made, seconds, self._packages, name, code)
+        name = "" if skip or code is not None else f"{ask.key}-{ask.run}-{uuid.uuid4().hex[:8]}"
+        reason, known = (skip.reason, skip.diagnosis) if skip else ("", "")
+        entry = Entry(ask.key, ask.run, task.commit, reason, made, seconds, self._packages, name, code, known)
         if task.dump:  # whole tensors: for this bisect only
             return trace.rename(self._scratch / f"dumped-{name}") if name else trace
         with self._lock:

@@ -95,7 +95,7 @@ class BisectResult:
             None where that was not asked or cannot be told.
         verdicts: Every commit that was judged.
         skips: Why, for the skipped ones.
-        diagnoses: What is known of the failures of those that were replayed just now, in one line each.
+        diagnoses: What is known of why those failed, in one line each.
         parents: Every commit of the range, newest first, with its parents.
         subjects: First line of the message of each judged commit.
         cost: Probes, trained steps and seconds, by what they were for.
