@@ -145,6 +145,19 @@ class Case(NamedTuple):
     item: str
     says: str
 
+    def check(self, one: Rule, folder: Path) -> None:
+        """The rule finds the planted fault in a script on disk, says where it stands, and is silent on its twin."""
+        launch = self.ill.read(folder)
+        first, *_ = tried(one, launch)
+        assert (first.severity, first.where.item) == (self.severity, self.item)
+        assert self.says in first.message
+        assert first.where.path == str(folder / "run.sh")
+        if self.item in self.ill.env:
+            assert first.where.line == line_of(launch, f'"{self.item}"')
+        elif self.item.startswith("--") and self.item in self.ill.flags:
+            assert first.where.line == line_of(launch, f"   {self.item}")
+        assert tried(one, self.well.read(folder)) == []
+
 
 def deterministic(**more: str) -> Script:
     """A launch with the whole determinism set, and further flags (``_`` for ``-``)."""

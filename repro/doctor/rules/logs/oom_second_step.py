@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Launch, Log
-from repro.doctor.artefacts.log_lines import MEMORY, SYNC, argument, colocated, goes_on, memory_errors, speaker
+from repro.doctor.artefacts.log_lines import MEMORY, SYNC, colocated, memory_errors
+from repro.doctor.facts.memory import ran_out
 from repro.doctor.rule import Found, Rule
 
 __all__ = ["RULE"]
@@ -14,19 +15,10 @@ __all__ = ["RULE"]
 def _check(log: Log, launch: Launch | None) -> Iterator[Found]:
     if not colocated(launch, log):
         return
-    for error in memory_errors(log, launch):
-        if error.rollouts == 1:
-            side = "an inference engine" if error.engine else "the trainer"
-            who = f", {speaker(error.hit)}" if speaker(error.hit) else ""
-            now = argument("sglang_mem_fraction_static", launch, log)
-            yield Found(
-                f"GPU memory ran out in {side}{who}, after the first rollout was trained on "
-                f"({error.steps} optimizer steps) and before the second was"
-                + (f"; --sglang-mem-fraction-static is {now}" if now else ""),
-                log.where(error.hit),
-                severity="warning" if goes_on(log, error.hit) else None,
-            )
-            return
+    error = next((error for error in memory_errors(log, launch) if error.rollouts == 1), None)
+    if error:
+        when = f"after the first rollout was trained on ({error.steps} optimizer steps) and before the second was"
+        yield ran_out(log, launch, error, when)
 
 
 RULE = Rule(
