@@ -44,10 +44,14 @@ def test_a_probe_that_fails_is_diagnosed(tmp_path: Path) -> None:
 
 
 def test_a_recording_is_preceded_by_what_is_wrong_with_its_launch(tmp_path: Path) -> None:
-    """What is wrong with the case's launch is told before the recording, which goes on; a clean one says nothing."""
+    """What is wrong with the case's launch or code is told before the recording; else nothing is."""
     fork = make_fork(tmp_path, commits=0, flags=["--debug-determinism"])
+    late = "model = get_model(provider)\ntorch.use_deterministic_algorithms(True)\n"
+    (fork.repo.root / "slime" / "late.py").write_text(late)
+    fork.repo.commit("Deterministic, they say")
     said = fork.repo.repro("golden", "record", fork.case)
     assert "doctor: " in said.stderr and "ghost-flag" in said.stderr, said.stderr
+    assert "determinism-after-model" in said.stderr and "slime/late.py:2" in said.stderr, said.stderr
     clean = make_fork(tmp_path / "clean", commits=0)
     assert "doctor: error" not in clean.repo.repro("golden", "record", clean.case).stderr
 

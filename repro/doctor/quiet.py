@@ -51,7 +51,7 @@ def before_recording(checkout: Checkout, case: Case) -> list[str]:
         found = _of_case(checkout.root, case)
     except (ReproError, OSError):
         return []
-    return brief(one for one in found if one.severity != "note")
+    return brief((one for one in found if one.severity != "note"), limit=5)
 
 
 def _of_case(root: Path, case: Case) -> Sequence[Finding]:

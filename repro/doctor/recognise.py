@@ -16,7 +16,7 @@ __all__ = ["READERS", "Seen", "recognise"]
 READERS = (
     "traces:GOLDEN", "traces:TRACE", "megatron:MEGATRON", "hf:HF", "tokenizer:TOKENIZER", "runs:RUN_FOLDER",
     "parsers:PARSERS", "log:RAY_SESSION", "runs:ROLLOUT_DUMP", "traces:FOREIGN_GOLDEN", "hf:CONFIG", "case:CASE",
-    "launch:LAUNCH", "machine:FREEZE", "prompts:PROMPTS", "log:LOG",
+    "launch:LAUNCH", "python_code:PYTHON", "machine:FREEZE", "prompts:PROMPTS", "log:LOG",
 )  # fmt: skip
 """Every reader, as ``module:name`` below `artefacts`, in the order in which they are asked."""
 
@@ -27,7 +27,7 @@ _NAMES = (
 )  # fmt: skip
 """What a file that the user names must be by its name, where its content does not show it: then it is corrupt."""
 
-DEPTH = 4
+DEPTH = 8
 """Folders inside folders that are looked into."""
 MOST = 20_000
 """Files that are looked at below one path."""

@@ -1,7 +1,8 @@
-"""What a case names: its launch, with what a replay sets for it, and the rollouts that it replays."""
+"""What a case names: its launch, with what a replay sets for it, its code, and the rollouts that it replays."""
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from repro.doctor.artefacts.kinds import Launch, Reader, Variable
 from repro.doctor.artefacts.launch import launch_of_argv, read_launch
+from repro.doctor.artefacts.python_code import PYTHON
 from repro.doctor.artefacts.runs import ROLLOUT_DUMP, sizes_of, within
 from repro.doctor.rule import Where
 from repro_golden.case import Case, CommandSubject, TrainerSubject, read_case
@@ -17,9 +19,14 @@ from repro_golden.dumps.rollout.files import dump_files
 
 __all__ = ["CASE", "artefacts_of"]
 
+_FILES = 5000
+"""Files of a subject's code that are looked at."""
+_NO_TRAINER = frozenset({"golden", "tests", "docs", "node_modules", "__pycache__"})
+"""Folders of a repository whose code does not train."""
+
 
 def artefacts_of(case: Case, root: Path) -> Iterator[object]:
-    """The launch and the rollout dumps of a case.
+    """The launch, the code that switches determinism on, and the rollout dumps of a case.
 
     Args:
         case: It.
@@ -30,6 +37,8 @@ def artefacts_of(case: Case, root: Path) -> Iterator[object]:
     """
     if isinstance(case.subject, CommandSubject):
         yield _launch(case.subject, root)
+        for path in _code(root / case.subject.path):
+            yield from PYTHON.read(path)
     folder = root / case.case.rollouts if case.case.rollouts else None
     if folder and folder.is_dir():
         for path in within(sizes_of(dump_files(folder))):
@@ -47,6 +56,19 @@ def _launch(subject: CommandSubject, root: Path) -> Launch:
     }
     system = subject.kind if isinstance(subject, TrainerSubject) else launch.system
     return replace(launch, env={**given, **launch.env}, system=system)
+
+
+def _code(place: Path) -> Iterator[Path]:
+    """Python files that switch determinism on, at a place that holds the subject's code."""
+    if place.suffix == ".py" and PYTHON.fits(place):
+        yield place
+    left = _FILES
+    for folder, folders, names in os.walk(place):
+        folders[:] = sorted(name for name in folders if name[0] != "." and name not in _NO_TRAINER)
+        for name in sorted(names):
+            if name.endswith(".py") and left and PYTHON.fits(path := Path(folder, name)):
+                yield path
+            left -= left > 0
 
 
 def _filled(word: str, tokens: dict[str, str]) -> str:

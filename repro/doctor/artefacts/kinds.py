@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from repro.doctor.artefacts.launch_kinds import Checkout, Flag, Launch, Origin, ParserDump, Variable
+from repro.doctor.artefacts.launch_kinds import Checkout, Flag, Launch, Origin, ParserDump, PythonCode, Variable
 from repro.doctor.rule import Where
 from repro_golden.dumps.rollout.files import RolloutDump
 from repro_golden.dumps.train.joining import Joined
@@ -18,8 +18,8 @@ from repro_golden.trace import Trace
 
 __all__ = [
     "Checkout", "Flag", "Golden", "GoldenValues", "HfCheckpoint", "HfConfig", "Hit", "Launch", "Log", "Machine",
-    "MegatronCheckpoint", "NotRead", "Origin", "ParserDump", "PromptData", "Reader", "RewardFunction", "Rollout",
-    "Series", "TensorInfo", "TensorStats", "Tokenizer", "TraceRun", "TrainStep", "Variable",
+    "MegatronCheckpoint", "NotRead", "Origin", "ParserDump", "PromptData", "PythonCode", "Reader", "RewardFunction",
+    "Rollout", "Series", "TensorInfo", "TensorStats", "Tokenizer", "TraceRun", "TrainStep", "Variable",
 ]  # fmt: skip
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from repro.doctor.rule import Where
 from repro_golden.dumps.values import System
 
-__all__ = ["Checkout", "Flag", "Launch", "Origin", "ParserDump", "Variable"]
+__all__ = ["Checkout", "Flag", "Launch", "Origin", "ParserDump", "PythonCode", "Step", "Variable", "Way"]
 
 
 @dataclass(frozen=True)
@@ -150,3 +150,49 @@ class Checkout:
 
     path: Path
     system: System
+
+
+class Way(NamedTuple):
+    """A branch that a step stands in: of the statement in `line` its block number `block`; `ends`: it returns."""
+
+    line: int
+    block: int
+    ends: bool
+
+
+class Step(NamedTuple):
+    """Something that Python code does.
+
+    Attributes:
+        kind: `switch`: turns determinism on; `variable`: sets one that decides it; `megatron`: builds a model with
+            Megatron; `model`: builds another; `groups`: makes process groups.
+        name: What is called or set.
+        line: Where.
+        branch: The branches around it, outermost first.
+    """
+
+    kind: Literal["switch", "variable", "megatron", "model", "groups"]
+    name: str
+    line: int
+    branch: tuple[Way, ...]
+
+    def leads_to(self, later: Step) -> bool:
+        """Whether a step further down can follow: not from another branch, nor after a return."""
+        others = {way.line: way.block for way in later.branch}
+        return not any(others.get(way.line, -1 if way.ends else way.block) != way.block for way in self.branch)
+
+
+@dataclass(frozen=True)
+class PythonCode:
+    """Python source that switches determinism on.
+
+    Attributes:
+        path: The file.
+        functions: What the module (`<module>`) and each function and method (`Class.name`) does, in order; a call of
+            another function of the file stands for what that does.
+        starts_others: Whether it starts other processes, which inherit its variables.
+    """
+
+    path: Path
+    functions: Mapping[str, Sequence[Step]]
+    starts_others: bool

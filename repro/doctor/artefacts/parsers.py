@@ -23,7 +23,7 @@ _LARGEST = 16 << 20
 _SOURCE = 2 << 20
 _FILES = 4000
 _DUMP = re.compile(r"parsers-.*\.jsonl")
-_OWN = ("slime", "miles", "relax", "slime_plugins", "miles_plugins", "tests", "docs", "docker", "parsers-*.jsonl")
+_OWN = ("tests", "docs", "docker", "parsers-*.jsonl")
 """Of a checkout: what holds no launch, dump or log of its user's."""
 _REGISTERS = frozenset({"add_argument", "reset_arg"})
 _USAGE = re.compile(rb"\Ausage: |\n(usage: |options:|optional arguments:)")
