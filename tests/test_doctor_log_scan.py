@@ -178,7 +178,7 @@ def test_around_reads_the_same_lines_again(tmp_path: Path) -> None:
         ("raylet.out.3", b"x", True),
         ("slurm-12.err", b"x", True),
         ("train.log.1", b"x", True),
-        ("train.log.gz", gzip.compress(b"step 1"), True),
+        ("train.log.gz", gzip.compress(b"step 1", mtime=0), True),
         ("core.log", b"\x7fELF\x01\x02", False),
         ("a.out", b"\x7fELF\x01\x02", False),
         ("zeros.log", b"\0" * 5000, False),
@@ -212,7 +212,7 @@ def test_ray_session_gives_each_log_with_its_rank(tmp_path: Path) -> None:
     write(logs / "worker-ab-01000000-7.out", [":job_id:01000000", step(0)])
     write(logs / "raylet.out.1", ["[2026-11-20 15:47:01,054 W 74 74] (raylet) a"])
     write(logs / "old" / "rank12.log", ["x"])
-    (logs / "gcs_server.out.gz").write_bytes(gzip.compress(b"hello\n"))
+    (logs / "gcs_server.out.gz").write_bytes(gzip.compress(b"hello\n", mtime=0))
     (logs / "worker-empty.out").write_bytes(b"")
     (logs / "monitor.log").symlink_to(logs / "raylet.out.1")
     (logs / "loop").symlink_to(logs)
