@@ -23,6 +23,15 @@ FEATURES = 3
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``a @ b`` with every sum in one order: BLAS takes other kernels, and so other bits, for fewer rows."""
+    terms = [a[:, k : k + 1] * b[k : k + 1] for k in range(a.shape[1])]
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
 @dataclass(frozen=True)
 class Rollout:
     """Samples of one iteration."""
@@ -53,7 +62,7 @@ class Guarded:
 
     def logits(self) -> torch.Tensor:
         """Float32 [samples, arms], gathered."""
-        own = self.inputs() @ self.weight.T
+        own = product(self.inputs(), self.weight.T)
         parts = [torch.empty_like(own) for _ in range(RANKS)]
         if RANKS > 1:
             dist.all_gather(parts, own.contiguous())
@@ -97,7 +106,7 @@ class Guarded:
         loss = -(log_probs * advantages).mean().item()
         observe("loss", "loss", loss)
         d_logits = (log_p.exp() - torch.nn.functional.one_hot(actions, self.arms)) * advantages[:, None] / 8
-        d_weight = d_logits[:, RANK * self.rows : (RANK + 1) * self.rows].T @ self.inputs()
+        d_weight = product(d_logits[:, RANK * self.rows : (RANK + 1) * self.rows].T, self.inputs())
         mine = d_logits.chunk(RANKS)[RANK].sum(0)  # of this rank's samples
         if RANKS > 1:
             dist.all_reduce(mine)

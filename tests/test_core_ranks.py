@@ -242,7 +242,7 @@ def test_a_change_on_the_second_rank_is_bisected_and_explained(guarded: Repo) ->
     """The commit that moved the numbers is named with its signal; explain replays both sides on two ranks."""
     guarded.edit("training/door.py", '"""One update by REINFORCE."""', '"""One update."""')
     guarded.commit("Say less")
-    old = "        d_weight = d_logits[:, RANK * self.rows : (RANK + 1) * self.rows].T @ self.inputs()\n"
+    old = "        d_weight = product(d_logits[:, RANK * self.rows : (RANK + 1) * self.rows].T, self.inputs())\n"
     guarded.edit("training/door.py", old, old + "        d_weight[-1] *= 1 + 1e-6 * RANK\n")
     culprit = guarded.commit("Scale the last row, on the second rank")
     found = answer(guarded, "bisect", "recorded..HEAD")
