@@ -7,13 +7,19 @@ SEED ?= 7
 
 .PHONY: demo test check bench campaign clean
 
-$(VENV)/.done: pyproject.toml constraints.txt
+# what `repro` itself needs
+$(VENV)/.runtime: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) -c constraints.txt -e .
+	touch $@
+
+# and what its tests need: trainers, engines, a cluster, a browser's driver
+$(VENV)/.done: $(VENV)/.runtime
 	$(PIP) -c constraints.txt -e '.[dev,sglang-cpu]'
 	$(PIP) -c constraints.txt --no-deps sglang # its own pins are those of a GPU machine
 	touch $@
 
-demo: $(VENV)/.done
+demo: $(VENV)/.runtime
 	$(BIN)/repro demo --seed $(SEED) --out demo-result
 
 check: $(VENV)/.done
@@ -29,7 +35,7 @@ campaign: check
 	$(BIN)/pytest -n 2 --dist worksteal -m campaign
 
 bench: $(VENV)/.done
-	$(BIN)/python tests/benchmark.py
+	$(BIN)/python benchmarks/cpu.py
 
 clean:
 	rm -rf $(VENV) demo-result

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import os
 import signal
 import sys
@@ -13,7 +12,10 @@ from types import FrameType
 
 import click
 
+from repro import console
 from repro.cli import cli
+from repro_golden.clean import one_line
+from repro_golden.credentials import hide
 from repro_golden.errors import ReproError
 from repro_golden.git_environment import forget_repository
 
@@ -29,8 +31,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # in a locale without the letters of a path it shows what it can
             stream.reconfigure(errors="backslashreplace")
+    kept = sys.stdout, sys.stderr
+    console.guard()
+    try:
+        return _run(arguments)
+    finally:
+        if argv is not None:  # else we are the whole process, whose traceback is cleaned too
+            sys.stdout, sys.stderr = kept
+
+
+def _run(arguments: list[str]) -> int:
     try:
         forget_repository(os.environ)
+        hide(os.environ)  # before there are threads, and children that could read them
         code = cli.main(args=arguments, prog_name="repro", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except click.exceptions.Abort:
@@ -38,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _interrupted()
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()  # click would look for the bytes behind stderr
+        error.show(shown)
+        print(shown.getvalue(), end="", file=sys.stderr)
         return error.exit_code
     except ReproError as error:
         return _failed(str(error), error.exit_code, arguments)
@@ -53,8 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _failed(message: str, code: int, arguments: Sequence[str]) -> int:
     if "--json" in arguments:
-        print(json.dumps({"error": message, "exit_code": code}))
-    print(f"repro: {message}", file=sys.stderr)
+        print(console.json_text({"error": message, "exit_code": code}))
+    print(f"repro: {one_line(message)}", file=sys.stderr)
     return code
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from repro.console import command
 from repro.github_pull import Pull
 from repro.report.pieces import clean, cut
 from repro_golden.errors import ReproError
@@ -47,7 +47,7 @@ def annotation(level: Literal["error", "warning", "notice"], title: str, text: s
         return
     data = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     name = title.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A").replace(":", "%3A").replace(",", "%2C")
-    print(f"::{level} title={name}::{data}", file=sys.stderr, flush=True)
+    command(f"::{level} title={name}::{data}")
 
 
 @dataclass(frozen=True)

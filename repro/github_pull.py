@@ -12,7 +12,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from repro.report.pieces import clean
+from repro_golden.credentials import unreadable
 from repro_golden.errors import ReproError
+from repro_golden.git_process import Git, GitFailedError
 
 __all__ = ["MARKER", "Pull", "find_pull", "find_token", "marker", "marker_of"]
 
@@ -77,11 +79,9 @@ def find_pull(folder: Path, repository: str | None, number: int | None) -> Pull:
 
 
 def _of_remote(folder: Path) -> str | None:
-    import git
-
     try:
-        url = str(git.Git(str(folder)).config("--get", "remote.origin.url"))
-    except (git.GitCommandError, git.GitCommandNotFound):
+        url = Git(folder).text("config", "--get", "remote.origin.url")
+    except GitFailedError:
         return None
     host = urlsplit(os.environ.get("GITHUB_SERVER_URL", "https://github.com")).hostname or "github.com"
     found = re.fullmatch(
@@ -108,19 +108,27 @@ def _of_ref() -> int | None:
     return int(found[1]) if found else None
 
 
+_TOKENS = ("GITHUB_TOKEN", "GH_TOKEN", "GITHUB_ENTERPRISE_TOKEN", "GH_ENTERPRISE_TOKEN")
+
+
 def find_token() -> str:
     """The token of ``GITHUB_TOKEN`` or ``GH_TOKEN``, else that which ``gh`` is logged in with.
+
+    Both variables are gone from this process afterwards: nothing that it starts gets them, git included.
 
     Raises:
         ReproError: there is none, or it is no token.
     """
-    token = next((value for name in ("GITHUB_TOKEN", "GH_TOKEN") if (value := os.environ.get(name, "").strip())), "")
+    token = next((value for name in _TOKENS if (value := os.environ.get(name, "").strip())), "")
     if not token and shutil.which("gh"):
         try:
             done = subprocess.run(["gh", "auth", "token"], capture_output=True, text=True, timeout=20, check=False)
         except (OSError, subprocess.TimeoutExpired):
             done = None
         token = done.stdout.strip() if done and done.returncode == 0 else ""
+    for name in _TOKENS:
+        os.environ.pop(name, None)
+    unreadable()
     if not token:
         raise ReproError("no token for GitHub: set GITHUB_TOKEN (or GH_TOKEN), or log in with `gh auth login`")
     if not re.fullmatch(r"[\x21-\x7e]+", token):

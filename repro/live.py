@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from repro.console import screen
 from repro.text import count, duration
 from repro_bisect.axis import short
+from repro_golden.clean import one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,10 +25,11 @@ _LIKELIEST = 5
 
 def line_of(event: Event) -> str:
     """An event as one line of a log."""
+    text = one_line(event.text)
     if event.suspects <= 1:
-        return event.text
+        return text
     left = f", {duration(event.left)} left at most" if event.left is not None else ""
-    return f"{event.text}  [{count(event.suspects, 'suspect')}, at most {count(event.rounds, 'round')}{left}]"
+    return f"{text}  [{count(event.suspects, 'suspect')}, at most {count(event.rounds, 'round')}{left}]"
 
 
 @contextmanager
@@ -39,7 +42,7 @@ def bisect_view() -> Iterator[Callable[[Event], None]]:
     from rich.live import Live
     from rich.text import Text
 
-    console = Console(stderr=True, highlight=False)
+    console = Console(file=screen(), highlight=False)
     with Live(console=console, refresh_per_second=4, transient=True) as live:
 
         def show(event: Event) -> None:

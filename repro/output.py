@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
-__all__ = ["emit", "json_option", "progress", "vary_option"]
+from repro import console
+from repro_golden.clean import one_line
+
+__all__ = ["emit", "json_option", "progress", "strict_names_option", "vary_option"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,25 +30,34 @@ def vary_option(function: F) -> F:
     )
 
 
-def emit(as_json: bool, data: Any, text: str) -> None:
-    """Print a result in the form that was asked for."""
-    print(json.dumps(data, indent=2, sort_keys=True) if as_json else text)
+def strict_names_option(function: F) -> F:
+    """``--strict-names``: another name is a difference."""
+    return click.option("--strict-names", is_flag=True, help="Take a signal's other name for a difference.")(function)
+
+
+def emit(as_json: bool, data: Any, text: str, *, styled: bool = False) -> None:
+    """Print a result in the form that was asked for; `styled` text has styles of ours, and else clean text."""
+    if styled and not as_json:
+        console.styled(text)
+    else:
+        print(console.json_text(data) if as_json else text)
 
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[str], None]]:
     """A function that shows one line of progress: under a spinner on a terminal, as plain lines in CI."""
     if not sys.stderr.isatty():
-        yield lambda line: print(line, file=sys.stderr, flush=True)
+        yield lambda line: print(one_line(line), file=sys.stderr, flush=True)
         return
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(stderr=True, highlight=False)
-    with console.status(Text(what)) as status:
+    terminal = Console(file=console.screen(), highlight=False)
+    with terminal.status(Text(what)) as status:
 
         def say(line: str) -> None:
-            console.print(Text(line))
-            status.update(Text(line))
+            shown = Text(one_line(line))
+            terminal.print(shown)
+            status.update(shown)
 
         yield say

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from repro_golden.clean import one_line
 from repro_golden.compare import Comparison, MetricChange
 
 __all__ = [
     "METRICS_HEAD",
     "MetricSummary",
+    "agreeing",
     "comparison_text",
     "count",
     "duration",
@@ -101,7 +103,7 @@ def utc(date: str) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table that is aligned in plain text too. Bars inside cells are escaped."""
-    cells = [[c.replace("|", "\\|") for c in row] for row in (head, *rows)]
+    cells = [[one_line(c).replace("|", "\\|") for c in row] for row in (head, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in cells]
     return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]])
@@ -127,21 +129,33 @@ def metrics_rows(comparison: Comparison) -> list[list[str]]:
     return rows
 
 
-def metrics_table(comparison: Comparison) -> str:
-    """`metrics_rows` as a table."""
-    rows = metrics_rows(comparison)
+def metrics_table(comparison: Comparison, shown: Callable[[str], str] = str) -> str:
+    """`metrics_rows` as a table; `shown` makes its cells what the medium asks for."""
+    rows = [[shown(cell) for cell in row] for row in metrics_rows(comparison)]
     return table(METRICS_HEAD, rows) if rows else "no metric moved in the compared steps"
+
+
+def agreeing(steps: int) -> str:
+    """``the 3 steps that both made agree``."""
+    return f"the {count(steps, 'step')} that both made agree{'s' if steps == 1 else ''}"
 
 
 def comparison_text(comparison: Comparison) -> str:
     """What a comparison found, for people."""
-    if comparison.divergence is None:
-        return f"agrees: {count(comparison.steps, 'step')} compared"
+    renamed = f"; {one_line(str(comparison.renames))}" if comparison.renames else ""
     d = comparison.divergence
+    looked = f"looked at {one_line(str(comparison.looked))}"
+    if d is None and comparison.ended:
+        return f"differs: {comparison.ended}; {agreeing(comparison.steps)}{renamed}\n{looked}"
+    if d is None:
+        return f"agrees: {count(comparison.steps, 'step')} compared{renamed}\n{looked}"
     counts = ", ".join(f"{n} in {phase}" for phase, n in d.differing.items())
-    lines = [f"differs at step {d.step}, phase {d.phase}, signal {d.signal}: {d.detail}"]
+    lines = [f"differs at step {d.step}, phase {d.phase}, signal {one_line(d.name)}: {one_line(d.detail)}"]
     if d.magnitude is not None:
         lines.append(f"size: {d.magnitude}")
     if counts:
         lines.append(f"signals that differ in that step: {counts}")
-    return "\n".join([*lines, "", metrics_table(comparison)])
+    lines += [
+        text for text in (comparison.ended, one_line(str(comparison.renames)) if comparison.renames else "") if text
+    ]
+    return "\n".join([*lines, looked, "", metrics_table(comparison)])

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from repro_golden.families import family
 from repro_golden.trace import Row, Trace
 
 PRELUDE = """
@@ -254,8 +255,9 @@ class Programs:
 
 
 def names(trace: Trace, step: int, phase: str) -> list[str]:
-    """The sorted names of one step's tensors of a phase."""
-    return sorted(row.name for row in trace.rows(step) if row.phase == phase and row.dtype != "metric")
+    """The sorted names of one step's tensors of a phase, but for what lives beside the optimizers."""
+    rows = (row for row in trace.rows(step) if family(row.phase, row.name) is None)
+    return sorted(row.name for row in rows if row.phase == phase and row.dtype != "metric")
 
 
 def row(trace: Trace, step: int, phase: str, name: str) -> Row:

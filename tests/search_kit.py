@@ -136,4 +136,12 @@ def pull_requests(n: int) -> dict[int, list[int]]:
     return parents
 
 
+def scattered(rng: random.Random, size: int) -> tuple[Dag[str], str, dict[str, str]]:
+    """A range of so many commits, its culprit, and lone commits that cannot be tested, all for one reason."""
+    parents = pull_requests(size) if rng.random() < 0.5 else line(size)
+    graph = {f"c{i}": [f"c{p}" for p in links] for i, links in parents.items()}
+    dag, rate = Dag.between(graph, [], f"c{max(parents)}"), rng.choice([0.2, 0.35, 0.5])
+    return dag, rng.choice(dag.order), {c: "build" for c in dag.order[:-1] if rng.random() < rate}
+
+
 SHAPES: dict[str, Callable[[int], dict[int, list[int]]]] = {"line": line, "pull requests": pull_requests}

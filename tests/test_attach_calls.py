@@ -159,10 +159,14 @@ def test_a_compiled_step_is_a_step(tmp_path: Path) -> None:
 
 
 def test_steps_of_two_threads_at_once(tmp_path: Path) -> None:
-    """Threads that step at the same time give one step for each call."""
-    run(tmp_path, THREADS, *TRACED)
-    trace = Trace(tmp_path / "trace")
-    assert (len(trace.steps), trace.complete) == (8, True)
+    """Two threads that train a model each at the same time are refused: chance decides whose step comes first."""
+    (tmp_path / "program.py").write_text(THREADS)
+    command = [sys.executable, *TRACED, sys.executable, "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        2,
+        "repro: two threads train at the same time, each with an optimizer of its own: record them one at a time",
+    )
 
 
 def test_parameters_of_one_name(tmp_path: Path) -> None:

@@ -165,6 +165,7 @@ def test_a_minimal_set_of_flags(flagged: Repo) -> None:
     assert report.startswith("# 3 changes of 4 move the numbers of toy: mode + faster + bias, first at step 0")
     assert "- bias: `NEW=1, --bias=1e-3`" in report
     assert "Whether it takes mode is not known" in report
+    assert result["looked_at"]["parameters"] and f"looked at {result['looked_at']['text']}." in report
     assert "Alone they make up the whole difference" in report
 
 

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from bayes_kit import GOOD, RATES, brute_information, brute_posterior, integral, line, merges, simulate
+from bayes_kit import GOOD, RATES, brute_information, brute_posterior, integral, joint, line, merges, simulate
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from repro_bisect.bayes import CALIBRATION, PATIENCE, BayesSearch, Count
 from repro_bisect.dag import ContradictionError, Dag
+from repro_bisect.noise import CAUTIOUS
+from repro_bisect.noisy import SURE
 from repro_bisect.search import Ambiguous, Found, Search
 
 SETTINGS = settings(deadline=None, derandomize=True, max_examples=60)
@@ -334,7 +336,7 @@ def test_swapped_ends_are_refused() -> None:
         (lambda: BayesSearch(line(3), 2, []), "needs a good end"),
         (lambda: BayesSearch(line(3), 2, [GOOD], threshold=1.0), "between 0.5 and 1, not be 1.0"),
         (lambda: BayesSearch(line(3), 2, [GOOD], weights={0: -1.0}), "weights must be finite"),
-        (lambda: BayesSearch(line(10_001), 10_000, [GOOD]), "10001 commits are too many"),
+        (lambda: BayesSearch(line(10_001), 10_000, [GOOD]).information(9), "10001 commits are too many"),
         (lambda: BayesSearch(line(3), 2, [GOOD]).with_outcome(9, True), "9 is not in the range"),
         (lambda: BayesSearch(line(3), 2, [GOOD]).with_skip(2), "2 cannot be tested but is an end"),
         (lambda: BayesSearch(line(3), 2, [GOOD]).with_skip(GOOD), "-1 cannot be tested but is an end"),
@@ -371,6 +373,46 @@ def test_decision_within_50_ms_at_1000() -> None:
             fresh.next()
             times.append(time.process_time() - start)
         assert min(times) < most
+
+
+@given(histories(), st.floats(0.01, 0.99))
+@SETTINGS
+def test_noise_that_is_only_possible(history: tuple[Dag[str], Outcomes, dict[str, float]], sure: float) -> None:
+    """With a chance that no outcome is ever wrong the posterior is that of Bayes' rule; noise once seen is certain."""
+    dag, outcomes, weights = history
+    search = replace(search_of(dag, outcomes, weights), sure=sure)
+    full_weights = full(dag, weights)
+    clean = {c: weight * all(bad == holds(dag, x, c) for x, bad in outcomes) for c, weight in full_weights.items()}
+    parts = {c: sure * clean[c] + (1 - sure) * weight * joint(dag, c, outcomes) for c, weight in full_weights.items()}
+    expected = {c: part / sum(parts.values()) for c, part in parts.items()}
+    assert search.posterior == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert search.contradicted == (not any(clean.values()))
+    if search.contradicted:
+        assert search.posterior == pytest.approx(search_of(dag, outcomes, weights).posterior)
+    wrong = {c: 1 - joint(dag, c, [*outcomes, ("bad", True)]) / joint(dag, c, outcomes) for c in dag}
+    noisy = {c: expected[c] * (1 - sure * clean[c] / parts[c] if parts[c] else 0) for c in dag}
+    assert 1 - search.rates.bad == pytest.approx(sum(noisy[c] * wrong[c] for c in dag), abs=1e-9)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 20, 128, 2000])
+def test_without_noise_five_tests_more_than_a_binary_search_tell(n: int) -> None:
+    """Both ends, the binary search, culprit and parent once more: enough for 95 %, or a few tests of a lone side."""
+    asked = list[int]()
+    for culprit in range(0, n, max(1, n // 20)):
+        search, plain = BayesSearch(line(n), n - 1, [GOOD], prior=CAUTIOUS, sure=SURE), Search(line(n), n - 1)
+        tests = [GOOD, n - 1]
+        while plain.answer is None:
+            tests.append(plain.next()[0])
+            plain = plain.with_verdict(tests[-1], "BAD" if tests[-1] >= culprit else "GOOD")
+        for commit in (*tests, culprit, culprit - 1 if culprit else GOOD):
+            search = search.with_outcome(commit, commit >= culprit)
+        more = 0  # where hardly anything was tested on one side of the culprit
+        while search.answer is None:
+            (commit,), more = search.next(), more + 1
+            search = search.with_outcome(commit, commit >= culprit)
+        assert search.answer == Found(culprit) and not search.contradicted and more <= 4
+        asked.append(more)
+    assert sum(asked) <= 1.5 * len(asked)
 
 
 def test_accuracy_and_tests_at_128() -> None:

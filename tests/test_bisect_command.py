@@ -79,6 +79,7 @@ def test_exit_codes_mean_what_git_means(tmp_path: Path) -> None:
         assert result["outcome"] == "ambiguous", progress
         assert culprit in result["suspects"]
         assert len(result["suspects"]) == 2
+        assert result["looked_at"]["text"] == "exit codes alone"
     bad = commit(200, "killed")
     done = repo.repro("bisect", "--no-explain", f"{good}..{bad}", "--when", "exit", *test)
     assert done.returncode == 2
@@ -103,6 +104,9 @@ def test_a_metric_bound_ends_a_probe_at_its_violation(tmp_path: Path) -> None:
     assert result["culprit"]["commit"] == culprit, progress
     assert (result["divergence"]["step"], result["divergence"]["signal"]) == (2, "loss")
     assert result["predicate"] == "metric:loss rtol=1e-3"
+    looked = "1 metric by its bound (loss); bits were not judged"
+    assert (result["looked_at"]["text"], result["looked_at"]["parameters"]) == (looked, 0)
+    assert f"looked at {looked}." in Path(result["reports"][0]).read_text()
     entries = [json.loads(line) for line in (repo.root / ".git/repro/journal.jsonl").read_text().splitlines()]
     bad = [e["steps"] for e in entries if e["commit"] == repo.git("rev-parse", "HEAD")]
     assert min(bad) < 9, "the probe of BAD went on long after its violation"
@@ -194,7 +198,7 @@ def test_noisy_metrics_are_weighed(tmp_path: Path) -> None:
     assert result["culprit"]["commit"] == culprit, progress
     assert result["posterior"][culprit] >= 0.9
     assert result["rates"][0] < 0.5 < result["rates"][1]
-    assert "GOOD does not reproduce itself" in progress
+    assert "two replays of GOOD differ" in progress
 
 
 @pytest.mark.campaign

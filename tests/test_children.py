@@ -410,3 +410,50 @@ def test_torchruns_first_failure_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(program)]
     assert Child(command, tmp_path, dict(os.environ), log, 120).run() == 1
     assert last_line(log) == "rank 1 failed first, with 1: RuntimeError: boom on one"
+
+
+BIG = """\
+import resource, sys
+from pathlib import Path
+from repro_golden.children import blame_the_machine, blame_the_network, last_line, tail
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+log = Path(sys.argv[1])
+blame_the_machine(1, log)
+blame_the_network("x", log)
+assert last_line(log) == "ValueError: the end", last_line(log)
+assert tail(log, log.stat().st_size - 4) == "end\\n"
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.parametrize("line", [128, 1 << 28], ids=["lines", "one line"])
+def test_a_log_of_any_size_is_read_from_its_end(tmp_path: Path, line: int) -> None:
+    """The failure of a child that printed 200 MB is told in memory that does not depend on it."""
+    log = tmp_path / "log"
+    piece = (b"x" * (line - 1) + b"\n") * ((1 << 20) // line) if line < 1 << 20 else b"x" * (1 << 20)
+    with log.open("wb") as file:
+        for _ in range(200):
+            file.write(piece)
+        file.write(b"\nValueError: the end\n")
+    done = subprocess.run([sys.executable, "-c", BIG, str(log)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 50
+
+
+@LINUX
+def test_a_limit_on_file_sizes_is_the_machines(tmp_path: Path) -> None:
+    """A program that met the limit which it was started under did not fail by itself; one that set its own did."""
+    write = "open('big', 'wb').write(bytes(1 << 20))"
+    own = "import resource, signal; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16)); "
+    heed = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL); "
+    outer = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, resource.RLIM_INFINITY)); "
+    ask = "from pathlib import Path; from repro_golden.case import Case; from repro_golden.children import Place; "
+    ask += "from repro_golden.subjects import exit_code; "
+    ask += "print(exit_code(Case.model_validate_json(sys.argv[1]), Place(Path('.').resolve()), Path('log')))"
+    for program in (write, heed + write):
+        limited = case(tmp_path, command=f'{{python}} -c "{program}"').model_dump_json()
+        done = subprocess.run(
+            [sys.executable, "-c", outer + ask, limited], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert "MachineFailureError: the trainer met the limit on file sizes" in done.stderr, done.stdout + done.stderr
+    assert exit_code(case(tmp_path, command=f'{{python}} -c "{own}{write}"'), Place(tmp_path), tmp_path / "log") == 1

@@ -79,7 +79,8 @@ def test_the_first_divergent_step_is_the_first_unequal_one(a: list[int], b: list
         expected = next((i for i, (p, q) in enumerate(zip(a, b, strict=False)) if p != q), None)
         assert first_divergent_index(x, y) == first_divergent_index(y, x) == expected
         found = compare(x, y)
-        assert found.steps == min(len(a), len(b)) and found.equal == (expected is None)
+        assert found.steps == min(len(a), len(b))
+        assert found.equal == (expected is None and len(a) == len(b))
         assert found.divergence is None or found.divergence.step == expected
         assert [m.same for m in found.metrics] == [p == q for p, q in zip(a, b, strict=False)]
 

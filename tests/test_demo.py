@@ -326,7 +326,7 @@ def test_refactors_move_no_bit(demo_case: Case, golden: Trace, tmp_path: Path) -
             files[name] = refactors.refactor(files[name], rng, lambda _: True)
     assert all(files[name] != text for name, text in trainer_source().items())
     trace = replay(demo_case, golden, tmp_path, files, NEUTRAL_STEPS)
-    assert len(trace.steps) == NEUTRAL_STEPS and compare(golden, trace).equal
+    assert len(trace.steps) == NEUTRAL_STEPS and compare(golden, trace, prefix=True).equal
 
 
 @pytest.mark.campaign

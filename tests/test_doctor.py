@@ -237,7 +237,7 @@ def test_what_is_corrupt_is_a_finding(tmp_path: Path) -> None:
 
 
 def test_links_are_followed_once_and_what_is_not_looked_at_is_said(tmp_path: Path) -> None:
-    """A folder of links is what they lead to, a loop of them ends, and folders too deep are named in a note."""
+    """Links inside a folder are what they lead to, a loop of them ends, and folders too deep are named in a note."""
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "bad.sh").write_text(LAUNCH.format(batch=250))
     links = tmp_path / "links"
@@ -246,12 +246,51 @@ def test_links_are_followed_once_and_what_is_not_looked_at_is_said(tmp_path: Pat
         (links / name).symlink_to(tmp_path / "there")
     (links / "loop").symlink_to(links)
     (links / "nowhere").symlink_to(tmp_path / "absent")
-    assert [one.rule for one in examine(look([links])).of("error")] == ["batch-invariant"]
+    assert [one.rule for one in examine(look([tmp_path])).of("error")] == ["batch-invariant"]
     deep = links.joinpath(*"abcdefghi")
     deep.mkdir(parents=True)
     (deep / "bad.sh").write_text("python3 train.py --colocate\n")
-    (left,) = [one for one in examine(look([links])).findings if one.rule == "not-read"]
+    (left,) = [
+        one for one in examine(look([tmp_path / "links"])).findings if one.rule == "not-read" and "deep" in one.message
+    ]
     assert left.severity == "note" and left.where.path.endswith("a/b/c/d/e/f/g/h")
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "file of a checkpoint", "folder through a link inside"])
+def test_no_link_out_of_a_folder_is_followed(tmp_path: Path, kind: str) -> None:
+    """What lies elsewhere is not read because a folder links to it, also by who reads whole folders; a note says so."""
+    secret, folder = tmp_path / "elsewhere", tmp_path / "folder"
+    secret.mkdir()
+    (secret / "bad.sh").write_text(LAUNCH.format(batch=250))
+    (secret / "config.json").write_text('{"model_type": "llama", "secret": 1}')
+    (folder / "in").mkdir(parents=True)
+    if kind == "file":
+        (folder / "in" / "run.sh").symlink_to(secret / "bad.sh")
+    elif kind == "folder":
+        (folder / "in" / "there").symlink_to("../../elsewhere")
+    elif kind == "file of a checkpoint":
+        (folder / "in" / "config.json").symlink_to(secret / "config.json")
+        (folder / "in" / "model.safetensors").write_bytes(b"")
+    else:
+        (folder / "in" / "there").symlink_to(secret)
+        (folder / "also").symlink_to(folder / "in")
+    seen = look([folder])
+    assert [one.kind for one in seen if "not searched" not in one.kind and one.artefacts] == []
+    (left,) = [one for one in examine(seen).findings if one.rule == "not-read"]
+    assert left.message == f"a link leads out of {folder} and was not followed"
+    assert examine(look([secret / "bad.sh"])).of("error")
+    (tmp_path / "named").symlink_to(secret)
+    assert examine(look([tmp_path / "named"])).of("error"), "a link that the user names is followed"
+
+
+def test_a_snapshot_of_the_hugging_face_cache_is_whole(tmp_path: Path) -> None:
+    """Its links lead to blobs beside it, which are its own."""
+    home = tmp_path / "models--x--y"
+    (home / "blobs").mkdir(parents=True)
+    (home / "snapshots" / "abc").mkdir(parents=True)
+    (home / "blobs" / "1").write_text(LAUNCH.format(batch=250))
+    (home / "snapshots" / "abc" / "run.sh").symlink_to("../../blobs/1")
+    assert examine(look([home / "snapshots" / "abc"])).of("error")
 
 
 @pytest.mark.parametrize(

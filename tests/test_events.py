@@ -271,6 +271,42 @@ def test_diff_of_values_that_broke_down_alike(tmp_path: Path) -> None:
     assert done.returncode == 1 and "not finite on both sides: 1 value, first loss at step 0" in done.stdout
 
 
+def steps(*numbers: int, tag: str = "loss") -> dict[int, dict[str, float]]:
+    return {number: {tag: 0.5} for number in numbers}
+
+
+def test_a_side_that_ended_early(tmp_path: Path) -> None:
+    """A run that stopped before the other is a difference, of events and traces, either way round, and in JSON."""
+    trace(tmp_path / "t4", 0.5, 0.5, 0.5, 0.5)
+    trace(tmp_path / "t3", 0.5, 0.5, 0.5)
+    log(tmp_path / "e4", steps(0, 1, 2, 3))
+    log(tmp_path / "e3", steps(0, 1, 2))
+    for a, b in (("e4", "t3"), ("t4", "e3"), ("e4", "e3")):
+        for sides, who in (((a, b), "run"), ((b, a), "baseline")):
+            done = repro_diff(tmp_path, *sides)
+            first = done.stdout.splitlines()[0]
+            assert done.returncode == 1 and first.startswith(f"differs: the {who} ended after step 2, "), done.stdout
+    done = repro_diff(tmp_path, "--json", "e4", "t3")
+    found = json.loads(done.stdout)
+    assert done.returncode == 1 and (found["equal"], found["last_steps"]) == (False, [3, 2])
+    assert found["ended"] == "the run ended after step 2, the baseline after step 3"
+    assert json.loads(repro_diff(tmp_path, "--json", "e4", "t4").stdout)["ended"] == ""
+
+
+def test_metrics_that_are_logged_now_and_then() -> None:
+    """Who logs every tenth step has not ended before the next is due; a part of a run need not be as long as it."""
+    every, tenth = steps(*range(25)), steps(0, 10, 20)
+    for a, b in ((every, tenth), (tenth, every)):
+        assert differences(a, b, {}).agrees
+        assert differences(a, b | steps(30) if b is tenth else b | steps(*range(25, 31)), {}).ended
+    late = steps(0, 1) | {7: {"eval/score": 1.0}}
+    assert differences(late, steps(0, 1), {}).agrees, "a metric that one side alone has says nothing of the other"
+    assert differences(steps(1, 2, 3), steps(0, 1), {}, 1).ended
+    assert not differences(steps(1, 2), steps(0, 1), {}, 1).ended
+    assert differences(steps(0, 1, 2), steps(0, 1), {}, prefix=True).agrees
+    assert differences(steps(0, 1), steps(0), {}).ended
+
+
 # -- writing
 
 

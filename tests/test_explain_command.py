@@ -66,6 +66,8 @@ def test_the_text_says_what_the_json_says(repo: Repo) -> None:
     said = [found["text"], f"train.py:{LINE} in", "(changed)", found["after"]["explained"]["name"]]
     said += [f"{found['before']['operations']} and {found['after']['operations']} operations", "both ran from step 0"]
     said += [f"reproduce with: {found['reproduce']}", *found["reports"]]
+    said += [f"looked at {found['looked_at']['text']}"]
+    assert found["looked_at"]["metrics"] == 1 and "looked" not in found
     for text in said:
         assert text in done.stdout, (text, done.stdout)
     if found["size"]:
@@ -81,7 +83,9 @@ def test_commits_that_agree(repo: Repo) -> None:
     done = repo.repro("explain", "HEAD", "--json")
     found = json.loads(done.stdout)
     assert (done.returncode, found["answer"], found["divergence"]) == (0, "agree", None)
-    assert "agree bit for bit over 2 steps" in Path(found["reports"][0]).read_text()
+    for path in found["reports"]:
+        text = Path(path).read_text()
+        assert "agree bit for bit over 2 steps" in text and f"Looked at {found['looked_at']['text']}." in text
 
 
 @pytest.mark.campaign
@@ -108,7 +112,7 @@ def test_what_no_operation_shows(tmp_path: Path) -> None:
     done = repo.repro("explain", "HEAD", "--json")
     found = json.loads(done.stdout)
     assert (done.returncode, found["answer"]) == (3, "unseen"), done.stdout + done.stderr
-    assert "does not pass torch's dispatcher" in found["text"]
+    assert "was not seen" in found["text"]
 
 
 def test_what_is_refused(repo: Repo, tmp_path: Path) -> None:

@@ -18,14 +18,14 @@ TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, tex
 def test_top_level_holds_what_the_design_names() -> None:
     """The repository's top level holds the designed folders and files and nothing that nobody chose."""
     folders = {p.split("/")[0] for p in TRACKED if "/" in p}
-    assert folders == {".ci", ".dvc", ".github", "bisect", "core", "docs", "golden", "repro", "tests"}
+    assert folders == {".ci", ".dvc", ".github", "benchmarks", "bisect", "core", "docs", "golden", "repro", "tests"}
     files = {p for p in TRACKED if "/" not in p}
     required = {"README.md", "pyproject.toml", "dvc.yaml", "LICENSE", "CHANGELOG.md", "Makefile", "constraints.txt"}
     assert required <= files
     assert all(f.startswith(".") for f in files - required - {"dvc.lock"})
 
 
-@pytest.mark.parametrize("folder", ["bisect", "core", "golden", "tests"])
+@pytest.mark.parametrize("folder", ["benchmarks", "bisect", "core", "golden", "tests"])
 def test_component_folders_are_no_packages(folder: str) -> None:
     """No __init__.py in a component folder: bisect/__init__.py would shadow the standard library's bisect."""
     assert not (ROOT / folder / "__init__.py").exists()

@@ -13,6 +13,7 @@ from repro_bisect.bench import Options
 from repro_bisect.pair import PairResult, compare_commits
 from repro_golden.case import find_case
 from repro_golden.checkout import find_checkout
+from repro_golden.coverage import only_bounds
 from repro_golden.errors import ReproError
 
 SCALE = "scale = 1.0\n"
@@ -94,6 +95,7 @@ def test_bounds_judge_and_are_named_where_they_are_left(tmp_path: Path) -> None:
     assert found.verdict == "moved" and found.compared and found.compared.first
     assert (found.compared.first.kind, found.compared.first.signal, found.compared.first.step) == ("bound", "loss", 2)
     assert not found.culprits and found.commits == 2, "one of two, and nobody searched"
+    assert found.compared.drift.looked == only_bounds(["loss"])
 
 
 def test_noise_is_told_apart(tmp_path: Path) -> None:
@@ -106,6 +108,36 @@ def test_noise_is_told_apart(tmp_path: Path) -> None:
     edit(repo, NOISE, SCALE + "    # quiet\n", "Take noise away")
     found = pair(repo, noisy)
     assert found.verdict == "unverifiable" and found.reason.startswith("BASE does not reproduce itself")
+
+
+def later(calls: Path, nth: int, scale: str) -> str:
+    """Code whose scale is another in the nth run of it and from then on; a run makes six steps."""
+    count = f"(open({str(calls)!r}, 'a').write('x'), os.stat({str(calls)!r}).st_size)[1]"
+    return f"scale = {scale} if {count} > {6 * (nth - 1)} else 1.0\n"
+
+
+def noisy(repo: Repo, noise: str) -> PairResult:
+    """A pair of a BASE that is noise and a HEAD that moves the numbers."""
+    base = edit(repo, SCALE, noise, "Noise")
+    edit(repo, noise, "scale = 1.25\n", "Scale")
+    return pair(repo, base)
+
+
+def test_a_third_replay_of_base_that_is_another_is_the_verdict(tmp_path: Path) -> None:
+    """What BASE makes a third time is no note beside "moved": it is not reproducible here, whoever HEAD is."""
+    found = noisy(start(tmp_path, TRAIN, CASE + OBSERVE), later(tmp_path / "calls", 3, "1.5"))
+    assert (found.verdict, found.agrees, found.culprits, found.notes) == ("unverifiable", False, (), [])
+    assert found.reason.startswith("not reproducible here: a third replay of BASE differs from the first two at step 0")
+
+
+@pytest.mark.parametrize(
+    ("nth", "scale", "verdict"), [(2, "1.5", "unverifiable"), (3, "1.5", "unverifiable"), (3, "1.000001", "moved")]
+)
+def test_a_base_that_leaves_its_own_bounds_judges_nothing(tmp_path: Path, nth: int, scale: str, verdict: str) -> None:
+    """Where replays of BASE are farther apart than the bounds, HEAD is not blamed by them; nearer, bounds judge."""
+    found = noisy(start(tmp_path, TRAIN, CASE + BOUNDS), later(tmp_path / "calls", nth, scale))
+    assert found.verdict == verdict
+    assert "BASE" in found.reason if verdict == "unverifiable" else "bounds alone are judged" in found.notes[0]
 
 
 def test_a_side_that_crashes_is_never_equal(tmp_path: Path) -> None:

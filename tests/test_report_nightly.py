@@ -390,6 +390,8 @@ def test_a_golden_run_and_two_weeks_of_nights(tmp_path: Path) -> None:
         data, _ = ask(repo, "--tensorboard", str(tmp_path / "tb"))
         one = data["nights"][0]
         assert (one["status"], one["baseline"]["kind"]) == ("green", "golden")
+        assert one["looked_at"]["parameters"] and one["looked_at"]["metrics"]
+        assert f"looked at {one['looked_at']['text']}." in Path(data["reports"][0]).read_text()
         assert by_name(one)["metrics"][0] == ("not judged" if k < 2 else "green")
     data, _ = ask(repo, "--baseline", str(tmp_path / "tb"), code=2)
     assert by_name(data["nights"][0])["events"][0] == "error", "those are nights, not steps"

@@ -27,11 +27,11 @@ from repro_golden.dumps.run.records import (
     read_grad_norm,
     rollout_results,
 )
-from repro_golden.dumps.run.rows import digest_row
 from repro_golden.dumps.train.files import read_train_dump
 from repro_golden.dumps.values import Tensor
 from repro_golden.errors import ReproError
 from repro_golden.magnitude import decode, measure, ulp_histogram
+from repro_golden.trace.writer import digest_row
 
 SETTINGS = settings(deadline=None, derandomize=True, max_examples=200)
 

@@ -19,21 +19,27 @@ from search_kit import (
     members,
     plain_ancestors,
     problems,
+    run,
+    scattered,
 )
 
-from repro_bisect.search import Ambiguous, ContradictionError, Dag, Search
+from repro_bisect.search import Ambiguous, ContradictionError, Dag, Found, Search
+from repro_bisect.split import TRIES
 
 CAMPAIGN = settings(deadline=None, derandomize=True, max_examples=40_000)
 SIZES = [*range(1, 34), 63, 64, 65, 80, 81, 82, 100, 124, 125, 126, 136, 243, 244, 256, 257, 299, 300]
 
 
-def depth(search: Search, k: int, skip: Callable[[int], str | None] = lambda _: None) -> tuple[int, int, int]:
-    """Worst rounds, probes and testable probes over every culprit, by walking the decision tree."""
+def depth(
+    search: Search, k: int, skip: Callable[[int], str | None] = lambda _: None, *, named: bool = False
+) -> tuple[int, int, int]:
+    """Worst rounds, probes and testable ones over every culprit, or every one that is named, by the decision tree."""
     worst, stack = (0, 0, 0), [(search, 0, 0, 0)]
     while stack:
         search, rounds, probes, tested = stack.pop()
         if search.answer is not None:
-            worst = tuple(map(max, worst, (rounds, probes, tested)))
+            if not named or isinstance(search.answer, Found):
+                worst = tuple(map(max, worst, (rounds, probes, tested)))
             continue
         branches, chosen = [search], search.next(k)
         assert chosen
@@ -64,6 +70,16 @@ def git_depth(dag: Dag[int]) -> int:
         worst = max(worst, probes)
         stack += [(part, probes + 1) for part in (best, suspects & ~best) if n > 1]
     return worst
+
+
+@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 3000), marks=pytest.mark.campaign)])
+def test_scattered_skips_of_one_reason_leave_no_suspect_too_many(seeds: range) -> None:
+    """Where commits fail here and there for one reason, what was presumed is tried before several are suspected."""
+    for seed in seeds:
+        rng = random.Random(seed)
+        dag, culprit, skips = scattered(rng, rng.randrange(10, 80))
+        end = run(Search(dag, dag.order[-1]), judge(dag, culprit, skips), rng.randrange(1, 4))
+        assert members(end.answer) == brute_force(dag, skips)[culprit], seed
 
 
 @given(problems(), st.integers(1, 4))
@@ -210,10 +226,17 @@ def test_contradictions_name_both_commits() -> None:
 
 
 def test_wide_window_figure() -> None:
-    """136 commits of which any 60 neighbours do not build: at most 14 probes, 9 of them testable, for every culprit."""
+    """136 commits of which any 60 neighbours do not build: at most 14 probes, 9 of them testable, for every culprit.
+
+    Where it is one of the 60, 10 more of them are tried before all are suspected.
+    """
     dag = Dag(line(136))
-    worst = [depth(Search(dag, 135), 1, lambda c, a=a: "build" if a <= c < a + 60 else None) for a in range(76)]
+    skips = [lambda c, a=a: "build" if a <= c < a + 60 else None for a in range(76)]
+    worst = [depth(Search(dag, 135), 1, skip, named=True) for skip in skips]
     assert max(probes for _, probes, _ in worst) <= 14
+    assert max(tested for _, _, tested in worst) <= 9
+    worst = [depth(Search(dag, 135), 1, skip) for skip in skips]
+    assert max(probes for _, probes, _ in worst) <= 14 + 10
     assert max(tested for _, _, tested in worst) <= 9
 
 
@@ -227,17 +250,24 @@ def test_wide_windows_cost_logarithmically(n: int, width: int) -> None:
 
 
 def test_presumed_commits_are_reported_and_can_be_tried() -> None:
-    """Untried commits between two equal skips are presumed skipped, listed in the answer, and tried on demand."""
+    """Untried commits between two equal skips are presumed skipped, tried last, and in a wide run listed as untried."""
     # [?, G, S, p, p, S, B]   then 4 turns out to be testable and GOOD
     search = Search(Dag(line(7)), 6)
     for commit, verdict in ((1, "GOOD"), (2, "SKIP"), (5, "SKIP")):
         search = search.with_verdict(commit, verdict, "build")
-    assert search.presumed == {3, 4}
-    assert search.answer == Ambiguous(frozenset({2, 3, 4, 5, 6}), presumed=frozenset({3, 4}))
-    assert replace(search, presume=False).next() and replace(search, presume=False).presumed == frozenset()
+    assert search.presumed == {3, 4} and set(search.next(7)) == {3, 4} and search.answer is None
     tried = search.with_verdict(4, "GOOD")
     assert tried.presumed == frozenset() and tried.suspects == {5, 6}
     assert tried.answer == Ambiguous(frozenset({5, 6}))
+    # of a wide run some are tried, spread over it, and the rest on demand
+    search = Search(Dag(line(99)), 98).with_verdict(0, "GOOD")
+    while search.answer is None:
+        search = search.with_verdict(search.next()[0], "SKIP", "build")
+    skipped = sorted(c for c, verdict in search.verdicts.items() if verdict == "SKIP")
+    assert isinstance(search.answer, Ambiguous) and search.answer.commits == set(range(1, 99))
+    assert search.answer.presumed == set(range(1, 98)) - set(skipped) and TRIES <= len(skipped) <= TRIES + 2
+    assert max(b - a for a, b in pairwise([0, *skipped, 98])) <= 20
+    assert replace(search, presume=False).next() and replace(search, presume=False).presumed == frozenset()
 
 
 @pytest.mark.parametrize("reasons", [("build", "import"), ("", "")])

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from conftest import environment
 
+from repro_golden.families import family
 from repro_golden.trace import Trace
+from repro_golden.trace.model import root
 
 TRAIN = """\
 import atexit, glob, os, resource, shutil, signal, subprocess, sys
@@ -52,10 +54,11 @@ def python(folder: Path, program: str, *flags: str) -> list[str]:
 
 
 def roots(trace: Path) -> list[str]:
-    """What was recorded of each step, with every row read back."""
+    """What was recorded of each step, with every row read back; not what was left when the program ended."""
     found = Trace(trace)
-    assert all(found.rows(k) for k in range(len(found.steps)))
-    return [step.root for step in found.steps]
+    steps = [found.rows(k) for k in range(len(found.steps))]
+    assert all(steps)
+    return [root([row for row in rows if family(row.phase, row.name) != "end"]) for rows in steps]
 
 
 @pytest.fixture(scope="module")

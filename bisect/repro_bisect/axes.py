@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import git
 from pydantic import ValidationError
 
 from repro_bisect.axis import Axis, Change, Varied
@@ -22,7 +21,8 @@ from repro_bisect.commits import resolve
 from repro_bisect.flags import FlagChange, changed, check_changes, read_flags, set_name
 from repro_golden.canonical import digest
 from repro_golden.case import Case, CommandSubject, TrainerSubject
-from repro_golden.checkout import Checkout, joined_trees, subject_tree
+from repro_golden.checkout import Checkout
+from repro_golden.code_key import code_keys
 from repro_golden.errors import ReproError
 from repro_golden.layout import ROUNDINGS, joined
 from repro_golden.subject_tables import TABLES
@@ -48,22 +48,21 @@ class _Code:
         Raises:
             ReproError: there is no such commit, or it has none of the code.
         """
-        ask, commit = git.Git(str(checkout.root)), resolve(checkout, at or "HEAD")
+        ask, commit = checkout.git, resolve(checkout, at or "HEAD")
 
         def holds(path: str) -> str | None:
-            try:
-                ask.cat_file("-e", f"{commit}:{path}")
-            except git.GitCommandError:
-                return None
-            return commit
+            return commit if code_keys(ask, [commit], [path]).of(commit) else None
 
         if not case.subject.path:  # the installed module
             return cls(commit, digest("installed"), [], holds)
         paths = case.paths()
-        with git.Repo(checkout.root) as repo:
-            tree = joined_trees([subject_tree(repo.commit(commit), path) for path in paths])
-        if tree is None:
-            raise ReproError(f"{commit[:10]} has none of {', '.join(paths)}, the code of {case.name}: use --at COMMIT")
+        keys = code_keys(ask, [commit], paths)
+        tree = keys.of(commit)
+        if tree is None or case.subject.path in keys.absent([commit]):
+            raise ReproError(
+                f"{commit[:10]} has none of {case.subject.path}, the code of {case.name}: use --at COMMIT, or correct "
+                "subject.path"
+            )
         return cls(commit, tree, paths, holds)
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from repro_bisect.belief import Belief, Range
 from repro_bisect.dag import Commit, Dag
-from repro_bisect.noise import Count, Floats, Rates
+from repro_bisect.noise import USUAL, Count, Floats, Prior, Rates
 from repro_bisect.search import Ambiguous, Found
 
 __all__ = ["CALIBRATION", "PATIENCE", "BayesSearch", "Count", "Rates"]
@@ -55,10 +55,13 @@ class BayesSearch(Generic[Commit]):
         threshold: the posterior probability at which a culprit is named.
         weights: how likely each commit is the culprit before any test, relatively; None for all alike. A commit
             that is not listed weighs 1, and one that cannot be the culprit weighs 0.
+        prior: of either end's rate of wrong outcomes.
+        sure: the chance, before any test, that no outcome is ever wrong. Above 0, noise is only possible: as long as
+            no outcome has shown it, one test of each end will do. The first one that does leaves nothing of it.
 
     Raises:
-        ValueError: an end is missing, the threshold is not between 0.5 and 1, weights are negative or all zero, or
-            the range has more commits than the posterior is worth.
+        ValueError: an end is missing, the threshold is not between 0.5 and 1, `sure` not between 0 and 1, weights are
+            negative or all zero, or what to test next is asked in a range of more commits than that is worth.
         ContradictionError: `bad` is one of the goods or an ancestor of one.
     """
 
@@ -67,6 +70,8 @@ class BayesSearch(Generic[Commit]):
     goods: Collection[Commit]
     threshold: float = 0.95
     weights: Mapping[Commit, float] | None = field(default=None, repr=False, hash=False)
+    prior: Prior = USUAL
+    sure: float = 0.0
     _tests: tuple[tuple[int, int, int], ...] = field(default=(), repr=False)  # (row, goods, bads), ascending
     _skips: tuple[int, ...] = field(default=(), repr=False)
     # Made once and handed on: it is the same for every state of a search.
@@ -75,6 +80,8 @@ class BayesSearch(Generic[Commit]):
     def __post_init__(self) -> None:
         if not 0.5 < self.threshold < 1:
             raise ValueError(f"the threshold must lie between 0.5 and 1, not be {self.threshold}")
+        if not 0 <= self.sure < 1:
+            raise ValueError(f"the chance that nothing is noisy must be below 1, not {self.sure}")
         object.__setattr__(self, "goods", tuple(self.goods))
         if self._made is None or self._made.ends != (self.dag, self.bad, self.goods, self.weights):
             object.__setattr__(self, "_made", Range.of(self.dag, self.bad, self.goods, self.weights))
@@ -153,7 +160,12 @@ class BayesSearch(Generic[Commit]):
         It is no proof. An end that is wrong at a rate of 0.1 passes two tests in 81 of 100 cases: what a plain search
         names is then to be confirmed by tests of the culprit and its parents, which is what `answer` waits for.
         """
-        return not self._uncalibrated and bool(self._belief.noiseless.any())
+        return not self._uncalibrated and not self.contradicted
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether the outcomes are noisy: no culprit explains them all without a wrong one."""
+        return not self._belief.noiseless.any()
 
     def credible(self, mass: float) -> tuple[Commit, ...]:
         """The fewest commits that together hold this much of the posterior, likeliest first.
@@ -226,7 +238,7 @@ class BayesSearch(Generic[Commit]):
 
     @cached_property
     def _belief(self) -> Belief:
-        return Belief.of(self._range, self._tests)
+        return Belief.of(self._range, self._tests, self.prior, self.sure)
 
     @property
     def _end_tests(self) -> tuple[int, int]:
@@ -236,7 +248,11 @@ class BayesSearch(Generic[Commit]):
 
     @property
     def _uncalibrated(self) -> bool:
-        return min(self._end_tests) < CALIBRATION
+        return min(self._end_tests) < self._calibration
+
+    @property
+    def _calibration(self) -> int:
+        return 1 if self.sure and not self.contradicted else CALIBRATION
 
     @property
     def _doubtful(self) -> bool:
@@ -257,7 +273,7 @@ class BayesSearch(Generic[Commit]):
         good_rows = set(self._range.goods)
         goods += sum(i in good_rows for i in flying)
         bads += flying.count(self._range.bad)
-        if min(goods, bads) >= (PATIENCE if self._doubtful else CALIBRATION):
+        if min(goods, bads) >= (PATIENCE if self._doubtful else self._calibration):
             return None
         if bads < goods:
             return self._range.bad

@@ -6,6 +6,7 @@ good ends).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repro_bisect.dag import Commit, ContradictionError, Dag, bits
-from repro_bisect.noise import Floats, Ints, entropy, log_chance, log_chance_of_one_rate, wrong_rate
+from repro_bisect.noise import Floats, Ints, Prior, entropy, log_chance, log_chance_of_one_rate, wrong_rate
 
 __all__ = ["MOST_COMMITS", "Belief", "Range"]
 
@@ -34,7 +35,7 @@ class Range(Generic[Commit]):
         ends: what it was made from: the DAG, the bad end, the good ends and the weights.
         commits: the candidates [C].
         rows: what can be tested [R]; its first C are the candidates.
-        contains: whether a row contains a candidate [R, C].
+        inside: index of each candidate in the DAG [C].
         log_weight: log of each candidate's chance before any test [C]; minus infinity for none.
         bad: the row of the bad end.
         goods: the rows of the good ends.
@@ -43,7 +44,7 @@ class Range(Generic[Commit]):
     ends: tuple[Dag[Commit], Commit, Collection[Commit], Mapping[Commit, float] | None]
     commits: tuple[Commit, ...]
     rows: tuple[Commit, ...]
-    contains: NDArray[np.bool_]
+    inside: Ints
     log_weight: Floats
     bad: int
     goods: range
@@ -64,19 +65,8 @@ class Range(Generic[Commit]):
         if not mask >> dag.index[bad] & 1:
             raise ContradictionError(f"{bad} is BAD but is reached from a commit that is GOOD; swap the ends?")
         inside = bits(mask)
-        if len(inside) > MOST_COMMITS:
-            raise ValueError(
-                f"{len(inside)} commits are too many for a noisy search; move an end to keep {MOST_COMMITS}"
-            )
         commits = tuple(dag.order[i] for i in inside)
         ends = tuple(dict.fromkeys(goods))
-        contains = np.zeros(
-            (len(commits) + len(ends), len(commits)), dtype=np.bool_
-        )  # a good end contains no candidate
-        size, columns = (len(dag) + 7) // 8, np.array(inside)
-        for row, i in enumerate(inside):
-            packed = np.frombuffer(dag.ancestors[i].to_bytes(size, "little"), dtype=np.uint8)
-            contains[row] = np.unpackbits(packed, bitorder="little")[columns]
         weight = np.array([1.0 if weights is None else float(weights.get(c, 1.0)) for c in commits])
         if not (np.isfinite(weight).all() and (weight >= 0).all() and weight.any()):
             raise ValueError("weights must be finite, none negative and one of the range positive")
@@ -86,11 +76,31 @@ class Range(Generic[Commit]):
             ends=(dag, bad, goods, weights),
             commits=commits,
             rows=commits + ends,
-            contains=contains,
+            inside=np.array(inside),
             log_weight=log_weight,
             bad=commits.index(bad),
-            goods=range(len(commits), len(contains)),
+            goods=range(len(commits), len(commits) + len(ends)),
         )
+
+    @cached_property
+    def contains(self) -> NDArray[np.bool_]:
+        """Whether a row contains a candidate [R, C]; ValueError where that table would be too large."""
+        if len(self.commits) > MOST_COMMITS:
+            raise ValueError(
+                f"{len(self.commits)} commits are too many for a noisy search; move an end to keep {MOST_COMMITS}"
+            )
+        return self.containing(range(len(self.rows)))
+
+    def containing(self, rows: Sequence[int]) -> NDArray[np.bool_]:
+        """The same of some rows."""
+        dag = self.ends[0]
+        found = np.zeros((len(rows), len(self.commits)), dtype=np.bool_)  # a good end contains no candidate
+        size = (len(dag) + 7) // 8
+        for k, row in enumerate(rows):
+            if row < len(self.commits):
+                packed = np.frombuffer(dag.ancestors[int(self.inside[row])].to_bytes(size, "little"), dtype=np.uint8)
+                found[k] = np.unpackbits(packed, bitorder="little")[self.inside]
+        return found
 
     def row(self, commit: Commit) -> int:
         """The row of a commit; ValueError for one that is neither in the range nor a good end."""
@@ -136,24 +146,37 @@ class Belief:
     bad_if_without: Floats
 
     @classmethod
-    def of(cls, range_: Range[Commit], tests: Sequence[tuple[int, int, int]]) -> Belief:
-        """The exact posterior: for each candidate both rates are integrated out."""
+    def of(cls, range_: Range[Commit], tests: Sequence[tuple[int, int, int]], prior: Prior, sure: float) -> Belief:
+        """The exact posterior: for each candidate both rates are integrated out.
+
+        Args:
+            range_: the range.
+            tests: row, goods and bads of what was tested.
+            prior: of either end's rate of wrong outcomes.
+            sure: the chance, before any test, that no outcome is ever wrong.
+        """
         table = np.array(tests, dtype=np.int64).reshape(-1, 3)
         goods, bads = table[:, 1:].sum(axis=0)
         # For each candidate, the outcomes of commits that contain it [2, C], and of the others.
-        good_with, bad_with = table[:, 1:].T @ range_.contains[table[:, 0]]
+        good_with, bad_with = table[:, 1:].T @ range_.containing(table[:, 0].tolist())
         good_without, bad_without = goods - good_with, bads - bad_with
-        log = range_.log_weight + log_chance(good_with, bad_with) + log_chance(bad_without, good_without)
+        noiseless = (good_with + bad_without == 0) & (range_.log_weight > -np.inf)
+        noisy = log_chance(good_with, bad_with, prior) + log_chance(bad_without, good_without, prior)
+        noisy += math.log1p(-sure)
+        never = np.where(noiseless, math.log(sure) if sure else -np.inf, -np.inf)
+        likelihood = np.logaddexp(noisy, never)
+        log = range_.log_weight + likelihood
         top = log.max()
         chance = np.exp(log - top)
         total = chance.sum()
+        clean = np.exp(never - likelihood)  # the chance that no outcome is wrong, if this is the culprit
         return cls(
             range=range_,  # type: ignore[arg-type]
             chance=chance / total,
-            evidence=float(top + np.log(total)) - log_chance_of_one_rate(int(goods), int(bads)),
-            noiseless=(good_with + bad_without == 0) & (range_.log_weight > -np.inf),
-            bad_if_with=1.0 - wrong_rate(good_with, bad_with),
-            bad_if_without=wrong_rate(bad_without, good_without),
+            evidence=float(top + np.log(total)) - log_chance_of_one_rate(int(goods), int(bads)) - math.log1p(-sure),
+            noiseless=noiseless,
+            bad_if_with=1.0 - (1.0 - clean) * wrong_rate(good_with, bad_with, prior),
+            bad_if_without=(1.0 - clean) * wrong_rate(bad_without, good_without, prior),
         )
 
     def leaders(self, threshold: float, skips: Sequence[int]) -> list[int]:

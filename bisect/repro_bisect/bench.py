@@ -21,7 +21,8 @@ from repro_golden.checkout import Checkout
 from repro_golden.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.rollouts import Rollouts, place_of
 from repro_golden.store import GoldenRun, Store
-from repro_golden.subjects import identity_of
+from repro_golden.subjects import identity_of, packages_of
+from repro_golden.surroundings import variables_digest
 
 __all__ = ["Options", "bench", "check_rollouts", "commits_of", "fetched_rollouts"]
 
@@ -42,6 +43,7 @@ class Options:
         open_end: The case has as many steps as GOOD makes.
         explain: Say of each culprit why its numbers moved.
         examine: Looks at the log of a probe that fails and says in one line what is known of it, or ''.
+        try_skips: Presume of no commit that it fails like those around it: try it.
     """
 
     jobs: int | None = None
@@ -55,6 +57,7 @@ class Options:
     open_end: bool = False
     explain: bool = False
     examine: Callable[[Path], str] | None = None
+    try_skips: bool = False
 
 
 def commits_of(checkout: Checkout, case: Case, spec: str, options: Options) -> History:
@@ -71,6 +74,7 @@ def commits_of(checkout: Checkout, case: Case, spec: str, options: Options) -> H
             "set subject.path to its folder in this repository"
         )
     history = History(checkout, spec, paths, first_parent=options.first_parent)
+    history.require(options.paths or [case.subject.path])
     check_rollouts(checkout, case)
     if len({history.tree(c) for c in (history.good, *history.parents)}) == 1:
         raise NotVerifiableError(
@@ -105,7 +109,7 @@ def bench(
         )
         exits.callback(prober.close)
         try:
-            golden = _golden_of(store, case, axis, identity.machine, rollouts.digest)
+            golden = _golden_of(store, case, axis, identity.machine, rollouts.digest, checkout.root)
         except ReproError as error:  # it spares a replay, and is no more needed than that
             watch(Event(f"the golden run of GOOD is not used: {error}"))
             golden = None
@@ -143,14 +147,29 @@ def fetched_rollouts(checkout: Checkout, case: Case) -> Rollouts:
         raise NotVerifiableError(f"the rollouts of {case.name} are not here: {error}") from None
 
 
-def _golden_of(store: Store, case: Case, axis: Axis, machine: str, rollouts: str) -> GoldenRun | None:
-    """The golden run of the good end's own code on this machine, if there is one."""
+def _since(golden: GoldenRun, case: Case, root: Path) -> str:
+    """What numbers may rest on and is not as it was when a golden run was recorded; '' where all is."""
+    if (lock := golden.record.get("lock")) is not None and list(lock) != packages_of(case, root):
+        return "packages"
+    variables = golden.record.get("variables")  # older ones do not say
+    return "environment variables" if variables not in (None, variables_digest(case)) else ""
+
+
+def _golden_of(store: Store, case: Case, axis: Axis, machine: str, rollouts: str, root: Path) -> GoldenRun | None:
+    """The golden run of the good end's own code on this machine, if there is one.
+
+    Raises:
+        ReproError: it was recorded under other circumstances, or cannot be read.
+    """
     path = store.run_path(machine, case.name)
     if list(axis.paths) != case.paths():
         return None
     if not (path.exists() or path.with_name(path.name + ".dvc").exists()):
         return None
     golden = store.load(machine, case.name)
-    same = golden.record.get("tree") == axis.tree(axis.good)
+    tree = axis.tree(axis.good)
+    same = tree is not None and golden.record.get("tree") == tree
     current = golden.record["case"] == case.canonical() and golden.record["rollouts"] == rollouts
+    if same and current and (change := _since(golden, case, root)):
+        raise ReproError(f"it was recorded with other {change}")
     return golden if same and current and not golden.noisy else None

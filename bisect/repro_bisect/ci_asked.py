@@ -10,8 +10,9 @@ import numpy as np
 
 from repro_bisect.ci_inputs import Seen
 from repro_bisect.ci_table import Check, How
-from repro_golden.compare import Divergence, differing
+from repro_golden.compare import Divergence
 from repro_golden.mismatch import difference, exact_sum
+from repro_golden.step_difference import blind, differing
 from repro_golden.token_columns import Floats
 
 __all__ = ["Asked"]
@@ -170,7 +171,7 @@ def _hashes(one: Asked, a: Seen, b: Seen) -> Iterator[Divergence]:
     for row in b.updated():
         if row.nonfinite:
             yield one.found(b, "update", row.name, f"{row.nonfinite} values are not finite")
-    for kind, row, _ in differing(a.updated(), b.updated()):
+    for kind, row, _ in differing(a.updated(), b.updated(), blind(a.trace, b.trace)):
         yield one.found(b, "update", row.name, "not the baseline's" if kind in ("value", "dtype", "shape") else kind)
 
 

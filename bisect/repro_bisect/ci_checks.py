@@ -16,10 +16,11 @@ from repro_bisect.ci_asked import Asked
 from repro_bisect.ci_inputs import Seen, steps_per_rollout
 from repro_bisect.ci_table import CHECKS, OPTIONS, Check, Rule, check_called
 from repro_golden.compare import Divergence
+from repro_golden.coverage import Coverage
 from repro_golden.dumps.values import SYSTEMS
 from repro_golden.errors import ReproError
-from repro_golden.magnitude import DIGEST
 from repro_golden.trace import Trace
+from repro_golden.trace.model import DIGEST
 
 __all__ = ["CiChecks", "parse_ci"]
 
@@ -52,6 +53,26 @@ class CiChecks:
         if not asked:
             self._asked_somewhere(a)
         return next((found for one in asked if (found := one.broken(before, after))), None)
+
+    def looked(self, baseline: Trace | None) -> Coverage:
+        """See `predicates.Predicate`: the checks that hold at some step of the baseline, and what of it they read."""
+        found = self._held(baseline) if baseline else {}
+        names = ", ".join(f"ci:{name}" for name in found) or self.text
+        read = sorted({read for reads in found.values() for read in reads})
+        return Coverage(judged=f"what {names} reads, and nothing else" + (f": {', '.join(read)}" if read else ""))
+
+    def _held(self, baseline: Trace) -> dict[str, set[str]]:
+        """What each check reads, at the first step at which it holds."""
+        per_rollout, found = self.per_rollout or steps_per_rollout(baseline), dict[str, set[str]]()
+        for one in self.asked:
+            for index, record in enumerate(baseline.steps):
+                if not one.due(record.step, per_rollout):
+                    continue
+                seen = Seen(baseline, index)
+                if one.shown(seen) and (self.alone or not _another_mode(one, seen)):
+                    found[one.check.name] = _reads(one.check, seen)
+                    break
+        return found
 
     def _asked(self, seen: Seen) -> list[Asked]:
         """The checks that hold at a step of the baseline."""
@@ -90,6 +111,13 @@ def _needs(check: Check) -> str:
     kind = "columns" if len(check.columns) > 1 else "column"
     read = f"the {kind} {columns} with unmasked tokens"
     return f"the {'metrics' if len(check.metrics) > 1 else 'metric'} {metrics} or {read}" if metrics else read
+
+
+def _reads(check: Check, seen: Seen) -> set[str]:
+    """What a check reads of a step that it holds at."""
+    metrics = {f"the metric {name}" for wanted in check.metrics for name in seen.metric(wanted)}
+    columns = {f"the column {name}" for name in check.columns if seen.tokens(name) is not None}
+    return metrics | columns | ({"every tensor of the phase update"} if check.how == "hashes" else set())
 
 
 def _names(seen: Seen) -> str:

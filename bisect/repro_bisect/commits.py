@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-import git
-
-from repro_bisect.axis import PointInfo
+from repro_bisect.axis import PointInfo, short
 from repro_golden.case import Case
-from repro_golden.checkout import Checkout, joined_trees, whole_tree
+from repro_golden.checkout import Checkout, no_such_code
+from repro_golden.code_key import code_keys
 from repro_golden.errors import ReproError
+from repro_golden.git_process import GitFailedError
 
 __all__ = ["Commits", "History", "merge_base", "resolve"]
 
@@ -22,21 +21,18 @@ def resolve(checkout: Checkout, revision: str) -> str:
         ReproError: there is none.
     """
     try:
-        wanted = f"{revision}^{{commit}}"
-        return str(git.Git(str(checkout.root)).rev_parse("--verify", "--quiet", "--end-of-options", wanted))
-    except git.GitCommandError:
+        return checkout.git.text("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    except (GitFailedError, ValueError):  # a NUL is in no revision
         raise ReproError(f"git knows no commit {revision!r} here: check the spelling, or fetch it first") from None
 
 
 def merge_base(checkout: Checkout, a: str, b: str) -> str | None:
     """The newest commit that two have in common; None where they have none."""
-    return str(git.Git(str(checkout.root)).merge_base(a, b, with_exceptions=False)) or None
+    return checkout.git.text("merge-base", a, b, none=1) or None
 
 
 class Commits:
     """Some commits, the good one first, and how they follow each other.
-
-    Every question is a git process of its own: GitPython's shared object reader must not be used by two threads.
 
     Attributes:
         what: What a point is.
@@ -58,40 +54,29 @@ class Commits:
             paths: Folders or files, relative to the root, that hold all that matters: commits in which they are
                 identical are one.
         """
-        self._git, self.paths, self.what = git.Git(str(checkout.root)), paths, "commit"
+        self._git, self.paths, self.what = checkout.git, paths, "commit"
         self.good, self.bad, self.parents = good, next(iter(parents), good), parents
         every = [good, *parents, *(p for ps in parents.values() for p in ps)]
-        trees = [self._read_trees(every, path) for path in paths]
-        self._trees = {c: joined_trees([found[c] for found in trees]) for c in every}
-
-    def _read_trees(self, commits: Sequence[str], path: str) -> dict[str, str | None]:
-        """One ``git cat-file --batch-check`` for all commits."""
-        unique = list(dict.fromkeys(commits))
-        path = "" if path in (".", "./") else path.rstrip("/")
-        with tempfile.TemporaryFile() as questions:
-            questions.write("".join(f"{c}:{path}\n" for c in unique).encode())
-            questions.seek(0)
-            answer = self._git.cat_file("--batch-check=%(objectname) %(objecttype)", istream=questions)
-        found: dict[str, str | None] = {}
-        for commit, line in zip(unique, answer.splitlines(), strict=True):
-            name, _, kind = line.rpartition(" ")
-            found[commit] = name if kind in ("tree", "blob") else None
-        if path:
-            return found
-        whole = {tree: whole_tree(self._entries(tree)) for tree in {t for t in found.values() if t}}
-        return {commit: whole[tree] if tree else None for commit, tree in found.items()}
-
-    def _entries(self, tree: str) -> list[str]:
-        """``name hash`` of each entry of a tree."""
-        found = []
-        for line in self._git.ls_tree("-z", tree).split("\0"):
-            facts, tab, name = line.partition("\t")
-            found += [f"{name} {facts.split()[2]}"] if tab else []
-        return found
+        self._keys = code_keys(self._git, every, paths)
+        self._trees = {c: self._keys.of(c) for c in dict.fromkeys(every)}
 
     def tree(self, commit: str) -> str | None:
-        """Hash of the subject's code in a commit: equal hashes are equal code. None when the commit has none of it."""
+        """Key of the subject's code in a commit: equal keys are equal code. None when the commit has none of it."""
         return self._trees[commit]
+
+    def require(self, paths: Iterable[str]) -> None:
+        """Refuse paths that neither end has: that two commits lack the same says nothing of their code.
+
+        Args:
+            paths: Those of `self.paths` that must be there.
+
+        Raises:
+            ReproError: one is at neither end.
+        """
+        ends = list(dict.fromkeys((self.good, self.bad)))
+        absent = self._keys.absent(ends)
+        if missing := [path for path in paths if path in absent]:
+            raise no_such_code(missing, " nor ".join(short(commit) for commit in ends))
 
     def commit(self, point: str) -> str:
         """A point of this axis is a commit."""
@@ -117,21 +102,22 @@ class Commits:
 
     def holds(self, path: str) -> str | None:
         """A commit of the range that has a file or folder; None where none has."""
-        found = self._read_trees([self.good, *self.parents], path)
-        return next((commit for commit, name in found.items() if name), None)
+        commits = [self.good, *self.parents]
+        keys = code_keys(self._git, commits, [path])
+        return next((commit for commit in commits if keys.of(commit)), None)
 
     def subjects(self, commits: Sequence[str]) -> dict[str, str]:
         """The first line of each commit's message."""
-        with tempfile.TemporaryFile() as questions:
-            questions.write("".join(f"{c}\n" for c in dict.fromkeys(commits)).encode())
-            questions.seek(0)
-            lines = self._git.log("--no-walk=unsorted", "--stdin", "--format=%H %s", istream=questions).splitlines()
-        return {line.partition(" ")[0]: line.partition(" ")[2] for line in lines}
+        given = "".join(f"{c}\n" for c in dict.fromkeys(commits)).encode()
+        lines = self._git.text("log", "--no-walk=unsorted", "--stdin", "--format=%H %s", given=given).split("\n")
+        return {line.partition(" ")[0]: line.partition(" ")[2] for line in lines if line}
 
     def info(self, commit: str) -> PointInfo:
         """Author, date, subject and diffstat."""
-        fields = self._git.log("-1", "--format=%an <%ae>%x00%aI%x00%s%x00%P", commit).split("\0")
-        stat = self._git.show("--stat=100", "--format=", "-m", "--first-parent", commit, "--").strip("\n")
+        fields = self._git.text("log", "-1", "--format=%an <%ae>%x00%aI%x00%s%x00%P", commit).split("\0")
+        stat = self._git.text(
+            "show", "--stat=100", "--no-ext-diff", "--format=", "-m", "--first-parent", commit, "--"
+        ).strip("\n")
         return PointInfo(commit, fields[0], fields[1], fields[2], tuple(fields[3].split()), stat)
 
 
@@ -161,8 +147,7 @@ class History(Commits):
             cure = f"; their merge base is {base[:10]}, try {base[:10]}..{right or 'HEAD'}" if base else ""
             raise ReproError(f"GOOD {left} is not an ancestor of BAD {right or 'HEAD'}{cure}")
         how = ["--first-parent"] if first_parent else []
-        ask = git.Git(str(checkout.root))
-        lines = ask.rev_list("--parents", "--topo-order", *how, f"{good}..{bad}").splitlines()
+        lines = checkout.git.text("rev-list", "--parents", "--topo-order", *how, f"{good}..{bad}").splitlines()
         most = 1 if first_parent else None
         parents = {c: p[:most] for c, *p in (line.split() for line in lines)}
         if first_parent and not any(good in p for p in parents.values()):

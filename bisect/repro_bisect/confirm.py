@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 from repro_bisect.axis import PointInfo, short
 from repro_bisect.desk import Desk, Flight
-from repro_bisect.executors import Signal
 from repro_bisect.hunt import Hunt
 from repro_bisect.predicates import Bitwise, Predicate, first_violation
 from repro_bisect.probe import Code, Skip, trace_of
 from repro_bisect.result import Culprit
 from repro_golden.compare import Divergence, compare, first_difference
+from repro_golden.renames import aligned
 from repro_golden.subjects.environments import environment_changes
 from repro_golden.trace import Trace
 
@@ -75,10 +75,9 @@ def confirm(desk: Desk, hunt: Hunt, commit: str, interval: Interval, end: Diverg
     first = trace_of(tested.answer, "the culprit")
     found = hunt.divergence(tested)
     shown = found if isinstance(found, Divergence) else end
-    signal: Signal = (shown.step, shown.phase, shown.signal)
     steps, parent = desk.prober.case.steps, info.parents[0] if info.parents else interval.good
     waiting = [
-        desk.submit(c, steps, stage="confirmation", run=2, partial=True, dump=[signal]) for c in (parent, commit)
+        desk.submit(c, steps, stage="confirmation", run=2, partial=True, dump=shown.signals) for c in (parent, commit)
     ]
     if others := history.tree(interval.bad) != history.tree(commit):
         waiting.append(desk.submit(interval.bad, steps, stage="confirmation", run=2, partial=True, full=True))
@@ -88,8 +87,12 @@ def confirm(desk: Desk, hunt: Hunt, commit: str, interval: Interval, end: Diverg
     last = trace_of(rest[0], "BAD") if others else after
     if tested.one_step and not (hunt.shortcut and hunt.shortcut.same(first, after)):
         return None
-    if not tested.one_step and isinstance(predicate, Bitwise) and (differs := first_difference(first, after)):
+    # A metric that two replays of one commit share proves nothing where their bits differ.
+    if not tested.one_step and (differs := first_difference(first, after)):
         return _flaky(desk, info, differs, first, after)
+    judged = interval.baseline if parent == interval.good else _straight(hunt, parent)
+    if judged and (differs := first_difference(judged, before)):
+        return _flaky(desk, history.info(parent), differs, judged, before)
     if isinstance(predicate, Bitwise):
         moved = first_violation(predicate, before, after)
     elif first_violation(predicate, interval.baseline, before):  # the parent is BAD already
@@ -99,16 +102,26 @@ def confirm(desk: Desk, hunt: Hunt, commit: str, interval: Interval, end: Diverg
     if moved is None:
         return None
     explains = _explains(predicate, after, last)
+    if others and interval.last and (differs := first_difference(interval.last, last)):
+        desk.say(f"FLAKY {short(interval.bad)}: two replays of BAD differ at {differs}")
+        explains = None
     environment = [str(change) for change in environment_changes(before.header, after.header)]
     comparison = replace(compare(before, after), divergence=moved)
-    return Confirmed(Culprit(info, moved, comparison, environment), after, last, explains)
+    renames = aligned(interval.baseline, before).renames
+    return Confirmed(Culprit(info, moved, comparison, environment, renames=renames), after, last, explains)
+
+
+def _straight(hunt: Hunt, commit: str) -> Trace | None:
+    """The trace from step 0 that a commit was judged by; None where it was judged by one step, or not at all."""
+    tested = hunt.tested.get(commit)
+    return tested.answer if tested and not tested.one_step and isinstance(tested.answer, Trace) else None
 
 
 def _by_exit_code(desk: Desk, info: PointInfo, interval: Interval) -> Confirmed:
     """Run culprit and parent once more: flaky where a code says something else than before."""
     parent = info.parents[0] if info.parents else interval.good
     desk.say(f"confirming {short(info.commit)} {info.subject}: running it and its parent once more")
-    how = {"stage": "confirmation", "run": 2}
+    how = {"stage": "confirmation", "run": 1}
     answers = desk.results([desk.submit(c, desk.prober.case.steps, **how) for c in (info.commit, parent)])
     codes = [answer.code for answer in answers if isinstance(answer, Code)]
     flaky = len(codes) < len(answers) or codes[0] == 0 or codes[1] != 0
@@ -121,7 +134,8 @@ def _explains(predicate: Predicate, culprit: Trace, last: Trace) -> bool | None:
     So it is where one of them ends early and they agree so far, and where the predicate finds fault with any trace like
     the culprit's, whatever it is compared with (`finite`, checks of a CI).
     """
-    if first_difference(culprit, last) and first_violation(predicate, culprit, last):
+    strict = isinstance(predicate, Bitwise) and predicate.strict
+    if first_difference(culprit, last, strict=strict) and first_violation(predicate, culprit, last):
         return None if first_violation(predicate, culprit, culprit) else False
     return True if len(culprit.steps) == len(last.steps) else None
 

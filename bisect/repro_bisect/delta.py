@@ -16,7 +16,7 @@ from repro_bisect.explain.culprits import with_explanations
 from repro_bisect.hunt import Hunt, Tested, verdict_of_code
 from repro_bisect.minimal import Minimal, Response, minimal
 from repro_bisect.onestep import Shortcut, prepare
-from repro_bisect.predicates import Bitwise, Exit, of_case, parse_predicate
+from repro_bisect.predicates import Bitwise, Exit, predicate_of
 from repro_bisect.probe import Code, Skip
 from repro_bisect.result import BisectResult, Culprit, Outcome, Watch
 from repro_bisect.search import Search, Verdict
@@ -63,7 +63,7 @@ def minimal_set(checkout: Checkout, case: Case, axis: FlagSet, watch: Watch, opt
         ReproError: the rollouts or an end cannot be used.
         MachineFailureError: the machine failed; the same command resumes.
     """
-    predicate = parse_predicate(options.when, checkout.root) if options.when else of_case(case.compare)
+    predicate = predicate_of(options.when, case.compare, checkout.root)
     with bench(checkout, case, axis, predicate, watch, options) as (desk, _):
         ends = Ends(desk, None, checkout.state / "states", open_end=options.open_end)
         try:
@@ -82,7 +82,7 @@ class _Reduction:
 
     def run(self) -> SetResult:
         """The ends, the search, and full replays of what it found."""
-        interval = self.ends.by_exit_code() if isinstance(self.prober.predicate, Exit) else self.ends.by_trace()
+        interval = self.ends.by_exit_code(runs=2) if isinstance(self.prober.predicate, Exit) else self.ends.by_trace()
         if self.ends.noise:
             raise NotVerifiableError(
                 f"without any change the case does not reproduce itself ({self.ends.noise}): a set is judged by single "
@@ -189,6 +189,7 @@ class _Reduction:
             answered=self.answered,
             machine=self.prober.machine,
             golden=None,
+            looked=self.prober.predicate.looked(self.ends.baseline),
             changes=len(axis.changes),
             chosen=[labels[k] for k in chosen],
             does=[axis.changes[k].about for k in chosen],

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from repro_bisect.axis import PointInfo
 from repro_bisect.changelog import Kind
 from repro_bisect.cost import Cost
 from repro_golden.canonical import encode_float
-from repro_golden.compare import Divergence, MetricChange, compare, jsonable
+from repro_golden.case import Compare
+from repro_golden.compare import Divergence, MetricChange, compare, jsonable, named_alike
+from repro_golden.coverage import Coverage
+from repro_golden.renames import NOTHING, Renames
 from repro_golden.trace import Trace
 
-__all__ = ["Drift", "Gap", "HistoryResult", "Moved", "Row", "drift"]
+__all__ = ["Drift", "Gap", "HistoryResult", "Moved", "Rename", "Row", "drift"]
 
 _Value = TypeVar("_Value")
 
@@ -104,12 +107,18 @@ class Drift:
             is ``worst`` (farthest from 0; NaN is farther than any number) and at the ``last`` step, and at the
             ``first`` where it is not 0, if there is one. Empty where no log-probs of one shape were recorded on both
             sides.
+        ended: Which side ended before the other, in words; empty where none did.
+        renames: What has another name in b.
+        looked: What was judged.
     """
 
     steps: int
     divergence: Divergence | None
     metrics: Mapping[str, Moved]
     kl: Mapping[str, Mapping[str, tuple[int, float]]]
+    ended: str = ""
+    renames: Renames = NOTHING
+    looked: Coverage = field(default_factory=Coverage)
 
     def metric(self, *names: str) -> Moved | None:
         """The first of some metrics that exists, whatever folder it was logged under (``train/loss`` is ``loss``)."""
@@ -134,21 +143,30 @@ class Drift:
             "divergence": jsonable(asdict(self.divergence)) if self.divergence else None,
             "metrics": {name: moved.to_mapping() for name, moved in self.metrics.items()},
             "kl": kl,
+            "ended": self.ended,
+            "renamed": self.renames.to_mapping(),
+            "looked_at": self.looked.to_mapping(),
         }
 
 
-def drift(a: Trace, b: Trace) -> Drift:
-    """How far `b` is from `a`.
+def drift(a: Trace, b: Trace, *, strict: bool = False) -> Drift:
+    """How far `b` is from `a`; where names are not `strict`, another name is no difference.
 
     Raises:
         ReproError: the traces cannot be compared.
     """
-    found = compare(a, b)
+    found = compare(a, b, Compare(names="strict" if strict else "matched"))
     gaps: dict[str, list[Gap]] = {}
     for change in found.metrics:
         gaps.setdefault(change.metric, []).append(Gap(change.step, change.a, change.b))
     return Drift(
-        found.steps, found.divergence, {name: _moved(rows) for name, rows in gaps.items()}, _kl(a, b, found.kl)
+        found.steps,
+        found.divergence,
+        {name: _moved(rows) for name, rows in gaps.items()},
+        _kl(a, named_alike(a, b, strict=strict), found.kl),
+        found.ended,
+        found.renames,
+        found.looked,
     )
 
 
@@ -225,6 +243,25 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Rename:
+    """Two tested points with the same numbers under other names.
+
+    Attributes:
+        before: The one.
+        after: The next that was tested: it, or a point between both, made the rename.
+        renames: What has another name.
+    """
+
+    before: str
+    after: str
+    renames: Renames
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types."""
+        return {"before": self.before, "after": self.after, "renamed": self.renames.to_mapping()}
+
+
+@dataclass(frozen=True)
 class HistoryResult:
     """The numeric changelog of a range.
 
@@ -245,6 +282,9 @@ class HistoryResult:
         seconds: Wall time.
         machine: Where.
         golden: The golden run that served as GOOD's first run, if one did.
+        renames: What was renamed without a change of numbers, oldest first.
+        ended: Which end makes fewer steps than the other, in words; the steps that both make are compared.
+        looked: What GOOD's run shows, by which the others were judged.
     """
 
     good: str
@@ -263,6 +303,9 @@ class HistoryResult:
     seconds: float
     machine: str
     golden: str | None
+    renames: Sequence[Rename] = ()
+    ended: str = ""
+    looked: Coverage = field(default_factory=Coverage)
 
     def of_kind(self, *kinds: Kind) -> list[Row]:
         """The rows of some kinds."""
@@ -270,16 +313,19 @@ class HistoryResult:
 
     @property
     def verifiable(self) -> bool:
-        """Whether every change was named: no groups are left, nothing is flaky."""
-        return not self.of_kind("group", "flaky") and not self.noise
+        """Whether every change was named: no groups are left, nothing is flaky, both ends make the same steps."""
+        return not self.of_kind("group", "flaky") and not self.noise and not self.ended
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        raw = {k: v for k, v in self.__dict__.items() if k not in ("rows", "cost", "skips", "subjects")}
+        other = ("rows", "cost", "skips", "subjects", "renames", "looked")
+        raw = {k: v for k, v in self.__dict__.items() if k not in other}
         return raw | {
             "rows": [row.to_mapping() for row in self.rows],
+            "renames": [rename.to_mapping() for rename in self.renames],
             "skips": dict(self.skips),
             "subjects": dict(self.subjects),
             "cost": self.cost.to_mapping(),
             "verifiable": self.verifiable,
+            "looked_at": self.looked.to_mapping(),
         }

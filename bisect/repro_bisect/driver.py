@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from repro_bisect.axis import Axis, short
 from repro_bisect.bench import Options, bench
@@ -15,9 +16,9 @@ from repro_bisect.ends import Ends
 from repro_bisect.explain.culprits import with_explanations
 from repro_bisect.gitrule import git_probes
 from repro_bisect.hunt import Hunt, Tested
-from repro_bisect.noisy import NoisySearch
+from repro_bisect.noisy import SURE, NoisySearch
 from repro_bisect.onestep import Shortcut, prepare
-from repro_bisect.predicates import Bitwise, Exit, first_violation, of_case, parse_predicate
+from repro_bisect.predicates import Bitwise, Exit, first_violation, predicate_of
 from repro_bisect.result import BisectResult, Culprit, Outcome, Watch
 from repro_bisect.search import Ambiguous, Found, Search
 from repro_golden.case import Case
@@ -26,7 +27,7 @@ from repro_golden.compare import Divergence
 from repro_golden.errors import NotVerifiableError
 from repro_golden.trace import Trace
 
-__all__ = ["bisect_range"]
+__all__ = ["Bisection", "bisect_range"]
 
 
 def bisect_range(checkout: Checkout, case: Case, axis: Axis, watch: Watch, options: Options) -> BisectResult:
@@ -44,15 +45,18 @@ def bisect_range(checkout: Checkout, case: Case, axis: Axis, watch: Watch, optio
         ReproError: the range, the rollouts or an end cannot be used.
         MachineFailureError: the machine failed; the same command resumes.
     """
-    predicate = parse_predicate(options.when, checkout.root) if options.when else of_case(case.compare)
+    predicate = predicate_of(options.when, case.compare, checkout.root)
     with bench(checkout, case, axis, predicate, watch, options) as (desk, golden):
         ends = Ends(desk, golden, checkout.state / "states", open_end=options.open_end)
-        result = _Bisection(desk, ends, options).run()
+        result = Bisection(desk, ends, options).run()
         return with_explanations(desk, checkout, result, golden) if options.explain else result
 
 
-class _Bisection:
+class Bisection:
+    """One search of a range, from its ends to the confirmation."""
+
     def __init__(self, desk: Desk, ends: Ends, options: Options) -> None:
+        """Search the desk's history."""
         self.desk, self.ends, self.options, self.machine = desk, ends, options, desk.prober.machine
         self.history, self.prober, self.predicate = desk.history, desk.prober, desk.prober.predicate
         self.began = time.monotonic()
@@ -75,15 +79,24 @@ class _Bisection:
             return self._noisy(self.ends.noise)
         return self._result("agree", []) if interval is None else self._search_all(interval)
 
-    def _noisy(self, noise: str) -> BisectResult:
-        """A search by what noisy verdicts are worth."""
-        self.desk.say(f"GOOD does not reproduce itself ({noise}): weighing repeated replays")
-        found = NoisySearch(self.desk, self.ends.baseline, self.prober.case.steps, noise, self.options.confidence).run()
+    def _noisy(self, noise: str, untried: frozenset[str] = frozenset()) -> BisectResult:
+        """A search by what verdicts are worth that are noisy, or of which nothing but exit codes says they are not."""
+        sure = 0.0
+        if noise:
+            self.desk.say(f"one replay proves nothing, for {noise}: weighing repeated replays")
+        if isinstance(self.predicate, Exit):
+            sure = SURE
+        steps, confidence = self.prober.case.steps, self.options.confidence
+        search = NoisySearch(self.desk, self.ends.baseline, steps, noise, confidence, sure=sure, presumed=untried)
+        found = search.run()
         self.ends.end = found.end
+        known = found.rates if found.contradicted or not sure else None
+        told: dict[str, Any] = {"posterior": found.posterior, "rates": known}
         if isinstance(found.answer, Ambiguous):
-            return self._result("ambiguous", [], ambiguous=found.answer, posterior=found.posterior, rates=found.rates)
+            left = Ambiguous(found.answer.commits, untried & found.answer.commits)
+            return self._result("ambiguous", [], ambiguous=left, **told)
         culprit = Culprit(self.history.info(found.answer.commit), found.end, None)
-        return self._result("found", [culprit], posterior=found.posterior, rates=found.rates)
+        return self._result("found", [culprit], **told)
 
     def _search_all(self, first: Interval) -> BisectResult:
         """One interval, or with ``--all`` every one that is left when the baseline moves to the culprit."""
@@ -93,13 +106,19 @@ class _Bisection:
         while waiting:
             interval = waiting.popleft()
             answer, confirmed = self._search_one(interval)
+            if isinstance(self.predicate, Exit):
+                return self._noisy(
+                    f"a second run of {short(confirmed.culprit.commit.commit)} or its parent says otherwise"
+                    if confirmed and confirmed.flaky
+                    else "",
+                    answer.presumed if isinstance(answer, Ambiguous) else frozenset(),
+                )
             if isinstance(answer, Ambiguous):
                 return self._result("ambiguous", culprits, ambiguous=answer)
             assert confirmed is not None
-            if confirmed.flaky and isinstance(self.predicate, Exit):
-                return self._noisy(
-                    f"a second run of {short(confirmed.culprit.commit.commit)} or its parent says otherwise"
-                )
+            if confirmed.flaky and not isinstance(self.predicate, Bitwise):
+                shown = confirmed.culprit
+                return self._noisy(f"two replays of {short(shown.commit.commit)} differ at {shown.divergence}")
             if confirmed.flaky:
                 return self._result("flaky", [*culprits, confirmed.culprit])
             if interval.bad == self.history.bad:
@@ -170,7 +189,8 @@ class _Bisection:
         if inside:  # after a culprit, only what contains it can be compared with it
             after = self.history.descendants(interval.good)
             parents = {c: [p for p in ps if p in after] for c, ps in parents.items() if c in after}
-        return Search(Dag.between(parents, [interval.good], interval.bad), interval.bad, [interval.good])
+        dag = Dag.between(parents, [interval.good], interval.bad)
+        return Search(dag, interval.bad, [interval.good], presume=not self.options.try_skips)
 
     def _take_ends(self, hunt: Hunt, interval: Interval, bound: int) -> None:
         if interval.last is not None:
@@ -228,11 +248,13 @@ class _Bisection:
             accepted=self.accepted or {history.good: "GOOD", history.bad: "BAD"},
             one_step=self.one_step,
             posterior=posterior or {},
+            looked=self.predicate.looked(self.ends.baseline),
             rates=rates,
             seconds=time.monotonic() - self.began,
             answered=self.answered,
             machine=self.machine,
             golden=str(self.ends.golden.directory) if self.ends.golden else None,
+            renames=self.ends.renames,
         )
 
     def _git_seconds(self, tests: int | None) -> float | None:

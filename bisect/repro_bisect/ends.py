@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from repro_bisect.axis import short
 from repro_bisect.confirm import Interval
 from repro_bisect.desk import Desk
 from repro_bisect.hunt import verdict_of_code
+from repro_bisect.noisy import HOPELESS
 from repro_bisect.onestep import chosen_steps, state_key
 from repro_bisect.predicates import Bitwise, first_violation
 from repro_bisect.probe import Code, Skip, judge, trace_of, unusable
@@ -15,6 +17,7 @@ from repro_bisect.search import Verdict
 from repro_bisect.states import States
 from repro_golden.compare import Divergence, first_difference
 from repro_golden.errors import ReproError
+from repro_golden.renames import NOTHING, aligned
 from repro_golden.store import GoldenRun
 from repro_golden.trace import Trace
 
@@ -28,6 +31,7 @@ class Ends:
         baseline: GOOD's first trace.
         end: Where BAD first differs from it.
         noise: How two replays of GOOD differ, so that a single verdict is not to be trusted.
+        renames: What BAD calls otherwise.
     """
 
     def __init__(self, desk: Desk, golden: GoldenRun | None, states: Path, *, open_end: bool) -> None:
@@ -45,34 +49,48 @@ class Ends:
         self.baseline: Trace | None = None
         self.end: Divergence | None = None
         self.noise: str | None = None
+        self.renames = NOTHING
 
-    def by_exit_code(self) -> Interval | None:
-        """GOOD must exit with 0, twice, and BAD must not; None where `noise` says that one run proves nothing.
+    def by_exit_code(self, runs: int = 1) -> Interval | None:
+        """GOOD must exit with 0 and BAD must not; None where `noise` says that one run proves nothing.
+
+        An end that says otherwise is run again before it is refused: it may be the program that is flaky.
+
+        Args:
+            runs: How often GOOD is run at least.
 
         Raises:
             ReproError: an end does otherwise.
         """
-        good, bad, steps = self.desk.history.good, self.desk.history.bad, self.prober.case.steps
-        self.desk.say(f"GOOD {short(good)}: running the command twice; BAD {short(bad)}: once")
-        asked = ((good, 0), (good, 1), (bad, 0))
+        good, bad = self.desk.history.good, self.desk.history.bad
+        self.desk.say(f"GOOD {short(good)} and BAD {short(bad)}: running the command at both")
+        asked = [(good, run) for run in range(runs)] + [(bad, 0)]
+        verdicts = self._exit_verdicts(asked)
+        for name, commit, wanted in (("GOOD", good, Verdict.GOOD), ("BAD", bad, Verdict.BAD)):
+            seen = [v for (c, _), v in zip(asked, verdicts, strict=True) if c == commit]
+            if wanted not in seen:
+                self.desk.say(f"{name} {short(commit)} is {seen[0]} by its exit code: running it again")
+            while wanted not in seen:
+                if len(seen) == HOPELESS:
+                    raise ReproError(
+                        f"{name} {short(commit)} is {seen[0]} by its exit code, in each of {HOPELESS} runs: "
+                        "choose another end"
+                    )
+                seen += self._exit_verdicts([(commit, len(seen))])
+            self.desk.record(commit, wanted)
+            if len(set(seen)) > 1:
+                self.noise = f"runs of {name} {short(commit)} exit with other codes"
+        return None if self.noise else Interval(good, bad, None, None)
+
+    def _exit_verdicts(self, asked: Sequence[tuple[str, int]]) -> list[Verdict]:
+        """What so many runs of ends say."""
+        steps, found = self.prober.case.steps, list[Verdict]()
         answers = self.desk.results([self.desk.submit(c, steps, stage="ends", run=run) for c, run in asked])
-        found = []
         for (commit, _), answer in zip(asked, answers, strict=True):
-            name = "GOOD" if commit == good else "BAD"
             if not isinstance(answer, Code) or verdict_of_code(answer.code)[0] is Verdict.SKIP:
-                raise ReproError(unusable(name, answer))
+                raise ReproError(unusable("GOOD" if commit == self.desk.history.good else "BAD", answer))
             found.append(verdict_of_code(answer.code)[0])
-            self.desk.record(commit, found[-1])
-        if found[0] is not found[1]:
-            self.noise = "two runs of it exit with other codes"
-            return None
-        for name, commit, verdict, wanted in (
-            ("GOOD", good, found[0], Verdict.GOOD),
-            ("BAD", bad, found[2], Verdict.BAD),
-        ):
-            if verdict is not wanted:
-                raise ReproError(f"{name} {short(commit)} is {verdict.value} by its exit code: choose another end")
-        return Interval(good, bad, None, None)
+        return found
 
     def by_trace(self) -> Interval | None:
         """Replay both ends; None where they agree, or where `noise` says that one replay proves nothing.
@@ -95,7 +113,7 @@ class Ends:
             answers = self.desk.results([self.desk.submit(good, steps, stage="ends", run=1), other])
             again, last = (trace_of(answer, name) for answer, name in zip(answers, ("GOOD", "BAD"), strict=True))
         if noise := first_difference(baseline, again):  # by a metric too: what moves by itself may cross a bound
-            self.noise = f"two replays of it differ at {noise}"
+            self.noise = f"two replays of GOOD differ at {noise}"
             return None
         self.desk.record(good, Verdict.GOOD)
         found = judge(predicate, baseline, last, self.prober.case.steps)
@@ -104,6 +122,8 @@ class Ends:
                 f"BAD {short(bad)} cannot be judged: {found.reason}; ask for fewer steps, or use --when exit"
             )
         self.end = found
+        if isinstance(predicate, Bitwise):
+            self.renames = aligned(baseline, last).renames
         self.desk.record(bad, Verdict.BAD if self.end else Verdict.GOOD)
         return Interval(good, bad, baseline, last) if self.end else None
 

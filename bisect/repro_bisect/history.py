@@ -6,13 +6,14 @@ import time
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from repro_bisect.axis import Axis, short
 from repro_bisect.bench import Options, bench
 from repro_bisect.changelog import Changelog, Entry, Survey
 from repro_bisect.desk import Desk, Flight
-from repro_bisect.drift import Drift, HistoryResult, Row, drift
+from repro_bisect.drift import Drift, HistoryResult, Rename, Row, drift
 from repro_bisect.executors import Signal
 from repro_bisect.predicates import Bitwise
 from repro_bisect.probe import Answer, Code, trace_of, unusable
@@ -20,8 +21,9 @@ from repro_bisect.result import Watch
 from repro_bisect.search import Verdict
 from repro_golden.case import Case
 from repro_golden.checkout import Checkout
-from repro_golden.compare import Divergence, first_difference
+from repro_golden.compare import Divergence, ended_early, first_difference
 from repro_golden.errors import NotVerifiableError
+from repro_golden.renames import aligned
 from repro_golden.store import GoldenRun
 from repro_golden.subjects.environments import environment_changes
 from repro_golden.trace import Trace
@@ -48,7 +50,7 @@ def history_of(checkout: Checkout, case: Case, axis: Axis, watch: Watch, options
         ReproError: the rollouts or an end cannot be used.
         MachineFailureError: the machine failed; the same command resumes.
     """
-    with bench(checkout, case, axis, Bitwise(), watch, options) as (desk, golden):
+    with bench(checkout, case, axis, Bitwise(strict=case.compare.strict), watch, options) as (desk, golden):
         return _History(desk, golden, every=options.every).run()
 
 
@@ -66,12 +68,14 @@ class _History:
         self.desk, self.prober, self.axis, self.golden, self.every = desk, desk.prober, desk.history, golden, every
         self.began = time.monotonic()
         self.log = Changelog(self.axis.parents, self.axis.good, self.axis.bad, self.axis.tree, every=every)
+        self.strict = self.prober.case.compare.strict
         self.traces: dict[Hashable, Trace] = {}
+        self.numbers: dict[str, Trace] = {}  # by the chain of the first trace that had them
         self.replays: dict[tuple[Hashable, Signal | None, bool], Answer] = {}
         self.flaky: dict[Hashable, tuple[str, str]] = {}
         self.lost: set[Hashable] = set()  # keys of what lies after noise that stays
         self.steps = self.prober.case.steps
-        self.noise = ""
+        self.noise = self.ended = ""
         self._jobs: dict[Future[Answer], _Job] = {}
 
     def run(self) -> HistoryResult:
@@ -105,13 +109,23 @@ class _History:
         )
         if differs := first_difference(first, again):
             raise self._noisy_good(differs)
-        self.steps = min(len(first.steps), len(last.steps))
+        lengths = len(first.steps), len(last.steps)
+        self.steps = min(lengths)
+        self.ended = ended_early(*lengths).replace("the run", "BAD").replace("the baseline", "GOOD")
         for point, trace in ((good, first), (bad, last)):
             self._know(point, trace)
-        return self._chain(first) == self._chain(last)
+        return self._numbers(first) == self._numbers(last) and not self.ended
 
-    def _chain(self, trace: Trace) -> str:
-        return trace.steps[self.steps - 1].chain
+    def _numbers(self, trace: Trace) -> str:
+        """The same for traces that agree bit for bit, whatever their signals are called."""
+        chain = trace.steps[self.steps - 1].chain
+        if chain not in self.numbers:
+            for numbers, other in self.numbers.items():
+                differs = first_difference(other, trace, strict=self.strict)
+                if differs is None or differs.step >= trace.header.first_step + self.steps:
+                    return numbers
+            self.numbers[chain] = trace
+        return chain
 
     def _noisy_good(self, differs: object) -> NotVerifiableError:
         return NotVerifiableError(
@@ -158,12 +172,16 @@ class _History:
 
     def _replays(self, entry: Entry) -> list[_Job]:
         """The replays that an entry's sizes are measured by, and that show whether its numbers are its own."""
-        signals = ((before, self._signal(before, entry.after)) for before in (entry.before, self.axis.good))
-        return [_Job(point, signal) for before, signal in signals if signal for point in (before, entry.after)]
+        return [
+            _Job(point, signal)
+            for before in (entry.before, self.axis.good)
+            for point, signal in self._signals(before, entry.after)
+        ]
 
-    def _signal(self, before: str, after: str) -> Signal | None:
-        differs = first_difference(self._trace(before), self._trace(after))
-        return (differs.step, differs.phase, differs.signal) if differs else None
+    def _signals(self, before: str, after: str) -> list[tuple[str, Signal]]:
+        """Both points, each with the first signal that differs under the name that it has there."""
+        differs = first_difference(self._trace(before), self._trace(after), strict=self.strict)
+        return [(before, differs.signals[0]), (after, differs.signals[-1])] if differs else []
 
     def _name(self, job: _Job) -> tuple[Hashable, Signal | None, bool]:
         """Jobs with one name are one: points with the same code share a replay."""
@@ -193,20 +211,38 @@ class _History:
 
     def _know(self, point: str, trace: Trace) -> None:
         """A point's numbers, and those of its twins."""
-        numbers, same = self._chain(trace), self._trace(self.axis.good) if self.traces else trace
+        numbers, same = self._numbers(trace), self._trace(self.axis.good) if self.traces else trace
         self.traces[self.axis.tree(point)] = trace
         self.log.tell(point, numbers)
-        good = numbers == self._chain(same)
+        good = numbers == self._numbers(same)
         for twin in self.log.twins(point):
             self.desk.record(twin, Verdict.GOOD if good else Verdict.BAD)
         if point != self.axis.good:
-            where = "GOOD's numbers" if good else f"other numbers than GOOD from {self._where(same, trace)}"
+            where = (
+                f"GOOD's numbers{self._renamed(same, trace)}"
+                if good
+                else f"other numbers than GOOD from {self._where(same, trace)}"
+            )
             self.desk.say(f"{short(point)} has {where}")
 
+    def _renamed(self, a: Trace, b: Trace) -> str:
+        renames = aligned(a, b).renames
+        return f"; {renames}" if renames else ""
+
     def _where(self, a: Trace, b: Trace) -> str:
-        differs = first_difference(a, b)
+        differs = first_difference(a, b, strict=self.strict)
         assert differs is not None, "their chains differ"
-        return f"step {differs.step}, {differs.phase}, {differs.signal}"
+        return f"step {differs.step}, {differs.phase}, {differs.name}"
+
+    def _renames(self) -> list[Rename]:
+        """Between points of the line that were tested one after the other and have the same numbers."""
+        tested = [point for point in self.log.line if self.axis.tree(point) in self.log.numbers]
+        found = []
+        for before, after in pairwise(tested):
+            a, b = self._trace(before), self._trace(after)
+            if self._numbers(a) == self._numbers(b) and (renames := aligned(a, b).renames):
+                found.append(Rename(before, after, renames))
+        return found
 
     def _cannot(self, point: str, reason: str, diagnosis: str = "") -> None:
         self.log.tell(point, None, reason)
@@ -270,6 +306,9 @@ class _History:
             seconds=time.monotonic() - self.began,
             machine=self.prober.machine,
             golden=str(self.golden.directory) if self.golden else None,
+            renames=self._renames(),
+            ended=self.ended,
+            looked=self.prober.predicate.looked(self._trace(self.axis.good)),
         )
 
     def _is_first(self, point: str) -> bool:
@@ -299,8 +338,9 @@ class _History:
 
     def _drift(self, a: str, b: str) -> Drift:
         """Over all steps by what traces keep; the first difference over whole tensors, of replays that bear it out."""
-        found, signal = drift(self._trace(a), self._trace(b)), self._signal(a, b)
-        before, after = (self.replays.get((self.axis.tree(point), signal, False)) for point in (a, b))
-        if signal and isinstance(before, Trace) and isinstance(after, Trace):
-            return found.with_divergence(first_difference(before, after))
+        found = drift(self._trace(a), self._trace(b), strict=self.strict)
+        replays = [self.replays.get((self.axis.tree(point), signal, False)) for point, signal in self._signals(a, b)]
+        whole = [trace for trace in replays if isinstance(trace, Trace)]
+        if len(whole) == 2:
+            return found.with_divergence(first_difference(whole[0], whole[1], strict=self.strict))
         return found

@@ -9,24 +9,37 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from repro_golden.canonical import canonical_json, digest
-from repro_golden.case import Case
+from repro_golden.canonical import digest
+from repro_golden.case import Case, CommandSubject
 from repro_golden.errors import MachineFailureError
 from repro_golden.identity import Identity
-from repro_golden.trace.model import RECORDER
+from repro_golden.trace.model import RECORDER, checked, to_checked_line
 
 __all__ = ["Entry", "Journal", "probe_key"]
 
-FORMAT = 1
+FORMAT = 2
 
 
-def probe_key(tree: str, case: Case, rollouts: str, identity: Identity) -> str:
-    """What decides a probe's trace: the subject's tree, the case, its rollouts, the identity and the recorder."""
-    return digest("probe", str(FORMAT), tree, case.digest, rollouts, identity.digest, str(RECORDER))
+def probe_key(
+    tree: str, case: Case, rollouts: str, identity: Identity, surroundings: str, outside: Sequence[str]
+) -> str:
+    """All that a probe's trace, or its failure, may rest on.
+
+    Args:
+        tree: Hash of the subject's code.
+        case: The case.
+        rollouts: Digest of its rollouts.
+        identity: The machine's.
+        surroundings: What the program sees of where it runs: interpreter, packages, variables.
+        outside: Digests of the files beside the code that the case names.
+    """
+    check = case.subject.check if isinstance(case.subject, CommandSubject) else ""  # it decides no numbers, but a skip
+    known = (tree, case.digest, check, rollouts, identity.digest, surroundings, *outside)
+    return digest("probe", str(FORMAT), str(RECORDER), *known)
 
 
 @dataclass(frozen=True)
@@ -40,7 +53,6 @@ class Entry:
         skip: Why it could not be tested, or "" when it left a trace.
         steps: Whole steps in its trace.
         seconds: What it cost.
-        lock: Digest of every installed package: a commit skipped under other packages may do under these.
         folder: Name of its trace's folder, "" for a skip. Each probe has its own, so that nobody's is replaced.
         code: Exit code of the program, where that alone was asked for.
         diagnosis: What is known of why it could not be tested; "" where nothing is.
@@ -52,7 +64,6 @@ class Entry:
     skip: str
     steps: int
     seconds: float
-    lock: str
     folder: str
     code: int | None = None
     diagnosis: str = ""
@@ -75,8 +86,8 @@ class Journal:
             return
         with contextlib.suppress(FileNotFoundError):
             for line in self._file.read_text(encoding="utf-8", errors="replace").splitlines():
-                with contextlib.suppress(ValueError, TypeError, KeyError):
-                    raw = json.loads(line)
+                with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+                    raw = checked(json.loads(line))  # older lines carry no digest of themselves
                     if raw.pop("format") == FORMAT:
                         entry = Entry(**raw)
                         self._entries[entry.key, entry.run] = entry
@@ -109,7 +120,7 @@ class Journal:
                 _to_disk(trace)
                 trace.rename(target)
                 _to_disk(target.parent, inside=False)
-            line = canonical_json({"format": FORMAT, **asdict(entry)}).encode() + b"\n"
+            line = to_checked_line({"format": FORMAT, **asdict(entry)}).encode() + b"\n"
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._file.open("a+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)

@@ -20,9 +20,10 @@ import numpy.typing as npt
 from repro_golden.compare import check_comparable, jsonable
 from repro_golden.errors import ReproError
 from repro_golden.fingerprint.share import merge
-from repro_golden.magnitude import DIGEST, decode
+from repro_golden.magnitude import decode
 from repro_golden.token_columns import kept, side_by_side
-from repro_golden.trace import PHASES, Row, Trace, dump_path
+from repro_golden.trace import PHASES, Row, Trace, read_dump
+from repro_golden.trace.model import DIGEST
 
 __all__ = ["EPSILON", "TOLERANCE", "LayoutComparison", "LogProbGap", "Parting", "compare_layouts", "joined", "parting"]
 
@@ -364,11 +365,9 @@ def _units(a: Trace, b: Trace, step: int, row: Row, other: Row) -> tuple[float, 
 
 def _values(a: Trace, b: Trace, step: int, row: Row, other: Row) -> Iterator[tuple[bytes, bytes, How]]:
     """What is kept of both sides, the best first."""
-    dumps = [dump_path(t.directory, step, r.phase, r.name) for t, r in ((a, row), (b, other))]
-    if all(path.exists() for path in dumps):
-        x, y = (path.read_bytes() for path in dumps)
-        if x and len(x) == len(y):
-            yield x, y, "whole"
+    x, y = read_dump(a, step, row), read_dump(b, step, other)
+    if x and y and len(x) == len(y):
+        yield x, y, "whole"
     if row.values is not None and other.values is not None and len(row.values) == len(other.values):
         yield row.values, other.values, "whole"
     if row.sketch and len(row.sketch) == len(other.sketch):

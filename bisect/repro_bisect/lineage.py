@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import git
-
 from repro_golden.checkout import Checkout
+from repro_golden.git_process import Git
 from repro_golden.nights import Night
 
 __all__ = ["Lineage", "lineage", "newest_green"]
@@ -36,33 +35,33 @@ def lineage(checkout: Checkout, case: str, commit: str) -> Lineage:
         case: Whose golden runs are approved.
         commit: Full id.
     """
-    ask = git.Git(str(checkout.root))
-    order = {c: k for k, c in enumerate(ask.rev_list("--topo-order", commit).split())}
+    ask = checkout.git
+    order = {c: k for k, c in enumerate(ask.text("rev-list", "--topo-order", commit).split())}
     approved = _approved(ask, case, commit)
     if not approved:
         return Lineage(order, "", frozenset(order))
-    after = ask.rev_list("--ancestry-path", f"{approved}..{commit}").split() if approved != commit else []
+    after = ask.text("rev-list", "--ancestry-path", f"{approved}..{commit}").split() if approved != commit else []
     return Lineage(order, approved, frozenset([approved, *after]))
 
 
-def _approved(ask: git.Git, case: str, commit: str) -> str:
+def _approved(ask: Git, case: str, commit: str) -> str:
     """The newest commit that holds a golden run which no parent has, or a merge whose sides each brought one.
 
     Taking one away approves nothing.
     """
     runs = f":(glob)golden/runs/*/{case}"
     paths = [f"{runs}.dvc", runs, f"{runs}/**"]
-    for text in ask.log("--format=%H %P", commit, "--", *paths).splitlines():
+    for text in ask.text("log", "--format=%H %P", commit, "--", *paths).splitlines():
         found, *parents = text.split()
         if not any(_runs(ask, case, found) <= _runs(ask, case, parent) for parent in parents):
             return str(found)
     return ""
 
 
-def _runs(ask: git.Git, case: str, commit: str) -> set[str]:
+def _runs(ask: Git, case: str, commit: str) -> set[str]:
     """``hash path`` of the golden runs of a case in a commit, pointers or folders."""
     found = set()
-    for entry in ask.ls_tree("-r", "-z", commit, "golden/runs/").split("\0"):
+    for entry in ask.names("ls-tree", "-r", "-z", commit, "golden/runs/"):
         facts, _, path = entry.partition("\t")
         parts = path.split("/")
         if len(parts) > 3 and parts[3] in (case, f"{case}.dvc"):

@@ -19,6 +19,7 @@ from repro_bisect.result import Event, Watch
 from repro_golden.case import Bound, Case
 from repro_golden.checkout import Checkout
 from repro_golden.children import Place
+from repro_golden.coverage import Coverage
 from repro_golden.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.identity import Identity
 from repro_golden.nights import Baseline, Check, Night, Status, Summary
@@ -114,19 +115,22 @@ class Judgement:
         baseline: What tonight was compared with.
         compared: How; None where bits are equal or nothing was compared.
         good: A commit that had the baseline's numbers, from which a search for the change may begin; else empty.
+        looked: What was judged; None where no trace of the baseline was at hand.
     """
 
     check: Check
     baseline: Baseline = Baseline("none")  # noqa: RUF009 - it is frozen
     compared: Compared | None = None
     good: str = ""
+    looked: Coverage | None = None
 
 
 def _judgement(
     status: Status, text: str, baseline: Baseline, compared: Compared | None = None, good: str = ""
 ) -> Judgement:
     kept = compared if compared and compared.verdict != "identical" else None
-    return Judgement(Check("baseline", status, line(text)), baseline, kept, good)
+    looked = compared.drift.looked if compared else None
+    return Judgement(Check("baseline", status, line(text)), baseline, kept, good, looked)
 
 
 def baseline_of(tonight: Tonight) -> Judgement:
@@ -165,7 +169,7 @@ def _golden(tonight: Tonight) -> Judgement:
     baseline = Baseline("golden", golden.record.get("commit") or "", golden.record["chain"])
     compared = compare_traces(golden.trace, tonight.trace, case.compare)
     if compared.verdict == "identical":
-        return _judgement("green", "the bits of the golden run", baseline, compared)
+        return _judgement("green", f"the bits of the golden run{_renamed(compared)}", baseline, compared)
     if compared.verdict == "within":
         return _judgement(
             "green", f"within the case's bounds of the golden run: {_where(compared)}", baseline, compared
@@ -224,7 +228,7 @@ def _last_green(tonight: Tonight) -> Judgement:
         if then and then.version == tonight.version and then.chain != base.chain and case.compare.mode == "bitwise":
             text = f"the bits of {name}, but on the green night of {then.at} it had others here; {_UNRECORDED}"
             return _judgement("changed", text, baseline)
-        return _judgement("green", f"the bits of {name}", baseline, compared)
+        return _judgement("green", f"the bits of {name}{_renamed(compared)}", baseline, compared)
     if compared.verdict == "within":
         return _judgement("green", f"within the case's bounds of {name}: {_where(compared)}", baseline, compared)
     return _moved(tonight, baseline, name, base, compared, kept=kept)
@@ -304,4 +308,8 @@ def _left(then: Mapping[str, Summary], now: Mapping[str, Summary], bounds: Mappi
 
 def _where(compared: Compared) -> str:
     first: Any = compared.first
-    return str(first) if first else f"step {compared.drift.steps}, which one of both has not"
+    return str(first) if first else f"its length: {compared.drift.ended}"
+
+
+def _renamed(compared: Compared) -> str:
+    return f"; {compared.drift.renames}" if compared.drift.renames else ""

@@ -17,7 +17,7 @@ from repro_bisect.lineage import lineage
 from repro_bisect.night_baseline import Judgement, Tonight, baseline_of
 from repro_bisect.night_checks import events_check, layout_checks, line, mismatch_check, rollout_checks, run_to_run
 from repro_bisect.pair import now
-from repro_bisect.predicates import Bitwise
+from repro_bisect.predicates import Bitwise, of_case
 from repro_bisect.result import BisectResult, Event, Watch
 from repro_golden.case import Case
 from repro_golden.checkout import Checkout
@@ -134,6 +134,7 @@ class _Night:
             raise ReproError(f"the subject of {case.name} is an installed module, which no commit changes")
         paths = case.paths()
         history = Commits(checkout, self.commit, {}, paths)
+        history.require([case.subject.path])
         self.tree = history.tree(self.commit) or ""
         with bench(checkout, case, history, Bitwise(), self.watch, options) as (desk, _):
             check, trace = run_to_run(desk, case, self.commit)
@@ -225,7 +226,16 @@ class _Night:
             seconds=time.monotonic() - self.began,
             reproduce=self.asked.reproduce,
             version=self.asked.version,
+            looked_at=self._looked(),
         )
+
+    def _looked(self) -> dict[str, Any] | None:
+        """What the comparison with the baseline judged; without one, what two replays were compared by."""
+        if self.trace is None:
+            return None
+        known = self.judgement.looked if self.judgement else None
+        found = (known or of_case(self.case.compare).looked(self.trace)).to_mapping()
+        return _plain(found)  # type: ignore[no-any-return]
 
     def _kl(self) -> dict[str, float]:
         """KL(baseline || tonight) where it is farthest from 0; of equal bits 0, where there are log-probs."""

@@ -1,9 +1,9 @@
 """What outcomes say about two unknown rates: how often a bad commit fails, and how often a good one does.
 
 A commit with the culprit says BAD with one rate, a commit without it with another; neither is known. Each end has a
-rate of *wrong* outcomes (GOOD from a commit with the culprit, BAD from one without) that is Beta(1, 3) before anything
-was tested: a quarter on average, small rates likelier than large ones, and the same for both ends. Such a rate is
-integrated out exactly, so that the two rates are never estimated and then believed.
+rate of *wrong* outcomes (GOOD from a commit with the culprit, BAD from one without) that has a Beta distribution before
+anything was tested, the same for both ends. Such a rate is integrated out exactly, so that the two rates are never
+estimated and then believed.
 """
 
 from __future__ import annotations
@@ -15,15 +15,34 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Count", "Floats", "Ints", "Rates", "entropy", "log_chance", "log_chance_of_one_rate", "wrong_rate"]
+__all__ = [
+    "CAUTIOUS",
+    "USUAL",
+    "Count",
+    "Floats",
+    "Ints",
+    "Prior",
+    "Rates",
+    "entropy",
+    "log_chance",
+    "log_chance_of_one_rate",
+    "wrong_rate",
+]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-WRONG, RIGHT = 1, 3
-"""The prior, as if so many wrong and right outcomes of each end had been seen. It is wide on purpose: up to a rate of
-0.2 of wrong outcomes on both ends the answers at a threshold of 0.95 are right at least 0.95 of the time, and oftener
-the rarer wrong outcomes are. At 0.3 both ends are worse than the prior expects, and a few more answers are wrong."""
+Prior = tuple[int, int]
+"""As if so many wrong and right outcomes of each end had been seen: Beta(wrong, right)."""
+
+USUAL: Prior = 1, 3
+"""A quarter on average, small rates likelier than large ones. Up to a rate of 0.2 of wrong outcomes on both ends the
+answers at a threshold of 0.95 are right at least 0.95 of the time, and oftener the rarer wrong outcomes are. At 0.3
+both ends are worse than it expects, and one answer of ten is wrong."""
+
+CAUTIOUS: Prior = 2, 4
+"""A third on average, and a lucky streak is held for no proof of a small rate: for one test in ten more the answers are
+right at least 0.95 of the time up to a rate of 0.3."""
 
 
 class Rates(NamedTuple):
@@ -42,12 +61,12 @@ class Count(NamedTuple):
     bads: int
 
 
-def log_chance(wrong: Ints, right: Ints) -> Floats:
+def log_chance(wrong: Ints, right: Ints, prior: Prior = USUAL) -> Floats:
     """Log of the chance of these very outcomes of one end, in their order, its rate integrated out."""
-    table = _log_factorials(int((wrong + right).max(initial=0)) + WRONG + RIGHT)
-    norm = _log_beta(WRONG, RIGHT)
-    found: Floats = table[wrong + WRONG - 1] + table[right + RIGHT - 1] - table[wrong + right + WRONG + RIGHT - 1]
-    return found - norm
+    w, r = prior
+    table = _log_factorials(int((wrong + right).max(initial=0)) + w + r)
+    found: Floats = table[wrong + w - 1] + table[right + r - 1] - table[wrong + right + w + r - 1]
+    return found - _log_beta(w, r)
 
 
 def log_chance_of_one_rate(goods: int, bads: int) -> float:
@@ -55,9 +74,9 @@ def log_chance_of_one_rate(goods: int, bads: int) -> float:
     return _log_beta(1 + bads, 1 + goods)
 
 
-def wrong_rate(wrong: Ints, right: Ints) -> Floats:
+def wrong_rate(wrong: Ints, right: Ints, prior: Prior = USUAL) -> Floats:
     """Mean of an end's rate of wrong outcomes after so many wrong and right ones."""
-    found: Floats = (wrong + WRONG) / (wrong + right + (WRONG + RIGHT))
+    found: Floats = (wrong + prior[0]) / (wrong + right + sum(prior))
     return found
 
 

@@ -17,7 +17,8 @@ from repro_bisect.probe import Skip
 from repro_bisect.states import States
 from repro_golden.canonical import digest
 from repro_golden.case import Case, CommandSubject
-from repro_golden.compare import Divergence, differing, first_difference
+from repro_golden.compare import Divergence, first_difference
+from repro_golden.step_difference import differing
 from repro_golden.trace import Row, Trace
 
 __all__ = ["Shortcut", "chosen_steps", "prepare", "same_step", "state_key"]

@@ -14,13 +14,13 @@ from repro_bisect.commits import Commits, History, merge_base, resolve
 from repro_bisect.desk import Desk
 from repro_bisect.drift import Drift, drift
 from repro_bisect.driver import bisect_range
-from repro_bisect.executors import Signal
 from repro_bisect.predicates import Bitwise
-from repro_bisect.probe import Answer, unusable
+from repro_bisect.probe import Answer, unlike_before, unusable
 from repro_bisect.result import BisectResult, Culprit, Watch
 from repro_golden.case import Bound, Case, Compare
 from repro_golden.checkout import Checkout
-from repro_golden.compare import Divergence, first_difference, jsonable, violations
+from repro_golden.compare import Divergence, first_difference, jsonable, named_alike, violations
+from repro_golden.coverage import only_bounds
 from repro_golden.errors import NotVerifiableError, ReproError
 from repro_golden.mismatch_bounds import breaches
 from repro_golden.mismatch_change import MismatchChange, mismatch_change
@@ -95,17 +95,20 @@ def compare_traces(a: Trace, b: Trace, rule: Compare, *, dumped: tuple[Trace, Tr
     Raises:
         ReproError: they cannot be compared.
     """
-    found = drift(a, b)
+    strict = rule.strict
+    found = drift(a, b, strict=strict)
     if found.divergence is None:
-        return Compared("identical" if len(b.steps) == len(a.steps) else "moved", found)
+        return Compared("moved" if found.ended else "identical", found)
     if dumped:
-        found = found.with_divergence(first_difference(*dumped))
+        found = found.with_divergence(first_difference(*dumped, strict=strict))
     left: list[Divergence] = []
     if rule.mode == "bounds":
         count = min(len(a.steps), len(b.steps))
-        left = [violation for i in range(count) for violation in violations(a, b, i, rule.bounds)]
-    fine = rule.mode == "bounds" and not left and len(b.steps) == len(a.steps)
-    picture, mismatch = picture_of(a, b, dumped), mismatch_change(a, b)
+        alike = named_alike(a, b, strict=strict)
+        left = [violation for i in range(count) for violation in violations(a, alike, i, rule.bounds)]
+        found = replace(found, looked=only_bounds(rule.bounds))
+    fine = rule.mode == "bounds" and not left and not found.ended
+    picture, mismatch = picture_of(a, b, dumped, strict=strict), mismatch_change(a, b)
     return Compared("within" if fine else "moved", found, left, picture, mismatch=mismatch)
 
 
@@ -230,13 +233,18 @@ class _Pair:
             raise ReproError(f"the subject of {case.name} is an installed module, which no commit changes")
         if fork == self.head:
             self.history = Commits(checkout, fork, {}, paths)
+            self.history.require(self.options.paths or [case.subject.path])
             return self._without_replay("it adds no commit to its base")
         history = self.history = History(checkout, f"{fork}..{self.head}", paths)
+        history.require(self.options.paths or [case.subject.path])
         if by := sampled_by(fetched_rollouts(checkout, case)):
             self.notes.append(f"its rollouts are by {by}")
         if history.tree(fork) == history.tree(self.head):
             return self._without_replay(f"it changes nothing in {', '.join(paths)}, the code of {case.name}")
-        with bench(checkout, case, history, Bitwise(), self.watch, self.options) as (desk, golden):
+        with bench(checkout, case, history, Bitwise(strict=case.compare.strict), self.watch, self.options) as (
+            desk,
+            golden,
+        ):
             return self._replayed(desk, golden)
 
     def named(self, found: PairResult) -> PairResult:
@@ -276,13 +284,16 @@ class _Pair:
         if len(first.steps) != len(again.steps):
             lengths = f"{len(first.steps)} and {len(again.steps)} steps"
             return self._result("unverifiable", f"BASE does not reproduce itself: two replays make {lengths}")
-        if noise := first_difference(first, again):
-            if self.case.compare.mode == "bitwise":
-                return self._result("unverifiable", f"BASE does not reproduce itself: two replays differ at {noise}")
-            self.notes.append(
-                f"BASE does not reproduce itself (two replays differ at {noise}): bounds alone are judged"
-            )
-        compared = self._compared(desk, first, other, noisy=noise is not None)
+        noise = first_difference(first, again)
+        if noise and (why := self._beyond(first, again)):
+            return self._result("unverifiable", f"BASE does not reproduce itself: two replays differ at {why}")
+        compared = compare_traces(first, other, self.case.compare)
+        if noise:
+            self._bounds_alone(noise)
+        elif compared.verdict != "identical":
+            compared, unlike = self._whole(desk, first, other, compared)
+            if unlike:
+                return self._result("unverifiable", f"not reproducible here: {unlike}")
         if broken := breaches(self.case.mismatch, other):
             more = f" ({len(broken) - 1} more)" if len(broken) > 1 else ""
             self.notes.append(f"HEAD breaks the case's [mismatch] bounds at {broken[0]}{more}")
@@ -292,24 +303,44 @@ class _Pair:
             culprits = [Culprit(history.info(history.bad), compared.first, None)]
         return self._result(compared.verdict, "", compared, spent, culprits)
 
-    def _compared(self, desk: Desk, a: Trace, b: Trace, *, noisy: bool) -> Compared:
-        """Both once more up to the first signal that differs, which is kept whole and shows whether HEAD is itself."""
-        differs = first_difference(a, b)
-        if differs is None or noisy:
-            return compare_traces(a, b, self.case.compare)
-        signal: Signal = (differs.step, differs.phase, differs.signal)
+    def _whole(self, desk: Desk, a: Trace, b: Trace, compared: Compared) -> tuple[Compared, str]:
+        """Both once more up to the first signal that differs, which is kept whole; whether each is itself again.
+
+        Returns:
+            How they compare then, and how BASE's third replay is another than its first two, '' where it is not.
+        """
+        differs = compared.drift.divergence
+        if differs is None:
+            return compared, ""
         desk.say(f"they differ at {differs}; measuring it whole")
         steps = differs.step - a.header.first_step + 1
-        how: dict[str, Any] = {"stage": "confirmation", "run": _REPLAY, "partial": True, "dump": [signal]}
+        how: dict[str, Any] = {"stage": "confirmation", "run": _REPLAY, "partial": True, "dump": differs.signals}
         asked = [desk.submit(point, steps, **how) for point in (desk.history.good, desk.history.bad)]
         before, after = desk.results(asked)
-        flaky = _unlike("HEAD", b, after, steps)
-        whole = (before, after) if isinstance(before, Trace) and isinstance(after, Trace) and not flaky else None
-        if whole and (first_difference(a, whole[0]) or len(whole[0].steps) < steps):
-            whole = None  # BASE's third replay is another: its first two were equal, so this is said and no more
-            self.notes.append("a third replay of BASE differs from the first two")
-        found = compare_traces(a, b, self.case.compare, dumped=whole)
-        return replace(found, verdict="flaky", flaky=flaky) if flaky and found.verdict == "moved" else found
+        third = "a third replay of BASE"
+        if unlike := unlike_before(a, before, steps, third, f"{third} differs from the first two"):
+            noise = first_difference(a, before) if isinstance(before, Trace) else None
+            if noise is None or self._beyond(a, before):
+                return compared, unlike
+            self._bounds_alone(noise)
+            return compared, ""
+        assert isinstance(before, Trace)
+        if flaky := unlike_before(b, after, steps, "a second replay of HEAD", "two replays of HEAD differ"):
+            return (replace(compared, verdict="flaky", flaky=flaky) if compared.verdict == "moved" else compared), ""
+        assert isinstance(after, Trace)
+        return compare_traces(a, b, self.case.compare, dumped=(before, after)), ""
+
+    def _beyond(self, first: Trace, again: Answer) -> str:
+        """What of two replays of BASE that differ the case does not allow; '' where its bounds hold all the same."""
+        assert isinstance(again, Trace)
+        if self.case.compare.mode == "bitwise":
+            return str(first_difference(first, again))
+        count = min(len(first.steps), len(again.steps))
+        left = (v for i in range(count) for v in violations(first, again, i, self.case.compare.bounds))
+        return next(map(str, left), "")
+
+    def _bounds_alone(self, noise: Divergence) -> None:
+        self.notes.append(f"BASE does not reproduce itself (two replays differ at {noise}): bounds alone are judged")
 
     def _without_replay(self, why: str) -> PairResult:
         return self._result("identical", why)
@@ -341,14 +372,3 @@ class _Pair:
             at=now(),
             seconds=time.monotonic() - self.began,
         )
-
-
-def _unlike(name: str, first: Trace, again: Answer, steps: int) -> str:
-    """How a second replay differs from the first; empty where it does not."""
-    if not isinstance(again, Trace):
-        return unusable(f"a second replay of {name}", again).partition(";")[0]
-    if differs := first_difference(first, again):
-        return f"two replays of {name} differ at {differs}"
-    if len(again.steps) < min(steps, len(first.steps)):
-        return f"a second replay of {name} ends after {len(again.steps)} steps"
-    return ""

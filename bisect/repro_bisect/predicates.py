@@ -11,7 +11,7 @@ import importlib.util
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,13 +20,15 @@ from repro_golden.case import Bound, Compare
 from repro_golden.compare import (
     Divergence,
     check_comparable,
-    differing,
     first_difference,
     kl_of_step,
     measured,
+    named_alike,
     violations,
 )
+from repro_golden.coverage import Coverage, coverage_of, only_bounds
 from repro_golden.errors import ReproError
+from repro_golden.step_difference import blind, differing
 from repro_golden.trace import Trace
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "first_violation",
     "of_case",
     "parse_predicate",
+    "predicate_of",
 ]
 
 KNOWN = (
@@ -58,18 +61,32 @@ class Predicate(Protocol):
     def at(self, a: Trace, b: Trace, index: int) -> Divergence | None:
         """What of the `index`-th step that baseline `a` and probe `b` both have violates it."""
 
+    def looked(self, baseline: Trace | None) -> Coverage:
+        """What it judges of probes of a baseline; None where there are no traces."""
+
 
 @dataclass(frozen=True)
 class Bitwise:
-    """Some signal has other bits than the baseline's."""
+    """Some signal has other bits than the baseline's.
+
+    Attributes:
+        text: As it is written.
+        strict: Whether another name is a difference too.
+    """
 
     text: str = "bitwise"
+    strict: bool = False
 
     def at(self, a: Trace, b: Trace, index: int) -> Divergence | None:
         """See `Predicate`."""
+        b = named_alike(a, b, strict=self.strict)
         if a.steps[index].root == b.steps[index].root:
             return None
-        return first_difference(a, b)
+        return first_difference(a, b, strict=True)
+
+    def looked(self, baseline: Trace | None) -> Coverage:
+        """See `Predicate`."""
+        return coverage_of(baseline) if baseline else Coverage()
 
 
 @dataclass(frozen=True)
@@ -86,6 +103,10 @@ class Finite:
                 return Divergence(b.steps[index].step, row.phase, row.name, "bound", detail)
         return None
 
+    def looked(self, baseline: Trace | None) -> Coverage:
+        """See `Predicate`."""
+        return _numbers("NaN and infinite values", baseline)
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -97,6 +118,10 @@ class Bounds:
     def at(self, a: Trace, b: Trace, index: int) -> Divergence | None:
         """See `Predicate`."""
         return next(iter(violations(a, b, index, self.bounds)), None)
+
+    def looked(self, baseline: Trace | None) -> Coverage:  # noqa: ARG002 - every metric with a bound is there
+        """See `Predicate`."""
+        return only_bounds(self.bounds)
 
 
 @dataclass(frozen=True)
@@ -117,9 +142,16 @@ class Exceeds:
 
     def at(self, a: Trace, b: Trace, index: int) -> Divergence | None:
         """See `Predicate`."""
+        b = named_alike(a, b)
         if a.steps[index].root == b.steps[index].root:
             return None
         return self._kl(a, b, index) if self.what == "kl" else self._ulp(a, b, index)
+
+    def looked(self, baseline: Trace | None) -> Coverage:
+        """See `Predicate`."""
+        if self.what == "ulp":
+            return _numbers("the distance in ULP of the elements that traces keep", baseline)
+        return Coverage(columns=1, judged="KL by the column log_probs; bits were not judged")
 
     def _kl(self, a: Trace, b: Trace, index: int) -> Divergence | None:
         step = a.steps[index].step
@@ -134,13 +166,15 @@ class Exceeds:
 
     def _ulp(self, a: Trace, b: Trace, index: int) -> Divergence | None:
         step = a.steps[index].step
-        for kind, row, other in differing(a.rows(index), b.rows(index)):
+        for kind, row, other in differing(a.rows(index), b.rows(index), blind(a, b)):
             if kind != "value" or other is None:
                 return Divergence(step, row.phase, row.name, "bound", f"{kind}: no distance in ULP")
             size = measured(a, b, step, row, other)
             if size.nonfinite or (size.max_ulp or 0) > self.limit:
                 detail = f"{row.dtype} {list(row.shape)}, allowed {self.limit:.3g} ULP"
-                return Divergence(step, row.phase, row.name, "bound", detail, size)
+                now = b.name_of(row.phase, row.name)
+                now = "" if now == row.name else now
+                return Divergence(step, row.phase, row.name, "bound", detail, size, now=now)
         return None
 
 
@@ -168,6 +202,10 @@ class Own:
             return None
         return Divergence(b.steps[index].step, "update", self.text, "bound", "says that it is BAD")
 
+    def looked(self, baseline: Trace | None) -> Coverage:  # noqa: ARG002 - only the function knows
+        """See `Predicate`."""
+        return Coverage(judged=f"what {self.text} reads, and nothing else")
+
 
 @dataclass(frozen=True)
 class Exit:
@@ -179,10 +217,26 @@ class Exit:
         """Refuses: who asks has traces, and an exit code says nothing of those."""
         raise ReproError("an exit code is judged without traces: use another predicate for two traces")
 
+    def looked(self, baseline: Trace | None) -> Coverage:  # noqa: ARG002 - there is none
+        """See `Predicate`."""
+        return Coverage(judged="exit codes alone")
+
+
+def _numbers(what: str, baseline: Trace | None) -> Coverage:
+    """What is judged by a property of the numbers that a trace keeps."""
+    found = coverage_of(baseline, hashes=False) if baseline else Coverage()
+    return replace(found, judged=f"{what} in {found.counted}; bits were not judged")
+
 
 def of_case(rule: Compare) -> Predicate:
     """The predicate that a case's ``[compare]`` stands for."""
-    return Bounds("bounds", rule.bounds) if rule.mode == "bounds" else Bitwise()
+    return Bounds("bounds", rule.bounds) if rule.mode == "bounds" else Bitwise(strict=rule.strict)
+
+
+def predicate_of(when: str | None, rule: Compare, root: Path) -> Predicate:
+    """The predicate that was asked for, else that of a case; names count in it as the case says."""
+    found = parse_predicate(when, root) if when else of_case(rule)
+    return Bitwise(strict=rule.strict) if isinstance(found, Bitwise) else found
 
 
 _NUMBER = r"[0-9.eE+-]+"
@@ -255,7 +309,7 @@ def first_violation(predicate: Predicate, a: Trace, b: Trace, steps: int | None 
     check_comparable(a, b)
     common = min(len(a.steps), len(b.steps))
     if isinstance(predicate, Bitwise):
-        found = first_difference(a, b)
+        found = first_difference(a, b, strict=predicate.strict)
         late = steps is not None and found is not None and found.step >= a.header.first_step + steps
         return None if late else found
     if isinstance(predicate, Own):  # it judges the whole, whatever that is

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
-import sys
 import threading
 import time
 import uuid
@@ -20,23 +18,21 @@ from repro_bisect.journal import Entry, Journal, probe_key
 from repro_bisect.predicates import Exit, Own, Predicate, first_violation
 from repro_bisect.states import States
 from repro_golden.canonical import digest
-from repro_golden.case import Case, CommandSubject
+from repro_golden.case import Case
 from repro_golden.checkout import Checkout
 from repro_golden.children import ChildFailure
-from repro_golden.compare import Divergence
+from repro_golden.compare import Divergence, first_difference
 from repro_golden.errors import ReproError
 from repro_golden.identity import Identity
 from repro_golden.operations.stream import Stream, read_stream
 from repro_golden.scratch import scratch_folder
-from repro_golden.subjects import packages_of
+from repro_golden.surroundings import outside_of
 from repro_golden.trace import Trace
 
-__all__ = ["Answer", "Code", "Prober", "Recording", "Skip", "judge", "trace_of", "unusable"]
+__all__ = ["Answer", "Code", "Prober", "Recording", "Skip", "judge", "trace_of", "unlike_before", "unusable"]
 
 _OUT_OF_TIME = "runs out of time"
 _CRASHES = "crashes at step"
-_LARGE = 1 << 24
-"""Bytes of a file from which on its content is not read for a key."""
 _CODES = 128
 """Exit codes from here on say nothing of a commit, as `git bisect run` has it."""
 
@@ -118,9 +114,9 @@ class Prober:
         self._scratch = self._exit.enter_context(scratch_folder(checkout.scratch, "bisect"))
         self._journal = Journal(checkout.state, fresh=fresh)
         self._lock, self._examine = threading.Lock(), examine
-        self._packages = digest(*packages_of(case, checkout.root))
+        self._root = checkout.root
         self._given: dict[str, Trace] = {}
-        self._outside = _outside(case, checkout.root)
+        self._outside: dict[str, list[str]] = {}
         self.baseline: Trace | None = None
         self.cost = Cost()
 
@@ -242,23 +238,30 @@ class Prober:
             return Skip(f"it ends before step {step}")
         return Recording(trace, streams)
 
-    def known(self, commit: str, steps: int, start: State | None = None) -> Answer | None:
-        """What earlier bisects found of a commit, if that answers the question; costs nothing."""
+    def known(self, commit: str, steps: int, start: State | None = None, run: int = 0) -> Answer | None:
+        """What was found of a commit before, if that answers the question; costs nothing."""
         tree = self._history.tree(commit)
-        return None if tree is None else self._known(self.key(commit, start), 0, steps, False)
+        return None if tree is None else self._known(self.key(commit, start), run, steps, False)
 
     def key(self, commit: str, start: State | None = None) -> str:
         """The key under which probes of a commit are journalled."""
         tree = self._history.tree(commit)
         assert tree is not None, "who asks has seen that there is code"
-        key = probe_key(tree, self._case(commit), self._rollouts, self._identity)
-        key = digest("outside", key, *self._outside) if self._outside else key
+        case = self._case(commit)
+        surroundings = self.executor.surroundings
+        key = probe_key(tree, case, self._rollouts, self._identity, surroundings, self._outside_of(case))
         if isinstance(self.predicate, Exit):
             return digest("exit", key)
         return digest("resumed", key, start.key) if start else key
 
     def _case(self, commit: str) -> Case:
         return self._history.case(commit, self.case)
+
+    def _outside_of(self, case: Case) -> list[str]:
+        """Looked at once: what is changed under a search must not part its probes into two keys."""
+        if case.digest not in self._outside:
+            self._outside[case.digest] = outside_of(case, self._root)
+        return self._outside[case.digest]
 
     def _known(self, key: str, run: int, steps: int, full: bool) -> Answer | None:
         """A journalled probe that answers the question: long enough, or already violating."""
@@ -267,8 +270,8 @@ class Prober:
         entry = self._journal.find(key, run)
         if entry is None:
             return None
-        if entry.skip:  # time, and a crash at a later step, depend on the question; an import depends on the packages
-            again = entry.skip.startswith((_OUT_OF_TIME, _CRASHES)) or entry.lock != self._packages
+        if entry.skip:  # time, and a crash at a later step, depend on the question
+            again = entry.skip.startswith((_OUT_OF_TIME, _CRASHES))
             return None if again else Skip(entry.skip, diagnosis=entry.diagnosis)
         if entry.code is not None:
             return Code(entry.code)
@@ -334,7 +337,7 @@ class Prober:
         """Journal a finished probe and return where its trace lies from now on."""
         name = "" if skip or code is not None else f"{ask.key}-{ask.run}-{uuid.uuid4().hex[:8]}"
         reason, known = (skip.reason, skip.diagnosis) if skip else ("", "")
-        entry = Entry(ask.key, ask.run, task.commit, reason, made, seconds, self._packages, name, code, known)
+        entry = Entry(ask.key, ask.run, task.commit, reason, made, seconds, name, code, known)
         if task.dump:  # whole tensors: for this bisect only
             return trace.rename(self._scratch / f"dumped-{name}") if name else trace
         with self._lock:
@@ -355,22 +358,6 @@ class Prober:
     def close(self) -> None:
         """Remove what is not journalled."""
         self._exit.close()
-
-
-def _outside(case: Case, root: Path) -> list[str]:
-    """What stands for the files that a command names by their absolute paths: no commit holds them, and they change.
-
-    Their content, and of large ones size and time.
-    """
-    if not isinstance(case.subject, CommandSubject):
-        return []
-    texts = (case.subject.command, case.subject.check, case.subject.save, case.subject.resume)
-    words = [word.replace("{root}", str(root)) for text in texts for word in shlex.split(text)]
-    files = [Path(w) for w in dict.fromkeys(words) if Path(w).is_absolute() and w != sys.executable]
-    facts = [(path, path.stat()) for path in files if path.is_file()]
-    return [
-        digest("file", path.read_bytes() if f.st_size < _LARGE else f"{f.st_size} {f.st_mtime_ns}") for path, f in facts
-    ]
 
 
 def _trace(folder: Path) -> Trace | None:
@@ -434,3 +421,22 @@ def unusable(name: str, answer: Answer) -> str:
     why = answer.reason if isinstance(answer, Skip) else why
     known = f" ({answer.diagnosis})" if isinstance(answer, Skip) and answer.diagnosis else ""
     return f"{name} cannot be tested: {why}{known}; choose another end for the range"
+
+
+def unlike_before(first: Trace, again: Answer, steps: int, name: str, differ: str) -> str:
+    """How a later replay of a point is another than its first one over so many steps; '' where it is not.
+
+    Args:
+        first: The first one.
+        again: The later one.
+        steps: Steps that were asked for.
+        name: What the later one is called.
+        differ: Begins what is said where a signal differs.
+    """
+    if not isinstance(again, Trace):
+        return unusable(name, again).partition(";")[0]
+    if differs := first_difference(first, again):
+        return f"{differ} at {differs}"
+    if len(again.steps) < min(steps, len(first.steps)):
+        return f"{name} ends after {len(again.steps)} steps"
+    return ""

@@ -10,6 +10,8 @@ from repro_bisect.axis import PointInfo
 from repro_bisect.cost import Cost
 from repro_bisect.explain.result import Explanation
 from repro_golden.compare import Comparison, Divergence, jsonable
+from repro_golden.coverage import Coverage
+from repro_golden.renames import NOTHING, Renames
 
 __all__ = ["BisectResult", "Culprit", "Event", "Outcome", "Watch"]
 
@@ -55,6 +57,7 @@ class Culprit:
         environment: What its lock files changed in the environment that it ran in: a possible culprit beside the code.
         explanation: The operation and the line at which its numbers leave its parent's; None where that was not asked.
         unexplained: Why there is none although it was.
+        renames: What the commits before it renamed: its parent's numbers are GOOD's under other names.
     """
 
     commit: PointInfo
@@ -63,6 +66,7 @@ class Culprit:
     environment: Sequence[str] = ()
     explanation: Explanation | None = None
     unexplained: str = ""
+    renames: Renames = NOTHING
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
@@ -73,6 +77,7 @@ class Culprit:
             "environment": list(self.environment),
             "divergence": jsonable(asdict(self.divergence)) if self.divergence else None,
             "comparison": self.comparison.to_mapping() if self.comparison else None,
+            "renamed": self.renames.to_mapping(),
         }
 
 
@@ -104,12 +109,16 @@ class BisectResult:
         git_seconds: What they would have taken one after the other, by what the ends took; None where that is unknown.
         accepted: The verdicts that one culprit explains, the ends included: what git could go on from.
         one_step: Whether probes trained one step from a saved state.
-        posterior: Where verdicts are noisy: each commit's probability of being the culprit, those above 1 in 1,000.
-        rates: Where verdicts are noisy: how often a commit without and one with the culprit is judged BAD.
+        posterior: Where verdicts are noisy, or may be, as exit codes may: each commit's probability of being the
+            culprit, those above 1 in 1,000.
+        rates: Where verdicts are noisy: how often a commit without and one with the culprit is judged BAD. None where
+            no run contradicted another.
         seconds: Wall time.
         answered: Wall time until the search had its answer, before it was confirmed; None where nothing was searched.
         machine: Where.
         golden: The golden run that served as GOOD's first run, if one did.
+        renames: What BAD calls otherwise than GOOD, where their numbers are compared by bits.
+        looked: What the others were judged by: what of GOOD's run the predicate reads.
     """
 
     outcome: Outcome
@@ -139,6 +148,8 @@ class BisectResult:
     machine: str
     golden: str | None
     diagnoses: Mapping[str, str] = field(default_factory=dict)
+    renames: Renames = NOTHING
+    looked: Coverage = field(default_factory=Coverage)
 
     @property
     def bitwise(self) -> bool:
@@ -173,7 +184,7 @@ class BisectResult:
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
         first = self.culprits[0].to_mapping() if self.culprits else {"commit": None, "comparison": None}
-        skipped = {"culprits", "cost", "parents", "end"}
+        skipped = {"culprits", "cost", "parents", "end", "renames", "looked"}
         raw: dict[str, Any] = {k: jsonable(v) for k, v in self.__dict__.items() if k not in skipped}
         return raw | {
             "bitwise": self.bitwise,
@@ -184,4 +195,6 @@ class BisectResult:
             "divergence": jsonable(asdict(self.divergence)) if self.divergence else None,
             "culprits": [culprit.to_mapping() for culprit in self.culprits],
             "cost": self.cost.to_mapping(),
+            "renamed": self.renames.to_mapping(),
+            "looked_at": self.looked.to_mapping(),
         }

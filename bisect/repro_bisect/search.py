@@ -73,7 +73,7 @@ class Search(Generic[Commit]):
         bad: the known bad end.
         goods: known good ends; those outside `dag` are already excluded by it.
         presume: whether commits between two skips of one reason count as skipped without being tried.
-            ``dataclasses.replace(search, presume=False)`` tries them.
+            ``dataclasses.replace(search, presume=False)`` tries them all.
 
     Raises:
         ValueError: `bad` is not in `dag`.
@@ -156,8 +156,9 @@ class Search(Generic[Commit]):
     def presumed(self) -> frozenset[Commit]:
         """Untested commits that count as skipped because they lie between two skips of the same non-empty reason.
 
-        This is cheap and may be wrong: report them as not tried. A window of w such commits costs O(log w) probes.
-        Any GOOD or BAD verdict between the two skips takes it back. Empty where `presume` is off.
+        This may be wrong. They are tried when nothing else tells suspects apart, but not all of a wide window, which
+        costs O(log w) probes: report what is left as not tried. Any GOOD or BAD verdict between the two skips takes it
+        back. Empty where `presume` is off.
         """
         return self.dag.commits(self._state.presumed)
 
@@ -225,7 +226,7 @@ class Search(Generic[Commit]):
             state, rounds = stack.pop()
             size = state.suspects.bit_count()
             # A round tells suspects apart and tries a commit, so there are no more rounds than of either.
-            if rounds + min(size - 1, len(state.candidates)) <= most:
+            if rounds + min(size - 1, len(state.untried)) <= most:
                 continue
             if not self._skips and state.is_line:
                 most = max(most, rounds + _rounds_on_line(size, k))

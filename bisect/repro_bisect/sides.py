@@ -20,8 +20,9 @@ from repro_bisect.probe import Skip, trace_of
 from repro_bisect.result import Watch
 from repro_golden.case import Case
 from repro_golden.checkout import Checkout
-from repro_golden.compare import differing, first_difference
+from repro_golden.compare import ended_early, first_difference
 from repro_golden.errors import ReproError
+from repro_golden.step_difference import blind, differing
 from repro_golden.trace import Trace
 
 __all__ = ["Between", "LayoutResult", "compare_sides"]
@@ -138,38 +139,49 @@ class _Sides:
         if counts[0] != counts[2]:
             raise ReproError(f"{ends[0]} makes {counts[0]} steps, {ends[1]} {counts[2]}: give both the same to do")
         both = {ends[0]: traces[0], ends[1]: traces[2]}
-        comparison = self._measured(both, self._compared(traces[0], traces[2]))
+        comparison, flaky = self._measured(both, self._compared(traces[0], traces[2]))
+        if flaky:
+            return self._result("flaky", flaky, None, [])
         between = self._between(both) if comparison.first and len(self.axis.keys) > 1 else []
         return self._result(comparison.verdict, {}, comparison, between)
 
     def _compared(self, a: Trace, b: Trace) -> LayoutComparison:
         return compare_layouts(a, b, self.tolerance, self.axis.absolute, self.axis.relative)
 
-    def _measured(self, both: Mapping[str, Trace], seen: LayoutComparison) -> LayoutComparison:
-        """The same with the first step that differs measured on whole tensors, of one more replay of each."""
+    def _measured(self, both: Mapping[str, Trace], seen: LayoutComparison) -> tuple[LayoutComparison, dict[str, str]]:
+        """The same with the first step that differs measured on whole tensors, of one more replay of each.
+
+        Returns:
+            The comparison, and the ends whose third replay is another than the first two, with how.
+        """
         if seen.first is None:
-            return seen
+            return seen, {}
         last = max(seen.first.step, seen.parted.step if seen.parted else 0)
         wanted = self._dumps(list(both.values()), seen)
         if not wanted:
-            return seen
+            return seen, {}
         self.desk.say(f"measuring {len(wanted)} signals whole: replaying both to step {last}")
         steps = last - next(iter(both.values())).header.first_step + 1
         how: dict[str, Any] = {"stage": "confirmation", "run": 2, "full": True, "dump": wanted}
         answers = self.desk.results([self.desk.submit(end, steps, **how) for end in both])
         dumped = [trace_of(answer, end) for answer, end in zip(answers, both, strict=True)]
+        flaky = {
+            end: f"a third replay of it differs from the first two at {differs}"
+            for (end, first), again in zip(both.items(), dumped, strict=True)
+            if (differs := first_difference(first, again))
+        }
         whole = self._compared(dumped[0], dumped[1])
         if whole.parted or seen.parted:
-            return whole
+            return whole, flaky
         worst = max((c.worst for c in (seen, whole) if c.worst), key=lambda p: p.units or 0.0, default=None)
-        return replace(seen, first=whole.first, worst=worst)
+        return replace(seen, first=whole.first, worst=worst), flaky
 
     def _dumps(self, traces: Sequence[Trace], seen: LayoutComparison) -> list[Signal]:
         """The signals whose whole tensors are wanted: those that differ in the first step that does, and the last."""
         assert seen.first is not None
         index = next(k for k, record in enumerate(traces[0].steps) if record.step == seen.first.step)
         found, size = list[Signal](), 0
-        for kind, row, other in differing(traces[0].rows(index), traces[1].rows(index)):
+        for kind, row, other in differing(traces[0].rows(index), traces[1].rows(index), blind(*traces[:2])):
             # shards that a command's ranks hold are written by none; behind the door the whole is put together
             known = bool(row.sketch and other and other.sketch) or self.case.subject.kind == "core"
             if kind == "value" and known and row.values is None and row.dtype in EPSILON:
@@ -191,7 +203,9 @@ class _Sides:
         for before, after in itertools.pairwise(line):
             a, b = answers[before], answers[after]
             why = next((answer.reason for answer in (b, a) if isinstance(answer, Skip)), "")
-            compared = self._compared(a, b) if isinstance(a, Trace) and isinstance(b, Trace) else None
+            if isinstance(a, Trace) and isinstance(b, Trace) and not why:
+                why = ended_early(len(a.steps), len(b.steps))
+            compared = self._compared(a, b) if isinstance(a, Trace) and isinstance(b, Trace) and not why else None
             found.append(Between(self.axis.keys[after], after, compared, why))
         return found
 

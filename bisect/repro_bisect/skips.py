@@ -3,7 +3,8 @@
 Commits that cannot be tested come in runs: a broken build stays broken until somebody mends it. Two consequences, kept
 apart because only the first one changes an answer:
 
-- *presumed*: what lies between two commits that were skipped for the same reason is taken for skipped too;
+- *presumed*: what lies between two commits that were skipped for the same reason is taken for skipped too, as long as
+  anything else tells suspects apart, and in the end where enough of it was tried (`split.TRIES`);
 - *risk*: what lies near skipped commits is a worse probe than its balance says. This only orders probes.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Generic
 
 from repro_bisect.dag import Commit, Dag, bits
@@ -53,7 +54,7 @@ class Skips(Generic[Commit]):
         """
         return self._presumed(tested & self._hull) if self.presume else 0
 
-    def chances(self, tested: int, size: int) -> Callable[[int], Risk]:
+    def chances(self, tested: int, size: int, *, lone: bool = False) -> Callable[[int], Risk]:
         """The chance that a commit can be tested, given where skips were met.
 
         If the width of a run of untestable commits is equally likely to be of any order of magnitude, a run seen to be
@@ -65,11 +66,13 @@ class Skips(Generic[Commit]):
         Args:
             tested: bitset of the commits with a GOOD or BAD verdict.
             size: the number of suspects.
+            lone: take each skip for itself, and nothing between two for failing: how far a commit is from what was
+                tried is then all that counts, so that probes are spread over a run.
 
         Returns:
             A function from indices to fractions: one, where no way leads to a skip.
         """
-        runs = self._runs(tested & self._hull)
+        runs = self._alone if lone else self._runs(tested & self._hull)
 
         def chance(i: int) -> Risk:
             if i not in runs.distance and not runs.reach(i):
@@ -97,6 +100,10 @@ class Skips(Generic[Commit]):
         for i in self.indices:
             members |= 1 << i
         return Runs(self.dag.neighbours, bits(members))
+
+    @cached_property
+    def _alone(self) -> Runs:
+        return Runs(self.dag.neighbours, self.indices)
 
 
 class Runs:

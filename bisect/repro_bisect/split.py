@@ -20,7 +20,13 @@ from typing import Generic, Self
 from repro_bisect.dag import Commit, Dag, bits
 from repro_bisect.skips import Skips
 
-__all__ = ["State", "price"]
+__all__ = ["TRIES", "State", "price"]
+
+TRIES = 16
+"""Where only presumed commits could still tell suspects apart, they are tried until so many of the splitters were
+skipped. A run of no more is tried whole. Where commits fail independently, each with probability q, a testable one is
+passed over with probability q^16: less than 1 in 60,000 for q = 0.5. A wide run that is broken throughout costs a dozen
+failing builds more than none, whatever its width."""
 
 _SCALE = 32
 """Fractional bits of a score and of a price. Both are integers, so that equal is equal on every machine."""
@@ -87,11 +93,18 @@ class State(Generic[Commit]):
 
     @cached_property
     def candidates(self) -> dict[int, int]:
-        """Splitters that may be probed."""
+        """Splitters that may be probed; those that are presumed to fail only where nothing else is left."""
         if not self.skips.indices:
             return self.splitters
-        barred = {*self.skips.indices, *bits(self.presumed)}
-        return {i: count for i, count in self.splitters.items() if i not in barred}
+        untried, presumed = self.untried, self.presumed
+        likely = {i: count for i, count in untried.items() if not presumed >> i & 1}
+        return likely or (untried if len(self.splitters) - len(untried) < TRIES else {})
+
+    @cached_property
+    def untried(self) -> dict[int, int]:
+        """Splitters that were not skipped."""
+        skipped = set(self.skips.indices)
+        return {i: count for i, count in self.splitters.items() if i not in skipped}
 
     def choose(self, k: int, in_flight: Iterable[int] = (), prices: Mapping[int, int] | None = None) -> list[int]:
         """Up to `k` candidates that together cut the suspects best, in the order they were chosen.
@@ -132,7 +145,8 @@ class State(Generic[Commit]):
         """Cut `share` parts of equal size off a cell, from the oldest end: on a line, share + 1 equal parts."""
         chosen, rest = list[int](), cell
         pool: Collection[int] = self.candidates
-        chance = self.skips.chances(self.tested, self.suspects.bit_count()) if self.skips.indices else None
+        lone = bool(pool) and self.presumed >> next(iter(pool)) & 1 == 1  # candidates are presumed all or none
+        chance = self.skips.chances(self.tested, self.suspects.bit_count(), lone=lone) if self.skips.indices else None
         for left in range(share, 0, -1):
             size = rest.bit_count()
             best, best_score, best_price, splits = -1, 0, 1, list[int]()

@@ -11,30 +11,27 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import git
-
-from repro_bisect.contents import empty_filters, fill, git_failed
+from repro_bisect.contents import fill, git_failed
 from repro_golden.checkout import Checkout
 from repro_golden.children import Place
+from repro_golden.git_process import GitFailedError
 from repro_golden.scratch import scratch_folder
 
 __all__ = ["Worktrees"]
-
-_QUIET = ("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false", "-c", "submodule.recurse=false")
 
 
 class Worktrees:
     """Detached worktrees under ``$GIT_COMMON_DIR/repro/worktrees``, one folder per process.
 
     The repository's hooks and filters never run: hooks are pointed at nothing, and every configured filter is emptied
-    for the one command that fills the worktree. What a killed process left behind is removed by the next.
+    for the one command that fills the worktree. A worktree holds every file, also where the checkout is a sparse one.
+    What a killed process left behind is removed by the next.
     """
 
     def __init__(self, checkout: Checkout) -> None:
-        self._home, self._git = checkout.root, git.Git(str(checkout.root))
+        self._home, self._git = checkout.root, checkout.git.without_filters()
         self._exit = contextlib.ExitStack()
-        self._base, self._common = checkout.state / "worktrees", checkout.state.parent
-        self._quiet = [*_QUIET, *empty_filters(["-C", str(checkout.root)], checkout.root)]
+        self._base, self._common = checkout.state / "worktrees", checkout.common
         self._folder = self._exit.enter_context(scratch_folder(self._base))
         self._forget()
 
@@ -51,7 +48,7 @@ class Worktrees:
             with self._alone():
                 self._run("worktree", "add", "--quiet", "--detach", "--force", "--no-checkout", str(path), commit)
             self._run("reset", "--quiet", "--hard", at=path)  # the long part, side by side
-            fill(path, self._common, commit, self._quiet)
+            fill(path, self._common, commit, self._git)
             yield Place(path, commit, tree, home=self._home)
         finally:
             self._remove(path)
@@ -74,7 +71,7 @@ class Worktrees:
         `git worktree prune` would drop the user's too, such as one on a disk that is not mounted now.
         """
         with self._alone():
-            for note in self._base.parent.parent.glob("worktrees/*/gitdir"):
+            for note in self._common.glob("worktrees/*/gitdir"):
                 with contextlib.suppress(OSError):
                     target = Path(note.read_text(encoding="utf-8").strip())
                     if target.is_relative_to(self._base) and not target.exists():
@@ -89,9 +86,9 @@ class Worktrees:
 
     def _run(self, *arguments: str, at: Path | None = None) -> None:
         try:
-            (git.Git(str(at)) if at else self._git).execute(["git", *self._quiet, *arguments])
-        except git.GitCommandError as error:
-            raise git_failed(f"`git {' '.join(arguments[:2])}`", str(error.stderr), self._base) from None
+            self._git.at(at or self._home)(*arguments)
+        except GitFailedError as error:
+            raise git_failed(f"`git {' '.join(arguments[:2])}`", error.stderr, self._base) from None
 
 
 def _make_writable(top: Path) -> None:

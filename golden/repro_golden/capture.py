@@ -15,6 +15,7 @@ from repro_golden.checkout import Checkout
 from repro_golden.children import Place, Run
 from repro_golden.errors import MachineFailureError, ReproError
 from repro_golden.layout import joined
+from repro_golden.locks import held_alone
 from repro_golden.rollouts import INDEX, Rollouts, RolloutSet, rollouts_of
 from repro_golden.runs import Say, run_children
 from repro_golden.scratch import scratch_folder
@@ -171,15 +172,22 @@ def record_rollouts(
     own = store.rollouts_path(how.case(case))
     assert own is not None  # no command
     target = out.resolve() if out else own
+    with held_alone(checkout, target):
+        return _record_rollouts(checkout, case, how, say, store, target, kept=out is None, replace=replace)
+
+
+def _record_rollouts(
+    checkout: Checkout, case: Case, how: Capture, say: Say, store: Store, target: Path, *, kept: bool, replace: bool
+) -> Rollouts:
     pointer = target.with_name(target.name + ".dvc")
     if not replace and (target.exists() or pointer.exists()):
         where = f"at {target} already" if target.exists() else f"behind {pointer} (`repro golden pull` brings them)"
         raise ReproError(f"there are rollouts {where}: --replace takes their place, --out FOLDER leaves them")
     if foreign := _foreign(target):
         raise ReproError(f"{foreign} is no recorded rollout, so --replace leaves {target} alone: name another folder")
-    if out is None and not store.dvc.initialised:
+    if kept and not store.dvc.initialised:
         raise ReproError(f"{checkout.root} has no DVC yet: run `repro init`")
-    if out is None:
+    if kept:
         store.refuse_dirty(target)
     with scratch_folder(checkout.scratch, "capture") as scratch:
         folder, log = scratch / "rollouts", scratch / "capture.log"
@@ -188,7 +196,7 @@ def record_rollouts(
             trainers.capture(case, case.subject, checkout.place(case), folder, log)
         else:
             capture(case, checkout.place(case), how, folder, log, say)
-        if out is None:
+        if kept:
             keep(store, case, folder)
         else:
             put(folder, target)

@@ -107,6 +107,14 @@ class Compare(Table):
     mode: Literal["bitwise", "bounds"] = "bitwise"
     """`bitwise`: every signal of every step has the same bits. `bounds`: every metric named here stays in its bound."""
     bounds: dict[str, Bound] = Field(default_factory=dict)
+    names: Literal["matched", "strict"] = "matched"
+    """`matched`: a signal that has another name and the same bits in every step was renamed, which is no difference.
+    `strict`: it is one."""
+
+    @property
+    def strict(self) -> bool:
+        """Whether another name is a difference."""
+        return self.names == "strict"
 
     @model_validator(mode="after")
     def _something_is_compared(self) -> Compare:
@@ -288,12 +296,15 @@ def _search_path(root: Path) -> list[str]:
     return [f"env = {{ PYTHONPATH = {json.dumps(os.pathsep.join(found))} }}"] if found else []
 
 
-def _command_case(root: Path, name: str, command: Sequence[str], steps: int, ranks: int) -> str:
+def _command_case(
+    root: Path, name: str, command: Sequence[str], steps: int, ranks: int, pass_env: Sequence[str] = ()
+) -> str:
     """The case file of a command."""
+    passed = [f"pass_env = {json.dumps(list(pass_env))}"] if pass_env else []
     return "\n".join([
         "[case]", f"name = {json.dumps(name)}", f"steps = {steps}", "",
-        "[subject]", 'kind = "command"', f"command = {json.dumps(shlex.join(command))}", *_search_path(root), "",
-        "[resources]", f"ranks = {ranks}", "",
+        "[subject]", 'kind = "command"', f"command = {json.dumps(shlex.join(command))}", *_search_path(root), *passed,
+        "", "[resources]", f"ranks = {ranks}", "",
     ])  # fmt: skip
 
 
@@ -304,21 +315,24 @@ def command_case(
     steps: int,
     resources: Mapping[str, int],
     metrics: Sequence[str] = (),
+    pass_env: Sequence[str] = (),
 ) -> Case:
-    """The case of a command, without a file; `resources` and `metrics` are as in ``[resources]`` and ``[observe]``.
+    """The case of a command, without a file; `resources`, `metrics` and `pass_env` are as in its tables.
 
     Raises:
         ReproError: a word cannot stand in a case.
     """
     try:
-        raw = tomllib.loads(_command_case(root, name, command, steps, 1))
+        raw = tomllib.loads(_command_case(root, name, command, steps, 1, pass_env))
         return Case.model_validate(raw | {"observe": {"metrics": list(metrics)}, "resources": dict(resources)})
     except (ValidationError, tomllib.TOMLDecodeError) as error:
         why = _first_problem(error) if isinstance(error, ValidationError) else error
         raise ReproError(f"the command makes no case ({why})") from None
 
 
-def new_command_case(root: Path, name: str, command: Sequence[str], steps: int, ranks: int) -> Case:
+def new_command_case(
+    root: Path, name: str, command: Sequence[str], steps: int, ranks: int, pass_env: Sequence[str] = ()
+) -> Case:
     """Write the case file of a command, and read it back.
 
     Raises:
@@ -329,7 +343,7 @@ def new_command_case(root: Path, name: str, command: Sequence[str], steps: int, 
         raise ReproError(f"{name!r} is no name for a case: use letters, digits, '.', '_' and '-'")
     if path.exists():
         raise ReproError(f"{path} exists: record it with `repro golden record {name}`, or choose another name")
-    text = _command_case(root, name, command, steps, ranks)
+    text = _command_case(root, name, command, steps, ranks, pass_env)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     try:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from repro_golden.case import Case
+from repro_golden.credentials import handed_on
+from repro_golden.disks import FULL, DiskWatch, reserved
 from repro_golden.errors import MachineFailureError
 from repro_golden.processes import tree_of
+from repro_golden.trust import VARIABLE, trust_of
 
 __all__ = [
     "CancelledError",
@@ -31,6 +35,8 @@ __all__ = [
     "blame_the_machine",
     "blame_the_network",
     "last_line",
+    "tail",
+    "watched",
 ]
 
 Stage = Literal["import", "contract", "build", "load", "start", "step", "timeout"]
@@ -147,8 +153,15 @@ class CancelledError(Exception):
 
 
 def base_environment(case: Case) -> dict[str, str]:
-    """The environment that every kind of child starts from: nothing of Python's search path, and what decides bits."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")}
+    """The environment that every kind of child starts from, with what decides bits.
+
+    Nothing of Python's search path is in it, and no secret that the case does not pass on by name.
+    """
+    environment = handed_on(os.environ, case.subject.pass_env)
+    for name in ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"):
+        environment.pop(name, None)
+    if trust := trust_of(os.environ):  # what it says is not handed on, and a child may run repro
+        environment[VARIABLE] = trust
     threads = str(case.resources.cpus)
     environment |= BITS_DEFAULTS | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     return environment | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
@@ -166,6 +179,7 @@ class Child:
         limit: Seconds it may take.
         keep: Open files of ours that it holds as long as it lives.
         bound: Whether it dies with us. One that is not must hold a lock on what it changes.
+        beside: Of the process's number, what is done while it runs.
     """
 
     command: Sequence[str]
@@ -175,6 +189,7 @@ class Child:
     limit: float
     keep: Sequence[int] = ()
     bound: bool = True
+    beside: Callable[[int], contextlib.AbstractContextManager[Any]] | None = None
 
     def run(self, cancel: threading.Event | None = None, enough: Callable[[], bool] | None = None) -> int:
         """Its exit code; negative where a signal ended it.
@@ -188,7 +203,7 @@ class Child:
             ChildFailure: it ran out of time.
             OSError: it could not be started.
         """
-        with self.started() as process:
+        with self.started() as process, self.beside(process.pid) if self.beside else contextlib.nullcontext():
             self._wait(process, cancel, enough)
         return process.returncode
 
@@ -201,6 +216,7 @@ class Child:
         """
         with (
             self.log.open("ab") as output,
+            reserved(output),
             tree_of(
                 self.command, cwd=self.cwd, environment=self.environment, output=output,
                 keep=self.keep, bound=self.bound,
@@ -236,6 +252,7 @@ _KILLED = re.compile(
     r"|is killed by signal: (?P<f>Killed|Bus error)"  # torch.utils.data
 )
 """What launchers print of a process that was killed. One that they terminate themselves gets another signal."""
+_TOO_LARGE = "[Errno 27] File too large"
 _LACKS = {
     "No space left on device": "no space left on the disk; free some and run again",
     "Disk quota exceeded": "no space left on the disk; free some and run again",
@@ -277,9 +294,13 @@ def blame_the_machine(code: int, log: Path, who: str = "the trainer") -> None:
         MachineFailureError: a signal to it or to a rank of it, or a full disk.
     """
     number = -code if code < 0 else code - 128  # a shell reports its child's signal so
+    limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY  # else it set the limit itself
+    output = tail(log)
+    if limited and (number == signal.SIGXFSZ or _TOO_LARGE in output):
+        raise MachineFailureError(f"{who} met the limit on file sizes: raise it (ulimit -f) and run again")
     if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGBUS):
         raise _killed(who, signal.Signals(number).name)
-    output = _tail(log)
+    output = _last_lines(output)
     if found := _KILLED.search(output):
         raise _killed("a process of the trainer", "SIGKILL" if found[found.lastgroup or 0] in _KILL else "SIGBUS")
     for text, message in _LACKS.items():
@@ -301,13 +322,54 @@ def blame_the_network(what: str, log: Path) -> None:
     Raises:
         MachineFailureError: it does.
     """
-    if found := _NETWORK.search(_tail(log)):
+    if found := _NETWORK.search(_last_lines(tail(log))):
         last = last_line(log)
         raise MachineFailureError(f"{what} failed for want of a network ({found[0].lower()}): run again ({last})")
 
 
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST:])
+@contextlib.contextmanager
+def watched(place: Place, log: Path, variables: Mapping[str, str], told: Iterable[Path] = ()) -> Iterator[DiskWatch]:
+    """Watch the disks that a run writes to; what fails in the block while one is full is the machine's failure.
+
+    Args:
+        place: Where the program's code lies.
+        log: The file for its output, beside which it is recorded.
+        variables: Variables of its own that may name folders which it writes to.
+        told: Other folders that it is told of.
+
+    Raises:
+        MachineFailureError: there is no room to begin with, or there was none.
+    """
+    with DiskWatch((log.parent, place.root), {**os.environ, **variables}, told=told) as watch:
+        try:
+            yield watch
+        except (MachineFailureError, CancelledError):
+            raise
+        except OSError as error:
+            if error.errno in FULL:
+                raise MachineFailureError(
+                    f"{error.strerror}: free some space and run the same command again"
+                ) from error
+            raise
+        except Exception:
+            watch.blame()
+            raise
+
+
+TAIL = 1 << 20
+"""Bytes at the end of a log that are read: it may be of any size."""
+
+
+def tail(log: Path, start: int = 0) -> str:
+    """The last `TAIL` bytes of a log, of what lies behind its first `start`."""
+    with log.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(min(start, end), end - TAIL))
+        return file.read(TAIL).decode("utf-8", errors="replace")
+
+
+def _last_lines(text: str) -> str:
+    return "\n".join(text.splitlines()[-_LAST:])
 
 
 _FIRST = re.compile(r"Root Cause \(first observed failure\):.*?rank\s*: (\d+) .*?exitcode\s*: (-?\d+)", re.DOTALL)
@@ -316,7 +378,7 @@ _FIRST = re.compile(r"Root Cause \(first observed failure\):.*?rank\s*: (\d+) .*
 
 def last_line(log: Path) -> str:
     """The last line of a child's output; of a torchrun, the last that the rank which failed first printed as such."""
-    text = log.read_text(encoding="utf-8", errors="replace").strip()
+    text = tail(log).strip()
     lines = text.splitlines()
     if found := _FIRST.search(text):
         mark = f"[rank{found[1]}]: "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import math
 import struct
 from collections import Counter
@@ -12,10 +11,13 @@ from typing import Any, Literal
 
 from repro_golden.canonical import encode_float, same_float
 from repro_golden.case import Bound, Compare
+from repro_golden.coverage import Coverage, coverage_of, only_bounds
 from repro_golden.errors import NotVerifiableError, ReproError
 from repro_golden.identity import Identity
 from repro_golden.magnitude import Magnitude, measure, nonzero, policy_kl
-from repro_golden.trace import PHASES, Row, Trace, dump_path
+from repro_golden.renames import NOTHING, Renames, aligned, first_other_chain
+from repro_golden.step_difference import blind, differing
+from repro_golden.trace import Row, Trace, read_dump
 
 __all__ = [
     "Comparison",
@@ -23,12 +25,13 @@ __all__ = [
     "MetricChange",
     "check_identities",
     "compare",
-    "differing",
+    "ended_early",
     "first_difference",
     "first_divergent_index",
     "jsonable",
     "kl_of_step",
     "measured",
+    "named_alike",
     "violations",
 ]
 
@@ -48,6 +51,7 @@ class Divergence:
         detail: The two sides, in words.
         magnitude: The size, where values were at hand.
         differing: How many signals of each phase of that step differ.
+        now: The signal's name in b, where that is another.
     """
 
     step: int
@@ -57,10 +61,21 @@ class Divergence:
     detail: str
     magnitude: Magnitude | None = None
     differing: Mapping[str, int] = field(default_factory=dict)
+    now: str = ""
+
+    @property
+    def name(self) -> str:
+        """The signal's name on both sides."""
+        return f"{self.signal} (now {self.now})" if self.now else self.signal
+
+    @property
+    def signals(self) -> list[tuple[int, str, str]]:
+        """Step, phase and name of the signal, under each name that it has."""
+        return [(self.step, self.phase, name) for name in (self.signal, self.now) if name]
 
     def __str__(self) -> str:
         size = f": {self.magnitude}" if self.magnitude and self.magnitude.elements else ""
-        return f"step {self.step}, {self.phase}, {self.signal} ({self.detail}){size}"
+        return f"step {self.step}, {self.phase}, {self.name} ({self.detail}){size}"
 
 
 @dataclass(frozen=True)
@@ -87,23 +102,38 @@ class Comparison:
         divergence: The first difference, or None when all compared steps agree.
         metrics: Every metric at every compared step.
         kl: Per compared step, KL(a || b) over the recorded tokens as (k1, k3); empty without log-prob columns.
+        lengths: How many steps each has, where both are meant to have as many; None where one is a part.
+        renames: What has another name in the second; it is compared under the first one's.
+        looked: What was compared, and what was seen and not compared.
     """
 
     steps: int
     divergence: Divergence | None
     metrics: Sequence[MetricChange]
     kl: Mapping[int, tuple[float, float]]
+    lengths: tuple[int, int] | None = None
+    renames: Renames = NOTHING
+    looked: Coverage = field(default_factory=Coverage)
 
     @property
     def equal(self) -> bool:
-        """Whether every compared step agrees."""
-        return self.divergence is None
+        """Whether every compared step agrees, and neither side goes on where the other ended."""
+        return self.divergence is None and not self.ended
+
+    @property
+    def ended(self) -> str:
+        """Which side ended before the other, in words; empty where none did."""
+        return "" if self.lengths is None else ended_early(*self.lengths)
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types; floats that are not finite as the hex of their bits."""
         return {
             "steps": self.steps,
             "equal": self.equal,
+            "ended": self.ended,
+            "lengths": list(self.lengths) if self.lengths else None,
+            "renamed": self.renames.to_mapping(),
+            "looked_at": self.looked.to_mapping(),
             "divergence": jsonable(asdict(self.divergence)) if self.divergence else None,
             "metrics": [jsonable(asdict(m)) for m in self.metrics],
             "kl": {str(step): {"k1": encode_float(k1), "k3": encode_float(k3)} for step, (k1, k3) in self.kl.items()},
@@ -119,31 +149,46 @@ def jsonable(value: Any) -> Any:
     return encode_float(value) if isinstance(value, float) else value
 
 
-def compare(a: Trace, b: Trace, rule: Compare | None = None) -> Comparison:
-    """Compare `b` with the baseline `a` over the steps that both have.
+def ended_early(a: int, b: int) -> str:
+    """Which of a baseline of `a` steps and a run of `b` steps ended before the other; empty where none did."""
+    who = "the run" if b < a else "the baseline"
+    return "" if a == b else f"{who} ended after step {min(a, b)} of {max(a, b)}"
+
+
+def compare(a: Trace, b: Trace, rule: Compare | None = None, *, prefix: bool = False) -> Comparison:
+    """Compare `b` with the baseline `a` over the steps that both have. What was only renamed is no difference.
 
     Args:
         a: The baseline.
         b: The other trace.
         rule: What counts as equal; bitwise by default.
+        prefix: One of both was asked for fewer steps than the other: that it is shorter is no difference.
 
     Raises:
+        NotVerifiableError: no signal is in both.
         ReproError: nothing to compare: no common steps, other start steps, or other rollouts.
     """
     check_comparable(a, b)
+    lengths = None if prefix else (len(a.steps), len(b.steps))
     count = min(len(a.steps), len(b.steps))
-    index = first_divergent_index(a, b)
+    alignment = aligned(a, b, strict=rule is not None and rule.strict)
+    b = alignment.trace
+    index = first_other_chain(a, b)
     if rule is not None and rule.mode == "bounds":
         divergence = next((v for i in range(count) for v in violations(a, b, i, rule.bounds)), None)
     else:
-        divergence = first_difference(a, b)
+        divergence = None if index is None else _first_signal(a, b, index)
     metrics = [change for i in range(count) for change in _metric_changes(a, b, i)]
     kl = (
         {}
         if index is None
         else {a.steps[i].step: v for i in range(index, count) if (v := kl_of_step(a, b, i)) is not None}
     )
-    return Comparison(count, divergence, metrics, kl)
+    bounded = rule is not None and rule.mode == "bounds"
+    looked = only_bounds(rule.bounds) if rule and bounded else coverage_of(b, alignment.alone)
+    if divergence is None and alignment.alone and looked.nothing:
+        raise NotVerifiableError(f"{a.directory} and {b.directory} have no signal in common: nothing was looked at")
+    return Comparison(count, divergence, metrics, kl, lengths, alignment.renames, looked)
 
 
 def check_comparable(a: Trace, b: Trace) -> None:
@@ -160,7 +205,7 @@ def check_comparable(a: Trace, b: Trace) -> None:
             f"the traces start at steps {a.header.first_step} and {b.header.first_step}: nothing lines up; "
             "record both from the same step"
         )
-    if a.header.subject.get("observe") != b.header.subject.get("observe"):
+    if _asked(a) != _asked(b):
         raise NotVerifiableError(
             f"{a.directory} and {b.directory} were recorded with other --activations, --metric or --ignore: "
             "record both with the same"
@@ -170,6 +215,12 @@ def check_comparable(a: Trace, b: Trace) -> None:
             f"{a.directory} and {b.directory} were trained on different rollouts: not comparable; "
             "replay both on the same"
         )
+
+
+def _asked(trace: Trace) -> dict[str, list[str]]:
+    """What a recording was asked to observe beside what it always does, wherever its header says so."""
+    observe = trace.header.subject.get("observe") or trace.header.case.get("observe") or {}
+    return {key: sorted(globs) for key, globs in observe.items() if globs}
 
 
 def check_identities(a: Trace, b: Trace, vary: Sequence[str]) -> list[str]:
@@ -184,44 +235,32 @@ def check_identities(a: Trace, b: Trace, vary: Sequence[str]) -> list[str]:
     return [str(d) for d in found]
 
 
-def first_divergent_index(a: Trace, b: Trace) -> int | None:
-    """Index of the first step with another root, found by binary search on the chains; None when all common ones agree.
+def named_alike(a: Trace, b: Trace, *, strict: bool = False) -> Trace:
+    """`b` as it is to be compared with the baseline `a`: under its names, unless another name is a difference."""
+    return aligned(a, b, strict=strict).trace
 
-    Chains differ for ever once they differ, so the prefix that agrees ends at one place.
+
+def first_divergent_index(a: Trace, b: Trace, *, strict: bool = False) -> int | None:
+    """Index of the first step whose bits differ; None when all common ones agree. See `first_difference`."""
+    return first_other_chain(a, named_alike(a, b, strict=strict))
+
+
+def first_difference(a: Trace, b: Trace, *, strict: bool = False) -> Divergence | None:
+    """The first step, phase and signal whose bits differ, in the steps that both have.
+
+    Args:
+        a: The baseline.
+        b: The other trace.
+        strict: Whether another name is a difference too.
     """
-    count = min(len(a.steps), len(b.steps))
-    index = bisect.bisect_left(range(count), True, key=lambda i: a.steps[i].chain != b.steps[i].chain)
-    return None if index == count else index
-
-
-def first_difference(a: Trace, b: Trace) -> Divergence | None:
-    """The first step, phase and signal whose bits differ, in the steps that both have."""
-    index = first_divergent_index(a, b)
+    b = named_alike(a, b, strict=strict)
+    index = first_other_chain(a, b)
     return None if index is None else _first_signal(a, b, index)
-
-
-def differing(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> list[tuple[Kind, Row, Row | None]]:
-    """Every signal in which two versions of a step differ: phase by phase, in the baseline's order, added ones last."""
-    by_key = {row.key: row for row in rows_b}
-    found: list[tuple[Kind, Row, Row | None]] = []
-    for row in rows_a:
-        other = by_key.pop(row.key, None)
-        if other is None:
-            found.append(("missing", row, None))
-        elif row.dtype != other.dtype:
-            found.append(("dtype", row, other))
-        elif row.shape != other.shape:
-            found.append(("shape", row, other))
-        elif (row.lanes, row.placement) != (other.lanes, other.placement):
-            found.append(("value", row, other))
-    found += [("added", row, None) for row in by_key.values()]
-    # sorted() is stable: within a phase the baseline's order stands, and added signals come last
-    return sorted(found, key=lambda f: PHASES.index(f[1].phase))
 
 
 def _first_signal(a: Trace, b: Trace, index: int) -> Divergence:
     """The first differing signal of a step, phase by phase and in the baseline's order of observation."""
-    found = differing(a.rows(index), b.rows(index))
+    found = differing(a.rows(index), b.rows(index), blind(a, b))
     if not found:
         raise ReproError(
             f"step {a.steps[index].step} has two roots for equal signals: a trace is damaged; record it again"
@@ -230,7 +269,11 @@ def _first_signal(a: Trace, b: Trace, index: int) -> Divergence:
     counts = Counter(f[1].phase for f in found)
     step = a.steps[index].step
     size = measured(a, b, step, row, other) if kind == "value" and other else None
-    return Divergence(step, row.phase, row.name, kind, _detail(kind, row, other), size, dict(counts))
+    name, now = row.name, b.name_of(row.phase, other.name if other else row.name)
+    if kind == "added":
+        name = now  # the baseline has none
+    now = "" if now == name or kind == "missing" else now
+    return Divergence(step, row.phase, name, kind, _detail(kind, row, other), size, dict(counts), now)
 
 
 def _detail(kind: Kind, row: Row, other: Row | None) -> str:
@@ -251,9 +294,9 @@ def _detail(kind: Kind, row: Row, other: Row | None) -> str:
 def measured(a: Trace, b: Trace, step: int, row: Row, other: Row) -> Magnitude:
     """The size of a signal's difference: from whole dumps where both sides have them, else from what traces keep."""
     total = math.prod(row.shape)
-    dumps = [dump_path(t.directory, step, row.phase, row.name) for t in (a, b)]
-    if all(path.exists() for path in dumps):
-        return measure(row.dtype, dumps[0].read_bytes(), dumps[1].read_bytes(), total)
+    dumps = read_dump(a, step, row), read_dump(b, step, other)
+    if dumps[0] is not None and dumps[1] is not None:
+        return measure(row.dtype, dumps[0], dumps[1], total)
     if row.values is not None and other.values is not None:
         return measure(row.dtype, row.values, other.values, total)
     sampled = measure(row.dtype, row.sketch, other.sketch, total)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from repro_golden.errors import MachineFailureError, ReproError
+from repro_golden.pulled import check_pulled
 
 __all__ = ["Dvc"]
 
@@ -47,9 +48,18 @@ class Dvc:
         return self.run("push", *self._relative(pointers))
 
     def pull(self, *pointers: Path) -> str:
-        """Fetch tracked content from the remote into the working tree. Local changes are never overwritten."""
+        """Fetch tracked content from the remote into the working tree. Local changes are never overwritten.
+
+        Raises:
+            ReproError: the repository has no DVC, or what came is not what a pointer stands for.
+            MachineFailureError: it could not be fetched.
+        """
         self._needs_init()
-        return self.run("pull", *self._relative(pointers))
+        message = self.run("pull", *self._relative(pointers))
+        cache = Path(self.run("cache", "dir").strip())
+        for pointer in pointers:
+            check_pulled(self.root, pointer, cache)
+        return message
 
     def dirty(self, pointer: Path) -> bool:
         """Whether the tracked content in the working tree differs from its pointer (a missing folder does not)."""

@@ -5,9 +5,10 @@ A scalar in an event file is a float32, so a trace's fp64 is rounded to float32 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,12 +93,17 @@ class EventsComparison:
         differing: Those that differ: in any bit, or by more than the metric's bound; also where one side alone is not
             finite.
         nonfinite: Those that are not finite on both sides: two runs that broke down alike agree on nothing.
+        last: The last step at which each side has one of these metrics, as the baseline counts; None where one side is
+            a part of a run.
+        ended: Which side ended before the other, in words; empty where none did.
     """
 
     metrics: Sequence[tuple[str, str]]
     changes: Sequence[MetricChange]
     differing: Sequence[MetricChange]
     nonfinite: Sequence[MetricChange]
+    last: tuple[int, int] | None = None
+    ended: str = ""
 
     @property
     def values(self) -> int:
@@ -106,8 +112,8 @@ class EventsComparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether something was compared, all of it finite, and nothing differs."""
-        return bool(self.changes) and not self.differing and not self.nonfinite
+        """Whether something was compared, all of it finite, nothing differs, and neither side ended early."""
+        return bool(self.changes) and not self.differing and not self.nonfinite and not self.ended
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types; floats that are not finite as the hex of their bits."""
@@ -116,6 +122,8 @@ class EventsComparison:
             "equal": self.agrees,
             "metrics": dict(self.metrics),
             "values": self.values,
+            "ended": self.ended,
+            "last_steps": list(self.last) if self.last else None,
         } | {
             name: [{"step": c.step, "metric": c.metric, "a": jsonable(c.a), "b": jsonable(c.b)} for c in changes]
             for name, changes in rows.items()
@@ -146,6 +154,8 @@ def differences(
     metrics: Mapping[int, Mapping[str, float]],
     bounds: Mapping[str, Bound],
     offset: int = 0,
+    *,
+    prefix: bool = False,
 ) -> EventsComparison:
     """Compare metrics with a baseline, step by step, in float32.
 
@@ -154,6 +164,7 @@ def differences(
         metrics: Ours, likewise, in fp64.
         bounds: How far a metric may be from the baseline's, by either side's name; without one, bits count.
         offset: The baseline's number of our step 0.
+        prefix: One of both was asked for fewer steps than the other: that it is shorter is no difference.
     """
     pairs = matched(_names(baseline), _names(metrics))
     changes, differing, nonfinite = [], [], []
@@ -169,7 +180,27 @@ def differences(
             elif not _within(change, bounds.get(name) or bounds.get(other)):
                 differing.append(change)
     seen = {change.metric for change in changes}
-    return EventsComparison([p for p in pairs if p[0] in seen], changes, differing, nonfinite)
+    used = [p for p in pairs if p[0] in seen]
+    if prefix or not used:
+        return EventsComparison(used, changes, differing, nonfinite)
+    logged = _logged(baseline, {a for a, _ in used}), [s + offset for s in _logged(metrics, {b for _, b in used})]
+    return EventsComparison(used, changes, differing, nonfinite, (logged[0][-1], logged[1][-1]), _ended(*logged))
+
+
+def _logged(steps: Mapping[int, Mapping[str, float]], names: Set[str]) -> list[int]:
+    """The steps that have one of some metrics."""
+    return sorted(step for step, values in steps.items() if names & values.keys())
+
+
+def _ended(a: Sequence[int], b: Sequence[int]) -> str:
+    """Which of a baseline and a run ended before the other, by the steps that each has."""
+    short, long = (b, a) if b[-1] < a[-1] else (a, b)
+    # who logs every tenth step is behind who logs each of them, and has not ended before the next one is due
+    due = short[-1] + min((after - before for before, after in itertools.pairwise(short)), default=1)
+    if long[-1] < due:
+        return ""
+    who, other = ("the run", "the baseline") if short is b else ("the baseline", "the run")
+    return f"{who} ended after step {short[-1]}, {other} after step {long[-1]}"
 
 
 def _names(steps: Mapping[int, Mapping[str, float]]) -> list[str]:

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DIGEST", "Magnitude", "decode", "measure", "nonzero", "policy_kl", "ulp_histogram"]
+from repro_golden.trace.model import DIGEST
 
-DIGEST = "sha256"
-"""The dtype name of a row that holds a digest which the trainer made of a tensor, in place of the tensor."""
+__all__ = ["Magnitude", "decode", "measure", "nonzero", "policy_kl", "ulp_histogram"]
 
 
 @dataclass(frozen=True)

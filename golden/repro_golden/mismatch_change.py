@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from repro_golden.canonical import encode_float, same_float
-from repro_golden.compare import first_divergent_index
+from repro_golden.compare import first_divergent_index, named_alike
 from repro_golden.mismatch import Mismatch, measure
 from repro_golden.token_columns import pairs_of
 from repro_golden.trace import Trace
@@ -94,6 +94,7 @@ def mismatch_change(a: Trace, b: Trace, bound: float | None = None) -> MismatchC
     Raises:
         ReproError: rows are missing or damaged.
     """
+    b = named_alike(a, b)
     equal = first_divergent_index(a, b) is None  # then b need not be read
     found = []
     for index in range(min(len(a.steps), len(b.steps))):

@@ -110,6 +110,7 @@ class Night:
         seconds: Wall time of everything.
         reproduce: The command that does it again.
         version: Of repro.
+        looked_at: `coverage.Coverage` as JSON: what the numbers were judged by; None without a trace.
     """
 
     case: str
@@ -134,6 +135,14 @@ class Night:
     seconds: float = 0.0
     reproduce: str = ""
     version: str = field(default="")
+    looked_at: Mapping[str, Any] | None = None
+
+    @property
+    def looked(self) -> str:
+        """What was looked at, in words; empty where a night of an earlier version does not say it."""
+        if self.looked_at is None:
+            return "" if self.chain else "nothing"
+        return str(self.looked_at["text"])
 
     @property
     def name(self) -> str:
@@ -162,6 +171,8 @@ class Night:
         given.pop("format")
         if given["status"] not in STATUSES or not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", given["at"]):
             raise ValueError("status or time")
+        if (looked := given.get("looked_at")) is not None and not isinstance(looked["text"], str):
+            raise ValueError("what was looked at")
         metrics = {
             name: Summary(**{k: decode_float(v) for k, v in summary.items()})
             for name, summary in given["metrics"].items()

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from repro_golden.canonical import encode_float
-from repro_golden.compare import differing, first_divergent_index, kl_of_step, measured
+from repro_golden.compare import first_divergent_index, kl_of_step, measured, named_alike
 from repro_golden.magnitude import decode, nonzero, ulp_histogram
-from repro_golden.trace import Row, Trace, dump_path
+from repro_golden.step_difference import blind, differing
+from repro_golden.trace import Row, Trace, read_dump
 
 __all__ = ["Cell", "Picture", "Tokens", "picture_of"]
 
@@ -99,7 +100,9 @@ class Picture:
         }
 
 
-def picture_of(a: Trace, b: Trace, dumped: tuple[Trace, Trace] | None = None) -> Picture | None:
+def picture_of(
+    a: Trace, b: Trace, dumped: tuple[Trace, Trace] | None = None, *, strict: bool = False
+) -> Picture | None:
     """What plots show of `b` against `a`; None where all common steps agree.
 
     Sizes are of what traces keep.
@@ -108,16 +111,19 @@ def picture_of(a: Trace, b: Trace, dumped: tuple[Trace, Trace] | None = None) ->
         a: The baseline.
         b: The other one.
         dumped: Further replays of both that hold the first signal that differs whole, for the histogram.
+        strict: Whether another name is a difference too.
     """
-    begin = first_divergent_index(a, b)
+    b = named_alike(a, b, strict=strict)
+    begin = first_divergent_index(a, b, strict=True)
     if begin is None:
         return None
+    dumped = (dumped[0], named_alike(*dumped, strict=strict)) if dumped else None
     count = min(len(a.steps), len(b.steps))
     order: dict[str, int] = {}
     cells: list[Cell] = []
     first: tuple[int, Row, Row] | None = None
     for index in range(begin, count):
-        for kind, row, other in differing(a.rows(index), b.rows(index)):
+        for kind, row, other in differing(a.rows(index), b.rows(index), blind(a, b)):
             name = f"{row.phase} {row.name}"
             signal = order.setdefault(name, len(order))
             if first is None and kind == "value" and other:
@@ -144,10 +150,10 @@ def _cell(a: Trace, b: Trace, index: int, signal: int, kind: str, row: Row, othe
 
 
 def _histogram(a: Trace, b: Trace, step: int, row: Row, other: Row) -> tuple[list[tuple[int, int]], dict[str, Any]]:
-    dumps = [dump_path(t.directory, step, row.phase, row.name) for t in (a, b)]
-    whole = all(path.exists() for path in dumps)
-    if whole:
-        x, y = (path.read_bytes() for path in dumps)
+    left, right = read_dump(a, step, row), read_dump(b, step, other)
+    whole = left is not None and right is not None
+    if left is not None and right is not None:
+        x, y = left, right
     elif row.values is not None and other.values is not None:
         x, y, whole = row.values, other.values, True
     else:

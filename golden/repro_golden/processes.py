@@ -21,7 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-__all__ = ["MARK", "tree_of"]
+from repro_golden.credentials import handed_on
+
+__all__ = ["MARK", "descendants", "tree_of"]
 
 MARK = "REPRO_CHILD"
 """A variable of every process: which runs it belongs to, the outermost first, because a subject may run repro."""
@@ -109,7 +111,8 @@ def _start_bound(
             file.seek(0)
             ours = [os.getpid(), tells.fileno(), file.fileno()]
             bind = [sys.executable, "-I", "-S", "-c", _BIND, *map(str, ours)]
-            process = _start([*bind, *command], cwd, os.environ, output, [*keep, *ours[1:]])
+            # others of this user can read its environment, so it holds no secret either
+            process = _start([*bind, *command], cwd, handed_on(os.environ), output, [*keep, *ours[1:]])
         try:
             number = told.read()  # ends once the program runs
         except BaseException:
@@ -145,24 +148,29 @@ def _kill(processes: set[int]) -> None:
 
 
 def _found(process: subprocess.Popen[bytes], mark: str) -> set[int]:
-    """The processes of this user that are marked or come from one that is, without those that have ended."""
+    # once waited for, its number may be another's
+    return descendants([] if process.returncode is not None else [process.pid], mark) - {os.getpid()}
+
+
+def descendants(roots: Sequence[int], mark: str | None = None) -> set[int]:
+    """The processes of this user that are among `roots`, are marked, or come from one that is; none that has ended."""
     children: dict[int, list[int]] = {}
-    found = [] if process.returncode is not None else [process.pid]  # once waited for, it is another's number
+    left = [*roots]
     for folder in _processes():
         with contextlib.suppress(OSError):  # gone meanwhile
             state, parent = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:2]
             if state in (b"Z", b"X"):
                 continue
             children.setdefault(int(parent), []).append(int(folder.name))
-            if mark.encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
+            if mark is not None and mark.encode() in (folder / "environ").read_bytes():
+                left.append(int(folder.name))
     every: set[int] = set()
-    while found:
-        one = found.pop()
-        if one not in every:
-            every.add(one)
-            found += children.get(one, [])
-    return every - {os.getpid()}
+    while left:
+        number = left.pop()
+        if number not in every:
+            every.add(number)
+            left += children.get(number, [])
+    return every
 
 
 def _processes() -> Iterator[Path]:

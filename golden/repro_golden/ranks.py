@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from repro_golden.children import CancelledError, Child, ChildFailure
+from repro_golden.children import CancelledError, Child, ChildFailure, tail
 from repro_golden.team import SHOW_STACKS, lost_a_peer, result_path
 
 __all__ = ["Lost", "Ranks", "free_port", "meeting", "rank_log"]
@@ -27,6 +27,8 @@ _PATIENCE = 5.0
 _STACKS = 3.0
 """Seconds that ranks get to write what they are doing."""
 
+_WORDS = 4096
+"""Characters at the end of a rank's output in which it tells that it lost a peer."""
 _STACK = "most recent call first"
 _WAITS = re.compile(r"/torch/distributed/|/repro_golden/team\.py")
 """Frames of a rank that waits for others."""
@@ -151,7 +153,7 @@ class Ranks:
                 found.append(Lost(rank, code, said, child.log, peer, at))
             elif code is not None:
                 # a kill leaves no word, and is nobody's echo
-                peer = code != -signal.SIGKILL and lost_a_peer(_tail(child.log))
+                peer = code != -signal.SIGKILL and lost_a_peer(tail(child.log)[-_WORDS:])
                 found.append(Lost(rank, code, None, child.log, peer, time.time()))
         return found
 
@@ -189,12 +191,7 @@ class Ranks:
 
     def _since(self, before: Mapping[int, int]) -> dict[int, str]:
         """What each rank has written behind so many bytes of its log."""
-        logs = {rank: self.children[rank].log.read_bytes() for rank in before}
-        return {rank: logs[rank][size:].decode(errors="replace") for rank, size in before.items()}
-
-
-def _tail(log: Path) -> str:
-    return log.read_bytes()[-4096:].decode(errors="replace")
+        return {rank: tail(self.children[rank].log, size) for rank, size in before.items()}
 
 
 def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:

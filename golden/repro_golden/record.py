@@ -22,6 +22,7 @@ from repro_golden.checkout import Checkout
 from repro_golden.children import Place, Run, RunResult
 from repro_golden.errors import RefusedError, ReproError
 from repro_golden.identity import Identity
+from repro_golden.locks import held_alone
 from repro_golden.mismatch_bounds import mismatch_checks
 from repro_golden.noise import measure_noise
 from repro_golden.proofs import Proof
@@ -30,6 +31,7 @@ from repro_golden.runs import Say, run_children, train
 from repro_golden.scratch import scratch_folder
 from repro_golden.store import GoldenRun, Store, describe, write_record
 from repro_golden.subjects import identity_of, packages_of, try_out
+from repro_golden.surroundings import variables_digest
 from repro_golden.trace import Trace, seal
 
 __all__ = ["Options", "cure", "record"]
@@ -73,11 +75,20 @@ def record(checkout: Checkout, case: Case, options: Options, say: Say) -> tuple[
 
     Raises:
         RefusedError: a proof failed; nothing was kept.
-        ReproError: the trainer failed, or there is a golden run already and no reason to replace it.
+        ReproError: the trainer failed, it is being recorded already, or there is a golden run and no reason to replace
+            it.
     """
-    store, place = Store(checkout.root), checkout.place(case)
+    store = Store(checkout.root)
     if not store.dvc.initialised:
         raise ReproError(f"{checkout.root} has no DVC yet: run `repro init`")
+    rollouts = store.rollouts_path(case)
+    captures = [rollouts] if rollouts and not store.has_rollouts(case) else []
+    with held_alone(checkout, store.case_path(case.name), *captures):
+        return _record(checkout, case, store, options, say)
+
+
+def _record(checkout: Checkout, case: Case, store: Store, options: Options, say: Say) -> tuple[GoldenRun, list[Proof]]:
+    place = checkout.place(case)
     _refuse_existing(store, identity_of(case, place.root).machine, case, options)
     with scratch_folder(checkout.scratch, "record") as scratch:
         try_out(case, place, scratch / "check.log")
@@ -346,6 +357,7 @@ def _facts(case: Case, place: Place, golden: Trace, found: Sequence[Proof], opti
         "identity": golden.header.identity,
         "recorded": {"by": _user(), "at": datetime.now(UTC).isoformat(timespec="seconds")},
         "lock": packages_of(case, place.root),
+        "variables": variables_digest(case),
         "proofs": [p.to_mapping() for p in found],
         "states": sorted(int(folder.name) for folder in (golden.directory.parent / "states").glob("*")),
         "approved": approved,

@@ -160,7 +160,9 @@ def _train(
     team: Team | None, judge: SyncJudge | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Feed rollouts until the steps are made or a root differs from the baseline's, which one of several cannot see."""
-    roots = _baseline_roots(None if team else run["baseline"])
+    from repro_golden.parting import Parting
+
+    parting = Parting(None if team else run["baseline"], run["trace"])
     states = _States({int(step): Path(folder) for step, folder in run["states"].items()}, run["states_budget"], team)
     next_step, rollout_id = subject.position
     step, made, diverged, seconds = next_step - 1, 0, False, list[float]()
@@ -179,7 +181,7 @@ def _train(
                 seconds.append(time.perf_counter() - last_begun)
                 made += 1
                 if recorder:
-                    diverged = _parted(recorder.end_step(step), roots)
+                    diverged = parting.seen(recorder.end_step(step))
                 if diverged:
                     break
                 states.save(subject, step + 1)
@@ -196,15 +198,10 @@ def _train(
     except BaseException as error:
         raise _blame("step", step, error) from error
     if recorder:
-        diverged = _parted(recorder.drain(), roots) or diverged
+        diverged = parting.seen(recorder.drain()) or diverged
         reason = "diverged" if diverged else "finished"
         recorder.close({"reason": reason, "terminal": terminal, "spent": measure(seconds)})
     return {"steps": made, "diverged": diverged, "terminal": terminal, "seconds": seconds}
-
-
-def _parted(records: list[Any], roots: dict[int, str]) -> bool:
-    """Whether a step that was just written has another root than the baseline's."""
-    return any(roots.get(record.step, record.root) != record.root for record in records)
 
 
 class _Operations:
@@ -320,14 +317,6 @@ def _recorder(job: dict[str, Any], run: dict[str, Any], rollouts: str, first_ste
     else:
         writer = TraceWriter(Path(run["trace"]), header())
     return Recorder(writer, first_step, run["plant"], run["dump"])
-
-
-def _baseline_roots(path: str | None) -> dict[int, str]:
-    if not path:
-        return {}
-    from repro_golden.trace import Trace
-
-    return {record.step: record.root for record in Trace(Path(path)).steps}
 
 
 def _terminal(subject: Any) -> dict[str, str]:

@@ -9,15 +9,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import git
-
-from repro_golden.canonical import canonical_json, check_format, read_json, write_atomic
+from repro_golden.canonical import check_format, read_json, write_atomic
 from repro_golden.case import Case
 from repro_golden.dvc import Dvc
 from repro_golden.errors import NotVerifiableError, ReproError
+from repro_golden.git_process import Git
 from repro_golden.identity import Difference, Identity
 from repro_golden.rollouts import RolloutFiles, Rollouts, rollouts_of
 from repro_golden.trace import Trace
+from repro_golden.trace.model import checked, to_checked_line
 
 __all__ = ["RUN_FORMAT", "GoldenRun", "Store"]
 
@@ -106,6 +106,10 @@ class Store:
         """Where the golden run of a case on a machine lies."""
         return self.root / "golden" / "runs" / machine / case
 
+    def case_path(self, case: str) -> Path:
+        """What stands for a case's golden runs on all machines, to be locked."""
+        return self.root / "golden" / "runs" / case
+
     def entries(self) -> Iterator[tuple[str, str, bool]]:
         """(machine, case, whether the content is in the working tree) of every golden run, replaced ones included."""
         for pointer in sorted((self.root / "golden" / "runs").glob("*/*.dvc")):
@@ -123,7 +127,12 @@ class Store:
         check_format(record.get("format"), RUN_FORMAT, f"the golden run {path}")
         if lost := {"chain", "case", "identity", "recorded", "proofs", "rollouts"} - record.keys():
             raise ReproError(f"{path}/run.json is damaged (no {min(lost)}): `dvc checkout {path}.dvc` brings it back")
-        return GoldenRun(path, record)
+        try:
+            return GoldenRun(path, checked(record))
+        except (ValueError, TypeError) as error:
+            raise ReproError(
+                f"{path}/run.json is damaged ({error}): `dvc checkout {path}.dvc` brings it back"
+            ) from None
 
     def find(self, case: Case, identity: Identity) -> GoldenRun:
         """The golden run of a case for an identity.
@@ -196,13 +205,21 @@ class Store:
 
     def in_git(self, path: Path) -> bool:
         """Whether git tracks anything at `path`."""
-        with git.Repo(self.root) as repo:
-            return bool(repo.git.ls_files("--", str(path)))
+        return bool(Git(self.root)("ls-files", "--", str(path)))
 
     def pointers(self, case: str | None = None) -> list[Path]:
         """Pointers of all golden runs and rollouts, or of one case's."""
         found = sorted((self.root / "golden").glob("r*/**/*.dvc"))
         return [p for p in found if case is None or p.stem.split(_PREVIOUS)[0] == case]
+
+    def written_by(self, pointer: Path) -> Path:
+        """What is to be locked by whoever writes beside a pointer; see `case_path`."""
+        runs = self.root / "golden" / "runs"
+        return (
+            self.case_path(pointer.stem.split(_PREVIOUS)[0])
+            if pointer.is_relative_to(runs)
+            else pointer.with_suffix("")
+        )
 
     def _fetch(self, path: Path) -> None:
         if not path.exists() and _pointer(path).exists():
@@ -211,7 +228,7 @@ class Store:
 
 def write_record(directory: Path, record: dict[str, Any]) -> None:
     """Write ``run.json``."""
-    write_atomic(directory / "run.json", canonical_json({"format": RUN_FORMAT, **record}) + "\n")
+    write_atomic(directory / "run.json", to_checked_line({"format": RUN_FORMAT, **record}) + "\n")
 
 
 def describe(differences: list[Difference]) -> str:

@@ -72,6 +72,8 @@ class _Subject(Table):
     """Longest one run may take: seconds, or a string such as "30m"."""
     env: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the trainer, set before it starts."""
+    pass_env: tuple[Annotated[str, Field(pattern=r"^[^=\x00]+$")], ...] = Field(default=(), strict=False)
+    """Names of the caller's variables that the trainer gets although they look like secrets, such as HF_TOKEN."""
     packages: Annotated[dict[str, str], AfterValidator(checked_pins)] = Field(default_factory=dict)
     """Released versions of packages that replace the environment's own. What one needs and has not there moves too."""
 
@@ -238,4 +240,4 @@ TABLES: dict[str, type[Table]] = {
 def unset_keys(subject: CoreSubject | CommandSubject) -> set[str]:
     """Keys that change nothing where they are not set, so that older golden runs and journals still serve."""
     unset = {"lock"} if isinstance(subject, CommandSubject) and not subject.lock else set()
-    return unset | (set() if subject.packages else {"packages"})
+    return unset | {name for name in ("packages", "pass_env") if not getattr(subject, name)}

@@ -10,7 +10,7 @@ from repro_golden.canonical import canonical_json
 from repro_golden.case import Case
 from repro_golden.checkout import Checkout
 from repro_golden.children import Place, Run
-from repro_golden.compare import Comparison, compare
+from repro_golden.compare import Comparison, compare, named_alike
 from repro_golden.errors import NotVerifiableError, ReproError
 from repro_golden.identity import Identity
 from repro_golden.mismatch_bounds import Breach, breaches
@@ -118,10 +118,9 @@ def verify(checkout: Checkout, case: Case, say: Say) -> Verification:
         if differences:
             raise NotVerifiableError(f"the replay ran under another identity: {differences[0]}")
         found = compare(golden.trace, replay, case.compare)
-        agreeing, mismatch = (
-            agreeing_steps(golden.trace, replay),
-            mismatch_change(golden.trace, replay, case.mismatch.max),
-        )
+        alike = named_alike(golden.trace, replay, strict=case.compare.strict)
+        agreeing = agreeing_steps(golden.trace, alike)
+        mismatch = mismatch_change(golden.trace, alike, case.mismatch.max)
         return Verification(golden, found, case.steps, agreeing, mismatch, breaches(case.mismatch, replay))
 
 

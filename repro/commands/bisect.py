@@ -6,6 +6,7 @@ import contextlib
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ __all__ = ["bisect"]
     "--confidence", type=click.FloatRange(0.5, 1, min_open=True, max_open=True), help="Noisy verdicts: when to stop."
 )
 @click.option("--fresh", is_flag=True, help="Use nothing that earlier bisects found.")
+@click.option("--try-skips", is_flag=True, help="Try also every commit that is presumed to fail like those around it.")
 @click.option("--explain/--no-explain", "why", default=True, help="Also name the operation and the line; the default.")
 @click.option("--export", type=click.Path(path_type=Path), help="Also write what is known as a `git bisect log`.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the report (Markdown and HTML).")
@@ -61,11 +63,13 @@ def bisect(
     every: bool,
     confidence: float | None,
     fresh: bool,
+    try_skips: bool,
     why: bool,
     steps: int | None,
     ranks: int,
     gpus: int,
     metrics: tuple[str, ...],
+    pass_env: tuple[str, ...],
     export: Path | None,
     out: Path | None,
     as_json: bool,
@@ -90,12 +94,14 @@ def bisect(
     from repro_golden.checkout import find_checkout
 
     checkout = find_checkout(Path.cwd())
-    case = case_of(checkout, name, command, steps, {"ranks": ranks, "gpus": gpus}, metrics)
+    case = case_of(checkout, name, command, steps, {"ranks": ranks, "gpus": gpus}, metrics, pass_env)
     open_end = bool(command) and steps is None and when != "exit"
     options = Options(jobs, ray, when, paths, first_parent, every, fresh, confidence, open_end, why, diagnosis)
+    options = replace(options, try_skips=try_skips)
     chosen = {"package": package, "flags": flags, "layout": layout, "index_url": index_url}
     axis = axis_of(checkout, case, commits, options, at=at, tolerance=tolerance, **chosen)  # type: ignore[arg-type]
-    _refuse(axis, {"--when": when, "--all": every, "--confidence": confidence, "--export": export})
+    given = {"--when": when, "--all": every, "--confidence": confidence, "--export": export, "--try-skips": try_skips}
+    _refuse(axis, given)
     said = [f"repro bisect {axis_words(axis, **chosen)}"]  # type: ignore[arg-type]
     said += [f"--tolerance {tolerance:g}"] if tolerance is not None else []
     said += [f"--case {case.name}"] if not command else []
@@ -103,9 +109,11 @@ def bisect(
     said += [f"--path {shlex.quote(path)}" for path in paths]
     said += [flag for flag, given in (("--first-parent", first_parent), ("--all", every)) if given]
     said += [f"--confidence {confidence}"] if confidence else []
+    said += ["--try-skips"] if try_skips else []
     said += [] if why else ["--no-explain"]
     said += [f"--steps {steps}"] if steps else []
     said += [f"--metric {shlex.quote(metric)}" for metric in metrics]
+    said += [f"--pass-env {shlex.quote(variable)}" for variable in pass_env]
     said += [f"--ranks {ranks}"] if ranks > 1 else []
     said += [f"--gpus {gpus}"] if gpus else []
     again = " ".join([*said, *(["--", shlex.join(command)] if command else [])])
@@ -139,9 +147,9 @@ def _refuse(axis: Axis, given: dict[str, Any]) -> None:
 
     refused = ["--export"] if axis.what != "commit" else []
     if isinstance(axis, FlagSet):
-        refused += ["--all", "--confidence"]
+        refused += ["--all", "--confidence", "--try-skips"]
     if isinstance(axis, LayoutLine):
-        refused += ["--when", "--all", "--confidence"]
+        refused += ["--when", "--all", "--confidence", "--try-skips"]
     if wrong := next((flag for flag in refused if given[flag]), None):
         raise ReproError(f"{wrong} is not for a search along a {axis.what}: leave it out")
 

@@ -20,7 +20,7 @@ OPEN_END = 1_000_000
 
 
 def command_options(function: F) -> F:
-    """``[-- CMD...]`` and what a case would say of it: ``--steps``, ``--ranks``, ``--gpus`` and ``--metric``."""
+    """``[-- CMD...]`` and what a case would say of it: ``--steps``, ``--ranks``, ``--gpus``, ``--metric`` and so on."""
     number = click.IntRange(min=1)
     for option in reversed((
         click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]"),
@@ -31,6 +31,9 @@ def command_options(function: F) -> F:
         ),
         click.option(
             "--metric", "metrics", multiple=True, help="With CMD: pattern of output whose named groups are metrics."
+        ),
+        click.option(
+            "--pass-env", multiple=True, metavar="NAME", help="With CMD: a variable it gets though it looks secret."
         ),
     )):  # fmt: skip
         function = option(function)
@@ -44,6 +47,7 @@ def case_of(
     steps: int | None,
     resources: dict[str, int],
     metrics: tuple[str, ...],
+    pass_env: tuple[str, ...] = (),
 ) -> Case:
     """The case called `name`, the only one, or one made of a command.
 
@@ -55,8 +59,10 @@ def case_of(
 
     if command and name:
         raise ReproError("--case and a command after -- exclude each other: give one of them")
-    if not command and (steps or metrics or resources != {"ranks": 1, "gpus": 0}):
-        raise ReproError("--steps, --ranks, --gpus and --metric are for a command after --: a case says them itself")
+    if not command and (steps or metrics or pass_env or resources != {"ranks": 1, "gpus": 0}):
+        raise ReproError(
+            "--steps, --ranks, --gpus, --metric and --pass-env are for a command after --: a case says them itself"
+        )
     if command:
-        return command_case(checkout.root, "command", command, steps or OPEN_END, resources, metrics)
+        return command_case(checkout.root, "command", command, steps or OPEN_END, resources, metrics, pass_env)
     return find_case(checkout.root, name)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from repro.output import emit, json_option, vary_option
+from repro.output import emit, json_option, strict_names_option, vary_option
+from repro_golden.clean import one_line
 
 if TYPE_CHECKING:
     from repro_golden.events import EventsComparison
@@ -20,13 +21,19 @@ __all__ = ["diff"]
 @click.argument("b", type=click.Path(path_type=Path))
 @click.option("--offset", type=int, default=0, help="Number that event files give to a trace's step 0.")
 @click.option("--mismatch", is_flag=True, help="Show the train/rollout mismatch also where no number moved.")
+@strict_names_option
 @vary_option
 @json_option
-def diff(a: Path, b: Path, offset: int, mismatch: bool, vary: tuple[str, ...], as_json: bool) -> int:
+def diff(
+    a: Path, b: Path, offset: int, mismatch: bool, strict_names: bool, vary: tuple[str, ...], as_json: bool
+) -> int:
     """Compare trace A (the baseline) with trace B, bit for bit.
 
     A trace is a folder with a header.json; a golden run's folder serves too. Either side may be a folder of TensorBoard
-    event files: then the metrics that both sides have are compared, in float32, as event files hold no more.
+    event files: then the metrics that both sides have are compared, in float32, as event files hold no more. Where one
+    side's last step with such a metric is before the other's, it ended early, and that is a difference.
+
+    Signals that have another name in B and the same bits in every step were renamed; that is told and no difference.
     """
     from repro_golden.errors import ReproError
 
@@ -37,31 +44,34 @@ def diff(a: Path, b: Path, offset: int, mismatch: bool, vary: tuple[str, ...], a
         return _diff_events(a, b, events, offset, as_json)
     if offset:
         raise ReproError("--offset is for TensorBoard event files: neither side is a folder of them")
-    return _diff_traces(a, b, vary, as_json, mismatch=mismatch)
+    return _diff_traces(a, b, vary, as_json, mismatch=mismatch, strict_names=strict_names)
 
 
-def _diff_traces(a: Path, b: Path, vary: tuple[str, ...], as_json: bool, *, mismatch: bool) -> int:
+def _diff_traces(a: Path, b: Path, vary: tuple[str, ...], as_json: bool, *, mismatch: bool, strict_names: bool) -> int:
     from repro.report.mismatch import mismatch_text
     from repro.text import comparison_text
+    from repro_golden.case import Compare
     from repro_golden.compare import check_identities, compare
     from repro_golden.mismatch_change import mismatch_change
 
     traces = [open_trace(path) for path in (a, b)]
     differences = check_identities(traces[0], traces[1], vary)
-    found = compare(*traces)
+    found = compare(traces[0], traces[1], Compare(names="strict" if strict_names else "matched"))
     # of long traces that agree no row is read unless somebody asks
     gap = None if found.equal and not mismatch else mismatch_change(*traces)
     data = found.to_mapping() | {"identity": differences, "mismatch": gap.to_mapping() if gap else None}
     shown = mismatch_text(data["mismatch"], every=mismatch)
-    notes = "".join(f"\nidentity differs: {d}" for d in differences)
-    if len(traces[0].steps) != len(traces[1].steps):
-        notes += f"\nA has {len(traces[0].steps)} steps, B has {len(traces[1].steps)}: only common ones were compared"
+    notes = "".join(f"\nidentity differs: {one_line(d)}" for d in differences)
     broken = [f"{name} is incomplete: {why}" for name, t in zip("AB", traces, strict=True) if (why := _broken(t))]
     notes += "".join(f"\n{line}" for line in broken)
-    options = " --mismatch" * mismatch + "".join(f" --vary {part}" for part in vary)
-    text = comparison_text(found) + (f"\n\n{shown}" if shown else "")
-    emit(as_json, data, text + notes + f"\nreproduce with: repro diff{options} {a} {b}")
-    return 1 if not found.equal else 3 if broken else 0
+    options = " --mismatch" * mismatch + " --strict-names" * strict_names + "".join(f" --vary {part}" for part in vary)
+    text = comparison_text(found)
+    if broken and found.divergence is None:  # what is missing may be what broke off
+        text = text.replace("differs:", "not verifiable:", 1)
+    text += f"\n\n{shown}" if shown else ""
+    again = one_line(f"reproduce with: repro diff{options} {a} {b}")
+    emit(as_json, data, f"{text}{notes}\n{again}")
+    return 1 if found.divergence else 3 if broken else 0 if found.equal else 1
 
 
 def _diff_events(a: Path, b: Path, events: list[bool], offset: int, as_json: bool) -> int:
@@ -82,10 +92,15 @@ def _diff_events(a: Path, b: Path, events: list[bool], offset: int, as_json: boo
     found = differences(sides[0], sides[1], {}, offset if events[0] else -offset)
     if not found.changes:
         raise ReproError(f"{a} and {b} have no metric at a common step: {_why_nothing(sides, offset)}")
-    text = "\n".join([_events_text(found, sides), *broken])
+    text = _events_text(found, sides)
+    differs = bool(found.differing or found.nonfinite)
+    if broken and not differs:  # what is missing may be what broke off
+        text = text.replace("differs:", "not verifiable:", 1)
+    text = "\n".join([text, *broken])
     option = f" --offset {offset}" if offset else ""
-    emit(as_json, found.to_mapping() | {"offset": offset}, f"{text}\nreproduce with: repro diff{option} {a} {b}")
-    return 1 if not found.agrees else 3 if broken else 0
+    again = one_line(f"reproduce with: repro diff{option} {a} {b}")
+    emit(as_json, found.to_mapping() | {"offset": offset}, f"{text}\n{again}")
+    return 1 if differs else 3 if broken else 0 if found.agrees else 1
 
 
 def _why_nothing(sides: list[dict[int, dict[str, float]]], offset: int) -> str:
@@ -116,13 +131,18 @@ def _events_text(found: EventsComparison, sides: list[dict[int, dict[str, float]
             f"not finite on both sides: {count(len(found.nonfinite), 'value')}, first {c.metric} at step {c.step}"
         )
     if found.agrees:
-        return "\n".join([f"agrees: {compared}", *notes])
+        return "\n".join(map(one_line, (f"agrees: {compared}", *notes)))
+    if found.ended and (found.differing or found.nonfinite):
+        notes.append(found.ended)
+    elif found.ended:
+        return "\n".join(map(one_line, (f"differs: {found.ended}; nothing differs before: {compared}", *notes)))
     if not found.differing:
-        return "\n".join([f"nothing differs, but values that are not finite agree on nothing: {compared}", *notes])
+        said = f"nothing differs, but values that are not finite agree on nothing: {compared}"
+        return "\n".join(map(one_line, (said, *notes)))
     first = found.differing[0]
     table = metrics_table(Comparison(len(steps), None, found.changes, {}))
     head = f"differs at step {first.step}, metric {first.metric}: {first.a!r} became {first.b!r}"
-    return "\n".join([head, compared, *notes, "", table])
+    return "\n".join([*map(one_line, (head, compared, *notes)), "", table])
 
 
 def _broken(trace: Any) -> str:

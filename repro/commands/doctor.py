@@ -119,7 +119,7 @@ def _examined(
     }
     text = examination_text(found)
     colours = sys.stdout is not None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    emit(as_json, data, text if colours else click.unstyle(text))
+    emit(as_json, data, text if colours else click.unstyle(text), styled=colours)
     return 1 if found.of("error") else 0
 
 

@@ -10,7 +10,7 @@ import click
 
 from repro.commands.golden_verify import verify
 from repro.commands.rollout import engine_options
-from repro.output import emit, json_option, progress, vary_option
+from repro.output import emit, json_option, progress, strict_names_option, vary_option
 
 if TYPE_CHECKING:
     from repro_golden.record import Options
@@ -47,6 +47,7 @@ def _recording_options(function: Any) -> Any:
 @click.option(
     "--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="With CMD: processes that train."
 )
+@click.option("--pass-env", multiple=True, metavar="NAME", help="With CMD: a variable it gets though it looks secret.")
 @engine_options
 @_recording_options
 @json_option
@@ -55,6 +56,7 @@ def record(
     command: tuple[str, ...],
     steps: int,
     ranks: int,
+    pass_env: tuple[str, ...],
     engine: str | None,
     sglang_url: str | None,
     words: tuple[str, ...],
@@ -79,7 +81,7 @@ def record(
         root = find_checkout(Path.cwd()).root
         if not Store(root).dvc.initialised:
             raise ReproError(f"{root} has no DVC yet: run `repro init`")
-        new_command_case(root, str(case), command, steps, ranks)
+        new_command_case(root, str(case), command, steps, ranks, pass_env)
     capture = Capture(settings_of(engine, sglang_url, words))
     return _record(case, Options(allow_noise, allow_failed_checks, capture=capture), as_json)
 
@@ -205,18 +207,20 @@ def _mismatches(trace: Any) -> dict[int, Any]:
 @golden.command("diff", short_help="Compare two golden runs.")
 @click.argument("a")
 @click.argument("b")
+@strict_names_option
 @vary_option
 @json_option
-def diff_runs(a: str, b: str, vary: tuple[str, ...], as_json: bool) -> int:
+def diff_runs(a: str, b: str, strict_names: bool, vary: tuple[str, ...], as_json: bool) -> int:
     """Compare two golden runs: each is CASE, CASE~CHAIN or MACHINE/CASE."""
     from repro.report.mismatch import mismatch_text
     from repro.text import comparison_text
+    from repro_golden.case import Compare
     from repro_golden.compare import check_identities, compare
     from repro_golden.mismatch_change import mismatch_change
 
     left, right = _load(a), _load(b)
     differences = check_identities(left.trace, right.trace, vary)
-    found = compare(left.trace, right.trace)
+    found = compare(left.trace, right.trace, Compare(names="strict" if strict_names else "matched"))
     gap = None if found.equal else mismatch_change(left.trace, right.trace)
     data = found.to_mapping() | {"identity": differences, "mismatch": gap.to_mapping() if gap else None}
     shown = mismatch_text(data["mismatch"])
@@ -262,13 +266,19 @@ def push(case: str | None, as_json: bool) -> int:
 def _transfer(direction: str, case: str | None, as_json: bool) -> int:
     from repro_golden.checkout import find_checkout
     from repro_golden.errors import ReproError
+    from repro_golden.locks import held_alone
     from repro_golden.store import Store
 
-    store = Store(find_checkout(Path.cwd()).root)
+    checkout = find_checkout(Path.cwd())
+    store = Store(checkout.root)
     pointers = store.pointers(case)
     if not pointers:
         raise ReproError(f"nothing to {direction}: " + (f"no golden run of {case}" if case else "no golden runs yet"))
-    said = store.dvc.pull(*pointers) if direction == "pull" else store.dvc.push(*pointers)
+    if direction == "pull":
+        with held_alone(checkout, *map(store.written_by, pointers)):
+            said = store.dvc.pull(*pointers)
+    else:
+        said = store.dvc.push(*pointers)
     last = said.strip().splitlines()[-1] if said.strip() else "nothing to do"
     emit(as_json, {"pointers": [str(p) for p in pointers], "dvc": last}, f"{len(pointers)} pointers: {last}")
     return 0

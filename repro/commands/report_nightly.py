@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from repro.output import emit, json_option
+from repro_golden.clean import one_line
 
 if TYPE_CHECKING:
     from repro_golden.case import Case
@@ -119,9 +120,10 @@ def nightly(
             "exit_code": code,
             "reproduce": command,
         }
-        text = nightly_text(nights, files, colour=sys.stdout.isatty())
-        said = "".join(f"\nreport: {path}" for path in reports)
-        emit(as_json, data, f"{text}\n{said}\nreproduce with: {command}")
+        colour = sys.stdout.isatty()
+        text = nightly_text(nights, files, colour=colour)
+        said = "".join(f"\nreport: {one_line(str(path))}" for path in reports)
+        emit(as_json, data, f"{text}\n{said}\nreproduce with: {one_line(command)}", styled=colour)
     annotate(nights)
     return code
 

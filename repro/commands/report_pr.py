@@ -75,9 +75,10 @@ def pr(
 
     checkout, (left, right) = find_checkout(Path.cwd()), _range(commits)
     marker(key)
+    token = find_token() if post else ""  # before anything is started, which then has none
     base, head = resolve(checkout, left), resolve(checkout, right)
     # what a post needs is asked for before hours of replays, not after them
-    comments = PullComments(find_pull(checkout.root, repository, number), find_token()) if post else None
+    comments = PullComments(find_pull(checkout.root, repository, number), token) if post else None
     options = Options(jobs=jobs, fresh=fresh, paths=paths)
     with bisect_view() as watch:
         entries = _entries(checkout, names, (left, head), watch, options, name=name)
@@ -156,7 +157,7 @@ def _entries(
     found: list[Entry] = []
     for case_name in dict.fromkeys(names or known):
         try:
-            case: Case = find_case(checkout.root, case_name)
+            case: Case = _passing_as(checkout, ends[0], find_case(checkout.root, case_name))
             found.append(compare_commits(checkout, case, *ends, watch, options, name=name))
         except MachineFailureError:
             raise
@@ -165,6 +166,25 @@ def _entries(
         except ReproError as error:
             found.append(Failed(case_name, str(error)))
     return found
+
+
+def _passing_as(checkout: Checkout, base: str, case: Case) -> Case:
+    """The case, which passes on no more variables than it does at BASE: HEAD names its own code no secret."""
+    import tomllib
+
+    from repro_golden.case import CASES
+    from repro_golden.git_process import GitFailedError
+
+    asked = case.subject.pass_env
+    if not asked:
+        return case
+    try:
+        text = checkout.git.text("cat-file", "blob", f"{base}:{CASES / case.name}.toml")
+        there = tomllib.loads(text)["subject"]["pass_env"]
+    except (GitFailedError, tomllib.TOMLDecodeError, KeyError, TypeError):
+        there = ()
+    subject = case.subject.model_copy(update={"pass_env": tuple(name for name in asked if name in there)})
+    return case.model_copy(update={"subject": subject})
 
 
 def annotate(report: PullReport) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from repro.commands.rollout_files import bytes_of, dump_options
+from repro_golden.clean import one_line
 
 __all__ = ["trace"]
 
@@ -18,7 +20,7 @@ __all__ = ["trace"]
 @click.option("--steps", type=click.IntRange(min=1), help="End the program after so many steps.")
 @click.option("--activations", metavar="GLOB", multiple=True, help="Also outputs of these modules, and gradients.")
 @click.option("--metric", metavar="REGEX", multiple=True, help="Numbers in lines of output; named groups name them.")
-@click.option("--ignore", metavar="GLOB", multiple=True, help="Metrics to leave out.")
+@click.option("--ignore", metavar="GLOB", multiple=True, help="Metrics to leave out, and signals such as rng/random.")
 @click.option(
     "--from",
     "folder",
@@ -85,7 +87,7 @@ def trace(
     if found.ignored:  # a number of the training may be called like a time
         names = ", ".join(found.ignored[:3]) + (", ..." if len(found.ignored) > 3 else "")
         note += f"; left out {len(found.ignored)} metrics that differ from run to run ({names})"
-    click.echo(f"repro: {found.steps} steps of {ranks_text} in {out}{note}", err=True)
+    print(one_line(f"repro: {found.steps} steps of {ranks_text} in {out}{note}"), file=sys.stderr)
     return code
 
 
@@ -98,8 +100,8 @@ def _imported(
     bound = LIMIT if limit is None else bytes_of(limit)
     found, problems = trace_of_folder(folder, out, log=log, allow=allow, limit=bound, **how)
     for text in problems:
-        click.echo(f"repro: warning: {text}", err=True)
+        print(one_line(f"repro: warning: {text}"), file=sys.stderr)
     note = "" if found.complete else "; incomplete: the run broke off"
     steps = "1 step" if len(found.steps) == 1 else f"{len(found.steps)} steps"
-    click.echo(f"repro: {steps} of {found.header.subject['kind']} in {out}{note}", err=True)
+    print(one_line(f"repro: {steps} of {found.header.subject['kind']} in {out}{note}"), file=sys.stderr)
     return 0

@@ -26,7 +26,7 @@ def result_text(result: DemoResult, folder: Path) -> Text:
         out.append(f"{found.culprit.commit[:10]}", style="bold yellow")
         out.append(f'  "{found.culprit.subject}"', style="bold")
         out.append("  moved the numbers\n")
-        _row(out, "first at", f"step {d.step}, phase {d.phase}, signal {d.signal}")
+        _row(out, "first at", f"step {d.step}, phase {d.phase}, signal {d.name}")
         _row(out, "by", str(d.magnitude or d.detail))
     else:
         out.append(f"no commit was named: {found.outcome}\n", style="bold red")

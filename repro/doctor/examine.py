@@ -31,9 +31,9 @@ FAULT = Rule(
 )  # fmt: skip
 
 LEFT_OUT = Rule(
-    "not-read", "What was left out of a folder, for its size or depth", (), "note", "certain",
+    "not-read", "What was left out of a folder: too large, too deep, or behind a link out of it", (), "note", "certain",
     "the rules say nothing of what they did not see",
-    "name a smaller folder, or single files", (), lambda: (),
+    "name a smaller folder, single files, or what a link leads to", (), lambda: (),
 )  # fmt: skip
 """Likewise."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from repro.doctor.artefacts.kinds import NotRead, Reader
+from repro.doctor.links import Inside
 from repro_golden.errors import ReproError
 
 __all__ = ["READERS", "Seen", "recognise"]
@@ -63,8 +64,12 @@ def recognise(path: Path) -> list[Seen]:
     Returns:
         What was recognised, in the order of names; where nothing was, one entry without a kind.
     """
-    walk = _Walk()
+    walk = _Walk(Inside(path))
     found = list(_below(path, DEPTH, walk))
+    if walk.outside:
+        count = f"{len(walk.outside)} links lead" if len(walk.outside) > 1 else "a link leads"
+        reason = f"{count} out of {path} and {'were' if len(walk.outside) > 1 else 'was'} not followed"
+        found.append(Seen(path, _FOLDER, [NotRead(walk.outside[0], reason)]))
     if walk.deep:
         count = f"{len(walk.deep)} folders lie" if len(walk.deep) > 1 else "a folder lies"
         reason = f"{count} {DEPTH} deep, and what is below was not looked at"
@@ -85,9 +90,11 @@ def _by_name(path: Path) -> Seen:
 class _Walk:
     """What a walk below one path has left, and what it has seen: a link may lead back."""
 
+    inside: Inside
     left: int = MOST
     seen: set[tuple[int, int]] = field(default_factory=set)
     deep: list[Path] = field(default_factory=list)
+    outside: list[Path] = field(default_factory=list)
 
     def enters(self, path: Path) -> bool:
         """Whether a path is to be looked at: once, and nothing of the kernel's."""
@@ -97,8 +104,18 @@ class _Walk:
             return False  # a link that leads nowhere
         if any(real.is_relative_to(place) for place in _KERNELS) or (state.st_dev, state.st_ino) in self.seen:
             return False
+        if not self.inside.holds(path):
+            self.outside.append(path)
+            return False
         self.seen.add((state.st_dev, state.st_ino))
         return True
+
+    def may(self, reader: Reader, path: Path) -> bool:
+        """Whether a reader stays inside: of a folder, and of what stands for its folder, it opens what it likes."""
+        if path.is_dir():
+            return self.inside.whole(path)
+        folder = path.parent.parent if path.parent.name == "train_data" else path.parent
+        return not reader.beside or self.inside.whole(folder)
 
 
 _KERNELS = ("/proc", "/sys", "/dev")
@@ -109,7 +126,7 @@ def _below(path: Path, depth: int, walk: _Walk) -> Iterator[Seen]:
     if not walk.enters(path):
         return
     try:
-        reader = next((one for one in map(_reader, READERS) if one.fits(path)), None)
+        reader = next((one for one in map(_reader, READERS) if walk.may(one, path) and one.fits(path)), None)
         children = sorted(path.iterdir()) if path.is_dir() else []
     except OSError as error:
         yield Seen(path, "unreadable", problem=f"cannot be read: {error.strerror or error}")

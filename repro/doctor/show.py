@@ -14,6 +14,7 @@ from repro.doctor.catalogue import subject_of
 from repro.doctor.examine import Examination
 from repro.doctor.rule import Finding, Rule
 from repro.text import count
+from repro_golden.clean import one_line
 from repro_golden.dumps.archive.bounds import shown
 
 __all__ = ["brief", "examination_text", "rule_mapping", "rule_text", "rules_text"]
@@ -58,7 +59,7 @@ def _rule_findings(findings: Sequence[Finding]) -> list[str]:
     for number, group in enumerate(shown):
         lines += _messages(group, certainty=not certainty)
         lines += why if number == 0 else []
-        lines += _wrapped(_plain(group[0].cure), "  do:  ", "       ")
+        lines += _wrapped(one_line(group[0].cure), "  do:  ", "       ")
     if left := len(findings) - sum(map(len, shown)):
         lines.append(f"  and {left} more like it (--json shows all)")
     return lines
@@ -70,8 +71,8 @@ def _messages(findings: Sequence[Finding], *, certainty: bool) -> list[str]:
     messages = _grouped(findings, lambda one: one.message)
     for group in messages[:_SHOWN]:
         said = f"{group[0].message} ({group[0].certainty})" if certainty else group[0].message
-        lines += _wrapped(_plain(said), "  ", "  ")
-        places = [where for one in group if (where := _plain(str(one.where)))]
+        lines += _wrapped(one_line(said), "  ", "  ")
+        places = [where for one in group if (where := one_line(str(one.where)))]
         lines += [f"    at {where}" for where in places[:_SHOWN]]
         if len(places) > _SHOWN:
             lines.append(f"    and {count(len(places) - _SHOWN, 'other place')} (--json shows all)")
@@ -86,11 +87,6 @@ def _wrapped(text: str, first: str, rest: str) -> list[str]:
     )
 
 
-def _plain(text: str) -> str:
-    """Without what would speak to the terminal instead of the reader."""
-    return "".join(c if c.isprintable() else " " for c in text)
-
-
 def brief(findings: Iterable[Finding], limit: int = 3) -> list[str]:
     """Findings in a line for each rule, for reports of something else."""
     by_rule: dict[str, list[Finding]] = {}
@@ -98,9 +94,9 @@ def brief(findings: Iterable[Finding], limit: int = 3) -> list[str]:
         by_rule.setdefault(one.rule, []).append(one)
     lines = []
     for first, *others in list(by_rule.values())[:limit]:
-        where = f" [{_plain(str(first.where))}]" if str(first.where) else ""
+        where = f" [{one_line(str(first.where))}]" if str(first.where) else ""
         more = f" (and {len(others)} more)" if others else ""
-        told = f"doctor: {first.severity} {first.rule} ({first.certainty}): {_plain(first.message)}"
+        told = f"doctor: {first.severity} {first.rule} ({first.certainty}): {one_line(first.message)}"
         lines.append(f"{told}{where}{more}")
     left = len(by_rule) - limit
     return lines + (

@@ -8,11 +8,13 @@ from typing import Any
 from repro import __version__
 from repro.report.explain import explain_lines
 from repro.report.pages import templates
+from repro.report.pieces import Markdown, report_text
 from repro.text import METRICS_HEAD, count, duration, metrics_rows, metrics_table
 from repro_bisect.axis import short
 from repro_bisect.delta import SetResult
 from repro_bisect.result import BisectResult, Culprit
 from repro_golden.canonical import write_atomic
+from repro_golden.clean import one_line
 
 __all__ = ["bisect_text", "markdown", "write_report"]
 
@@ -24,12 +26,12 @@ def headline(result: BisectResult, what: str = "commit") -> str:
     """The verdict in one line."""
     how = "bit for bit" if result.bitwise else f"by {result.predicate}"
     d = result.divergence
-    where = f"step {d.step}, phase {d.phase}, signal {d.signal}" if d else ""
+    where = f"step {d.step}, phase {d.phase}, signal {d.name}" if d else ""
     if result.outcome == "found" and result.culprit:
         name = short(result.culprit.commit)
         if result.posterior:
-            sure = f"{100 * result.posterior[result.culprit.commit]:.1f} %"
-            return f"{name} moved the numbers of {result.case}, with probability {sure}"
+            moved = f"is the first bad {what}" if result.predicate == "exit" else f"moved the numbers of {result.case}"
+            return f"{name} {moved}, with probability {_percent(result.posterior[result.culprit.commit])}"
         if isinstance(result, SetResult):
             return set_headline(result, where)
         if len(result.culprits) > 1:
@@ -40,8 +42,26 @@ def headline(result: BisectResult, what: str = "commit") -> str:
     if result.outcome == "flaky" and result.culprit:
         return f"{short(result.culprit.commit)} is FLAKY: two replays of it differ on {result.case}"
     if result.outcome == "ambiguous":
-        return f"one of {len(result.suspects)} {what}s moved the numbers of {result.case}; the rest cannot be tested"
+        sure = sum(result.posterior.get(c, 0.0) for c in result.suspects)
+        told = f", with probability {_percent(sure)}" if result.posterior else ""
+        return f"one of {len(result.suspects)} {what}s moved the numbers of {result.case}{told}: no test tells which"
     return f"{short(result.good)} and {short(result.bad)} agree {how} on {result.case}"
+
+
+def _percent(chance: float) -> str:
+    """Never 100: what rests on runs that may be wrong is not certain."""
+    return f"{min(100 * chance, 99.9):.1f} %"
+
+
+def untried_line(result: BisectResult, what: str = "commit") -> str:
+    """Of suspects that were not tried: how many, why, and what tries them."""
+    if not result.untried:
+        return ""
+    n = len(result.untried)
+    return (
+        f"{count(n, what)} of them {'was' if n == 1 else 'were'} not tried, because {what}s on both sides failed "
+        "alike; `--try-skips` tries them all."
+    )
 
 
 def set_headline(result: SetResult, where: str) -> str:
@@ -93,7 +113,7 @@ def environment_lines(culprit: Culprit) -> list[str]:
     """What the culprit's lock files changed in its environment: a possible cause beside its code."""
     if not culprit.environment:
         return []
-    shown = [f"  {change}" for change in culprit.environment[:_SHOWN]]
+    shown = [one_line(f"  {change}") for change in culprit.environment[:_SHOWN]]
     more = [f"  and {len(culprit.environment) - _SHOWN} more"] if len(culprit.environment) > _SHOWN else []
     return ["", "its environment changed, which may be the cause:", *shown, *more]
 
@@ -101,16 +121,21 @@ def environment_lines(culprit: Culprit) -> list[str]:
 def why_lines(culprit: Culprit) -> list[str]:
     """The operation and the line at which the culprit's numbers leave those before it."""
     if culprit.unexplained:
-        return ["", f"not explained: {culprit.unexplained}"]
+        return ["", one_line(f"not explained: {culprit.unexplained}")]
     if culprit.explanation is None:
         return []
     return ["", *explain_lines(culprit.explanation)]
 
 
 def noise_line(result: BisectResult, what: str = "commit") -> str:
-    """Where verdicts are noisy: how noisy, and the likeliest culprits."""
-    if not result.posterior or result.rates is None:
+    """Where verdicts are noisy: how noisy, and the likeliest culprits; where they may be, that they may."""
+    if not result.posterior:
         return ""
+    if result.rates is None:
+        return (
+            "No run contradicted another; but exit codes do not show that a program is deterministic, and the "
+            "probability allows for one that is not. `--confidence` asks for more runs."
+        )
     rates = [f"{100 * rate:.0f} %" for rate in result.rates]
     said = [
         f"Verdicts are noisy: a {what} without the culprit is BAD in {rates[0]} of replays, one with it in {rates[1]}."
@@ -118,6 +143,15 @@ def noise_line(result: BisectResult, what: str = "commit") -> str:
     likely = sorted(result.posterior.items(), key=lambda item: -item[1])[:5]
     said += [f"  {100 * p:5.1f} %  {short(commit)} {result.subjects.get(commit, '')}" for commit, p in likely]
     return "\n".join(said)
+
+
+def rename_lines(result: BisectResult) -> list[str]:
+    """What commits renamed that changed no number: those before each culprit, or those of the whole range."""
+    if result.culprits:
+        told = [(f"before {short(c.commit.commit)}", c.renames) for c in result.culprits]
+    else:
+        told = [(f"by {short(result.bad)}", result.renames)]
+    return [f"{where}, {renames}: no change of numbers" for where, renames in told if renames]
 
 
 def culprit_lines(culprit: Culprit, what: str) -> list[str]:
@@ -132,27 +166,36 @@ def culprit_lines(culprit: Culprit, what: str) -> list[str]:
 
 def bisect_text(result: BisectResult, what: str = "commit") -> str:
     """The result for a terminal, of an axis whose points are commits, versions or changes."""
-    lines = [headline(result, what), *set_lines(result)]
+    lines = [one_line(text) for text in (headline(result, what), *set_lines(result), *rename_lines(result))]
     for culprit in result.culprits:
         lines += culprit_lines(culprit, what) if not isinstance(result, SetResult) else environment_lines(culprit)
         if len(result.culprits) > 1 and culprit.divergence:
-            lines += ["", f"against its parent: {culprit.divergence}", *why_lines(culprit)]
+            lines += ["", one_line(f"against its parent: {culprit.divergence}"), *why_lines(culprit)]
     if result.outcome == "ambiguous":
         lines += [f"  {short(c)}{'  (not tried)' if c in result.untried else ''}" for c in result.suspects]
+        lines += [untried_line(result, what)] if result.untried else []
     if (d := result.divergence) and result.outcome != "agree" and len(result.culprits) < 2:
-        lines += ["", f"first difference: step {d.step}, phase {d.phase}, signal {d.signal}: {d.detail}"]
+        first = f"first difference: step {d.step}, phase {d.phase}, signal {d.name}: {d.detail}"
+        lines += ["", one_line(first)]
         if d.magnitude:
             lines.append(f"size: {d.magnitude}")
     if len(result.culprits) == 1:
         lines += why_lines(result.culprits[0])
     if result.comparison:
         lines += ["", metrics_table(result.comparison)]
-    lines += ["", *filter(None, [noise_line(result, what), explanation(result, what)]), cost_line(result, what)]
+    told = filter(None, [noise_line(result, what), explanation(result, what), looked_line(result)])
+    lines += ["", *told, cost_line(result, what)]
     if result.skips:
         for c, reason in list(result.skips.items())[:_SHOWN]:
-            lines += [f"skipped {short(c)}: {reason}", *([f"  {known}"] if (known := result.diagnoses.get(c)) else [])]
+            lines += [one_line(f"skipped {short(c)}: {reason}")]
+            lines += [one_line(f"  {known}")] if (known := result.diagnoses.get(c)) else []
         lines += [f"and {len(result.skips) - _SHOWN} more"] if len(result.skips) > _SHOWN else []
     return "\n".join(lines)
+
+
+def looked_line(result: BisectResult) -> str:
+    """By what the commits were judged."""
+    return one_line(f"looked at {result.looked}")
 
 
 def cost_line(result: BisectResult, what: str = "commit") -> str:
@@ -171,7 +214,7 @@ def cost_line(result: BisectResult, what: str = "commit") -> str:
         bills = [("the ends", c.ends), ("the search", c.search), ("the confirmation", c.confirmation)]
         bills += [("the explanation", c.explanation)] if c.explanation.steps else []
         text += "; trained steps: " + ", ".join(f"{bill.steps} for {name}" for name, bill in bills)
-    if what == "commit" and result.git_probes and not result.posterior:
+    if what == "commit" and result.git_probes and (result.rates is None or not result.posterior):
         said = [count(result.git_probes, "test")]
         if result.predicate != "exit":
             said.append(f"{result.git_probes * result.git_steps} trained steps")
@@ -188,11 +231,14 @@ def _context(result: BisectResult, command: str, what: str) -> dict[str, Any]:
         "headline": headline(result, what),
         "changes": _pairs(result) if isinstance(result, SetResult) else [],
         "explanation": " ".join(filter(None, [*set_lines(result)[-1:], explanation(result, what)])),
+        "renamed": "\n".join(rename_lines(result)),
+        "looked": looked_line(result),
+        "untried": untried_line(result, what),
         "noise": noise_line(result, what),
         "environment": [line for culprit in result.culprits for line in environment_lines(culprit)],
         "why": "\n".join(line for culprit in result.culprits for line in why_lines(culprit)).strip(),
         "cost": cost_line(result, what),
-        "metrics": metrics_table(result.comparison) if result.comparison else "",
+        "metrics": Markdown(metrics_table(result.comparison, report_text)) if result.comparison else "",
         "command": command,
         "version": __version__,
     }

@@ -9,6 +9,7 @@ from repro import __version__
 from repro.report.pages import templates
 from repro_bisect.axis import short
 from repro_golden.canonical import write_atomic
+from repro_golden.clean import one_line
 
 if TYPE_CHECKING:
     from repro_bisect.explain.result import Explained, Explanation, Size, Version
@@ -21,7 +22,7 @@ _DEEP = 6
 
 def explain_lines(found: Explanation) -> list[str]:
     """The answer for a terminal, without what a bisect has said already."""
-    lines = [found.text]
+    lines = [one_line(found.text)]
     if found.divergence is None:
         return lines
     for version in (found.before, found.after):
@@ -35,7 +36,7 @@ def explain_lines(found: Explanation) -> list[str]:
     if found.size:
         lines += ["", *size_lines(found.size)]
     if found.environment:
-        lines += ["", "the environments differ:", *(f"  {change}" for change in found.environment)]
+        lines += ["", "the environments differ:", *(one_line(f"  {change}") for change in found.environment)]
     if found.others:
         more = "operation" if found.others == 1 else "operations"
         lines += ["", f"{found.others} more {more} of that step read the same bits and differ: see --json"]
@@ -50,12 +51,12 @@ def explain_text(found: Explanation) -> str:
             f"both started from the saved state before step {found.start}" if found.start else "both ran from step 0"
         )
         counts = f"{found.before.operations} and {found.after.operations} operations"
-        lines += ["", f"first signal that differs: {found.divergence}", f"recorded: {counts}; {start}"]
-    return "\n".join(lines)
+        lines += ["", one_line(f"first signal that differs: {found.divergence}"), f"recorded: {counts}; {start}"]
+    return "\n".join([*lines, one_line(f"looked at {found.looked}")])
 
 
 def _version(version: Version) -> list[str]:
-    said = f"{short(version.point)} {version.subject}".rstrip()
+    said = one_line(f"{short(version.point)} {version.subject}")
     one = version.explained
     if one is None:
         return [f"{said}: nothing in this place"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +10,12 @@ from typing import Any
 
 from repro import __version__
 from repro.report.pages import templates
+from repro.report.pieces import Markdown, report_text
 from repro.text import count, table
 from repro_bisect.axis import short
 from repro_bisect.drift import Drift, HistoryResult, Moved, Row
 from repro_golden.canonical import write_atomic
+from repro_golden.clean import one_line
 from repro_golden.compare import Divergence
 
 __all__ = ["METRICS", "headline", "history_table", "history_text", "markdown", "write_report"]
@@ -56,6 +57,9 @@ def notes(result: HistoryResult) -> list[str]:
         )
     if result.noise:
         said.append(f"{result.noise}.")
+    if result.ended:
+        said.append(f"{result.ended}: only the {count(result.steps, 'step')} that both make are compared.")
+    said += [f"{short(r.before)}..{short(r.after)}: {r.renames}; no number changed." for r in result.renames]
     if result.of_kind("merge"):
         said.append("A [merge] joins sides that had both changed the numbers; it is no change of its own.")
     if not result.every:
@@ -123,7 +127,7 @@ def sizes(drift: Drift | None) -> list[str]:
     if drift is None:
         return ["-"] * (len(HEAD) - 3)
     d = drift.divergence
-    where = [str(d.step), d.phase, d.signal] if d else ["-", "-", "(equal)"]
+    where = [str(d.step), d.phase, d.name] if d else ["-", "-", "(equal)"]
     grad_norm, loss, gap = (drift.metric(name) for name in METRICS.values())
     return [*where, ulp(d), signed(grad_norm), signed(loss), kl(drift), signed(gap, relative=False)]
 
@@ -138,9 +142,10 @@ def cells(result: HistoryResult) -> list[list[str]]:
     """Two lines for each row: against the one before it, and against GOOD where that is another one."""
     found = []
     for row in result.rows:
-        found.append([short(row.commit.commit), row.commit.date[:10], subject(row), *sizes(row.against_previous)])
+        first = [short(row.commit.commit), row.commit.date[:10], subject(row), *sizes(row.against_previous)]
+        found.append([one_line(cell) for cell in first])
         if row.cumulative and row.cumulative != row.against_previous:
-            found.append(["", "", "since GOOD", *sizes(row.cumulative)])
+            found.append(["", "", "since GOOD", *map(one_line, sizes(row.cumulative))])
     return found
 
 
@@ -183,7 +188,7 @@ def listed(result: HistoryResult, most: int | None = None) -> list[str]:
             lines.append(
                 f"{name}: its environment changed, which may be the cause: {'; '.join(row.environment[:most])}"
             )
-    return lines
+    return [one_line(line) for line in lines]
 
 
 def cost_line(result: HistoryResult) -> str:
@@ -198,14 +203,19 @@ def cost_line(result: HistoryResult) -> str:
     return ", ".join(parts) + (f"; trained steps: {spent}" if total.steps else "")
 
 
+def looked_line(result: HistoryResult) -> str:
+    """By what the commits were judged."""
+    return one_line(f"looked at {result.looked}")
+
+
 def history_text(result: HistoryResult) -> str:
     """The result for a terminal."""
     said = [textwrap.fill(note, WIDTH) for note in notes(result)]
     more = [textwrap.fill(line, WIDTH, subsequent_indent="    ") for line in listed(result, _SHOWN)]
     blocks = [[headline(result)], [history_table(result)], more, said]
-    skipped = [f"skipped {short(c)}: {reason}" for c, reason in list(result.skips.items())[:_SHOWN]]
+    skipped = [one_line(f"skipped {short(c)}: {reason}") for c, reason in list(result.skips.items())[:_SHOWN]]
     skipped += [f"and {len(result.skips) - _SHOWN} more"] if len(result.skips) > _SHOWN else []
-    blocks += [[*skipped, textwrap.fill(cost_line(result), WIDTH)]]
+    blocks += [[*skipped, *(textwrap.fill(line, WIDTH) for line in (looked_line(result), cost_line(result)))]]
     return "\n\n".join("\n".join(block) for block in blocks if any(block))
 
 
@@ -215,18 +225,14 @@ def _context(result: HistoryResult, command: str) -> dict[str, Any]:
         "headline": headline(result),
         "head": HEAD,
         "rows": cells(result),
-        "table": table(HEAD, [[_plain(cell) for cell in row] for row in cells(result)]) if result.rows else "",
+        "table": Markdown(table(HEAD, [[report_text(c) for c in row] for row in cells(result)])) if result.rows else "",
         "listed": listed(result),
         "notes": notes(result),
+        "looked": looked_line(result),
         "cost": cost_line(result),
         "command": command,
         "version": __version__,
     }
-
-
-def _plain(text: str) -> str:
-    """A cell whose marks and tags Markdown would read is shown as it is; bars are the table's own business."""
-    return re.sub(r"([\\`*_<>\[\]])", r"\\\1", text)
 
 
 def markdown(result: HistoryResult, command: str) -> str:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from xml.etree import ElementTree
 
 from repro.report.pieces import plain
 from repro.report.pull_result import Entry, Failed, PullReport, moved_bounds, verdict_line
 from repro_bisect.pair import PairResult
+from repro_golden.clean import one_line
 
 __all__ = ["junit"]
-
-_FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What no document of XML 1.0 may hold, not even escaped."""
-
-
-def _text(text: str) -> str:
-    return _FORBIDDEN.sub("", text)
 
 
 def junit(report: PullReport) -> str:
@@ -34,15 +27,15 @@ def _suite(root: ElementTree.Element, entry: Entry, at: str) -> None:
     result = entry if isinstance(entry, PairResult) else None
     seconds = f"{result.seconds:.3f}" if result else "0"
     suite = ElementTree.SubElement(
-        root, "testsuite", name=_text(entry.case), timestamp=_text(result.at if result else at), time=seconds
+        root, "testsuite", name=one_line(entry.case), timestamp=one_line(result.at if result else at), time=seconds
     )
-    line = _text(plain(verdict_line(entry)))
+    line = one_line(plain(verdict_line(entry)))
     names = [f"bounds: {name}" for name in result.bounds] if result else []
     counts = {"failure": 0, "error": 0, "skipped": 0}
     for n, name in enumerate(names or ["bits"]):
         time = seconds if n == 0 else "0"  # one replay judged them all
         test = ElementTree.SubElement(
-            suite, "testcase", classname=_text(f"repro.{entry.case}"), name=_text(name), time=time
+            suite, "testcase", classname=one_line(f"repro.{entry.case}"), name=one_line(name), time=time
         )
         if outcome := _outcome(entry, name.removeprefix("bounds: ") if names else None):
             counts[outcome] += 1

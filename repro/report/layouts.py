@@ -12,6 +12,7 @@ from repro_bisect.axis import short
 from repro_bisect.layouts import LayoutComparison
 from repro_bisect.sides import Between, LayoutResult
 from repro_golden.canonical import write_atomic
+from repro_golden.clean import one_line
 
 __all__ = ["layout_text", "write_layout_report"]
 
@@ -41,8 +42,10 @@ def _within(c: LayoutComparison) -> str:
 def lines(result: LayoutResult) -> list[str]:
     """What was found, one fact a line."""
     if result.comparison is None:
-        return [f"{layout}: {why}" for layout, why in result.flaky.items()]
-    return [*_compared(result.comparison), *(_key_line(between) for between in result.between)]
+        told = [f"{layout}: {why}" for layout, why in result.flaky.items()]
+    else:
+        told = [*_compared(result.comparison), *(_key_line(between) for between in result.between)]
+    return [one_line(line) for line in told]
 
 
 def _compared(c: LayoutComparison) -> list[str]:
@@ -79,7 +82,7 @@ def cost_line(result: LayoutResult) -> str:
 
 def layout_text(result: LayoutResult) -> str:
     """The result for a terminal."""
-    return "\n".join([headline(result), "", *lines(result), "", cost_line(result)])
+    return "\n".join([one_line(headline(result)), "", *lines(result), "", cost_line(result)])
 
 
 def write_layout_report(result: LayoutResult, folder: Path, command: str) -> Sequence[Path]:

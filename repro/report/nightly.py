@@ -12,7 +12,7 @@ import click
 from repro import __version__
 from repro.report.mismatch import HEAD, mismatch_rows, mismatch_text, mismatch_title
 from repro.report.pages import templates
-from repro.report.pieces import clean, escaped, fenced
+from repro.report.pieces import clean
 from repro.text import count, utc
 from repro_bisect.axis import short
 from repro_golden.canonical import write_atomic
@@ -66,6 +66,11 @@ def _mismatch(night: Night) -> Mapping[str, Any] | None:
     return found
 
 
+def looked_line(night: Night) -> str:
+    """By what the night was judged; empty where it does not say it. Clean text."""
+    return clean(f"looked at {night.looked}") if night.looked else ""
+
+
 def _cure(night: Night) -> str:
     """What to do about numbers that changed on purpose."""
     if not any(check.status == "changed" and check.name in ("baseline", "metrics") for check in night.checks):
@@ -93,10 +98,11 @@ def nightly_text(nights: Sequence[Night], files: Sequence[Path], *, colour: bool
         for check in night.checks:
             word = _styled(check.status, f"{check.status:{_WIDTH}}", colour=colour)
             lines.append(f"  {word}  {clean(check.name)}: {clean(check.text)}")
+        lines += [f"  {said}"] if (said := looked_line(night)) else []
         lines += [f"  {line}" for line in culprit_lines(night)]
         lines += [f"  {row}" for row in mismatch_text(_mismatch(night)).splitlines()]
         lines += [f"  {cure}"] if (cure := _cure(night)) else []
-        lines.append(f"  result: {path}")
+        lines.append(f"  result: {clean(str(path))}")
     return "\n".join(lines)
 
 
@@ -131,6 +137,7 @@ def _context(nights: Sequence[Night], files: Sequence[Path], command: str) -> di
                 }
                 for check in night.checks
             ],
+            "looked": looked_line(night),
             "mismatch": mismatch_rows(found) if (found := _mismatch(night)) else [],
             "of": mismatch_title(found) if found else "",
             "culprits": "\n".join(culprit_lines(night)),
@@ -149,9 +156,7 @@ def _context(nights: Sequence[Night], files: Sequence[Path], command: str) -> di
         "seconds": round(sum(night.seconds for night in nights)),
         "command": command,
         "version": __version__,
-        "escaped": escaped,
         "gap_head": HEAD,
-        "fenced": fenced,
     }
 
 

@@ -11,7 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Line", "Piece", "clean", "code", "cut", "escaped", "fenced", "markdown", "plain", "quoted", "said"]
+from repro_golden.clean import one_line, visible
+
+__all__ = ["Line", "Markdown", "Piece", "clean", "code", "code_span", "cut", "escaped", "fenced", "in_markdown",
+           "markdown", "plain", "prose", "quoted", "report_text", "said"]  # fmt: skip
+
+
+class Markdown(str):
+    """Text that is Markdown already: templates put any other text behind `escaped`."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -48,14 +57,9 @@ def quoted(text: str) -> Piece:
     return Piece(clean(text), "quoted")
 
 
-_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-"""Control characters, marks that turn the direction of text so that it reads as other text than it is, halves of
-surrogate pairs, and what XML forbids."""
-
-
 def clean(text: str) -> str:
-    """One line without what is not seen: see `_UNSEEN`."""
-    return _UNSEEN.sub("", " ".join(text.split()))
+    """One line of `visible` text with single blanks."""
+    return " ".join(one_line(text).split())
 
 
 def cut(text: str, width: int) -> str:
@@ -76,31 +80,64 @@ _NOTHING = "\u200b"
 _LINKS = re.compile(
     r"(?i)(?<=:)(?=//)|(?<=www)(?=\.)"  # bare addresses
     r"|(?<=#)(?=\d)|(?<=\bgh-)(?=\d)"  # issues
-    r"|(?<=\b[0-9a-f]{6})(?=[0-9a-f]{1,34}\b)"  # commits
 )
+_COMMITS = re.compile(r"(?i)(?<=\b[0-9a-f]{6})(?=[0-9a-f]{1,34}\b)")
 """Where a space of no width keeps GitHub from making a link, and from telling an issue that it was mentioned."""
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "@": "@&#8203;"})
 """A space of no width after @ keeps GitHub from calling somebody."""
+_STARTS = re.compile(r"^(\d*)([-+=.)])(?=[\s=-])")
+"""What makes a list, a heading or a rule of a line that begins with it."""
 
 
-def escaped(text: str) -> str:
-    """Somebody else's prose in GitHub's Markdown: no markup, no HTML, no link, no mention."""
-    text = _MARKS.sub(lambda mark: "\\" + mark[0], _LINKS.sub(_NOTHING, text)).translate(_ENTITIES)
-    return text.replace(_NOTHING, "&#8203;")
+def escaped(text: str, *, commits: bool = False) -> Markdown:
+    """Somebody else's prose in GitHub's Markdown: one line without markup, HTML, link or mention.
+
+    Args:
+        text: What it says.
+        commits: Whether ids of commits stay whole, to be copied; GitHub makes links of them.
+    """
+    text = _LINKS.sub(_NOTHING, clean(text))
+    text = text if commits else _COMMITS.sub(_NOTHING, text)
+    text = _MARKS.sub(lambda mark: "\\" + mark[0], text).translate(_ENTITIES)
+    return Markdown(_STARTS.sub(r"\1\\\2", text).replace(_NOTHING, "&#8203;"))
 
 
-def _span(text: str, *, cell: bool) -> str:
-    """A name as code: between more backticks than it holds in a row."""
-    if not text.strip():
-        return "(empty)"
+def report_text(text: str) -> Markdown:
+    """A value in a report of its own, which is no comment and calls nobody."""
+    return escaped(text, commits=True)
+
+
+def in_markdown(value: object) -> Markdown:
+    """What a template of Markdown makes of a value: Markdown and HTML that is ours as it is, all else escaped."""
+    return Markdown(value) if isinstance(value, Markdown) or hasattr(value, "__html__") else report_text(str(value))
+
+
+def prose(text: str) -> Markdown:
+    """Our own words with names in them: what stands between backticks is code, all else escaped."""
+    parts = re.split("(`[^`]+`)", text)
+    shown = [code_span(part[1:-1]) if n % 2 else _inner(part) for n, part in enumerate(parts)]
+    return Markdown("".join(shown))
+
+
+def _inner(text: str) -> str:
+    """A part of a line, `escaped`, with the blanks at its ends."""
+    left, right = (" " if text != text.lstrip() else ""), (" " if text != text.rstrip() else "")
+    return f"{left}{report_text(text)}{right}" if text.strip() else text[:1]
+
+
+def code_span(text: object, *, cell: bool = True) -> Markdown:
+    """A name as code: between more backticks than it holds in a row; as HTML in a table where it holds a bar."""
+    text = clean(str(text))
+    if not text:
+        return Markdown("(empty)")
     if cell and "|" in text:  # a table is split at its bars before code is looked for
-        return f"<code>{escaped(text)}</code>"
+        return Markdown(f"<code>{escaped(text)}</code>")
     ticks = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    pad = " " if text[0] in "` " or text[-1] in "` " else ""
-    return f"{ticks}{pad}{text}{pad}{ticks}"
+    pad = " " if text[0] == "`" or text[-1] == "`" else ""
+    return Markdown(f"{ticks}{pad}{text}{pad}{ticks}")
 
 
-def markdown(line: Line, *, width: int = 200, cell: bool = False) -> str:
+def markdown(line: Line, *, width: int = 200, cell: bool = False) -> Markdown:
     """The line in GitHub's Markdown.
 
     Args:
@@ -108,16 +145,16 @@ def markdown(line: Line, *, width: int = 200, cell: bool = False) -> str:
         width: Characters that are shown of a quoted text; of a name no more than `_NAME`.
         cell: Whether it stands in a table.
     """
-    shown = []
+    shown: list[str] = []
     for piece in line:
         if piece.kind == "code":
-            shown.append(_span(cut(piece.text, min(width, _NAME)), cell=cell))
+            shown.append(code_span(cut(piece.text, min(width, _NAME)), cell=cell))
         else:
             shown.append(escaped(cut(piece.text, width)) if piece.kind == "quoted" else piece.text)
-    return "".join(shown)
+    return Markdown("".join(shown))
 
 
-def fenced(text: str) -> str:
+def fenced(text: str, language: str = "") -> Markdown:
     """Lines as a block of code, behind a fence that they do not close."""
     ticks = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{ticks}\n{text}\n{ticks}"
+    return Markdown(f"{ticks}{language}\n{visible(text)}\n{ticks}")

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from repro.report.pieces import clean
 from repro_bisect.axis import short
 from repro_bisect.drift import Drift, HistoryResult
 from repro_bisect.result import BisectResult
@@ -117,7 +118,7 @@ def history_plot(result: HistoryResult) -> str:
     for n, row, name, size in found:
         kind = list(kinds)[2 if not math.isfinite(size) else 1 if size == 0 else 0]
         height = {"measured": size, "0": 10.0**low}.get(kind, 10.0**high)
-        label = f"{short(row.commit.commit)} {row.commit.subject}"
+        label = clean(f"{short(row.commit.commit)} {row.commit.subject}")
         rows.append(
             {
                 "n": n,

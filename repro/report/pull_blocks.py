@@ -94,7 +94,7 @@ def _first(result: PairResult) -> Block | None:
         return None
     d = compared.drift.divergence
     size = f": {d.magnitude}" if d.magnitude else ""
-    lines: list[Line] = [(said(f"First difference: step {d.step}, {d.phase}, "), code(d.signal), said(" ("),
+    lines: list[Line] = [(said(f"First difference: step {d.step}, {d.phase}, "), code(d.name), said(" ("),
                           quoted(d.detail), said(f"){size}."))]  # fmt: skip
     if counts := ", ".join(f"{number} in {phase}" for phase, number in d.differing.items()):
         lines.append((said(f"Signals that differ in that step: {counts}."),))
@@ -109,6 +109,12 @@ def _first(result: PairResult) -> Block | None:
 def _notes(result: PairResult) -> Block | None:
     """What else a reader should know."""
     lines: list[Line] = [(quoted(note),) for note in result.notes]
+    if result.compared:
+        lines.append((said("Looked at "), quoted(str(result.compared.drift.looked)), said(".")))
+    elif result.verdict == "identical":
+        lines.append((said("Looked at no number: nothing was replayed."),))
+    if result.compared and result.compared.drift.renames and result.verdict != "identical":
+        lines.append((quoted(f"{result.compared.drift.renames}."),))
     if result.unnamed:
         lines.append((said("No commit is named: "), quoted(result.unnamed)))
     if result.compared and result.compared.flaky and result.verdict != "flaky":

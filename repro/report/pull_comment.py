@@ -12,7 +12,7 @@ from typing import Any
 from repro import __version__
 from repro.github_pull import marker
 from repro.report.pages import templates
-from repro.report.pieces import Line, clean, code, cut, fenced, markdown, quoted, said
+from repro.report.pieces import Line, Markdown, clean, code, cut, fenced, markdown, quoted, said
 from repro.report.pull_blocks import blocks_of, foot
 from repro.report.pull_metrics import Block
 from repro.report.pull_result import WORDS, Entry, PullReport, summary, verdict_line
@@ -92,7 +92,7 @@ def _shortened(command: str) -> str:
     )
 
 
-def _verdicts(entries: Sequence[Entry], limit: int) -> list[str]:
+def _verdicts(entries: Sequence[Entry], limit: int) -> Sequence[str]:
     """A line for each case, with names as long as there is room for."""
     for width in (400, 180, 90, 40, 24):
         lines = [_verdict(entry, width) for entry in entries]
@@ -105,7 +105,7 @@ def _verdict(entry: Entry, width: int) -> str:
     return markdown((code(entry.case), said(": "), *verdict_line(entry)), width=width)
 
 
-def _crowded(entries: Sequence[Entry], limit: int) -> list[str]:
+def _crowded(entries: Sequence[Entry], limit: int) -> Sequence[str]:
     """One line for each verdict, with the names of its cases, where a line for each case would not fit."""
     groups = {word: [e for e in entries if e.verdict == verdict] for verdict, word in WORDS.items()}
     for width in (24, 12):
@@ -120,7 +120,7 @@ def _crowded(entries: Sequence[Entry], limit: int) -> list[str]:
                 break
             shown.append(name)
         rest = [f"{len(names) - len(shown)} more"] if len(shown) < len(names) else []
-        lines += [f"{word}: {', '.join([*shown, *rest])}"] if names else []
+        lines += [Markdown(f"{word}: {', '.join([*shown, *rest])}")] if names else []
     return lines
 
 
@@ -134,7 +134,8 @@ def _left_out(sections: Sequence[tuple[PairResult, list[Block]]], gone: Sequence
         [f"{count(len(parts), 'part')} of {markdown((code(sections[parts[0]][0].case),), width=60)}"] if parts else []
     )
     named += [f"all details of {count(len(whole), 'case')}"] if whole else []
-    return f"Left out for length: {' and '.join(named)}. The whole is in report.html and report.json of the same run."
+    left = f"Left out for length: {' and '.join(named)}. The whole is in report.html and report.json of the same run."
+    return Markdown(left)
 
 
 def _ends(report: PullReport) -> list[str]:

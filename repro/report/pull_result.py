@@ -135,11 +135,14 @@ def verdict_line(entry: Entry) -> Line:
         return word, said(": "), quoted(compared.flaky)
     steps = count(compared.drift.steps, "step")
     if entry.verdict == "identical":
-        return word, said(f" in {'all ' if compared.drift.steps != 1 else ''}{steps}")
+        renamed = (said("; "), quoted(str(compared.drift.renames))) if compared.drift.renames else ()
+        return word, said(f" in {'all ' if compared.drift.steps != 1 else ''}{steps}"), *renamed
     if entry.verdict == "within":
         return word, said("; bits differ from"), *_where(compared)
     if _ends_early(entry, compared):
-        return word, said(f": HEAD ends after {steps}, before BASE does"), *_who(entry)
+        longer = "baseline" in compared.drift.ended
+        how = f"HEAD goes on after {steps}, where BASE ends" if longer else f"HEAD ends after {steps}, before BASE does"
+        return word, said(f": {how}"), *_who(entry)
     if compared.violations:
         first = compared.violations[0]
         left = said(f" out of bounds at step {first.step} in "), code(first.signal)
@@ -148,13 +151,13 @@ def verdict_line(entry: Entry) -> Line:
 
 
 def _ends_early(entry: PairResult, compared: Compared) -> bool:
-    """Whether what moved is that HEAD made fewer steps: nothing else is beyond what the case allows."""
+    """Whether what moved is that HEAD made other steps than BASE: nothing else is beyond what the case allows."""
     return not compared.violations and (compared.drift.divergence is None or bool(entry.bounds))
 
 
 def _where(compared: Compared) -> Line:
     first = compared.drift.divergence
-    return (said(f" step {first.step} in "), code(first.signal), said(f" ({first.phase})")) if first else ()
+    return (said(f" step {first.step} in "), code(first.name), said(f" ({first.phase})")) if first else ()
 
 
 def _who(entry: PairResult) -> Line:

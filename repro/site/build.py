@@ -11,6 +11,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from repro import __version__
+from repro.report.pages import seen
 from repro.site.changes import Change, changes, together
 from repro.site.comparison import explanations, metrics, shown, spent_rows
 from repro.site.matrix import SHOWN, SYMBOLS, matrix
@@ -117,6 +118,7 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.PackageLoader("repro", "site/templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=seen,
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -9,6 +9,8 @@ import json
 from functools import cache
 from typing import Any
 
+from repro_golden.clean import one_line
+
 __all__ = ["filled", "finished", "series_chart", "unit_of"]
 
 _STATUSES = ("green", "changed", "flaky", "error", "not judged")
@@ -35,10 +37,10 @@ def filled(template: str, **given: Any) -> dict[str, Any]:
     """A specification with its gaps filled: ``"@name"``, alone or as the only item of a list, becomes a value.
 
     Altair takes a tenth of a second for a chart; a site has thousands that differ in a title or a domain. Titles end up
-    in Vega's expressions, which know no line separators in a text: what cannot be printed becomes a blank.
+    in Vega's expressions, which know no line separators in a text: what is not seen is written out.
     """
     for name, value in given.items():
-        plain = "".join(c if c.isprintable() else " " for c in value) if isinstance(value, str) else value
+        plain = one_line(value) if isinstance(value, str) else value
         gap, text = f'"@{name}"', json.dumps(plain)
         template = template.replace(f"[{gap}]", text).replace(gap, text)
     found: dict[str, Any] = json.loads(template)

@@ -170,7 +170,10 @@ def _of_night(night: Night, source: str) -> Comparison:
         compared=night.compared,
         culprits=night.culprits,
         bisect=night.bisect,
-        notes=[f"{check.name}: {check.status}. {check.text}" for check in night.checks],
+        notes=[
+            *(f"{check.name}: {check.status}. {check.text}" for check in night.checks),
+            *([f"looked at {night.looked}"] if night.looked else []),
+        ],
         spent={"after": night.spent},
         reproduce=night.reproduce,
         night=night,
@@ -200,6 +203,8 @@ def _of_pair(pair: Mapping[str, Any], source: str, reproduce: str) -> Comparison
     when(pair["at"])
     ends = [str(side["commit"])[:10] for side in (before, after)]
     notes = [pair.get("reason"), pair.get("unnamed"), *(pair.get("notes") or ())]
+    looked = ((pair.get("compared") or {}).get("drift") or {}).get("looked_at")
+    notes += [f"looked at {looked['text']}"] if looked else []
     search = pair.get("bisect")
     spent = pair.get("spent") or {}
     case, machine = str(pair["case"]), str(pair["machine"])

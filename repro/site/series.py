@@ -140,6 +140,7 @@ def case_data(results: Results, nights: Sequence[Night], found: Sequence[Change]
         "baseline": [text(night.baseline.commit) for night in nights],
         "page": [text(results.page_of(night)) for night in nights],
         "reproduce": [text(night.reproduce) for night in nights],
+        "looked": [text(night.looked) for night in nights],
         "version": [text(night.version) for night in nights],
         "checks": [[text(part) for c in night.checks for part in (c.name, c.status, c.text)] for night in nights],
     }

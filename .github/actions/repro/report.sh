@@ -25,6 +25,11 @@ case "${MODE:-}" in
   pr)
     head=$(commit_of "$HEAD")
     base=$(commit_of "$BASE")
+    # A run by hand may judge anybody's code: what it leaves behind serves no run of a branch.
+    case "${GITHUB_EVENT_NAME:-}" in
+      pull_request | push) ;;
+      *) export REPRO_TRUST="${REPRO_TRUST:-judging $head}" ;;
+    esac
     text="$out/comment.md"
     command+=(pr --out "$out")
     [[ "${BISECT:-}" != true ]] || command+=(--bisect)

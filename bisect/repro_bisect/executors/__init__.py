@@ -91,6 +91,10 @@ class Executor(Protocol):
     def slots(self) -> int:
         """How many tasks can run at once."""
 
+    @property
+    def surroundings(self) -> str:
+        """Digest of what the program sees where its probes run: interpreter, packages and variables."""
+
     def run(
         self, task: Task, folder: Path, cancel: threading.Event | None, progress: Callable[[int], None] | None = None
     ) -> Outcome:

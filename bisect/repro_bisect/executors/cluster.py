@@ -22,7 +22,7 @@ import repro_bisect
 import repro_golden
 from repro_bisect.axis import Axis
 from repro_bisect.executors import Outcome, Task
-from repro_bisect.executors.node import Job, probe
+from repro_bisect.executors.node import Job, probe, surroundings
 from repro_bisect.executors.objects import commits_of, pack_commits
 from repro_bisect.executors.parcels import Parcel, pack, unpack
 from repro_bisect.predicates import Finite, Own
@@ -34,6 +34,7 @@ from repro_golden.errors import MachineFailureError, ReproError
 from repro_golden.identity import BITS_VARIABLES, Identity
 from repro_golden.subjects import identity_of
 from repro_golden.trace import Trace
+from repro_golden.trust import VARIABLE
 
 __all__ = ["Cluster"]
 
@@ -66,13 +67,15 @@ class Cluster:
         commits = commits_of(checkout, list({history.commit(p): None for p in (history.good, *history.parents)}))
         packed = pack_commits(checkout, commits)
         need = {"CPU": case.resources.cpus * case.resources.ranks, "GPU": case.resources.gpus}
-        self._ray = _connect(address)
+        self._trust = checkout.trust
+        self._ray = _connect(address, checkout.trust)
         try:
             self.slots = min(jobs or 1_000, self._room(need))
+            self.surroundings = self._asked(case)
             self._remote = self._ray.remote(probe).options(
                 num_cpus=need["CPU"], num_gpus=need["GPU"], max_retries=0, num_returns="streaming"
             )
-            self._repository = Parcel(digest("commits", *sorted(commits)), [self._ray.put(packed)])
+            self._repository = Parcel(digest("commits", self._trust, *sorted(commits)), [self._ray.put(packed)])
             self._rollouts = self._folder(Path(rollouts)) if rollouts else None
         except BaseException:
             self.close()
@@ -92,11 +95,28 @@ class Cluster:
             )
         return room
 
+    def _asked(self, case: Case) -> str:
+        """What programs see on the nodes, which have variables and packages of their own.
+
+        Raises:
+            MachineFailureError: a node does not answer.
+        """
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        ask = self._ray.remote(surroundings).options
+        nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
+        at = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+        try:
+            answers = self._ray.get([ask(num_cpus=0, scheduling_strategy=there).remote(case) for there in at])
+        except self._ray.exceptions.RayError as error:
+            raise MachineFailureError(f"a node does not say what it has ({_one_line(error)}): cure that") from None
+        return digest("nodes", *sorted(set(answers)))
+
     def _folder(self, folder: Path) -> Parcel:
         """A folder that nodes fetch once; it is packed once as long as it stays as it is."""
         files = sorted(p for p in folder.rglob("*") if p.is_file())
         facts = [f"{p.relative_to(folder)} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files]
-        key = digest("folder", str(folder), *facts)
+        key = digest("folder", self._trust, str(folder), *facts)
         with self._lock:
             if key not in self._held:
                 self._held[key] = Parcel(key, [self._ray.put(pack(folder))])
@@ -210,7 +230,7 @@ def _one_line(error: BaseException | None) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
-def _connect(address: str) -> Any:
+def _connect(address: str, trust: str) -> Any:
     try:
         import ray
     except ImportError:
@@ -225,6 +245,7 @@ def _connect(address: str) -> Any:
     try:
         with _instrument() as folder:
             variables = {name: os.environ[name] for name in BITS_VARIABLES if name in os.environ}
+            variables |= {VARIABLE: trust} if trust else {}
             environment = {"working_dir": str(folder), "env_vars": variables}
             ray.init(address=head, log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
@@ -284,5 +305,5 @@ def _refuse(case: Case, checkout: Checkout, history: Axis) -> None:
             raise ReproError("{root} is your own checkout, which nodes do not have: put the data where all see it")
     if missing := history.holds(".gitmodules"):
         raise ReproError(f"submodules are not shipped to nodes (commit {missing[:10]} has some): run without --ray")
-    if (checkout.state.parent / "lfs" / "objects").is_dir():
+    if (checkout.common / "lfs" / "objects").is_dir():
         raise ReproError("files of Git LFS are not shipped to nodes: run without --ray")

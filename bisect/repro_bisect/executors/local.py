@@ -18,6 +18,8 @@ from repro_bisect.worktrees import Worktrees
 from repro_golden.case import Case, CommandSubject
 from repro_golden.checkout import Checkout
 from repro_golden.errors import ReproError
+from repro_golden.subjects import build_of
+from repro_golden.surroundings import seen
 
 __all__ = ["Local", "default_jobs"]
 
@@ -33,6 +35,7 @@ class Local:
         """
         self._case, self._rollouts = case, rollouts
         self.slots = max(1, jobs)
+        self.surroundings = seen(case, build_of(case, checkout.root))
         self._places: queue.SimpleQueue[Mapping[str, str]] = queue.SimpleQueue()
         for slot in _slots(case, self.slots):
             self._places.put(slot)

@@ -23,12 +23,15 @@ from repro_bisect.executors.objects import unpack_commits
 from repro_bisect.executors.parcels import Parcel, held, node_folder, pack, unpack
 from repro_bisect.worktrees import Worktrees
 from repro_golden.case import Case, CoreSubject
-from repro_golden.checkout import Checkout
+from repro_golden.checkout import find_checkout
 from repro_golden.children import CancelledError, Place
+from repro_golden.errors import ReproError
 from repro_golden.scratch import scratch_folder
+from repro_golden.subjects import build_of
 from repro_golden.subjects.core import environment
+from repro_golden.surroundings import seen
 
-__all__ = ["Job", "probe"]
+__all__ = ["Job", "probe", "surroundings"]
 
 _LEFT = ("trace", "states", "operations")
 """What a probe leaves in its folder that is wanted."""
@@ -79,6 +82,16 @@ def probe(job: Job) -> Iterator[int | tuple[Outcome, bytes, str]]:
             thread.join()
 
 
+def surroundings(case: Case) -> str:
+    """What a probe's program sees on this node; the versions that a case pins are known from the case."""
+    bare = case.model_copy(update={"subject": case.subject.model_copy(update={"packages": {}})})
+    with tempfile.TemporaryDirectory(prefix="repro-asked-") as folder:
+        try:
+            return seen(case, build_of(bare, Path(folder)))
+        except ReproError as error:  # such as a Python that a worktree brings
+            return seen(case, str(error).replace(folder, ""))
+
+
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Ray may interrupt a cancelled task again while it cleans up."""
@@ -117,7 +130,7 @@ def _performed(job: Job, cancel: threading.Event, progress: Callable[[int], None
         folder = exits.enter_context(scratch_folder(home / "probes", "probe"))
         mark = exits.enter_context(_watched_over(folder, repository))
         exits.enter_context(_temporary(folder))
-        worktrees = Worktrees(Checkout(repository, repository / ".git" / "repro"))
+        worktrees = Worktrees(find_checkout(repository))
         exits.callback(worktrees.close)
         with worktrees.at(task.commit, task.tree) as place:
             where = replace(place, home=job.home, variables=_variables(job.case, place, mark))
@@ -176,9 +189,9 @@ shutil.rmtree(sys.argv[2], ignore_errors=True)
 if not ended:
     from pathlib import Path
     from repro_bisect.worktrees import Worktrees
-    from repro_golden.checkout import Checkout
+    from repro_golden.checkout import find_checkout
     repository = Path(sys.argv[3])
-    Worktrees(Checkout(repository, repository / ".git" / "repro")).close()
+    Worktrees(find_checkout(repository)).close()
 """
 """Waits until the worker says that it ended, or is gone; then ends what there is of a probe's processes.
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from difflib import SequenceMatcher
 
-__all__ = ["aligned", "matched"]
+from repro_golden.operations.stream import OBSERVED, Operation, Stream
+
+__all__ = ["aligned", "matched", "under_names"]
 
 
 def aligned(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:
@@ -41,3 +44,20 @@ def matched(a: Sequence[Hashable], b: Sequence[Hashable], ordered: Mapping[int, 
         if i not in found and left.get(key):
             found[i] = left[key].popleft()
     return found
+
+
+def under_names(stream: Stream, names: Mapping[tuple[str, str], str]) -> Stream:
+    """A recording whose observed signals have other names, in the order of these.
+
+    Args:
+        stream: The recording.
+        names: By phase and name.
+    """
+    return replace(stream, operations=[_shown(o, names) if o.name == OBSERVED else o for o in stream.operations])
+
+
+def _shown(operation: Operation, names: Mapping[tuple[str, str], str]) -> Operation:
+    phase, _, name = operation.arguments.partition(" ")
+    inputs = [replace(value, name=names.get((phase, value.name), value.name)) for value in operation.inputs]
+    inputs.sort(key=lambda value: value.name)
+    return replace(operation, arguments=f"{phase} {names.get((phase, name), name)}", inputs=tuple(inputs))

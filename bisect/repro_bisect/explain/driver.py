@@ -11,6 +11,7 @@ from typing import Any
 from repro_bisect.axis import Axis, short
 from repro_bisect.desk import Desk
 from repro_bisect.executors import State
+from repro_bisect.explain.align import under_names
 from repro_bisect.explain.cause import Cause, find_cause
 from repro_bisect.explain.result import Answer, Explained, Explanation, Size, Version
 from repro_bisect.explain.source import Diff, Place, Sources, read_diff
@@ -21,9 +22,11 @@ from repro_bisect.probe import Recording, Skip, trace_of
 from repro_bisect.states import States
 from repro_golden.case import CommandSubject, TrainerSubject
 from repro_golden.checkout import Checkout
-from repro_golden.compare import Divergence, first_difference
+from repro_golden.compare import Divergence, ended_early, first_difference
+from repro_golden.coverage import coverage_of
 from repro_golden.errors import NotVerifiableError
 from repro_golden.operations.stream import Operation, Stream, dump_of
+from repro_golden.renames import aligned
 from repro_golden.subjects.environments import environment_changes
 from repro_golden.trace import Trace
 
@@ -76,11 +79,21 @@ class _Explainer:
     def run(self) -> Explanation:
         """From two traces to an answer."""
         traces = self._traces()
-        divergence = first_difference(*traces)
+        divergence = first_difference(*traces, strict=self.desk.prober.case.compare.strict)
+        alignment = aligned(*traces)
         environment = [str(change) for change in environment_changes(traces[0].header, traces[1].header)]
         before, after = (Version(point, self.subjects.get(point, ""), 0, None) for point in self.points)
-        text = f"{_said(self.points)} agree bit for bit over {len(traces[0].steps)} steps"
-        found = Explanation("agree", self._case, text, divergence, before, after, environment=environment)
+        text = f"{_said(self.points)} agree bit for bit over {min(len(trace.steps) for trace in traces)} steps"
+        ended = ended_early(len(traces[0].steps), len(traces[1].steps))
+        text = f"{text}; {alignment.renames}" if alignment.renames else text
+        if ended:
+            text += (
+                f"; {ended.replace('the run', short(self.points[1])).replace('the baseline', short(self.points[0]))}"
+            )
+        looked = coverage_of(traces[1], alignment.alone)
+        found = Explanation(
+            "agree", self._case, text, divergence, before, after, environment=environment, looked=looked
+        )
         if divergence is None:
             return found
         subject = self.desk.prober.case.subject
@@ -92,6 +105,8 @@ class _Explainer:
         recordings = self._recordings(divergence, traces)
         for rank in range(len(recordings[0].streams)):
             streams = (recordings[0].streams[rank], recordings[1].streams[rank])
+            if alignment.renames:
+                streams = (under_names(streams[0], {}), under_names(streams[1], alignment.names))
             versions = [
                 replace(version, operations=len(stream.operations))
                 for version, stream in zip((before, after), streams, strict=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from repro_bisect.explain.source import Place
 from repro_golden.compare import Divergence, jsonable
+from repro_golden.coverage import Coverage
 from repro_golden.magnitude import Magnitude
 from repro_golden.operations.stream import Operation
 
@@ -105,6 +106,7 @@ class Explanation:
         others: How many further operations the difference begins at.
         rank: Whose operations these are.
         start: The step whose saved state both versions started from; None where both ran from step 0.
+        looked: What was compared to find the first difference.
     """
 
     answer: Answer
@@ -121,6 +123,7 @@ class Explanation:
     others: int = 0
     rank: int = 0
     start: int | None = None
+    looked: Coverage = field(default_factory=Coverage)
 
     @property
     def named(self) -> Explained | None:
@@ -143,7 +146,8 @@ class Explanation:
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
         found: dict[str, Any] = _plain(asdict(self))
-        return found
+        del found["looked"]
+        return found | {"looked_at": self.looked.to_mapping()}
 
 
 def _plain(value: Any) -> Any:

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-import git
-
 from repro_golden.checkout import Checkout
+from repro_golden.git_process import GitFailedError
 from repro_golden.operations.stream import Frame, Operation, Stream
 
 __all__ = ["Diff", "Place", "Sources", "Version", "read_diff"]
@@ -75,7 +74,7 @@ class Diff:
 def read_diff(checkout: Checkout, before: str, after: str) -> Diff:
     """What `git diff` says of two commits, without context and without the user's own diff settings."""
     quiet = ("--no-ext-diff", "--no-textconv", "--no-color", "--unified=0", "--find-renames", "--src-prefix=a/")
-    text = git.Git(str(checkout.root)).diff_tree("-r", "-p", *quiet, "--dst-prefix=b/", before, after)
+    text = checkout.git.text("diff-tree", "-r", "-p", *quiet, "--dst-prefix=b/", before, after)
     found = Diff({}, {})
     names: dict[str, str] = {}
     hunk: list[str] = []
@@ -202,9 +201,9 @@ class Sources:
         if name.startswith("/"):
             return [], []
         try:
-            text = str(git.Git(str(self._version.checkout.root)).show(f"{self._version.commit}:{name}"))
+            text = self._version.checkout.git.text("cat-file", "blob", f"{self._version.commit}:{name}")
             tree = ast.parse(text)
-        except (git.GitCommandError, SyntaxError, ValueError):
+        except (GitFailedError, SyntaxError, ValueError):
             return [], []
         statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
         return text.splitlines(), sorted(

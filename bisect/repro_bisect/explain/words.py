@@ -12,11 +12,12 @@ from repro_bisect.explain.result import Explained, Size
 from repro_golden.compare import Divergence
 from repro_golden.magnitude import decode, measure, ulp_histogram
 from repro_golden.operations.stream import Operation
+from repro_golden.renames import aligned
 from repro_golden.trace import Trace
 
 __all__ = ["UNSEEN", "differing_inputs", "only_the_environment", "sentence", "size_of"]
 
-UNSEEN = "no operation differs, so the difference is made by something that does not pass torch's dispatcher"
+UNSEEN = "no recorded operation differs: what made the difference was not seen"
 
 
 def differing_inputs(divergence: Divergence, traces: tuple[Trace, Trace]) -> str:
@@ -27,7 +28,7 @@ def differing_inputs(divergence: Divergence, traces: tuple[Trace, Trace]) -> str
     if signal.startswith("start/"):
         return f"the weights that the run starts from ({signal.removeprefix('start/')})"
     found = []
-    for trace in traces:
+    for trace in (traces[0], aligned(*traces).trace):
         index = next(i for i, record in enumerate(trace.steps) if record.step == divergence.step)
         row = trace.row(index, "input", signal)
         found.append((row.dtype, row.shape, row.values) if row else None)
@@ -70,8 +71,8 @@ def sentence(cause: Cause, inputs: str, gap: tuple[str, str] | None, told: Seque
         return f"the step begins with other values: {inputs}; the difference comes from {main.name}{at}"
     if gap:
         return (
-            f"something that does not pass torch's dispatcher wrote between {gap[0]} and {gap[1]}: a kernel of an "
-            "extension or of a custom autograd function, or a collective"
+            f"what {gap[1]} read was written after {gap[0]} by no recorded operation: what wrote it was not seen, as "
+            "kernels of extensions and of custom autograd functions and collectives are not"
         )
     simple = {
         "inputs": f"{main.name}{at} reads a value from outside of torch, or from before the step, that differs",

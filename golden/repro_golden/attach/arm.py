@@ -22,7 +22,7 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     import torch
     from torch.optim import optimizer as optimizers
 
-    from repro_golden.attach import megatron
+    from repro_golden.attach import by_hand, generators, megatron, saving
     from repro_golden.attach.activations import Activations
     from repro_golden.attach.lines import listen, metrics_of
     from repro_golden.attach.session import Session
@@ -36,13 +36,18 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     untraced = torch._disable_dynamo  # type: ignore[attr-defined]
     optimizers.register_optimizer_step_pre_hook(untraced(lambda optimizer, *_: steps.enter(optimizer)))
     optimizers.register_optimizer_step_post_hook(untraced(lambda optimizer, *_: steps.leave(optimizer)))
-    scaled = steps.outer(torch.amp.GradScaler.step, _scaled_optimizer, lambda _, stepped: not stepped)
+    scaled = steps.outer(torch.amp.GradScaler.step, _scaled(session), lambda _, stepped: not stepped)
     torch.amp.GradScaler.step = scaled  # type: ignore[method-assign]
     _clipping(torch.nn.utils, session)
     for name in ("torch.utils.tensorboard.writer", "tensorboardX.writer"):
         when(name, lambda module: _board(module.SummaryWriter, session))
     when("wandb.sdk.wandb_run", lambda module: _listen(module.Run, "log", _given, session))
     megatron.hook(when, steps, session)
+    session.around.watch()
+    generators.watch()
+    if settings.record:
+        saving.hook(when, session)
+    by_hand.hook(session)
     patterns = [re.compile(text) for text in settings.metrics]
 
     def line(text: str) -> None:
@@ -101,9 +106,12 @@ def _clipping(utils: Any, session: Any) -> None:
         utils.clip_grads_with_norm_ = utils.clip_grad.clip_grads_with_norm_ = clip_grads_with_norm_
 
 
-def _scaled_optimizer(scaler: Any, optimizer: Any, *_: Any, **__: Any) -> Any:
-    del scaler
-    return optimizer
+def _scaled(session: Any) -> Callable[..., Any]:
+    def optimizer_of(scaler: Any, optimizer: Any, *_: Any, **__: Any) -> Any:
+        session.around.scaler(scaler)
+        return optimizer
+
+    return optimizer_of
 
 
 def _board(writer: Any, session: Any) -> None:

@@ -5,22 +5,25 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import stat
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from repro_golden.attach.metrics import NORM, number_of
+from repro_golden.checkpoints import checkpoint_content
 from repro_golden.errors import ReproError
+from repro_golden.families import BESIDE, family, file_of, plain
 from repro_golden.fingerprint.share import merge
 from repro_golden.spent import slowest
 from repro_golden.trace import Header, Row, StepRecord, TraceWriter, seal
 from repro_golden.trace.frames import FrameReader
 from repro_golden.trace.model import METRIC, RECORDER
-from repro_golden.trace.writer import metric_row
+from repro_golden.trace.writer import digest_row, metric_row
 
-__all__ = ["Collected", "Gathering", "merge_rows", "read_terminal"]
+__all__ = ["Collected", "Gathering", "cut_short", "merge_rows", "read_terminal"]
 
 
 @dataclass(frozen=True)
@@ -82,10 +85,22 @@ class _Rank:
                 self.close()
 
     def close(self) -> None:
-        """No other optimizer's step belongs to those before."""
-        for label, rows in sorted(self._window.items()):
+        """No other optimizer's step belongs to those before.
+
+        What lives beside the optimizers is theirs in common: as it was after the step that was made last, it stands
+        with the one that is last in order. Of a file that was written after several of them, the last content counts.
+        """
+        beside: list[Row] = []
+        for label, rows in self._window.items():
+            common = [row for row in rows if family(row.phase, row.name) in BESIDE]
+            anew = {file_of(row.phase, row.name) for row in rows}
+            kept = [row for row in beside if file_of(row.phase, row.name) not in anew | {None}]
+            beside = kept + common
+            self._window[label] = [row for row in rows if family(row.phase, row.name) not in BESIDE]
+        for place, (label, rows) in enumerate(sorted(self._window.items()), 1):
             number = self._numbers.setdefault(label, len(self._numbers))
-            self.ready.append((label, [_told_apart(row, number) for row in rows] if number else rows))
+            own = [_told_apart(row, number) for row in rows] if number else rows
+            self.ready.append((label, own + beside if place == len(self._window) else own))
         self._window.clear()
 
 
@@ -109,15 +124,25 @@ class Gathering:
         header: The trace's header, from what rank 0 says of itself and the number of steps seen so far.
         ranks: How many ranks must record; by default as many as each says its world has.
         more: Rows of a step beside the recorder's, by its number from 0; None as long as they are not there.
+        files: Folder of files that the program saves, which are part of its last step.
     """
 
     def __init__(
-        self, raw: Path, out: Path, header: HeaderOf, ranks: int | None, more: MoreRows = lambda _: ()
+        self,
+        raw: Path,
+        out: Path,
+        header: HeaderOf,
+        ranks: int | None,
+        more: MoreRows = lambda _: (),
+        files: Path | None = None,
     ) -> None:
         self._raw, self._out, self._header, self._want, self._more = raw, out, header, ranks, more
         self._ranks: list[_Rank] = []
         self._writer: TraceWriter | None = None
         self._first_step = 0
+        self._files, self._ending = files, False
+        self._saved: set[str] = set()
+        self._bytes: set[str] = set()  # files that were read after the program's end
 
     @property
     def steps(self) -> int:
@@ -130,6 +155,8 @@ class Gathering:
         Raises:
             ReproError: a rank twice, another recorder's records, or shares that do not add up.
         """
+        if refused := next(iter(sorted(self._raw.glob("refused-*"))), None):
+            raise ReproError(refused.read_text(encoding="utf-8"))
         if not self._ranks:
             found = self._find()
             if not found or len(found) < self._wanted(found):
@@ -138,11 +165,16 @@ class Gathering:
         records = []
         for rank in self._ranks:
             rank.read()
-        while all(rank.ready for rank in self._ranks) and not self._parted():
+        # the last step waits for the files
+        least = 1 if self._files is None or self._ending else 2
+        while all(len(rank.ready) >= least for rank in self._ranks) and not self._parted():
             more = self._more(self.steps)
             if more is None:
                 break
             labels, step = zip(*(rank.ready.popleft() for rank in self._ranks), strict=True)
+            if self._ending and not any(rank.ready for rank in self._ranks):
+                self._saved |= _files_in(itertools.chain(*step))
+                more = [*more, *self._written()]
             records.append(self._write(step, more, behind_the_door=not any(labels)))
         return records
 
@@ -162,6 +194,7 @@ class Gathering:
         self.poll()
         for rank in self._ranks:
             rank.close()
+        self._ending = True
         self.poll()
         if self._writer is None:
             raise ReproError(
@@ -173,6 +206,9 @@ class Gathering:
         if complete or reason == "diverged":
             closing = {"reason": reason, "ranks": len(self._ranks), "exit": code}
             closing["spent"] = slowest([end["spent"] for end in ends if end and "spent" in end])
+            told = [*(_read(path) or {} for path in sorted(self._raw.glob("note-*.json")))]
+            told += [end.get("unread", {}) for end in ends if end]
+            closing["unread"] = {name: why for notes in told for name, why in notes.items() if name not in self._bytes}
             self._writer.close(closing | ({"terminal": terminal} if terminal else {}))
         dumps = self._raw / "dumps"
         if dumps.exists():
@@ -186,6 +222,15 @@ class Gathering:
         """Let go of the trace's files, whatever became of it."""
         if self._writer:
             self._writer.let_go()
+
+    def _written(self) -> list[Row]:
+        """Rows of the files that a program which ended by itself has saved and the recorder has not seen it save."""
+        ends = [rank.end for rank in self._ranks]
+        if self._files is None or not all(end and not end["stopped"] for end in ends):
+            return []
+        content = checkpoint_content(self._files, self._saved)
+        self._bytes = {f"saved/{name}" for name in content}
+        return [digest_row("update", f"saved/{name}", value.encode()) for name, value in sorted(content.items())]
 
     def _parted(self) -> bool:
         """Whether ranks with the same optimizers have stepped different ones: the rest of a recording that was cut."""
@@ -245,7 +290,14 @@ class Gathering:
                 row = replace(row, name=f"{row.name}.again")
             others.add((row.phase, row.name))
             self._writer.add(row)
+        self._saved |= _files_in(itertools.chain(*ranks))
         return self._writer.end_step(self._first_step + self._writer.steps)
+
+
+def _files_in(rows: Iterable[Row]) -> set[str]:
+    """Names of the files whose content is among the rows."""
+    names = (plain(row.name).split("/") for row in rows if family(row.phase, row.name) == "saved")
+    return {parts[1] for parts in names}
 
 
 def read_terminal(raw: Path) -> dict[str, str]:
@@ -255,6 +307,11 @@ def read_terminal(raw: Path) -> dict[str, str]:
         for path in sorted(raw.glob("rank-*.terminal"))
         for name, value in (_read(path) or {}).items()
     }
+
+
+def cut_short(raw: Path) -> bool:
+    """Whether a disk was full for the recorder of a rank, which then takes the right to write from its log."""
+    return any(not log.stat().st_mode & stat.S_IWUSR for log in raw.glob("rank-*.log"))
 
 
 def _read(path: Path) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from repro_golden.attach import megatron_mains, megatron_names
 from repro_golden.fingerprint.placement import Placement
 
-__all__ = ["Names"]
+__all__ = ["Names", "modules_of", "walk"]
 
 _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 """What torch.compile, FSDP, checkpoint wrappers and Lightning's Fabric call the module inside them."""
@@ -89,15 +89,13 @@ class Names:
 
     def _look(self) -> None:
         """Name the parameters and modules of every root: a module that no other module holds."""
-        # by type(): isinstance asks objects for __class__, and some answer with a warning
-        found_types = (o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module))
-        modules = [m for m in found_types if "_modules" in m.__dict__]
+        modules = modules_of(gc.get_objects())
         inner = {id(child) for m in modules for child in m._modules.values() if child is not None}
         parameters: Known[torch.Tensor] = {}
         named: Known[torch.nn.Module] = {}
         for root in (m for m in modules if id(m) not in inner):
             own: set[int] = set()  # within one root the first name stands, as in `named_parameters`
-            for path, module, config in _walk(root, "", None, set()):
+            for path, module, config in walk(root, "", None, set()):
                 _take(named, module, path, config)
                 for key, parameter in module._parameters.items():
                     if parameter is not None and id(parameter) not in own:
@@ -108,9 +106,13 @@ class Names:
         self._modules = {k: v for k, v in self._modules.items() if v[0]() is not None} | named
 
 
-def _walk(
-    module: torch.nn.Module, path: str, config: Any, seen: set[int]
-) -> Iterator[tuple[str, torch.nn.Module, Any]]:
+def modules_of(objects: Iterable[Any]) -> list[torch.nn.Module]:
+    """The modules among some objects, but for those that are not made yet."""
+    # by type(): isinstance asks objects for __class__, and some answer with a warning
+    return [o for o in objects if issubclass(type(o), torch.nn.Module) and "_modules" in o.__dict__]
+
+
+def walk(module: torch.nn.Module, path: str, config: Any, seen: set[int]) -> Iterator[tuple[str, torch.nn.Module, Any]]:
     """Every module of a root with its path, which leaves out what wrappers add, and the nearest config around it."""
     if id(module) in seen:
         return
@@ -122,10 +124,10 @@ def _walk(
     wraps = [key for key, _ in children] == ["module"] and not any(p is not None for p in module._parameters.values())
     for key, child in children:
         if wraps or key in _WRAPPED:
-            yield from _walk(child, path, config, seen)
+            yield from walk(child, path, config, seen)
         else:
             name = megatron_names.child_key(path, module, key, child)
-            yield from _walk(child, f"{path}.{name}" if path else name, config, seen)
+            yield from walk(child, f"{path}.{name}" if path else name, config, seen)
 
 
 def _take(known: Known[T], item: T, name: str, config: Any) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from repro_golden.clean import one_line
 from repro_golden.operations.recorder import OperationRecorder
 
 __all__ = ["StepOperations"]
@@ -41,7 +42,7 @@ class StepOperations:
                 self._recorder.pause()
                 self._recorder.close()
         except Exception as error:  # noqa: BLE001 - whatever it is, the program is not to suffer from it
-            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            text = one_line(f"{type(error).__name__}: {error}")[:300]
             print(f"repro: the operations of step {self._step} are not recorded ({text})", file=sys.stderr)
 
     def observed(self, phase: str, name: str, value: Any) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from repro_golden.attach.generators import states
 from repro_golden.attach.names import Names
 from repro_golden.attach.outside import outside
-from repro_golden.attach.readings import state
+from repro_golden.attach.readings import of_parts, state
 from repro_golden.attach.settings import Settings
 
 __all__ = ["facts", "generators", "terminal"]
@@ -93,7 +93,7 @@ def terminal(
             for name, tensor in held.items():
                 local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
                 tensors[f"{k}/{kind}/{name}"] = local.detach()
-    found = _prints(tensors)
+    found = _prints(of_parts(tensors))
     for name in sorted({name for _, name, _ in logged}):
         found[f"metric {name}"] = _hash([f"{step} {value}" for step, n, value in logged if n == name])
     return found | {f"{FIRST}{name}": value for name, value in first.items()} | generators()
@@ -101,14 +101,7 @@ def terminal(
 
 def generators() -> dict[str, str]:
     """The states of the process's random number generators."""
-    states = {"generator torch": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states |= {f"generator cuda:{k}": device for k, device in enumerate(torch.cuda.get_rng_state_all())}
-    found = _prints(states)
-    found["generator random"] = _hash(random.getstate())
-    if "numpy" in sys.modules:
-        found["generator numpy"] = _hash([str(part) for part in sys.modules["numpy"].random.get_state()])
-    return found
+    return {f"generator {name}": value for name, value in _prints(states()).items()}
 
 
 def _prints(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:

@@ -26,6 +26,7 @@ from typing import Any
 
 import repro_golden
 from repro_golden.attach.settings import VARIABLE, Settings
+from repro_golden.clean import one_line
 
 __all__ = ["arm_ray"]
 
@@ -236,6 +237,6 @@ def _harmless() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 - whatever it is, the program goes on
-        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        text = one_line(f"{type(error).__name__}: {error}")[:300]
         with contextlib.suppress(Exception):  # the program's stderr may be closed, or full
             print(f"repro: workers of Ray may not be recorded ({text})", file=sys.stderr)

@@ -16,6 +16,7 @@ from typing import Any
 import repro_golden
 from repro_golden.attach.collect import Collected, Gathering
 from repro_golden.attach.settings import VARIABLE, Settings
+from repro_golden.attach.unseen import Unseen
 from repro_golden.errors import ReproError
 from repro_golden.trace import Header
 
@@ -66,7 +67,7 @@ def run_traced(
         return Header({"command": list(command)}, "", subject, about["identity"], seen)
 
     try:
-        code = _run(command, environment_for(asked, os.environ))
+        code = _run(command, environment_for(asked, os.environ), raw)
         with contextlib.closing(Gathering(raw, out, header, ranks)) as gathering:
             found = gathering.finish(command, code)
         return 0 if found.stopped else code, found
@@ -86,21 +87,24 @@ def _in_foreground() -> bool:
         return False
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def _run(command: Sequence[str], environment: Mapping[str, str], raw: Path) -> int:
     try:
         process = subprocess.Popen(list(command), env=dict(environment))
     except FileNotFoundError:
         raise ReproError(f"command not found: {command[0]}") from None
     except PermissionError:
         raise ReproError(f"{command[0]} is not executable") from None
+    unseen = Unseen(raw)
     # ctrl-C reaches the whole foreground group; what was sent to us alone is passed on
     before = {s: signal.signal(s, lambda number, _: process.send_signal(number)) for s in _PASSED_ON}
     before[signal.SIGINT] = signal.signal(
         signal.SIGINT, lambda number, _: None if _in_foreground() else process.send_signal(number)
     )
     try:
-        code = process.wait()
+        with unseen.watch(process.pid):
+            code = process.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    unseen.check()
     return 128 - code if code < 0 else code

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
+import fnmatch
 import gc
 import hashlib
 import io
-import json
 import multiprocessing.util
 import os
 import sys
@@ -19,86 +18,31 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import quote
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 import repro_golden
+from repro_golden.attach.beside import Beside
+from repro_golden.attach.by_hand import ByHand
+from repro_golden.attach.files import Files
+from repro_golden.attach.generators import states
+from repro_golden.attach.guard import harmless, without_collection
 from repro_golden.attach.metrics import Metrics, number_of
 from repro_golden.attach.names import Names
-from repro_golden.attach.readings import Held, Reading, learning_rates
+from repro_golden.attach.readings import Held, Reading, learning_rates, of_parts
+from repro_golden.attach.records import Records, dump
 from repro_golden.attach.settings import Settings
+from repro_golden.attach.turns import Turns
+from repro_golden.clean import one_line
+from repro_golden.families import FAMILIES, UNREAD
 from repro_golden.spent import measure
 
 __all__ = ["Session"]
 
 _PATIENCE = 60.0
 """Seconds that a rank which is to end waits for the others, which may still talk to it."""
-
-_OURS = (
-    "<",  # generated code
-    *(str(Path(str(module.__file__)).resolve().parent) + os.sep for module in (repro_golden, torch, os)),
-)
-"""Where code that is at work here lies, beside installed packages: ours, torch's and the standard library's."""
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _harmless(method: F) -> F:
-    """Let nothing that goes wrong in a method reach the program, and record no gradient of what it does."""
-
-    @functools.wraps(method)
-    def call(self: Session, *args: Any, **kwargs: Any) -> Any:
-        if self.dead:
-            return None
-        before = torch.is_grad_enabled()
-        try:
-            torch._C._set_grad_enabled(False)
-            # modes of the program must not see what is done here
-            with self.lock, _disable_current_modes(), torch._C.DisableTorchFunction():
-                return method(self, *args, **kwargs)
-        except Exception as error:
-            if _of_the_program(error):
-                self.dead = True
-                raise
-            self.fail(error)
-        except BaseException:  # ctrl-C, in the middle of a step
-            self.dead = True
-            raise
-        finally:
-            # one call of C, which no signal handler can interrupt; leaving `torch.no_grad()` is many
-            torch._C._set_grad_enabled(before)
-
-    return call  # type: ignore[return-value]
-
-
-def _without_collection(method: F) -> F:
-    """Keep the garbage collector from running in a method that makes many objects and drops them again."""
-
-    @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not gc.isenabled():
-            return method(*args, **kwargs)
-        gc.disable()
-        try:
-            return method(*args, **kwargs)
-        finally:
-            gc.enable()
-
-    return call  # type: ignore[return-value]
-
-
-def _of_the_program(error: Exception) -> bool:
-    """Whether a signal handler of the program raised it while we were at work."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    file = trace.tb_frame.f_code.co_filename if trace is not None else ""
-    return not file.startswith(_OURS) and not {"site-packages", "dist-packages"} & set(Path(file).parts)
 
 
 class Session:
@@ -110,14 +54,21 @@ class Session:
         dead: Whether recording has ended.
         lock: Held while a signal or a step is taken.
         operations: Told of every signal, where a step's operations are recorded.
+        around: What is alive beside the optimizers.
+        optimizers: Whether an optimizer of torch's was ever made.
     """
 
     def __init__(self, settings: Settings) -> None:
         """Record as the instrument asks."""
         self.settings = settings
         self.hear: Callable[[], None] = lambda: None
+        self.saving: Callable[[], None] = lambda: None
         self.operations: Any = None
+        self.around = Beside()
+        self.optimizers = False
+        self._ignored = [glob for glob in settings.ignore if glob.partition("/")[0] in FAMILIES]
         self._reset()
+        self._files = Files(settings.out, lambda noted: self._records.note(noted))
         repro_golden._sink, repro_golden._settle = self.observe, self.settle
         atexit.register(self._close)
 
@@ -125,8 +76,7 @@ class Session:
         self.lock = threading.RLock()
         self.dead = False
         self.names = Names()
-        self._stem: Path | None = None
-        self._file = -1
+        self._records = Records(self.settings.out)
         self._world = 1
         self._step = 0
         self._seconds: deque[float] = deque(maxlen=4096)
@@ -140,21 +90,26 @@ class Session:
         self._held: tuple[Any, frozenset[str]] | None = None
         self._logged: list[tuple[int, str, str]] = []
         self._first: dict[str, str] = {}
+        self._turns = Turns()
+        self._hand: ByHand | None = None
+        self._hand_open = False
+        self._after: Any = None
 
     def forked(self) -> None:
         """In the child of a fork: a recording of its own, from its next step on."""
-        if self._file >= 0:
-            os.close(self._file)
+        self._files.forget(trained=self._records.opened)
+        self._records.let_go()
+        self.around.forget()
         self._reset()
 
     # -- what the program shows
 
-    @_harmless
+    @harmless
     def metric(self, name: str, value: Any, *, early: bool = False) -> None:
         """Keep a number for its step. The tensor it may be is not waited for."""
         self._metrics.take(_text(name), value, early=early)
 
-    @_harmless
+    @harmless
     def observe(self, phase: str, name: str, value: Any) -> None:
         """Take a signal of the step under way; the k-th one more of the same name is ``name.k``."""
         if not self.settings.record:
@@ -172,6 +127,43 @@ class Session:
         if reading.tensors:
             self._take(phase, name, reading.tensors, reading.places)
 
+    def _wanted(self, prefix: str, reading: Reading) -> Reading:
+        """What nobody asked to ignore."""
+        if not self._ignored:
+            return reading
+        names = [n for n in reading.tensors if not self._is_ignored(prefix + n)]
+        return Reading({n: reading.tensors[n] for n in names}, reading.places)
+
+    def _is_ignored(self, name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, glob) for glob in self._ignored)
+
+    def _beside(self, *, end: bool = False) -> Iterator[tuple[str, Reading]]:
+        """What is read beside the optimizers, by the prefix of its names."""
+        held = [
+            p for optimizer, _ in self._met.values() if (o := optimizer()) for p in self._held_of(o).parameters.values()
+        ]
+        for prefix, reading in self.around.readings(self._step, held, end=end):
+            yield prefix, self._wanted(prefix, reading)
+        yield "rng/", self._wanted("rng/", Reading(states(seeded=True), {}))
+
+    def saved(self, path: str, value: Any) -> None:
+        """The program has written a file: it belongs to the step that has ended, or else to the first one."""
+        if self.settings.record:
+            self._saved(path, value)
+
+    @harmless
+    @without_collection
+    def _saved(self, path: str, value: Any) -> None:
+        self._files.take(path, value, recording=self._records.opened, own=self._turns.own())
+
+    def _late(self) -> Any:
+        """Takes what belongs to the step that is held back."""
+        from repro_golden.signals import Signals
+
+        if self._after is None:
+            self._after = Signals()
+        return self._after
+
     def seen(self, phase: str, name: str) -> bool:
         """Whether the step under way has such a signal."""
         return (phase, name) in self._seen
@@ -181,6 +173,9 @@ class Session:
 
         if self._signals is None:
             self._signals = Signals()
+        group = value if isinstance(value, Mapping) else {"": value}
+        if any(isinstance(item, torch.Tensor) and item.is_quantized for item in group.values()):
+            value = of_parts(dict(group))
         if self.operations is not None:
             self.operations.observed(phase, name, value)
         if self.settings.plant or self.settings.dump:
@@ -200,21 +195,7 @@ class Session:
         own = [self._step, phase, f"{name}@{rank}"]
         for wanted in self.settings.dump:
             if whole and local is tensor and list(wanted) in (own, at):
-                from repro_golden.signals import collector
-
-                reading = collector()
-                reading.add([tensor], keep=True)
-                folder = Path(self.settings.out) / "dumps"
-                folder.mkdir(exist_ok=True)
-                path = folder / f"{self._step}-{phase}-{quote(str(wanted[2]), safe='')}.bin"
-                part = path.with_suffix(f".{rank}.part")
-                part.write_bytes(reading.finish().result()[0][0].values or b"")
-                if rank == 0:  # its own stands, where it has any: a later pipeline stage has signals of its own
-                    part.replace(path)
-                else:
-                    with contextlib.suppress(FileExistsError):
-                        path.hardlink_to(part)
-                    part.unlink()
+                dump(self.settings.out, [self._step, phase, wanted[2]], tensor, rank)
 
     # -- steps
 
@@ -228,12 +209,13 @@ class Session:
         if self._begin(optimizer, outermost):
             self._stop()
 
-    @_harmless
-    @_without_collection
+    @harmless
+    @without_collection
     def _begin(self, optimizer: Any, outermost: bool) -> bool:
         """Whether it is one too many."""
         if outermost:
             self.hear()
+            self.saving()
             self._flush()
             if self.settings.steps is not None and self._step >= self.settings.steps:
                 return True
@@ -272,11 +254,11 @@ class Session:
             known = self._held_by[optimizer] = Held(optimizer, parameters, self.names.places(parameters))
         return known
 
-    @_harmless
-    @_without_collection
+    @harmless
+    @without_collection
     def step(self, optimizers: list[Any], skipped: bool) -> None:
         """Read what the step left behind."""
-        if self._stem is None:
+        if not self._records.opened:
             self._open()
         now = time.perf_counter()
         if self._began is not None:
@@ -294,24 +276,71 @@ class Session:
                 self._meet(optimizer)
         labelled = sorted(((self._met[id(o)][1], o) for o in optimizers), key=lambda pair: pair[0])
         named = [(f"optimizer.{k}/" if k else "", o, self._held_of(o)) for k, (_, o) in enumerate(labelled)]
-        for prefix, _, held in named:
-            self._read("grad", prefix, held.gradients())
-        for name, value in logged.items():
-            number = value if isinstance(value, torch.Tensor) else float(value)
-            self._take("grad" if name.partition("?")[0] == "grad_norm" else "loss", name, number)
-        for prefix, optimizer, held in named:
-            self._read("update", prefix, held.weights())
-            for kind, reading in held.state().items():
-                self._read("update", f"{prefix}{kind}/", reading)
-            for name, rate in learning_rates(optimizer).items():
-                self._take("update", prefix + name, rate)
-        if skipped:
-            self._take("update", "skipped", 1.0)
+        if mixed := self._turns.take(tuple(label for label, _ in labelled)):
+            self._records.refuse(mixed)
+            self.dead = True
+            return
+        self._read_step(named, logged, skipped=skipped)
         signals, self._signals = self._signals, None
         self._seen.clear()
         signals.finish()
         self._held = ((signals, "+".join(label for label, _ in labelled)), frozenset(logged))
         self._step += 1
+
+    def _read_step(self, named: Sequence[tuple[str, Any, Held]], logged: Mapping[str, Any], *, skipped: bool) -> None:
+        for prefix, optimizer, held in named:
+            if optimizer is not self._hand:  # whose gradients were read when they were there
+                self._read("grad", prefix, held.gradients())
+        for name, value in logged.items():
+            number = value if isinstance(value, torch.Tensor) else float(value)
+            self._take("grad" if name.partition("?")[0] == "grad_norm" else "loss", name, number)
+        for prefix, optimizer, held in named:
+            for kind, reading in _of(held):
+                self._read("update", prefix + kind, reading)
+            for name, rate in learning_rates(optimizer).items():
+                self._take("update", prefix + name, rate)
+        if skipped:
+            self._take("update", "skipped", 1.0)
+        for prefix, reading in self._beside():
+            self._read("update", prefix, reading)
+
+    def begin_by_hand(self, given: Mapping[int, tuple[torch.Tensor, torch.Tensor]] | None = None) -> None:
+        """A backward pass has ended in a program without an optimizer: what it does next is a step.
+
+        Args:
+            given: Parameters and their gradients, by id, where the program got these and they are not in ``grad``.
+        """
+        if self._begin_by_hand(given or {}):
+            self._stop()
+
+    @harmless
+    @without_collection
+    def _begin_by_hand(self, given: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> bool:
+        known = self._hand.param_groups[0]["params"] if self._hand else []
+        parameters = {
+            id(p): p for p in [*self.around.trained_by_hand(self._step, known), *(p for p, _ in given.values())]
+        }
+        if not parameters:
+            return False
+        self._hand = self._hand or ByHand([])
+        self._hand.param_groups = [{"params": list(parameters.values())}]
+        if self._begin(self._hand, outermost=True):
+            return True
+        if self.settings.record:
+            held = self._held_of(self._hand)
+            gradients = held.gradients()
+            for name, parameter in held.parameters.items():
+                if id(parameter) in given:
+                    gradients.tensors[name] = given[id(parameter)][1]
+            self._read("grad", "", Reading(dict(sorted(gradients.tensors.items())), gradients.places))
+        self._hand_open = True
+        return False
+
+    def end_by_hand(self) -> None:
+        """The next backward pass begins, or an optimizer is made."""
+        if self._hand_open and self._hand is not None:
+            self._hand_open = False
+            self.step([self._hand], skipped=False)
 
     # -- files
 
@@ -320,25 +349,10 @@ class Session:
 
         about = facts(self.settings)
         self._world = about["world"]
-        out = Path(self.settings.out)
-        for stem in (f"rank-{about['rank']:05d}", f"rank-{about['rank']:05d}-{os.getpid()}"):
-            try:
-                self._file = os.open(out / f"{stem}.log", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o666)
-            except FileExistsError:  # another process of this rank: the instrument says what to do
-                continue
-            self._stem = out / stem
-            self._put(".json", about)
-            if multiprocessing.parent_process() is not None:  # a forked child of it ends without `atexit`
-                multiprocessing.util.Finalize(None, self._close, exitpriority=0)
-            return
-
-    def _put(self, suffix: str, value: Any) -> None:
-        """A small file, whole or not there."""
-        assert self._stem is not None
-        path = self._stem.with_suffix(suffix)
-        part = path.with_suffix(f"{suffix}.part")
-        part.write_text(json.dumps(value), encoding="utf-8")
-        part.replace(path)
+        self._records.open(about)
+        self._files.begin()
+        if multiprocessing.parent_process() is not None:  # a forked child of it ends without `atexit`
+            multiprocessing.util.Finalize(None, self._close, exitpriority=0)
 
     def _flush(self) -> None:
         """Write the step that is held back."""
@@ -353,11 +367,12 @@ class Session:
 
             signals, label = held
             more = [metric_row("loss", name, value) for name, value in late.items()]
-            view = memoryview(signals.pack(self._step - 1, label, lambda row: _as_metric(row, early), more))
+            after, self._after = self._after, None
+            more += [row for row in self._files.rows() if not self._is_ignored(row.name)]
+            more += after.rows() if after is not None else []
+            self._records.write(signals.pack(self._step - 1, label, lambda row: _as_metric(row, early), more))
             numbers = {row.name: number_of(row) for row in signals.loose if row.name in early and row.dtype == "metric"}
             numbers |= late
-            while view:
-                view = view[os.write(self._file, view) :]
         if self.settings.terminal:
             self._logged += [(self._step - 1, name, value.hex()) for name, value in sorted(numbers.items())]
 
@@ -369,30 +384,55 @@ class Session:
                 child.terminate()
         deadline = time.monotonic() + _PATIENCE
         with contextlib.suppress(Exception):
-            while time.monotonic() < deadline and self._stopped() < self._world:
+            while time.monotonic() < deadline and self._records.stopped() < self._world:
                 time.sleep(0.01)
         for stream in [o for o in gc.get_objects() if issubclass(type(o), io.IOBase)]:
             with contextlib.suppress(Exception):  # closed, or not for writing
                 stream.flush()
         os._exit(0)
 
-    def _stopped(self) -> int:
-        """How many ranks have made the steps that were asked for."""
-        ends = [path.read_text(encoding="utf-8") for path in Path(self.settings.out).glob("rank-*.end")]
-        return sum(bool(json.loads(end)["stopped"]) for end in ends)
-
     def _close(self, *, stopped: bool = False) -> None:
-        if self._stem is not None:
+        if not stopped:
+            self.end_by_hand()
+        if self._records.opened:
             self._finish(stopped)
 
-    @_harmless
+    @harmless
     def _finish(self, stopped: bool) -> None:
         if not stopped:
             self._metrics.left()
+            if self._held is not None and self.settings.record:
+                self._read_end()
         self._put_end(stopped)
         self.dead = True
 
-    @_harmless
+    def _read_end(self) -> None:
+        """What is still alive, as it is now: it may have been changed after the last step.
+
+        A program has taken down its process groups by now, so what asks for them then is not read.
+        """
+        try:
+            found = list(self._ending())
+        except (AssertionError, RuntimeError, ValueError) as error:
+            self.around.unread["the state at the end"] = one_line(f"{type(error).__name__}: {error}")[:100]
+            # without a sign of it this run would pass for one that was stopped, whose last files prove nothing
+            self._late().take("update", UNREAD, {"": torch.zeros(1)}, None)
+            return
+        for prefix, reading in found:
+            if reading.tensors:
+                self._late().take("update", f"end/{prefix}", of_parts(reading.tensors), reading.places or None)
+
+    def _ending(self) -> Iterator[tuple[str, Reading]]:
+        alive = sorted((label, o) for optimizer, label in self._met.values() if (o := optimizer()) is not None)
+        for k, (_, optimizer) in enumerate(alive):
+            prefix = f"optimizer.{k}/" if k else ""
+            for kind, reading in _of(self._held_of(optimizer)):
+                yield prefix + kind, reading
+            rates = learning_rates(optimizer).items()
+            yield prefix, Reading({name: torch.as_tensor(rate, dtype=torch.float64) for name, rate in rates}, {})
+        yield from self._beside(end=True)
+
+    @harmless
     def settle(self) -> None:
         """Write the step that is held back and say that it may be the last: Ray ends its workers without `atexit`."""
         if self._held is not None:
@@ -404,9 +444,11 @@ class Session:
         self._flush()
         if self.settings.terminal:
             met = [optimizer() for optimizer, _ in self._met.values()]
-            self._put(".terminal", terminal(met, self.names, self._first, self._logged))
+            self._records.put(".terminal", terminal(met, self.names, self._first, self._logged))
         end = {"steps": self._step, "stopped": stopped, "ignored": self._metrics.ignored}
-        self._put(".end", end | {"spent": measure(self._seconds)})
+        unread = self.around.unread | self._files.unread
+        end["unread"] = dict(sorted(unread.items()))
+        self._records.put(".end", end | {"spent": measure(self._seconds)})
 
     def fail(self, error: Exception) -> None:
         """End the recording; the program goes on."""
@@ -414,9 +456,17 @@ class Session:
         with contextlib.suppress(Exception), torch.no_grad():
             self._flush()  # the step before is whole
         self._held = None
-        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        self._records.blame(error)
+        text = one_line(f"{type(error).__name__}: {error}")[:300]
         with contextlib.suppress(Exception):  # the program's stderr may be closed, or full
             print(f"repro: recording stopped at step {self._step} ({text}); the program goes on", file=sys.stderr)
+
+
+def _of(held: Held) -> Iterator[tuple[str, Reading]]:
+    """What an optimizer holds, by the prefix of its names."""
+    yield "", held.weights()
+    for kind, reading in held.state().items():
+        yield f"{kind}/", reading
 
 
 def _text(name: object) -> str:

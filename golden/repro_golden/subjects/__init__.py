@@ -6,13 +6,17 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from repro_golden.canonical import digest
 from repro_golden.case import Case, CommandSubject, TrainerSubject
-from repro_golden.children import Place, Run, RunResult
+from repro_golden.children import Place, Run, RunResult, watched
 from repro_golden.errors import ReproError
 from repro_golden.identity import Identity
 from repro_golden.subjects import command, core, trainers
+from repro_golden.subjects.environments import Who
+from repro_golden.subjects.words import interpreter
+from repro_golden.surroundings import folders_of
 
-__all__ = ["exit_code", "identity_of", "launch", "packages_of", "try_out"]
+__all__ = ["build_of", "exit_code", "identity_of", "launch", "packages_of", "try_out"]
 
 
 def launch(
@@ -38,16 +42,36 @@ def launch(
     Raises:
         CancelledError: `cancel` was set.
         ChildFailure: the subject failed or ran out of time.
-        MachineFailureError: the child was killed from outside, or the disk is full.
+        MachineFailureError: the child was killed from outside, or it did not end well and a disk was full meanwhile.
         ReproError: the instrument refused (bad rollouts, say).
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_bytes(b"")
+    with watched(place, log, case.subject.env, folders_of(case, place.home or place.root)) as disks:
+        log.write_bytes(b"")
+        results = _launch(case, place, runs, log, cancel, enough)
+        if len(results) < len(runs) or any(_cut(*pair) for pair in zip(results, runs, strict=True)):
+            disks.blame()
+        return results
+
+
+def _launch(
+    case: Case,
+    place: Place,
+    runs: Sequence[Run],
+    log: Path,
+    cancel: threading.Event | None,
+    enough: Callable[[], bool] | None,
+) -> list[RunResult]:
     if isinstance(case.subject, TrainerSubject):
         return [trainers.run(case, case.subject, place, run, log, cancel, enough) for run in runs]
     if isinstance(case.subject, CommandSubject):
         return [command.run(case, case.subject, place, run, log, cancel, enough) for run in runs]
     return core.run_all(case, case.subject, place, runs, log, cancel, enough)
+
+
+def _cut(result: RunResult, run: Run) -> bool:
+    """Whether a run did not make all of its steps: a program may go on, and differ, where it could not write."""
+    return run.train and (result.diverged or result.steps < run.steps)
 
 
 def exit_code(case: Case, place: Place, log: Path, *, cancel: threading.Event | None = None) -> int:
@@ -56,16 +80,21 @@ def exit_code(case: Case, place: Place, log: Path, *, cancel: threading.Event | 
     Raises:
         CancelledError: `cancel` was set.
         ChildFailure: its setup or check failed, it was not found, or it ran out of time.
-        MachineFailureError: it was killed from outside.
+        MachineFailureError: it was killed from outside, or failed and a disk was full meanwhile.
         ReproError: the subject is no command.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_bytes(b"")
     if not isinstance(case.subject, CommandSubject):
         raise ReproError(f"{case.name} is of kind {case.subject.kind}, which has no exit code: give a command after --")
-    if isinstance(case.subject, TrainerSubject):
-        return trainers.exit_code(case, case.subject, place, log, cancel)
-    return command.exit_code(case, case.subject, place, log, cancel)
+    with watched(place, log, case.subject.env, folders_of(case, place.home or place.root)) as disks:
+        log.write_bytes(b"")
+        if isinstance(case.subject, TrainerSubject):
+            code = trainers.exit_code(case, case.subject, place, log, cancel)
+        else:
+            code = command.exit_code(case, case.subject, place, log, cancel)
+        if code:
+            disks.blame()
+        return code
 
 
 def try_out(case: Case, place: Place, log: Path) -> None:
@@ -80,15 +109,28 @@ def try_out(case: Case, place: Place, log: Path) -> None:
 
 def identity_of(case: Case, root: Path) -> Identity:
     """The identity a child of this case would have, without training."""
-    return _asked(case, root)[0]
+    return _asked(case, root).identity
 
 
 def packages_of(case: Case, root: Path) -> list[str]:
     """``name==version`` of every package that a child of this case could import."""
-    return _asked(case, root)[1]
+    return _asked(case, root).packages
 
 
-def _asked(case: Case, root: Path) -> tuple[Identity, list[str]]:
+def build_of(case: Case, root: Path) -> str:
+    """What stands for the interpreter of a child of this case and the content of all that it could import.
+
+    Where lock files decide the environment, they are part of a commit: the interpreter alone stands for the rest.
+    """
+    subject = case.subject
+    if isinstance(subject, CommandSubject) and subject.locks:
+        python = Path(interpreter(subject, root))
+        binary = python.stat()
+        return digest("interpreter", str(python.resolve()), f"{binary.st_size} {binary.st_mtime_ns}")
+    return _asked(case, root).build
+
+
+def _asked(case: Case, root: Path) -> Who:
     if isinstance(case.subject, CommandSubject):
         return command.identity(case, case.subject, root)
     return core.identity(case, case.subject, root)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -12,9 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from repro_golden.attach.collect import Gathering, read_terminal
+from repro_golden.attach.collect import Gathering, cut_short, read_terminal
 from repro_golden.attach.run import environment_for, said_of
 from repro_golden.attach.settings import Settings
+from repro_golden.attach.unseen import Unseen
 from repro_golden.case import Case, CommandSubject
 from repro_golden.checkout import find_checkout
 from repro_golden.children import (
@@ -28,14 +28,14 @@ from repro_golden.children import (
     last_line,
 )
 from repro_golden.errors import MachineFailureError, ReproError
-from repro_golden.identity import Identity
+from repro_golden.parting import Parting
 from repro_golden.rollouts import rollouts_of
 from repro_golden.scratch import scratch_folder
 from repro_golden.subjects.additions import Addition, Written
-from repro_golden.subjects.environments import Environment, held, identity_in
+from repro_golden.subjects.environments import Environment, Who, held, identity_in
 from repro_golden.subjects.overlays import Overlay, held_overlay
 from repro_golden.subjects.words import interpreter, told, variables_of, words
-from repro_golden.trace import Header, StepRecord, Trace
+from repro_golden.trace import Header
 
 __all__ = ["AdditionOf", "exit_code", "identity", "interpreter", "run", "try_out", "words"]
 
@@ -45,14 +45,12 @@ AdditionOf = Callable[[Run, Path], Addition | None]
 _SET_UP = "set-up"
 """A file beside a worktree whose setup has been run."""
 
-_STOPPED = re.compile(r"repro: recording stopped at step .*(No space left on device|Disk quota exceeded)")
-
 
 # -- who it is
 
 
-def identity(case: Case, subject: CommandSubject, root: Path) -> tuple[Identity, list[str]]:
-    """The identity that the program's processes would have, and the packages of its environment.
+def identity(case: Case, subject: CommandSubject, root: Path) -> Who:
+    """Who the program's processes would be.
 
     Raises:
         ReproError: its environment does not build, or its Python does not start, or has no torch.
@@ -297,11 +295,12 @@ def _gathering(job: _Job, out: Path) -> Gathering | Written:
     """What makes the trace: of the recorder's records, or of what the program writes by itself."""
     if job.addition is None or job.recorded:
         more = job.addition.rows if job.addition else lambda _: ()
-        return Gathering(job.raw, out, job.header, job.case.resources.ranks, more)
+        files = Path(job.tokens["checkpoint"]) if "{checkpoint}" in job.command else None
+        return Gathering(job.raw, out, job.header, job.case.resources.ranks, more, files)
 
     def header() -> Header:
-        who, _ = identity_in(job.case, job.python, job.variables, job.place.home or job.place.root)
-        return job.header({"identity": who.to_mapping()}, 0)
+        who = identity_in(job.case, job.python, job.variables, job.place.home or job.place.root)
+        return job.header({"identity": who.identity.to_mapping()}, 0)
 
     return Written(out, header, job.addition, job.run.steps)
 
@@ -310,26 +309,32 @@ def _gathered(
     job: _Job, gathering: Gathering | Written, cancel: threading.Event | None, asked: Callable[[], bool] | None
 ) -> RunResult:
     run = job.run
-    roots = {record.step: record.root for record in Trace(Path(run.baseline)).steps} if run.baseline else {}
-    parted: list[StepRecord] = []
+    parting = Parting(run.baseline, run.trace)
+    parted = False
     wrong: list[ReproError] = []
 
     def enough() -> bool:
+        nonlocal parted
         try:
             made = gathering.poll()
-            parted.extend(r for r in made if roots.get(r.step, r.root) != r.root or (asked and asked()))
+            _blame_the_disk(job)
+            parted = parted or parting.seen(made) or any(asked() for _ in made if asked)
         except MachineFailureError:
             raise
         except ReproError as error:  # nothing good can come of it any more
             wrong.append(error)
-        return bool(parted or wrong) or (not job.recorded and gathering.steps >= run.steps)
+        return parted or bool(wrong) or (not job.recorded and gathering.steps >= run.steps)
 
+    unseen = Unseen(job.raw)
     child = job.child(job.command, environment_for(job.settings, job.variables))
+    if job.recorded:
+        child = replace(child, beside=unseen.watch)
     try:
         code = _started(job, child, cancel, enough if run.trace or not job.recorded else None)
     except ChildFailure:
         _blame_the_disk(job)
         raise
+    _blame_the_disk(job)
     if job.addition:
         job.addition.ended(code)
     if run.trace is None and job.recorded:
@@ -338,20 +343,19 @@ def _gathered(
     try:
         if wrong:
             raise wrong[0]
+        unseen.check()
         found = gathering.finish(child.command, code, "diverged" if parted else "finished")
     except MachineFailureError:
         raise
     except ReproError as error:
-        _blame_the_disk(job)
         if not wrong:  # else it was ended by us
             blame_the_machine(code, job.log)
         if not wrong and (steps == 0 or not job.recorded):
             _refuse(job, steps, code)
         raise ChildFailure("start" if steps == 0 else "step", steps, str(error), str(job.log)) from None
     if not parted and found.steps < run.steps:
-        _blame_the_disk(job)
         _refuse(job, found.steps, code)
-    return RunResult(found.steps, bool(parted), found.terminal, [])
+    return RunResult(found.steps, parted, found.terminal, [])
 
 
 def _bare(job: _Job, code: int) -> RunResult:
@@ -365,7 +369,7 @@ def _bare(job: _Job, code: int) -> RunResult:
 
 def _blame_the_disk(job: _Job) -> None:
     """Raise where the disk was full for the recorder, which then ends the recording and never the program."""
-    if _STOPPED.search(job.log.read_text(encoding="utf-8", errors="replace")):
+    if cut_short(job.raw):
         raise MachineFailureError("no space left on the disk to record; free some and run again")
 
 

@@ -11,11 +11,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from repro_golden.attach.identify import importable
+from repro_golden.attach.identify import build, importable
 from repro_golden.canonical import canonical_json
 from repro_golden.case import Case, CoreSubject
 from repro_golden.children import (
@@ -30,9 +30,9 @@ from repro_golden.children import (
     last_line,
 )
 from repro_golden.errors import MachineFailureError, ReproError
-from repro_golden.identity import Identity, collect, megatron_layout, megatron_variables
+from repro_golden.identity import collect, megatron_layout, megatron_variables
 from repro_golden.subjects.core_ranks import RankedJob
-from repro_golden.subjects.environments import identity_in
+from repro_golden.subjects.environments import Who, identity_in
 from repro_golden.subjects.overlays import held_overlay
 from repro_golden.subjects.words import told
 from repro_golden.trace import Trace
@@ -51,8 +51,8 @@ def environment(case: Case, subject: CoreSubject, root: Path) -> dict[str, str]:
     return found
 
 
-def identity(case: Case, subject: CoreSubject, root: Path) -> tuple[Identity, list[str]]:
-    """The identity that a child would have, and the packages it could import: those of this process or its overlay.
+def identity(case: Case, subject: CoreSubject, root: Path) -> Who:
+    """Who a child would be, by the packages of this process or its overlay.
 
     Raises:
         ReproError: the packages that the case asks for make no environment.
@@ -61,13 +61,13 @@ def identity(case: Case, subject: CoreSubject, root: Path) -> tuple[Identity, li
     layout = megatron_layout(subject.config, resources.ranks)
     if not subject.packages:
         found = collect(variables, threads=resources.cpus, ranks=resources.ranks)
-        return found.replaying().laid_out(layout), importable()
+        return Who(found.replaying().laid_out(layout), importable(), build(root))
     try:
         with held_overlay(case, subject, Place(root), sys.executable, subject.packages) as overlay:
             variables |= told(overlay.variables(variables), subject)
             overlay.notice(variables, root, overlay.folder)
-            found, packages = identity_in(case, overlay.python, variables, root)
-            return found.replaying().laid_out(layout), packages
+            who = identity_in(case, overlay.python, variables, root)
+            return replace(who, identity=who.identity.replaying().laid_out(layout))
     except ChildFailure as failure:
         raise ReproError(f"no environment for {root}: {failure}; correct subject.packages") from None
 

@@ -26,9 +26,10 @@ from repro_golden.children import (
     last_line,
 )
 from repro_golden.errors import MachineFailureError, ReproError
+from repro_golden.parting import Parting
 from repro_golden.ranks import Lost, Ranks, free_port, meeting, rank_log
 from repro_golden.team import run_folder
-from repro_golden.trace import Header, Trace
+from repro_golden.trace import Header
 from repro_golden.trace.frames import read_frames
 
 __all__ = ["RankedJob"]
@@ -78,7 +79,9 @@ class RankedJob:
             finally:
                 with self.log.open("ab") as every:
                     for path, size in zip(logs, sizes, strict=True):
-                        every.write(path.read_bytes()[size:])
+                        with path.open("rb") as own:
+                            own.seek(size)
+                            shutil.copyfileobj(own, every)
             if results is None:
                 return []
             found += results
@@ -138,7 +141,7 @@ class _Growing:
         self.run, self.raw = run, raw
         self.parted = False
         self.wrong: ReproError | None = None
-        self._roots = {r.step: r.root for r in Trace(Path(run.baseline)).steps} if run.baseline else {}
+        self._parting = Parting(run.baseline, run.trace)
         self._gathering = Gathering(raw, Path(run.trace), _header, ranks) if run.trace else None
 
     @property
@@ -151,7 +154,7 @@ class _Growing:
         if self._gathering is None or self.wrong:
             return bool(self.wrong)
         try:
-            self.parted |= any(self._roots.get(r.step, r.root) != r.root for r in self._gathering.poll())
+            self.parted |= self._parting.seen(self._gathering.poll())
         except MachineFailureError:
             raise
         except ReproError as error:  # the ranks' records do not fit together, and will not

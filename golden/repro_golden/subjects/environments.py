@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -23,14 +24,16 @@ from repro_golden.canonical import canonical_json, digest
 from repro_golden.case import Case, CommandSubject
 from repro_golden.checkout import find_checkout
 from repro_golden.children import ChildFailure, Place
+from repro_golden.credentials import handed_on
 from repro_golden.errors import ReproError
 from repro_golden.identity import Difference, Identity
 from repro_golden.subjects.kept import Slot, kept
 from repro_golden.subjects.recipes import pip_options, uv_command
 from repro_golden.subjects.words import interpreter, replaced, variables_of, words
+from repro_golden.surroundings import variables_digest
 from repro_golden.trace import Header
 
-__all__ = ["Environment", "environment_changes", "held", "identity_in"]
+__all__ = ["Environment", "Who", "environment_changes", "held", "identity_in"]
 
 _PACKAGES = """\
 import re
@@ -136,6 +139,7 @@ class _Recipe:
             "setup": replaced(subject.setup, self._tokens), "shell": subject.shell, "env": subject.env,
             "python": [own, real, binary.st_size, binary.st_mtime_ns], "machine": platform.machine(),
             "locks": {name: self._content(name) for name in subject.locks},
+            "variables": variables_digest(case),  # compilers, indexes and switches of a build are told by them
         }  # fmt: skip
         self.key = digest("environment", canonical_json(about))[:16]  # short: kernels bound the path in a "#!" line
 
@@ -180,7 +184,8 @@ def _packages(slot: Slot) -> list[str]:
     python = Environment(slot.folder, slot.key, ()).python
     if not python:
         return []
-    done = subprocess.run([python, "-I", "-c", _PACKAGES], capture_output=True, text=True, check=False)
+    ours = handed_on(os.environ)
+    done = subprocess.run([python, "-I", "-c", _PACKAGES], env=ours, capture_output=True, text=True, check=False)
     if done.returncode:
         slot.fail(f"its Python does not start: {(done.stderr.splitlines() or ['no output'])[-1][:300]}")
     return sorted(done.stdout.split(), key=str.lower)
@@ -201,8 +206,23 @@ say(int(threads), int(ranks))
 """`repro_golden` from its own folder and nothing else of our environment, in another Python."""
 
 
-def identity_in(case: Case, python: str, variables: Mapping[str, str], root: Path) -> tuple[Identity, list[str]]:
-    """The identity that a process of this Python would have, and the packages it could import.
+@dataclass(frozen=True)
+class Who:
+    """Who a process is.
+
+    Attributes:
+        identity: The identity that it would have.
+        packages: ``name==version`` of all that it could import.
+        build: 32 digits for its interpreter and the content of these packages.
+    """
+
+    identity: Identity
+    packages: list[str]
+    build: str
+
+
+def identity_in(case: Case, python: str, variables: Mapping[str, str], root: Path) -> Who:
+    """Who a process of this Python would be.
 
     Raises:
         ReproError: it does not start, or has no torch.
@@ -211,9 +231,7 @@ def identity_in(case: Case, python: str, variables: Mapping[str, str], root: Pat
 
 
 @functools.lru_cache(maxsize=32)
-def _asked(
-    python: str, variables: tuple[tuple[str, str], ...], threads: int, ranks: int, root: str
-) -> tuple[Identity, list[str]]:
+def _asked(python: str, variables: tuple[tuple[str, str], ...], threads: int, ranks: int, root: str) -> Who:
     done = subprocess.run(
         [python, "-c", _ASK, str(PACKAGE), str(threads), str(ranks)],
         env=dict(variables), cwd=root, capture_output=True, text=True, check=False,
@@ -225,4 +243,4 @@ def _asked(
         raise ReproError(
             f"{python} does not serve to train ({lines[-1][:200]}): correct subject.python or its lock files"
         ) from None
-    return Identity.from_mapping(raw["identity"]), raw["packages"]
+    return Who(Identity.from_mapping(raw["identity"]), raw["packages"], raw["build"])

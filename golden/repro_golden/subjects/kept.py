@@ -23,9 +23,11 @@ from repro_golden.children import (
     CancelledError,
     Child,
     ChildFailure,
+    Place,
     blame_the_machine,
     blame_the_network,
     last_line,
+    watched,
 )
 from repro_golden.errors import MachineFailureError
 
@@ -78,14 +80,15 @@ class Slot:
             MachineFailureError: the machine or the network failed it.
         """
         child = Child(command, cwd, variables, self.path("log"), limit, self.held, bound=False)
-        try:
-            code = child.run(self.cancel)
-        except (FileNotFoundError, PermissionError):
-            self.fail(f"{name}: {command[0]} is not found, or not executable")
-        if code:
-            blame_the_machine(code, child.log)
-            blame_the_network(what, child.log)
-            self.fail(f"{name} exited with {code}: {last_line(child.log)}")
+        with watched(Place(self.base), child.log, variables):  # here: a failure is told to whoever waits for it
+            try:
+                code = child.run(self.cancel)
+            except (FileNotFoundError, PermissionError):
+                self.fail(f"{name}: {command[0]} is not found, or not executable")
+            if code:
+                blame_the_machine(code, child.log)
+                blame_the_network(what, child.log)
+                self.fail(f"{name} exited with {code}: {last_line(child.log)}")
 
     def fail(self, message: str) -> NoReturn:
         """Say that it cannot be built. Equal causes give equal text: no folder in it that differs by commit."""

@@ -37,6 +37,7 @@ from repro_golden.canonical import canonical_json, digest
 from repro_golden.case import Case, CommandSubject, CoreSubject
 from repro_golden.checkout import find_checkout
 from repro_golden.children import ChildFailure, Place, base_environment
+from repro_golden.credentials import withheld
 from repro_golden.errors import MachineFailureError, ReproError
 from repro_golden.pins import checked_pins
 from repro_golden.subjects.inside import ABOUT, BEHIND, COMMON, MODULES, OUTSHONE, PIP, SEEN
@@ -144,8 +145,9 @@ def held_overlay(
         prefix, own = Path(base.said["prefix"]), [str(Path(base_python).parent)]
         yield Overlay(prefix, base.key({}, ()), base_python, _listed(base.packages), own, sorted(checked))
         return
-    key = base.key(wanted, _index_of(index, variables))
-    recipe = _Recipe(base, wanted, variables, subject.timeout, index)
+    fetching = _fetching() | variables
+    key = base.key(wanted, _index_of(index, fetching))
+    recipe = _Recipe(base, wanted, variables, fetching, subject.timeout, index)
     folder = find_checkout(place.root).state / "environments"
     most = subject.environments if isinstance(subject, CommandSubject) else _MOST
     with kept(folder, key, most, recipe.build, {str(place.root): "."}, cancel) as about:
@@ -161,6 +163,15 @@ def _variables(case: Case, subject: CommandSubject | CoreSubject, place: Place, 
     found["PATH"] = os.pathsep.join([str(Path(python).parent), found.get("PATH", os.defpath)])
     return {name: value for name, value in found.items() if name not in _NOT_OURS}
 
+
+def _fetching() -> dict[str, str]:
+    """What an installer of releases needs to reach an index and looks like a secret; nothing else gets it."""
+    secret = {name: name.upper() for name in withheld(os.environ)}
+    kept = [name for name, upper in secret.items() if upper.startswith(("PIP_", "UV_")) or upper in _WAYS]
+    return {name: os.environ[name] for name in kept if name not in _NOT_OURS}
+
+
+_WAYS = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NETRC")
 
 _NOT_OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT")
 """Variables that lead to the code, or an installer to another place."""
@@ -251,6 +262,7 @@ class _Recipe:
     base: _Base
     pins: Mapping[str, str]
     variables: Mapping[str, str]
+    fetching: Mapping[str, str]
     limit: float
     index: str | None
 
@@ -326,14 +338,14 @@ class _Recipe:
             pip = [self.base.python, "-m", "pip", "--python", python, "install", "--no-input"]
             # a credential has no business in a list of processes
             own = {"PIP_INDEX_URL": self.index} if self.index else {}
-            if pip_settings(self.base.python, self.variables).get("retries") == "0":
+            if pip_settings(self.base.python, self.fetching).get("retries") == "0":
                 own["PIP_RETRIES"] = "1"  # without any it says nothing of a network that fails it
-            return "pip install", [*pip, "--disable-pip-version-check", "--no-deps"], {**self.variables, **own}
+            return "pip install", [*pip, "--disable-pip-version-check", "--no-deps"], {**self.fetching, **own}
         folders = os.pathsep.join([self.variables["PATH"], str(Path(sys.executable).parent)])
         if (uv := shutil.which("uv", path=folders)) is None:
             raise ReproError(f"{self.base.python} has no pip of 22.3 or later, and there is no uv on PATH: install one")
         own = {"UV_DEFAULT_INDEX": self.index} if self.index else {}
-        return "uv pip install", [uv, "pip", "install", "--python", python, "--no-deps"], {**self.variables, **own}
+        return "uv pip install", [uv, "pip", "install", "--python", python, "--no-deps"], {**self.fetching, **own}
 
     def _link_libraries(self, moved: Packages, pure: Path) -> None:
         """Put the base's packages of libraries alone that the moved ones need beside those, which look for them there.

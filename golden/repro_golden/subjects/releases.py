@@ -37,6 +37,7 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
+from repro_golden.credentials import handed_on
 from repro_golden.errors import MachineFailureError, ReproError
 
 __all__ = [
@@ -241,7 +242,7 @@ def asked(python: str, script: str, *arguments: str, variables: Mapping[str, str
     Raises:
         ReproError: the interpreter does not start, or the script fails.
     """
-    environment = dict(os.environ if variables is None else variables)
+    environment = handed_on(os.environ) if variables is None else dict(variables)
     for name in ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"):
         environment.pop(name, None)
     script = "import sys\nsys.path[:] = [p for p in sys.path if p]\n" + script  # not the folder that it starts in

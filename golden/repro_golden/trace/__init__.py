@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from repro_golden.trace.model import FORMAT, PHASES, Header, Row, StepRecord, dump_path
-from repro_golden.trace.reader import Trace
+from repro_golden.trace.reader import Trace, read_dump
 from repro_golden.trace.writer import TraceWriter, seal
 
-__all__ = ["FORMAT", "PHASES", "Header", "Row", "StepRecord", "Trace", "TraceWriter", "dump_path", "seal"]
+__all__ = ["FORMAT", "PHASES", "Header", "Row", "StepRecord", "Trace", "TraceWriter", "dump_path", "read_dump", "seal"]

@@ -18,12 +18,14 @@ from repro_golden.xxh import xxh3_128_hexdigest
 __all__ = ["FORMAT", "PHASES", "RECORDER", "Header", "Row", "StepRecord", "chain", "dump_path", "root"]
 
 FORMAT = 1
-RECORDER = 2
+RECORDER = 3
 """Version of what the recorder observes and how; part of the key under which probes are reused."""
 
 PHASES = ("input", "forward", "loss", "grad", "update")
 METRIC = "metric"
 """The dtype name of a metric: one Python float."""
+DIGEST = "sha256"
+"""The dtype name of a row that holds a digest of a tensor or file, in place of its content."""
 
 
 @dataclass(slots=True)
@@ -112,10 +114,19 @@ def to_checked_line(value: dict[str, Any]) -> str:
 def from_checked_line(line: str) -> dict[str, Any]:
     """The inverse of `to_checked_line`; ValueError, KeyError or TypeError when any byte was changed."""
     raw: dict[str, Any] = json.loads(line)
-    found = raw.pop("check")
-    if digest(canonical_json(raw))[:16] != found or canonical_json({**raw, "check": found}) != line:
+    found = raw["check"]
+    rest = checked(raw)
+    if canonical_json({**rest, "check": found}) != line:
         raise ValueError("damaged line")
-    return raw
+    return rest
+
+
+def checked(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A mapping without the digest of itself, if it carries one; ValueError or TypeError where that is of another."""
+    rest = {key: value for key, value in raw.items() if key != "check"}
+    if "check" in raw and digest(canonical_json(rest))[:16] != raw["check"]:
+        raise ValueError("its content is not what was written")
+    return rest
 
 
 @dataclass(frozen=True)
@@ -171,6 +182,7 @@ class Header:
         identity: `identity.Identity.to_mapping` of the process.
         steps: How many steps the run was meant to make.
         first_step: The step it started from: 0, or that of the state it was loaded from.
+        recorder: Number of the recorder that made it.
     """
 
     case: Mapping[str, Any]
@@ -179,12 +191,13 @@ class Header:
     identity: Mapping[str, Any]
     steps: int
     first_step: int = 0
+    recorder: int = RECORDER
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types, with the format number."""
         return {
             "format": FORMAT,
-            "recorder": RECORDER,
+            "recorder": self.recorder,
             "scheme": SCHEME,
             "case": dict(self.case),
             "rollouts": self.rollouts,
@@ -197,6 +210,5 @@ class Header:
     @classmethod
     def from_mapping(cls, raw: Mapping[str, Any]) -> Header:
         """The inverse of `to_mapping`; KeyError when a part is missing."""
-        return cls(
-            raw["case"], raw["rollouts"], raw["subject"], raw["identity"], int(raw["steps"]), int(raw["first_step"])
-        )
+        steps, first_step, recorder = int(raw["steps"]), int(raw["first_step"]), int(raw.get("recorder", 1))
+        return cls(raw["case"], raw["rollouts"], raw["subject"], raw["identity"], steps, first_step, recorder)

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from repro_golden.canonical import canonical_json, digest, write_atomic
+from repro_golden.canonical import digest, write_atomic
 from repro_golden.errors import MachineFailureError, ReproError
-from repro_golden.fingerprint.definition import SCHEME, reference_word
+from repro_golden.fingerprint.definition import SCHEME, reference, reference_word
 from repro_golden.trace import columns, frames
-from repro_golden.trace.model import METRIC, PHASES, Header, Row, StepRecord, chain, root, to_checked_line
+from repro_golden.trace.model import DIGEST, METRIC, PHASES, Header, Row, StepRecord, chain, root, to_checked_line
 
-__all__ = ["TraceWriter", "metric_row", "seal"]
+__all__ = ["TraceWriter", "digest_row", "metric_row", "seal"]
 
 HEADER, STEPS, RANK = "header.json", "steps.jsonl", "rank-{:05d}"
 
@@ -41,6 +41,11 @@ def metric_row(phase: str, name: str, value: float) -> Row:
     )
 
 
+def digest_row(phase: str, name: str, sha256: bytes) -> Row:
+    """The row of a digest of something that lies elsewhere: its bytes are all that is known of it."""
+    return Row(phase, name, DIGEST, (), reference(sha256), 0, 0.0, 0.0, sha256, sha256)
+
+
 class TraceWriter:
     """The recorder's side of a trace directory: header, step log, and one append-only log for this rank.
 
@@ -57,7 +62,7 @@ class TraceWriter:
         if (directory / HEADER).exists():
             raise ReproError(f"{directory} already holds a trace: choose another folder or remove it")
         self.directory = directory
-        write_atomic(directory / HEADER, canonical_json(header.to_mapping()))
+        write_atomic(directory / HEADER, to_checked_line(header.to_mapping()))
         self._rows: dict[tuple[str, str], Row] = {}
         self._metrics: dict[str, float] = {}
         self._chain = digest("chain", SCHEME)
@@ -141,7 +146,10 @@ def seal(directory: Path) -> None:
         steps = list(frames.read_frames(log))
         sealed = log.with_suffix(".parquet")
         if not sealed.exists():
-            columns.write(sealed, steps)
+            try:
+                columns.write(sealed, steps)
+            except OSError as error:
+                raise MachineFailureError(f"cannot write {sealed}: {error}; free space and run again") from error
         _shorten(directory / STEPS, len(steps))
         log.unlink()
 

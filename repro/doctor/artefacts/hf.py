@@ -178,7 +178,7 @@ def _read(path: Path) -> Iterator[object]:
 
 HF = Reader(
     "Hugging Face checkpoint", _fits, _read,
-    owns=("*.safetensors", "*.json", "*.txt", "*.jinja", "*.bin", "*.model", "*.py", "*.md"),
+    owns=("*.safetensors", "*.json", "*.txt", "*.jinja", "*.bin", "*.model", "*.py", "*.md"), beside=True,
 )  # fmt: skip
 """A folder with safetensors or a model's ``config.json``; one of its shards or its index stands for the folder."""
 

@@ -33,12 +33,14 @@ class Reader:
         read: Reads it. One path may give several artefacts (a run's folder: its dumps and numbers). Raises
             `ReproError` for what is corrupt, which becomes a finding.
         owns: Of a folder: patterns of its children that belong to it; the others are looked at for themselves.
+        beside: Whether a file of the kind stands for its folder, so that files beside it are read with it.
     """
 
     name: str
     fits: Callable[[Path], bool]
     read: Callable[[Path], Iterable[object]]
     owns: tuple[str, ...] = ("*",)
+    beside: bool = False
 
 
 # -- checkpoints

@@ -15,6 +15,7 @@ from typing import Any
 from repro.doctor.artefacts.kinds import Machine, Reader
 from repro.doctor.artefacts.package_lists import fits, read_packages
 from repro_golden.children import Child, ChildFailure
+from repro_golden.credentials import handed_on
 from repro_golden.dumps.run.regular import open_regular
 from repro_golden.errors import ReproError
 from repro_golden.identity import BITS_VARIABLES
@@ -142,7 +143,7 @@ def _answer(program: str, folder: Path) -> dict[str, Any]:
     out, log = folder / "answer.json", folder / "log"
     command = [program, "-I", "-c", _ASK, str(out), json.dumps(MODULES), json.dumps(VARIABLES)]
     try:
-        code = Child(command, folder, os.environ, log, _PATIENCE).run()
+        code = Child(command, folder, handed_on(os.environ), log, _PATIENCE).run()
         if code == 0:
             with open_regular(out) as file:
                 answer = json.loads(file.read(_LARGEST))
@@ -160,7 +161,7 @@ def _gpus(folder: Path) -> int | None:
     program = shutil.which("nvidia-smi")
     log = folder / "gpus"
     with contextlib.suppress(OSError, ChildFailure):
-        if program and Child([program, "-L"], folder, os.environ, log, _PATIENCE).run() == 0:
+        if program and Child([program, "-L"], folder, handed_on(os.environ), log, _PATIENCE).run() == 0:
             with log.open("rb") as file:
                 return sum(line.startswith(b"GPU ") for line in file.read(_LARGEST).splitlines())
     return None

@@ -164,6 +164,6 @@ def _holds_weights(path: Path) -> bool:
 
 MEGATRON = Reader(
     "Megatron checkpoint", _fits, lambda path: [read_megatron(path if path.is_dir() else path.parent)],
-    owns=(TRACKER, "iter_*", "release"),
+    owns=(TRACKER, "iter_*", "release"), beside=True,
 )  # fmt: skip
 """A folder with a tracker or with iterations; one iteration with weights alone; the tracker stands for its folder."""

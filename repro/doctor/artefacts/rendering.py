@@ -7,6 +7,7 @@ time and memory. Run as ``python -m repro.doctor.artefacts.rendering`` it is tha
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
+from repro_golden.credentials import handed_on
 from repro_golden.errors import ReproError
 
 __all__ = ["render_template"]
@@ -46,7 +48,11 @@ def render_template(
         raise ReproError(f"these messages are no JSON ({error}): a chat template takes text") from None
     try:
         child = subprocess.run(
-            [sys.executable, "-P", "-m", __name__], input=question.encode(), capture_output=True, timeout=_SECONDS
+            [sys.executable, "-P", "-m", __name__],
+            input=question.encode(),
+            env=handed_on(os.environ),
+            capture_output=True,
+            timeout=_SECONDS,
         )
         answer = json.loads(child.stdout) if child.returncode == 0 else {}
     except subprocess.TimeoutExpired:

@@ -18,6 +18,7 @@ from typing import Any
 from repro.doctor.artefacts.kinds import RewardFunction
 from repro_golden.canonical import decode_float
 from repro_golden.children import Child, ChildFailure
+from repro_golden.credentials import handed_on
 from repro_golden.dumps.run.regular import open_regular
 from repro_golden.errors import NotVerifiableError, ReproError
 
@@ -161,7 +162,7 @@ def _called(name: str, program: str, root: Path, asked: Mapping[str, Any], limit
         (folder / "call_reward.py").write_text(_RUN, encoding="utf-8")
         (folder / "asked.json").write_text(json.dumps(asked), encoding="utf-8")
         path = os.pathsep.join(one for one in (str(root.resolve()), os.environ.get("PYTHONPATH", "")) if one)
-        variables = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "NO_COLOR": "1"}
+        variables = {**handed_on(os.environ), "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "NO_COLOR": "1"}
         command = [program, "call_reward.py", "asked.json", "answer.json"]
         try:
             code = Child(command, folder, variables, folder / "log", limit).run()

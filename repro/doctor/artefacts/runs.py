@@ -335,5 +335,5 @@ _OWNED = (
     "*grad_norm*.pt", "*grad_norm*.pth", "[0-9]*.pt", "eval_[0-9]*.pt",
 )  # fmt: skip
 
-ROLLOUT_DUMP = Reader("rollout or train dump", lambda path: bool(_kind(path)), _read_dump)
+ROLLOUT_DUMP = Reader("rollout or train dump", lambda path: bool(_kind(path)), _read_dump, beside=True)
 RUN_FOLDER = Reader("folder of a run's dumps", _is_run, _read_run, _OWNED)

@@ -144,6 +144,6 @@ def _fits(path: Path) -> bool:
 
 TOKENIZER = Reader(
     "tokenizer", _fits, lambda path: [read_tokenizer(path if path.is_dir() else path.parent)],
-    owns=("*.json", "*.txt", "*.jinja", "*.model"),
+    owns=("*.json", "*.txt", "*.jinja", "*.model"), beside=True,
 )  # fmt: skip
 """A folder with a tokenizer and no model; ``tokenizer_config.json`` or ``chat_template.jinja`` stands for it."""

@@ -13,6 +13,8 @@ from typing import Any
 
 from repro.doctor.artefacts.kinds import Golden
 from repro_golden.errors import ReproError
+from repro_golden.git_process import Git, GitFailedError
+from repro_golden.pulled import file_md5, pointed_md5
 from repro_golden.trace import Row, Trace
 
 __all__ = [
@@ -91,13 +93,8 @@ def changed_keys(a: Any, b: Any, prefix: str = "") -> list[str]:
 
 def recorded_md5(path: Path) -> str | None:
     """The md5 that DVC's pointer beside a folder gives its content; None without one, or in another form."""
-    try:
-        text = path.with_name(path.name + ".dvc").read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return None
-    found = re.findall(r"^\s*-?\s*md5:\s*([0-9a-f]{32})\.dir\s*$", text, re.MULTILINE)
-    # pointers of DVC 2 have no hash: there text files were hashed with other line ends
-    return found[0] if len(found) == 1 and re.search(r"^\s*hash:\s*md5\s*$", text, re.MULTILINE) else None
+    known = pointed_md5(path.with_name(path.name + ".dvc"))
+    return known.removesuffix(".dir") if known and known.endswith(".dir") else None
 
 
 def pointer_md5(path: Path) -> str | None:
@@ -106,7 +103,7 @@ def pointer_md5(path: Path) -> str | None:
         files = sorted(_files(path))
         if sum(file.stat().st_size for _, file in files) > _BYTES:
             return None
-        entries = [{"md5": _md5(file), "relpath": relative} for relative, file in files]
+        entries = [{"md5": file_md5(file), "relpath": relative} for relative, file in files]
     except OSError:
         return None
     return hashlib.md5(json.dumps(entries, sort_keys=True).encode(), usedforsecurity=False).hexdigest()
@@ -117,14 +114,6 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
         relative = file.relative_to(path)
         if file.is_file() and "__pycache__" not in relative.parts:
             yield relative.as_posix(), file
-
-
-def _md5(path: Path) -> str:
-    found = hashlib.md5(usedforsecurity=False)
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            found.update(chunk)
-    return found.hexdigest()
 
 
 # -- git
@@ -138,19 +127,13 @@ class Commits:
     """
 
     def __init__(self, root: Path) -> None:
-        import git
-
-        self._errors = (git.GitError, ValueError, OSError)
-        self._root = root
+        self._git = Git(root)
 
     def _ask(self, *arguments: str) -> str | None:
         """The output of a git command; None where it fails."""
-        import git
-
         try:
-            with git.Repo(self._root) as repo:
-                return str(repo.git.execute(["git", *arguments])).strip()
-        except self._errors:
+            return self._git.text(*arguments).strip()
+        except (GitFailedError, ValueError):  # a record that was edited may name a commit with a NUL in it
             return None
 
     @property

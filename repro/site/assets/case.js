@@ -150,6 +150,7 @@
       list.append(item);
     }
     if (checks.length) fact("Checks", list);
+    if (told("looked", at)) fact("Looked at", told("looked", at));
     if (told("page", at)) {
       const more = text("a", "how its numbers differ from the baseline's");
       more.href = `../comparisons/${encodeURIComponent(told("page", at))}.html`;

@@ -27,10 +27,13 @@ def _chain() -> None:
 
 
 class When:
-    """A finder that lets the others find a module, and does one thing once it has been imported."""
+    """A finder that lets the others find a module, and does one thing once it has been imported.
 
-    def __init__(self, name: str, then: Any) -> None:
-        self._name, self._then, self._asking = name, then, False
+    Another thing may be done before, when it is first looked for.
+    """
+
+    def __init__(self, name: str, then: Any, sought: Any = lambda: None) -> None:
+        self._name, self._then, self._sought, self._asking = name, then, sought, False
         if name in sys.modules:
             then(sys.modules[name])
         else:
@@ -41,6 +44,8 @@ class When:
         del path, target
         if name != self._name or self._asking:
             return None
+        self._sought()
+        self._sought = lambda: None
         self._asking = True  # a module may be looked for without being imported, and more than once
         try:
             spec = importlib.util.find_spec(name)
@@ -93,6 +98,20 @@ def instrument() -> None:
         spec.loader.exec_module(module)
 
 
+def _mark() -> None:
+    """Say that the recorder is in this process (`attach.unseen`), before torch is loaded."""
+    with contextlib.suppress(Exception):  # the program goes on
+        import json
+
+        path = os.path.join(json.loads(os.environ["REPRO_TRACE"])["out"], f"armed-{os.getpid()}")  # noqa: PTH118
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o666))
+
+
+def _seek() -> None:
+    _mark()
+    os.register_at_fork(after_in_child=_mark)
+
+
 def _arm(torch: Any) -> None:
     del torch
     instrument()
@@ -106,6 +125,25 @@ def _arm_ray(utils: Any) -> None:
     from repro_golden.attach.ray_workers import arm_ray
 
     arm_ray(utils, When)
+
+
+def _watch_seeds(module: Any) -> None:
+    """Note it when the program seeds a module's generator: before that its state is another in every run."""
+    seeded: set[str] = sys.__dict__.setdefault("_repro_seeded", set())
+    for name in ("seed", "setstate", "set_state"):
+        set_ = getattr(module, name, None)
+        if set_ is not None:
+            setattr(module, name, _noting(set_, seeded, module.__name__))
+
+
+def _noting(set_: Any, seeded: set[str], name: str) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        out = set_(*args, **kwargs)
+        seeded.add(name)
+        return out
+
+    call.__name__, call.__doc__ = getattr(set_, "__name__", "seed"), getattr(set_, "__doc__", None)
+    return call
 
 
 def _enter() -> None:
@@ -126,7 +164,7 @@ def _enter() -> None:
 
 def _say(line: str) -> None:
     with contextlib.suppress(Exception):  # the program's stderr may be closed, or full
-        print(line, file=sys.stderr)
+        print("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line), file=sys.stderr)
 
 
 _first = not hasattr(sys, "_repro_sites")
@@ -141,7 +179,7 @@ finally:
         When("ray._private.utils", _arm_ray)
         if '"recorder": false' in _asked:
             pass
-        elif "torch" in sys.modules:
-            _arm(sys.modules["torch"])
         else:
-            When("torch", _arm)
+            When("random", _watch_seeds)
+            When("numpy.random", _watch_seeds)
+            When("torch", _arm, _seek)

@@ -21,12 +21,13 @@ from repro_golden.dumps.run.records import (
     read_grad_norm,
     rollout_results,
 )
-from repro_golden.dumps.run.rows import LOSS, NAMES, concatenated, digest_row, tensor_rows
+from repro_golden.dumps.run.rows import LOSS, NAMES, concatenated, line, tensor_rows
 from repro_golden.dumps.train.files import TrainDump, length_of
 from repro_golden.dumps.train.joining import Joined
 from repro_golden.dumps.values import Tensor
 from repro_golden.errors import ReproError
 from repro_golden.trace import Row
+from repro_golden.trace.writer import digest_row
 
 __all__ = ["SideRecords", "engine_rows", "event_rows", "loss_rows", "only_inputs", "took_losses"]
 
@@ -361,7 +362,7 @@ def _digest_rows(phase: str, found: Mapping[str, Mapping[str, bytes]]) -> list[R
     rows = []
     for name, held in found.items():
         if len(set(held.values())) == 1:
-            rows.append(digest_row(phase, name, next(iter(held.values()))))
+            rows.append(digest_row(phase, line(name), next(iter(held.values()))))
         else:
-            rows += [digest_row(phase, f"{name}@{rank}", raw) for rank, raw in sorted(held.items())]
+            rows += [digest_row(phase, line(f"{name}@{rank}"), raw) for rank, raw in sorted(held.items())]
     return rows

@@ -11,8 +11,6 @@ import numpy.typing as npt
 from repro_golden.dumps.train.joining import Joined
 from repro_golden.dumps.values import Tensor
 from repro_golden.errors import ReproError
-from repro_golden.fingerprint.definition import reference
-from repro_golden.magnitude import DIGEST
 from repro_golden.trace import Row
 from repro_golden.trace.writer import metric_row
 
@@ -21,7 +19,7 @@ __all__ = [
     "NAMES",
     "column_rows",
     "concatenated",
-    "digest_row",
+    "line",
     "masked",
     "metric_rows",
     "phase_of",
@@ -141,22 +139,17 @@ def tensor_rows(tensors: Iterable[tuple[str, str, Tensor]]) -> list[Row]:
 
     signals = Signals()
     for phase, name, tensor in tensors:
-        signals.take(phase, _line(name), tensor.torch())
+        signals.take(phase, line(name), tensor.torch())
     signals.finish()
     return signals.rows()
 
 
-def digest_row(phase: str, name: str, sha256: bytes) -> Row:
-    """The row of a digest that the trainer made of a tensor: its 32 bytes are all that is known of it."""
-    return Row(phase, _line(name), DIGEST, (), reference(sha256), 0, 0.0, 0.0, sha256, sha256)
-
-
 def metric_rows(metrics: Mapping[str, float]) -> list[Row]:
     """Rows of metrics by name, in the phases that they tell of."""
-    return [metric_row(phase_of(name), _line(name), float(value)) for name, value in metrics.items()]
+    return [metric_row(phase_of(name), line(name), float(value)) for name, value in metrics.items()]
 
 
-def _line(name: str) -> str:
+def line(name: str) -> str:
     """A name out of a file as text of one line, which UTF-8 can hold."""
     return name if name.isprintable() else ascii(name)[1:-1]
 

@@ -1,0 +1,217 @@
+"""The figures of docs/benchmarks.md: ``make bench`` measures them and writes the page.
+
+Ratios are taken side by side: both sides of one run alternate in one process order, and medians are compared.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fingerprint import avalanche, collisions, speed
+
+from repro_golden.case import Case, read_case
+from repro_golden.checkout import find_checkout
+from repro_golden.children import Place, Run
+from repro_golden.compare import compare
+from repro_golden.identity import collect
+from repro_golden.rollouts import RolloutSet
+from repro_golden.subjects import launch
+from repro_golden.trace import Trace, seal
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "benchmarks.md"
+ROUNDS = 7
+
+
+def main() -> None:
+    """Measure everything and write the page."""
+    case = read_case(ROOT / "golden" / "cases" / "tiny-grpo.toml")
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [
+            help_time(),
+            *recorder_overhead(case, Path(folder)),
+            attach_overhead(Path(folder)),
+            observe_cost(),
+            reward_curve(),
+            demo_time(Path(folder)),
+        ]
+    rows += [*speed(), *avalanche(), *collisions()]
+    text = page(rows)
+    PAGE.write_text(text)
+    print(text)
+
+
+def help_time() -> list[str]:
+    """Wall time of `repro --help`, beside `python -c pass` and `import torch`."""
+
+    def once(*command: str) -> float:
+        began = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        return time.perf_counter() - began
+
+    script = str(Path(sys.executable).parent / "repro")
+    commands = [(script, "--help"), (sys.executable, "-c", "pass"), (sys.executable, "-c", "import torch")]
+    times = [[once(*c) for c in commands] for _ in range(ROUNDS)]
+    shown, empty, torch = (statistics.median(t[i] for t in times) for i in range(3))
+    return [
+        "`repro --help`",
+        f"{shown:.3f} s",
+        f"`python -c pass` {empty:.3f} s, `import torch` {torch:.2f} s",
+        "under 0.2 s",
+    ]
+
+
+def recorder_overhead(case: Case, folder: Path) -> list[list[str]]:
+    """Step time with the recorder over step time without it, and reading and comparing over training."""
+    place, steps = Place(ROOT), case.steps
+    rollouts = folder / "rollouts"
+    launch(case, place, [Run(steps, save_rollouts=str(rollouts))], folder / "log")
+    RolloutSet.write_index(rollouts)
+    ratios, with_it, without = [], [], []
+    for k in range(ROUNDS):
+        # both kinds alternate within one process, so that they share its luck with memory and clock
+        runs = []
+        for j in range(3):
+            runs.append(Run(steps, str(rollouts)))
+            runs.append(Run(steps, str(rollouts), trace=str(folder / f"t{k}-{j}")))
+        results = launch(case, place, runs, folder / "log")
+        bare = [s for r in results[2::2] for s in r.seconds[2:]]  # the first pair and the first steps warm up
+        seen = [s for r in results[3::2] for s in r.seconds[2:]]
+        ratios.append(statistics.median(seen) / statistics.median(bare))
+        with_it.append(statistics.median(seen))
+        without.append(statistics.median(bare))
+    a, b = folder / "t0-0", folder / "t1-0"
+    seal(a)
+    seal(b)
+    compared = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        left, right = Trace(a), Trace(b)
+        assert compare(left, right).equal
+        for index in range(steps):  # read every row too, which an equal comparison does not need
+            left.rows(index)
+        compared.append((time.perf_counter() - began) / steps)
+    size = sum(p.stat().st_size for p in a.rglob("*") if p.is_file()) / steps
+    train, read = statistics.median(without), statistics.median(compared)
+    spread = f"{min(ratios):.3f}-{max(ratios):.3f} over {ROUNDS} processes"
+    recorded = statistics.median(with_it)
+    return [
+        ["recorder overhead per step, `tiny-grpo`", f"{statistics.median(ratios) - 1:+.1%}",
+         f"{train * 1e3:.1f} ms bare, {recorded * 1e3:.1f} ms recorded; ratio {spread}", "under 10 %"],
+        ["reading and comparing a step, `tiny-grpo`", f"{read / train:.2f}x of training it",
+         f"{read * 1e3:.1f} ms against {train * 1e3:.1f} ms; {size / 1024:.0f} KiB a step", "under 1x"],
+    ]  # fmt: skip
+
+
+STEPS = """
+import statistics, time, torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+layer = torch.nn.TransformerEncoderLayer(128, 4, 512, batch_first=True, dropout=0.0)
+model = torch.nn.Sequential(torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), torch.nn.Linear(128, 64))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+seconds = []
+for _ in range(30):
+    began = time.perf_counter()
+    loss = model(torch.randn(16, 64, 128)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    seconds.append(time.perf_counter() - began)
+print(statistics.median(seconds[5:]))
+"""
+
+
+def attach_overhead(folder: Path) -> list[str]:
+    """Step time of a program under `repro trace` over that without it: whole processes, alternating."""
+    program = folder / "steps.py"
+    program.write_text(STEPS)
+    plain = [sys.executable, str(program)]
+    bare, traced = [], []
+    for k in range(ROUNDS):
+        recorded = [sys.executable, "-m", "repro", "trace", "--out", str(folder / f"trace-{k}"), "--", *plain]
+        for times, command in ((bare, plain), (traced, recorded)):
+            done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder)
+            times.append(float(done.stdout))
+    ratios = [t / b for t, b in zip(traced, bare, strict=True)]
+    how = f"{statistics.median(bare) * 1e3:.1f} ms bare, {statistics.median(traced) * 1e3:.1f} ms recorded; ratio "
+    what = "`repro trace` overhead per step, 4 layers of 128, AdamW, one thread"
+    return [what, f"{statistics.median(ratios) - 1:+.1%}",
+            f"{how}{min(ratios):.3f}-{max(ratios):.3f} over {ROUNDS} pairs of processes", "under 5 %"]  # fmt: skip
+
+
+OBSERVE = """
+import statistics, timeit, repro_golden
+value = object()
+seconds = timeit.repeat(lambda: repro_golden.observe("name", value), number=200_000, repeat=9)
+empty = timeit.repeat(lambda: None, number=200_000, repeat=9)
+print((statistics.median(seconds) - statistics.median(empty)) / 200_000 * 1e9)
+"""
+
+
+def observe_cost() -> list[str]:
+    """What `repro_golden.observe` costs where nobody records."""
+    times = [float(subprocess.run([sys.executable, "-c", OBSERVE], check=True, capture_output=True, text=True).stdout)
+             for _ in range(ROUNDS)]  # fmt: skip
+    how = f"a call less an empty one; {min(times):.0f}-{max(times):.0f} ns over {ROUNDS} processes"
+    return ["`repro_golden.observe` where nobody records", f"{statistics.median(times):.0f} ns", how, "under 100 ns"]
+
+
+def reward_curve() -> list[str]:
+    """Mean reward of the first and the last ten of 300 rollouts of the built-in trainer at its defaults."""
+    command = [sys.executable, "-m", "repro_core.train", "--num-rollout", "300"]
+    began = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tempfile.gettempdir())
+    lines = [line for line in done.stdout.splitlines() if line.startswith("rollout ")]
+    rewards = [json.loads(line.split(": ", 1)[1].replace("'", '"'))["rollout/rewards"] for line in lines]
+    assert len(rewards) == 300
+    first, last = statistics.mean(rewards[:10]), statistics.mean(rewards[-10:])
+    how = f"first ten -> last ten rollouts, defaults, {time.perf_counter() - began:.0f} s"
+    return ["mean reward, built-in trainer, 300 rollouts", f"{first:.3f} -> {last:.3f}", how, "rises clearly"]
+
+
+def demo_time(folder: Path) -> list[str]:
+    """Wall time of the whole demo, from making the history to the verdict."""
+    seconds = []
+    for seed in (7, 8, 9):
+        began = time.perf_counter()
+        command = [sys.executable, "-m", "repro", "demo", "--seed", str(seed), "--out", str(folder / f"demo-{seed}")]
+        subprocess.run(command, check=True, capture_output=True)  # it exits 0 only if the planted commit was named
+        seconds.append(time.perf_counter() - began)
+    how = "seeds 7, 8 and 9: " + ", ".join(f"{s:.0f} s" for s in seconds)
+    return ["`repro demo`, the planted commit named", f"{statistics.median(seconds):.0f} s", how, "under 3 minutes"]
+
+
+def page(rows: list[list[str]]) -> str:
+    """The benchmark page."""
+    checkout = find_checkout(ROOT)
+    git = ["git", "-C", str(checkout.root)]
+    commit = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True)
+    dirty = subprocess.run([*git, "status", "--porcelain", "core", "golden/repro_golden", "bisect", "repro"],
+                           capture_output=True, text=True, check=True).stdout.strip()  # fmt: skip
+    identity = collect({}, threads=1)
+    facts = [
+        f"machine: {identity.host['cpu']}, {identity.host['instructions']}, {platform.system()} {platform.machine()}",
+        ", ".join(f"{k} {identity.environment[k]}" for k in ("python", "torch", "numpy")),
+        f"{datetime.now(UTC):%Y-%m-%d}, commit {commit.stdout.strip()}{' with changes' if dirty else ''}",
+    ]
+    head = ["what", "result", "how", "goal"]
+    table = ["| " + " | ".join(r) + " |" for r in [head, ["---"] * 4, *rows]]
+    intro = "Written by `make bench` (benchmarks/cpu.py). Medians; ratios side by side in one run."
+    return "\n".join(["# Benchmarks", "", intro, "", *(f"- {f}" for f in facts), "", *table, ""])
+
+
+if __name__ == "__main__":
+    if shutil.which("git") is None:
+        sys.exit("benchmark: git is not on PATH")
+    main()

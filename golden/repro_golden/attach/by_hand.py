@@ -1,0 +1,70 @@
+"""Steps of a program that has no optimizer of torch's: it changes its parameters itself after each backward pass.
+
+A step begins where gradients are there, at the end of the outermost backward pass, and ends where the next one begins
+or the program does. As soon as an optimizer of torch's is made, its steps are what counts, and these end.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+__all__ = ["ByHand", "hook"]
+
+
+class ByHand:
+    """Stands for the optimizer that there is not: what has a gradient is a parameter."""
+
+    def __init__(self, parameters: list[torch.Tensor]) -> None:
+        self.param_groups: list[dict[str, Any]] = [{"params": parameters}]
+        self.state: Mapping[Any, Any] = {}
+
+
+class _Depth(threading.local):
+    value = 0
+
+
+def hook(session: Any) -> None:
+    """Watch backward passes of this process until it makes an optimizer."""
+    depth = _Depth()
+    backward, grad, make = torch.autograd.backward, torch.autograd.grad, torch.optim.Optimizer.__init__
+
+    @functools.wraps(backward)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        if session.optimizers or torch.compiler.is_compiling():
+            return backward(*args, **kwargs)
+        if not depth.value:
+            session.end_by_hand()
+        depth.value += 1
+        try:
+            out = backward(*args, **kwargs)
+        finally:
+            depth.value -= 1
+        if not depth.value:
+            session.begin_by_hand()
+        return out
+
+    @functools.wraps(grad)
+    def watched_grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        given = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+        direct = not depth.value and all(p.is_leaf and p.requires_grad for p in given)
+        if session.optimizers or torch.compiler.is_compiling() or not direct or kwargs.get("create_graph"):
+            return grad(outputs, inputs, *args, **kwargs)
+        session.end_by_hand()
+        out = grad(outputs, inputs, *args, **kwargs)
+        session.begin_by_hand({id(p): (p, g) for p, g in zip(given, out, strict=True) if g is not None})
+        return out
+
+    @functools.wraps(make)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for one
+        session.end_by_hand()
+        session.optimizers = True
+        make(self, *args, **kwargs)
+
+    torch.autograd.backward = watched
+    torch.autograd.grad = watched_grad
+    torch.optim.Optimizer.__init__ = __init__  # type: ignore[method-assign]

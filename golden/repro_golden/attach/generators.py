@@ -1,0 +1,64 @@
+"""The states of a process's random number generators."""
+
+from __future__ import annotations
+
+import array
+import functools
+import random
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["SEEDED", "states", "watch"]
+
+SEEDED = "_repro_seeded"
+"""Of `sys`: the generators that the program has seeded, as `site` saw. Any other starts elsewhere in every run."""
+
+
+def watch() -> None:
+    """Note it when the program seeds torch's generators, which start from chance; `site` does so for the others."""
+    known: set[str] = sys.__dict__.setdefault(SEEDED, set())
+    for name, owners in (("torch", (torch.random, torch)), ("torch.cuda", (torch.cuda.random, torch.cuda))):
+        for function in ("manual_seed", "manual_seed_all"):  # states are also set back, by activation checkpointing
+            for owner in owners:
+                set_ = getattr(owner, function, None)
+                if set_ is not None and not hasattr(set_, SEEDED):
+                    setattr(owner, function, _noting(set_, known, name))
+
+
+def _noting(set_: Callable[..., Any], known: set[str], name: str) -> Callable[..., Any]:
+    @functools.wraps(set_)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        known.add(name)
+        return set_(*args, **kwargs)
+
+    setattr(call, SEEDED, True)
+    return call
+
+
+def states(*, seeded: bool = False) -> dict[str, torch.Tensor]:
+    """The state of each generator as bytes: torch's, those of the GPUs in use, Python's and NumPy's.
+
+    Args:
+        seeded: Leave out those that the program has not been seen to seed.
+    """
+    known = getattr(sys, SEEDED, ())
+    found = {} if seeded and "torch" not in known else {"torch": torch.get_rng_state()}
+    gpus = not seeded or {"torch", "torch.cuda"} & set(known)
+    if gpus and torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        found |= {f"cuda:{k}": device for k, device in enumerate(torch.cuda.get_rng_state_all())}
+    if not seeded or "random" in known:
+        version, words, normal = random.getstate()
+        left = b"" if normal is None else struct.pack("<d", normal)
+        found["random"] = _bytes(struct.pack("<q", version) + array.array("Q", words).tobytes() + left)
+    if "numpy" in sys.modules and (not seeded or "numpy.random" in known):
+        kind, keys, *rest = sys.modules["numpy"].random.get_state()
+        found["numpy"] = _bytes(str(kind).encode() + keys.tobytes() + repr([float(part) for part in rest]).encode())
+    return found
+
+
+def _bytes(raw: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)

@@ -1,0 +1,131 @@
+"""What a program calls the objects that it holds: the variables and attributes that refer to them."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+__all__ = ["NOT_HOLDERS", "attributes", "names_of", "of_type", "variables"]
+
+_DEPTH, _MOST = 4, 5000
+"""How far attributes of attributes are followed, and from how many objects on they are not."""
+NOT_HOLDERS = (
+    types.ModuleType,
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    str,
+    bytes,
+    int,
+    float,
+)
+"""What an attribute of leads no further."""
+
+
+def names_of(objects: Iterable[Any]) -> dict[int, str]:
+    """By id, the name of each object: a variable of a frame at work, a global of one, or an attribute of either.
+
+    The shortest name is taken, and of these the first in the alphabet, so that the order of variables plays no part.
+    What nothing of this refers to has none.
+    """
+    wanted = {id(item) for item in objects}
+    names: dict[int, str] = {}
+    for level in _reach():
+        for name, value in level:
+            if id(value) in wanted:
+                _shortest(names, id(value), name)
+        if len(names) == len(wanted):
+            break
+    return names
+
+
+def of_type(kind: type) -> list[tuple[str, Any]]:
+    """The objects of a type that variables and attributes lead to, by name."""
+    names: dict[int, str] = {}
+    objects: dict[int, Any] = {}
+    for level in _reach():
+        for name, value in level:
+            if type(value) is kind:
+                _shortest(names, id(value), name)
+                objects[id(value)] = value
+    return sorted(((names[number], item) for number, item in objects.items()), key=lambda pair: pair[0])
+
+
+def _reach() -> Iterator[list[tuple[str, Any]]]:
+    """Variables first, then attributes of what they refer to, and so on; each holder once."""
+    seen: set[int] = set()
+    level = list(variables())
+    for _ in range(_DEPTH):
+        yield level
+        holders = {id(value): value for _, value in level if not issubclass(type(value), NOT_HOLDERS)}
+        holders = {number: value for number, value in holders.items() if number not in seen}
+        if len(holders) > _MOST:
+            return
+        seen |= holders.keys()
+        level = [pair for holder in holders.values() for pair in attributes(holder)]
+
+
+def variables(met: set[str] | None = None, also: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Of this thread's frames and of the modules that their code lies in.
+
+    Args:
+        met: Where to put the names of these modules.
+        also: Names of more modules, by their names.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    seen: set[int] = set()
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if not module.startswith(("repro_golden", "torch.")):
+            if id(frame.f_globals) not in seen:
+                seen.add(id(frame.f_globals))
+                yield from _public(frame.f_globals.items())
+                if met is not None:
+                    met.add(module)
+            if frame.f_code.co_name != "<module>":
+                yield from _public(_locals(frame))
+        frame = frame.f_back
+    for name in sorted(also):
+        space = getattr(sys.modules.get(name), "__dict__", None)
+        if type(space) is dict and id(space) not in seen:
+            yield from _public(space.items())
+
+
+def _public(pairs: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in list(pairs) if not name.startswith("__")]
+
+
+def _locals(frame: types.FrameType) -> list[tuple[str, Any]]:
+    """A function's variables.
+
+    Until Python 3.13 a frame keeps the mapping that it gives, which would keep alive what its variables referred to
+    for a step more. So it is emptied, but where the program has it too, from `locals()`.
+    """
+    space = frame.f_locals
+    pairs = list(space.items())
+    code = frame.f_code
+    if type(space) is dict and code.co_flags & inspect.CO_OPTIMIZED and sys.getrefcount(space) == 3:
+        for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
+            space.pop(name, None)
+    return pairs
+
+
+def attributes(holder: Any) -> list[tuple[str, Any]]:
+    """What an object refers to by name: its own attributes, or the entries of a mapping."""
+    if type(holder) is dict:
+        return [(name, value) for name, value in holder.items() if isinstance(name, str)]
+    try:
+        space = object.__getattribute__(holder, "__dict__")
+    except AttributeError:
+        return []
+    return [(name, value) for name, value in space.items() if isinstance(name, str)] if type(space) is dict else []
+
+
+def _shortest(names: dict[int, str], number: int, name: str) -> None:
+    known = names.get(number)
+    if known is None or (len(name), name) < (len(known), known):
+        names[number] = name

@@ -1,0 +1,74 @@
+"""What a recorder sees beside parameters, gradients and an optimizer's tensors: families of signals, by their names.
+
+Each has a word before the first slash of its name, behind the number of its optimizer: ``buffer/bn.running_mean``,
+``optimizer.1/module/ema/fc.weight``. All of them stand in the phase ``update``.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["BESIDE", "FAMILIES", "SINCE", "UNREAD", "family", "file_of", "group", "plain"]
+
+FAMILIES = {
+    "buffer": "buffers of modules with a parameter that an optimizer holds",
+    "unsaved": "of these, the ones that a module's state does not hold (``persistent=False``)",
+    "frozen": "parameters of such modules that no optimizer holds",
+    "module": "parameters and buffers of modules of which no optimizer holds a parameter",
+    "copy": "tensors in a mapping or list that holds one of each parameter's shape, such as a moving average",
+    "leaf": "tensors that require a gradient and belong to no module and no optimizer",
+    "number": "Python numbers of an optimizer's state, of each kind in the order of its parameters' names",
+    "own": "tensors and numbers that an optimizer holds beside its state",
+    "scaler": "of a gradient scaler",
+    "rng": "states of random number generators",
+    "saved": "what the program wrote by torch.save or safetensors, and below {checkpoint}",
+    "end": "the same as it was when the program ended",
+}
+"""What is in each."""
+
+SINCE = 3
+"""The first recorder that looks at them."""
+
+UNREAD = "end/unread"
+"""The signal of a program that ended in a state which could not be read."""
+
+BESIDE = frozenset(FAMILIES) - {"number", "own"}
+"""Those that belong to no optimizer: where several step in turn, they are read once."""
+
+_OPTIONAL = ("module", "copy", "leaf", "rng")
+"""Families whose groups say nothing where only one side has them: what is not kept is not looked at either."""
+
+_NUMBERED = re.compile(r"(?:optimizer\.\d+/)?(.*)", re.DOTALL)
+
+
+def plain(name: str) -> str:
+    """A signal's name without the number of its optimizer."""
+    match = _NUMBERED.fullmatch(name)
+    return match[1] if match else name
+
+
+def family(phase: str, name: str) -> str | None:
+    """The family of a signal; None for any other."""
+    word = plain(name).partition("/")[0] if phase == "update" else ""
+    return word if word in FAMILIES and "/" in name else None
+
+
+def file_of(phase: str, name: str) -> str | None:
+    """The file that a signal is of, as ``saved/last.pt``; None for any other signal."""
+    return "/".join(plain(name).split("/")[:2]) if family(phase, name) == "saved" else None
+
+
+def group(phase: str, name: str) -> str | None:
+    """The object that a signal belongs to, where its absence from one side is no difference; None elsewhere.
+
+    A module, a copy or a generator that only one side has was not there to be compared. What the end shows is what is
+    still alive then, so all of it is one group and each object in it another.
+    """
+    kind = family(phase, name)
+    if kind is None:
+        return None
+    parts = plain(name).split("/")
+    if kind == "end":
+        inner = group(phase, "/".join(parts[1:]))
+        return f"end/{inner}" if inner else "end"
+    return "/".join(parts[:2]) if kind in _OPTIONAL else None

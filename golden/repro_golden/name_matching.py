@@ -1,0 +1,305 @@
+"""Which signals of two runs are the same under other names: matched by their bits, one to one, step by step.
+
+What is matched are parts of names, such as the parameter in ``exp_avg/fc.weight``: a pair of parts must have equal bits
+in every signal of theirs, in every phase and step. A part that both runs have stands for itself, unless all of its
+signals of the first step, gradients and updates too, stand under another name on either side (`exchanged`): then two
+parameters have only changed names. A place in a list (``param_groups.0.1``) is no name, and is matched as if it were
+gone. Parts with equal bits, such as biases that begin with zeros, stay together until a step tells them apart.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from repro_golden.fingerprint.definition import Lanes
+from repro_golden.trace.model import METRIC, PHASES, Row
+
+__all__ = ["Matching", "Part", "by_head", "by_optimizer", "by_tail", "content", "exchanged", "positional", "rule_of"]
+
+_POSITIONAL = re.compile(r"param_groups\.\d+\.\d+")
+_OPTIMIZER = re.compile(r"((?:start/)?)(optimizer\.\d+/)?(.*)", re.DOTALL)
+_ROUND = "round"
+"""Label of metrics whose value says nothing of which they are."""
+_PAIRS = 250_000
+"""Most pairs of names whose likeness is looked at; beyond that the order in which they were observed decides."""
+
+
+class Part(NamedTuple):
+    """A name, cut: ``before + part + after``; `label` tells the signals of one part from each other."""
+
+    before: str
+    part: str
+    after: str
+    label: str
+
+
+Split = Callable[[Row], Part | None]
+"""How a row's name is cut; None for one that is not concerned."""
+Content = tuple[str, tuple[int, ...], Lanes, str | None]
+Shown = Counter[tuple[str, Content]]
+Bits = frozenset[tuple[tuple[str, Content], int]]
+Signals = dict[str, list[Shown]]
+"""By part, in each phase, its signals: label and content."""
+
+
+def content(row: Row) -> Content:
+    """Equal for equal bits of one dtype, shape and placement."""
+    return row.dtype, row.shape, row.lanes, row.placement
+
+
+def by_tail(row: Row) -> Part:
+    """What stands behind the last ``/``: the parameter, module or column. A metric's name is one part."""
+    head, slash, tail = ("", "", row.name) if row.dtype == METRIC else row.name.rpartition("/")
+    return Part(head + slash, tail, "", head + slash)
+
+
+def by_head(row: Row) -> Part:
+    """What stands before it: the kind of a parameter's state."""
+    if row.dtype == METRIC:
+        return Part("", row.name, "", "")
+    head, slash, tail = row.name.rpartition("/")
+    return Part("", head + slash, tail, tail)
+
+
+def by_optimizer(row: Row) -> Part | None:
+    """``optimizer.K/``, and nothing for the first: the number of an optimizer among several."""
+    found = _OPTIMIZER.fullmatch(row.name)
+    assert found is not None, "the pattern fits every text"
+    start, optimizer, rest = found[1], found[2] or "", found[3]
+    if not optimizer and not start and not _of_an_optimizer(row):
+        return None
+    label = rest if row.dtype == METRIC else rest.rpartition("/")[0]
+    return Part("", start + optimizer, rest, label)
+
+
+def _of_an_optimizer(row: Row) -> bool:
+    if row.phase == "update":
+        return row.name != "skipped"
+    return row.phase == "grad" and row.dtype != METRIC and ".output" not in row.name
+
+
+def positional(part: str) -> bool:
+    """Whether a part is a place in a list and no name."""
+    return _POSITIONAL.match(part) is not None
+
+
+def exchanged(rows_a: Iterable[Row], rows_b: Iterable[Row]) -> set[str]:
+    """Parts that both sides of a step have, whose signals are on either side all those of another part.
+
+    Weights that were swapped and are used as before get other gradients, so they are not among them.
+    """
+    sides = [_by_tail(rows) for rows in (rows_a, rows_b)]
+    known = [set(side.values()) for side in sides]
+    common = sides[0].keys() & sides[1].keys()
+    moved = {part for part in common if sides[0][part] != sides[1][part]}
+    return {part for part in moved if sides[0][part] in known[1] and sides[1][part] in known[0]}
+
+
+def _by_tail(rows: Iterable[Row]) -> dict[str, frozenset[Hashable]]:
+    signals: dict[str, set[Hashable]] = {}
+    for row in rows:
+        if row.dtype != METRIC:
+            part = by_tail(row)
+            signals.setdefault(part.part, set()).add((row.phase, part.label, content(row)))
+    return {part: frozenset(contents) for part, contents in signals.items()}
+
+
+def rule_of(old: str, new: str) -> tuple[str, str]:
+    """What of two module paths differs, without the end that they have in common: ``fc``, ``proj``; '' for nothing."""
+    a, b = old.split("."), new.split(".")
+    while a and b and a[-1] == b[-1]:
+        a.pop()
+        b.pop()
+    return ".".join(a), ".".join(b)
+
+
+@dataclass(frozen=True)
+class _Class:
+    """Parts that nothing has told apart so far.
+
+    Attributes:
+        olds: The baseline's.
+        news: The other run's.
+        seen: Whether both have shown equal bits.
+    """
+
+    olds: Sequence[str]
+    news: Sequence[str]
+    seen: bool
+
+
+class Matching:
+    """Learns which parts of names are the same, one step after the other.
+
+    Args:
+        split: How a name is cut.
+        unnamed: Whether a part is no name, so that it is matched although both runs have it.
+    """
+
+    def __init__(self, split: Split, unnamed: Callable[[str], bool]) -> None:
+        self._split, self._unnamed = split, unnamed
+        self._pairs: dict[str, str] = {}
+        self._classes: list[_Class] = []
+        self._met: tuple[set[str], set[str]] = (set(), set())
+
+    def take(self, rows_a: Iterable[Row], rows_b: Iterable[Row]) -> None:
+        """Learn from a step of the baseline and the same step of the other run."""
+        a, b = self._signals(rows_a), self._signals(rows_b)
+        met_a, met_b = self._met
+        olds = [part for part in a if part not in met_a and (part not in b or self._unnamed(part))]
+        news = [part for part in b if part not in met_b and (part not in a or self._unnamed(part))]
+        met_a.update(a)
+        met_b.update(b)
+        if olds and news:
+            self._classes.append(_Class(olds, news, seen=False))
+        torn = [rest for phase in range(len(PHASES)) for rest in self._refine(a, b, phase)]
+        for known in self._classes:
+            if known.seen and len(known.olds) == len(known.news) == 1:
+                self._pairs[known.news[0]] = known.olds[0]
+        self._classes = [c for c in self._classes if c.seen and not len(c.olds) == len(c.news) == 1]
+        for rest in torn:
+            self._pairs |= self._settled(rest, a, b)
+
+    def names(self) -> dict[str, str]:
+        """From the other run's parts to the baseline's; of those that nothing tells apart the likeliest."""
+        found = dict(self._pairs)
+        for known in self._classes:
+            found |= self._alike(known)
+        return found
+
+    def rename(self, rows: Iterable[Row], names: Mapping[str, str]) -> list[Row]:
+        """Rows of the other run under the baseline's names; each row's own where it has no counterpart."""
+        taken = set(names.values())
+        found = []
+        for row in rows:
+            cut = self._split(row)
+            if cut is None:
+                found.append(row)
+                continue
+            before, part, after, _ = cut
+            # a name that another signal was given is not to be had twice
+            other = names.get(part, f"{part}#new" if part in taken else part)
+            found.append(row if other == part else replace(row, name=before + other + after))
+        return found
+
+    def _signals(self, rows: Iterable[Row]) -> Signals:
+        found: Signals = {}
+        for row in rows:
+            cut = self._split(row)
+            if cut is None:
+                continue
+            phases = found.get(cut.part)
+            if phases is None:
+                phases = found[cut.part] = [Counter() for _ in PHASES]
+            phases[PHASES.index(row.phase)][_ROUND if _round(row) else cut.label, content(row)] += 1
+        return found
+
+    def _refine(self, a: Signals, b: Signals, phase: int) -> list[_Class]:
+        """Tell apart what differs in a phase; what has no counterpart any more."""
+        kept, torn = list[_Class](), list[_Class]()
+        for known in self._classes:
+            olds, news = _grouped(known.olds, a, phase), _grouped(known.news, b, phase)
+            for bits in olds.keys() & news.keys():
+                kept.append(_Class(olds[bits], news[bits], known.seen or _telling(bits)))
+            old = [part for bits, parts in olds.items() if bits not in news for part in parts]
+            new = [part for bits, parts in news.items() if bits not in olds for part in parts]
+            if old or new:
+                torn.append(_Class(old, new, known.seen))
+        self._classes = kept
+        return torn
+
+    def _settled(self, torn: _Class, a: Signals, b: Signals) -> dict[str, str]:
+        """Pairs of parts whose bits differ now: where they were equal before, or others of their module are matched."""
+        if torn.seen:
+            return self._alike(torn)
+        found = {part: part for part in torn.news if part in torn.olds}
+        by_rule = self._by_rule(_without(torn, found))
+        return found | {new: old for new, old in by_rule.items() if _fits(a.get(old), b.get(new))}
+
+    def _alike(self, known: _Class) -> dict[str, str]:
+        """Parts paired by their names: the same, else as others of their module, else the most alike in their order."""
+        found = {part: part for part in known.news if part in known.olds}
+        found |= self._by_rule(_without(known, found))
+        rest = _without(known, found)
+        if len(rest.olds) * len(rest.news) > _PAIRS:
+            return found | dict(zip(rest.news, rest.olds, strict=False))
+        cuts = {part: part.split(".") for part in (*rest.olds, *rest.news)}
+        pairs = itertools.product(enumerate(rest.olds), enumerate(rest.news))
+        likeness = [(-_likeness(cuts[old], cuts[new]), i, j) for (i, old), (j, new) in pairs]
+        taken: tuple[set[int], set[int]] = (set(), set())
+        for _, i, j in sorted(likeness):
+            if i not in taken[0] and j not in taken[1]:
+                taken[0].add(i)
+                taken[1].add(j)
+                found[rest.news[j]] = rest.olds[i]
+        return found
+
+    def _by_rule(self, known: _Class) -> dict[str, str]:
+        """Parts paired as what is matched for certain was renamed: ``fc.bias`` like ``fc.weight``."""
+        named = {(old, new) for new, old in self._pairs.items() if old != new and not self._unnamed(old)}
+        rules = sorted({rule_of(old, new) for old, new in named}, key=lambda rule: (-len(rule[0]), rule))
+        found: dict[str, str] = {}
+        left = set(known.news)
+        for old in known.olds:
+            for before, after in rules:
+                new = _replaced(old, before, after)
+                if new in left:
+                    left.discard(new)
+                    found[new] = old
+                    break
+        return found
+
+
+def _round(row: Row) -> bool:
+    """Whether a metric is a number that many metrics may be: one with at most 12 significant bits, NaN or infinite."""
+    return row.dtype == METRIC and row.values is not None and not any(row.values[:5])
+
+
+def _telling(bits: Bits) -> bool:
+    """Whether equal bits are a reason to take two parts for the same."""
+    return any(label != _ROUND for (label, _), _ in bits)
+
+
+def _grouped(parts: Iterable[str], signals: Signals, phase: int) -> dict[Bits, list[str]]:
+    found: dict[Bits, list[str]] = {}
+    for part in parts:
+        phases = signals.get(part)
+        found.setdefault(frozenset(phases[phase].items()) if phases else frozenset(), []).append(part)
+    return found
+
+
+def _without(known: _Class, found: Mapping[str, str]) -> _Class:
+    olds = set(found.values())
+    return replace(known, olds=[p for p in known.olds if p not in olds], news=[p for p in known.news if p not in found])
+
+
+def _fits(old: list[Shown] | None, new: list[Shown] | None) -> bool:
+    """Whether two parts have a signal in common, and none with another dtype or shape."""
+    if old is None or new is None:
+        return False
+    looks = [{(phase, label): bits[:2] for phase, own in enumerate(side) for label, bits in own} for side in (old, new)]
+    both = looks[0].keys() & looks[1].keys()
+    return bool(both) and all(looks[0][key] == looks[1][key] for key in both)
+
+
+def _replaced(name: str, before: str, after: str) -> str | None:
+    """A module path whose beginning `before` becomes `after`; None where it has another."""
+    if before and name != before and not name.startswith(f"{before}."):
+        return None
+    rest = name[len(before) :].removeprefix(".")
+    return ".".join(filter(None, (after, rest)))
+
+
+def _likeness(a: Sequence[str], b: Sequence[str]) -> int:
+    """How many elements two paths begin and end with alike."""
+    first, last = 0, 0
+    while first < min(len(a), len(b)) and a[first] == b[first]:
+        first += 1
+    while last < min(len(a), len(b)) - first and a[-1 - last] == b[-1 - last]:
+        last += 1
+    return first + last

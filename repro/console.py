@@ -1,0 +1,76 @@
+"""The way out to terminals and logs: whatever is printed, by whom ever, passes one cleaner.
+
+`guard` puts it behind ``sys.stdout`` and ``sys.stderr``, so that a plain `print`, a warning or a usage error cannot go
+around it. What we style ourselves is written with `styled`; a `rich` console takes its stream from `screen`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Any, TextIO, cast
+
+from repro_golden.clean import no_command, visible
+
+__all__ = ["command", "guard", "json_text", "screen", "styled"]
+
+_STYLES = re.compile(r"(\x1b\[[0-9;]*m)")
+_DRAWING = re.compile(r"(\x1b\[[0-9;]*[A-HJKm]|\x1b\[\?25[hl]|\r(?!\n))")
+"""What rich draws with: styles, moves of the cursor, erasing, whether the cursor shows."""
+
+
+class _Clean:
+    """A text stream whose text is cleaned as it is written. It has no ``buffer``: bytes would go around it."""
+
+    def __init__(self, stream: TextIO, ours: re.Pattern[str] | None = None) -> None:
+        self.stream, self._ours = stream, ours
+
+    def write(self, text: str) -> int:
+        parts = self._ours.split(text) if self._ours else [text]
+        # [theirs, ours, theirs, ours, theirs]
+        parts[::2] = [no_command(visible(part)) for part in parts[::2]]
+        self.stream.write("".join(parts))
+        return len(text)
+
+    def writelines(self, lines: list[str]) -> None:
+        self.write("".join(lines))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("buffer", "detach", "stream"):  # the last one: half-made copies have none
+            raise AttributeError(name)
+        return getattr(self.stream, name)
+
+
+def guard() -> None:
+    """Put the cleaner behind ``sys.stdout`` and ``sys.stderr``, where they are and are not behind it already."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and not isinstance(stream, _Clean):
+            setattr(sys, name, cast("TextIO", _Clean(stream)))
+
+
+def _raw(stream: TextIO) -> TextIO:
+    return stream.stream if isinstance(stream, _Clean) else stream
+
+
+def styled(text: str) -> None:
+    """Print a text with styles (`click.style`) to stdout. What in it is not ours must have been cleaned before."""
+    print(text, file=cast("TextIO", _Clean(_raw(sys.stdout), _STYLES)), flush=True)
+
+
+def screen() -> TextIO:
+    """Stderr for a rich console: what rich draws with passes, and nothing else that is not text."""
+    return cast("TextIO", _Clean(_raw(sys.stderr), _DRAWING))
+
+
+def command(line: str) -> None:
+    """Write a line that CI is to obey to stderr. It must be ours; what is quoted in it cannot begin another line."""
+    stream = _raw(sys.stderr)
+    stream.write(visible(" ".join(line.splitlines())) + "\n")
+    stream.flush()
+
+
+def json_text(data: Any) -> str:
+    """A value as JSON that is printed as it is: ASCII, and nothing in it is a command to CI."""
+    return json.dumps(data, indent=2, sort_keys=True).replace("##", "#\\u0023")

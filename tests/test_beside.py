@@ -1,0 +1,394 @@
+"""What lives beside optimizers: how it is found, named, read, compared and told, without a process of its own."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import subprocess
+import sys
+import threading
+import types
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from repro_golden.attach.beside import Beside
+from repro_golden.attach.readings import Held, leaves
+from repro_golden.attach.run import environment_for
+from repro_golden.attach.settings import Settings
+from repro_golden.attach.turns import Turns
+from repro_golden.attach.unseen import Unseen
+from repro_golden.compare import compare
+from repro_golden.coverage import coverage_of
+from repro_golden.errors import ReproError
+from repro_golden.families import SINCE, family, file_of, group
+from repro_golden.step_difference import alone, differing
+from repro_golden.trace import Header, Row, Trace, TraceWriter
+from repro_golden.trace.model import RECORDER
+from repro_golden.trace.writer import digest_row, metric_row
+
+
+class Network(nn.Module):
+    """A linear layer whose statistics are normalized, and a mask that no checkpoint holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.bn = nn.Linear(3, 4), nn.BatchNorm1d(4)
+        self.register_buffer("mask", torch.ones(4), persistent=False)
+
+
+def read(beside: Beside, step: int, model: nn.Module) -> dict[str, torch.Tensor]:
+    """All that is read, by its whole name."""
+    found = beside.readings(step, list(model.parameters()))
+    return {prefix + name: tensor for prefix, reading in found for name, tensor in reading.tensors.items()}
+
+
+def read_end(beside: Beside, model: nn.Module) -> set[str]:
+    """The names of all that is read at the end."""
+    found = beside.readings(3, list(model.parameters()), end=True)
+    return {prefix + name for prefix, reading in found for name in reading.tensors}
+
+
+def test_what_is_alive_is_found_and_called_what_the_program_calls_it() -> None:
+    """Buffers, other modules, copies in mappings, lone leaves and generators are read under the variables' names."""
+    model = Network()
+    average = copy.deepcopy(model)
+    shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
+    weight = torch.zeros(2, requires_grad=True)
+    dice = torch.Generator().manual_seed(3)
+    optimizer = torch.optim.SGD(model.fc.parameters(), lr=0.1)
+    beside = Beside()
+    read(beside, 0, model.fc)
+    found = read(beside, 1, model.fc)
+    assert found["buffer/bn.running_mean"] is model.bn.running_mean
+    assert found["unsaved/mask"] is model.mask
+    assert found["frozen/bn.weight"] is model.bn.weight
+    assert found["module/average/fc.weight"] is average.fc.weight
+    assert found["copy/shadow/fc.weight"] is shadow["fc.weight"]
+    assert found["leaf/weight"] is weight
+    assert torch.equal(found["rng/own/dice"], dice.get_state())
+    assert not {name for name in found if "fc.weight" in name} - {
+        "module/average/fc.weight", "copy/shadow/fc.weight",
+    }, "what the optimizer holds is read with it"  # fmt: skip
+    del optimizer
+
+
+def test_a_mapping_that_is_made_anew_keeps_its_name() -> None:
+    """What a variable leads to has the place of what it led to before, at every step; what is in use stays as it is."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    held = types.SimpleNamespace(shadow={name: p.detach().clone() for name, p in model.named_parameters()})
+    beside = Beside()
+    for step in range(7):
+        shadow = {name: p.detach() + step for name, p in model.named_parameters()}
+        found = read(beside, step, model)
+        copies = {name: tensor for name, tensor in found.items() if name.startswith("copy/")}
+        assert set(copies) == {f"copy/{name}/{key}" for name in ("shadow", "shadow#1") for key in shadow}
+        assert copies["copy/shadow/0.weight"] is shadow["0.weight"]
+        assert copies["copy/shadow#1/0.weight"] is held.shadow["0.weight"]
+    del shadow, optimizer
+    assert "copy/shadow/0.weight" in read_end(beside, model), "nobody else holds it, and it is what it was"
+
+
+def test_what_only_resembles_parameters_is_no_copy() -> None:
+    """Views of parameters, integers, metrics, activations and what is dropped within a step are not read."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    weights = model.state_dict()
+    matrices = {name: p.detach() for name, p in model.named_parameters() if p.ndim > 1}
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    batch = {"ids": torch.ones(4, 3, dtype=torch.int64), "mask": torch.ones(4, dtype=torch.int64)}
+    metrics = {"loss": torch.ones(1), "norm": torch.ones(1)}
+    inner = {"0": model[0](torch.ones(4, 3)), "1": torch.ones(4)}
+    lists = [torch.ones(4, 3), torch.ones(1, 4)]
+    one = {"weight": torch.ones(4, 3)}
+    beside = Beside()
+    for step in range(4):
+        cache = {"weight": torch.ones(4, 3), "other": torch.ones(1, 4)}
+        del cache
+        assert not any(name.startswith("copy/") for name in read(beside, step, model))
+    del weights, matrices, gradients, batch, metrics, inner, lists, one
+
+
+def test_a_look_keeps_nothing_alive() -> None:
+    """What a function's variable referred to goes when that is given another value, also while `locals()` is in use."""
+    tensor = torch.ones(1)
+    gone, beside, mine = weakref.ref(tensor), Beside(), locals()
+    model = nn.Linear(2, 2)
+    read(beside, 3, model)
+    assert mine["gone"] is gone
+    del mine
+    gc.collect()
+    gc.disable()
+    try:
+        for step in (3, 4):  # a look and a search
+            read(beside, step, model)
+        del tensor
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_what_has_no_bytes_is_named_with_the_reason() -> None:
+    """A module without memory is seen, and why it is not looked at is kept."""
+    model = nn.Linear(2, 2)
+    with torch.device("meta"):
+        ghost = nn.Linear(2, 2)
+    beside = Beside()
+    assert not any("ghost" in name for name in read(beside, 0, model))
+    assert beside.unread["module/ghost"] == "it is on meta"
+    del ghost
+
+
+def test_state_is_read_to_any_depth() -> None:
+    """Nested and string-keyed state, numbers of each kind and public attributes of an optimizer are all there."""
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    nested = torch.ones(1)
+    optimizer.state[parameter] = {"inner": {"deep": [nested]}, "count": 3, "rate": 0.5}
+    optimizer.state["global"] = {"norm": torch.ones(())}
+    optimizer.rounds = 7  # type: ignore[attr-defined]
+    state = Held(optimizer, {"w": parameter}, {}).state()
+    assert state["inner.deep.0"].tensors == {"w": nested}
+    assert {k: v.tolist() for k, v in state["number"].tensors.items()} == {
+        "count": [3],
+        "rate": [0.5],
+        "own.rounds": [7],
+    }
+    assert state["number"].tensors["count"].dtype == torch.int64
+    assert list(state["own"].tensors) == ["global.norm"]
+    assert list(leaves({"a": [1, "text", None]})) == [("a.0", 1)]
+
+
+# -- threads
+
+
+def turns_of(*steps: tuple[str, int]) -> str:
+    """What is said of steps by label and number of a thread, of which all live until the end."""
+    turns, said = Turns(), [""]
+    threads: dict[int, tuple[threading.Thread, list[str]]] = {}
+    done = threading.Event()
+    asked = {number: threading.Semaphore(0) for _, number in steps}
+    answered = threading.Semaphore(0)
+
+    def work(number: int, labels: list[str]) -> None:
+        while True:
+            asked[number].acquire()
+            if done.is_set():
+                return
+            said[0] = said[0] or turns.take((labels.pop(0),))
+            answered.release()
+
+    for label, number in steps:
+        if number not in threads:
+            labels: list[str] = []
+            threads[number] = threading.Thread(target=work, args=(number, labels)), labels
+            threads[number][0].start()
+        threads[number][1].append(label)
+        asked[number].release()
+        answered.acquire()
+    done.set()
+    for number, (thread, _) in threads.items():
+        asked[number].release()
+        thread.join()
+    return said[0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "refused"),
+    [
+        ([("a", 1), ("b", 2), ("a", 1), ("b", 2)], True),
+        ([("a", 1), ("b", 2)], True),  # neither is the main thread, and both live
+        ([("a", 1), ("a", 2), ("a", 1)], False),  # a pool of threads hands one optimizer on
+        ([("a", 1), ("b", 1), ("a", 1), ("b", 1)], False),
+        ([("a", 1), ("b", 1), ("b", 2), ("a", 2), ("a", 1)], False),
+    ],
+)
+def test_threads_that_race_are_refused(steps: list[tuple[str, int]], refused: bool) -> None:
+    """Two threads with an optimizer each are refused; threads that share their optimizers are not."""
+    assert bool(turns_of(*steps)) is refused
+
+
+# -- comparison
+
+
+def trace(folder: Path, *steps: list[Row], recorder: int = RECORDER) -> Trace:
+    """A finished trace of these steps."""
+    writer = TraceWriter(folder, Header({}, "", {}, {}, len(steps), recorder=recorder))
+    for number, rows in enumerate(steps):
+        for row in rows:
+            writer.add(row)
+        writer.end_step(number)
+    writer.close({"reason": "finished", "unread": {"file x": "it is not torch's"}})
+    return Trace(folder)
+
+
+def rows(**contents: bytes) -> list[Row]:
+    """Rows of the phase update; ``__`` stands for a slash."""
+    return [digest_row("update", name.replace("__", "/"), value) for name, value in contents.items()]
+
+
+def test_what_one_side_does_not_have_is_named_and_no_difference(tmp_path: Path) -> None:
+    """A module or generator of one side alone is told; a missing buffer, file or key of a file is a difference."""
+    plain = rows(w=b"1", rng__torch=b"2")
+    a = trace(tmp_path / "a", plain, plain + rows(copy__last__w=b"3"))
+    b = trace(tmp_path / "b", plain + rows(module__ema__w=b"9"), plain + rows(module__ema__w=b"8"))
+    found = compare(a, b)
+    assert found.equal
+    assert list(found.looked.alone) == ["last (the baseline's)", "ema (the run's)"]
+    assert found.looked.modules == {} and found.looked.unread == {"file x": "it is not torch's"}
+    assert "on one side only, and not compared: last (the baseline's), ema (the run's)" in str(found.looked)
+    gone = compare(trace(tmp_path / "c", plain + rows(buffer__m=b"1")), trace(tmp_path / "d", plain)).divergence
+    assert gone is not None and (gone.signal, gone.kind) == ("buffer/m", "missing")
+    written = trace(tmp_path / "g", plain + rows(saved__last__w=b"3"))
+    silent = compare(written, trace(tmp_path / "h", plain)).divergence
+    assert silent is not None and (silent.signal, silent.kind) == ("saved/last/w", "missing")
+    key = plain + rows(saved__last__w=b"3")
+    keyless = compare(trace(tmp_path / "e", key + rows(saved__last__v=b"4")), trace(tmp_path / "f", key)).divergence
+    assert keyless is not None and keyless.signal == "saved/last/v"
+
+
+def test_an_object_that_is_renamed_and_changed_is_a_difference(tmp_path: Path) -> None:
+    """Of two objects of one build, one on either side, the second is the first under another name; others are alone."""
+    plain, critic = rows(w=b"1"), rows(module__critic__w=b"2")
+    for name, other, kind in (
+        ("module/value/w", b"3", "value"),
+        ("module/value/w", b"2", None),
+        ("module/value/v", b"3", None),  # of another build
+        ("copy/value/w", b"3", None),
+    ):
+        b = [*plain, digest_row("update", name, other)]
+        assert [d for d, *_ in differing(plain + critic, b)] == ([kind] if kind else [])
+    sides = plain + critic, [*plain, digest_row("update", "module/value/w", b"3")]
+    found = compare(trace(tmp_path / "a", *[sides[0]] * 2), trace(tmp_path / "b", *[sides[1]] * 2))
+    assert found.divergence is not None and found.looked.alone == []
+    assert (found.divergence.signal, found.divergence.now) == ("module/critic/w", "module/value/w")
+    two = [*sides[1], digest_row("update", "module/other/w", b"4")]
+    assert sorted(alone(sides[0], two)) == ["module/critic", "module/other", "module/value"]
+    end = [[digest_row("update", f"end/{row.name}", row.sketch) for row in side] for side in sides]
+    assert [row.name for _, row, _ in differing(*end)] == ["end/module/critic/w"]
+
+
+def test_a_difference_behind_what_one_side_does_not_have_is_found(tmp_path: Path) -> None:
+    """A module of one side alone hides no later difference of what both have."""
+    first = rows(w=b"1", rng__torch=b"2")
+    a = trace(tmp_path / "a", first, first, rows(w=b"1", rng__torch=b"2"))
+    b = trace(tmp_path / "b", first + rows(module__ema__w=b"9"), first, rows(w=b"0", rng__torch=b"2"))
+    found = compare(a, b).divergence
+    assert found is not None and (found.step, found.signal) == (2, "w")
+
+
+def test_files_of_an_end_that_only_one_side_has_are_not_compared() -> None:
+    """What was written after the last step, or written anew, was not yet by a run that was stopped there."""
+    end = rows(w=b"1", end__w=b"1", saved__last__w=b"2", saved__final__w=b"3", saved__same__w=b"4")
+    stopped = rows(w=b"1", saved__last__w=b"1", saved__same__w=b"4", rng__torch=b"2")
+    assert alone(end, stopped) == {"end": "a", "rng/torch": "b", "saved/last": "a", "saved/final": "a"}
+    assert differing(end, stopped) == differing(stopped, end) == []
+    own = differing(end, stopped + rows(saved__own__w=b"5"))
+    assert [(kind, row.name) for kind, row, _ in own] == [("added", "saved/own/w")]
+    both = differing(end, stopped + rows(end__w=b"1"))
+    assert [(kind, row.name) for kind, row, _ in both] == [("value", "saved/last/w"), ("missing", "saved/final/w")]
+
+
+def test_an_end_that_could_not_be_read_is_an_end(tmp_path: Path) -> None:
+    """A run whose last state could not be read has ended: its files count, and its state is not said to be compared."""
+    ended = rows(w=b"1", saved__last__w=b"3", end__w=b"1")
+    unread = rows(w=b"1", saved__last__w=b"4", end__unread=b"0")
+    assert "saved/last/w" in [row.name for _, row, _ in differing(ended, unread)]
+    assert "saved/last/w" in [row.name for _, row, _ in differing(unread, ended)]
+    looked = [coverage_of(trace(tmp_path / str(k), side)).end for k, side in enumerate((ended, unread))]
+    assert looked == [True, False]
+
+
+def test_a_file_that_was_only_renamed_is_the_same(tmp_path: Path) -> None:
+    """It is told; a file of another name and content is one that is gone and one that is new."""
+    plain = rows(w=b"1", rng__torch=b"2")
+    a = trace(tmp_path / "a", plain, plain + rows(saved__last__w=b"3", saved__last__b=b"4", saved__kept__w=b"3"))
+    b = trace(tmp_path / "b", plain, plain + rows(saved__best__w=b"3", saved__best__b=b"4", saved__kept__w=b"3"))
+    c = trace(tmp_path / "c", plain, plain + rows(saved__best__w=b"3", saved__best__b=b"5", saved__kept__w=b"3"))
+    found = compare(a, b)
+    assert found.equal and list(found.renames.names) == [("saved/last/", "saved/best/")]
+    assert not compare(a, c).equal
+
+
+def test_traces_of_earlier_recorders_are_compared_in_what_these_saw(tmp_path: Path) -> None:
+    """A baseline of a recorder that saw no family agrees with a run that shows them; the verdict says what is left out.
+
+    Between two recordings of today's, a buffer that one side alone has is a difference, also if it is all there is.
+    """
+    old, new = rows(w=b"1"), rows(w=b"1", buffer__m=b"5", number__step=b"6", saved__last__w=b"2")
+    found = compare(trace(tmp_path / "a", old, recorder=SINCE - 1), trace(tmp_path / "b", new))
+    assert found.equal
+    assert "all of buffer (the run's)" in found.looked.alone and "all of saved (the run's)" in found.looked.alone
+    assert found.looked.parameters == 1 and found.looked.buffers == 0
+    one, other = trace(tmp_path / "c", old), trace(tmp_path / "d", rows(w=b"1", buffer__m=b"5"))
+    for difference, kind in ((compare(one, other), "added"), (compare(other, one), "missing")):
+        assert difference.divergence is not None
+        assert (difference.divergence.signal, difference.divergence.kind) == ("buffer/m", kind)
+
+
+def test_families_and_groups() -> None:
+    """A family is told by its word in the phase update alone, behind the number of an optimizer too."""
+    assert family("update", "optimizer.1/module/ema/fc.weight") == "module"
+    assert group("update", "optimizer.1/module/ema/fc.weight") == "module/ema"
+    assert group("update", "end/module/ema/fc.weight") == "end/module/ema"
+    assert group("update", "end/fc.weight") == "end"
+    assert family("update", "module") is None and family("grad", "module/x") is None
+    assert file_of("update", "saved/last.pt/model.fc.weight") == "saved/last.pt" and file_of("grad", "saved/x") is None
+    assert family("update", "exp_avg/fc.weight") is None and group("update", "buffer/m") is None
+    a, b = rows(w=b"1", module__m__w=b"1", rng__t=b"1"), rows(w=b"1", rng__t=b"1")
+    assert alone(a, b) == {"module/m": "a"} and differing(a, b) == []
+
+
+def test_coverage_counts_each_signal_once(tmp_path: Path) -> None:
+    """However many steps there are, and whatever is shown at the first alone."""
+    step = [*rows(w=b"1", exp_avg__w=b"1", buffer__m=b"1"), metric_row("loss", "loss", 1.0)]
+    start = digest_row("input", "start/w", b"1")
+    grad = digest_row("grad", "w", b"1")
+    text = str(coverage_of(trace(tmp_path / "a", [start, grad, *step], [grad, *step])))
+    seen = "seen but not looked at: file x (it is not torch's)"
+    assert text == f"1 parameter, 1 gradient, 1 buffer, optimizer state, 1 metric; {seen}"
+
+
+def test_a_process_that_the_recorder_is_not_in_is_an_error(tmp_path: Path) -> None:
+    """One that has torch loaded and did not say that it is recorded is named; without any recording it is not."""
+    unseen = Unseen(tmp_path)
+    unseen._loaded = {(1, 5): "python -I train.py"}
+    unseen.check()
+    (tmp_path / "rank-00000.json").write_text("{}")
+    with pytest.raises(ReproError, match=r"uses torch unseen \(python -I train.py\)"):
+        unseen.check()
+    (tmp_path / "armed-1").touch()
+    unseen.check()
+
+
+def test_a_process_is_unseen_only_if_it_was_met_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child between fork and exec, and another process of the same number, are met once; who stays is named."""
+    looks = iter([{1: 5, 2: 6, 3: 7}, {1: 9, 2: 6}, {1: 9}, {3: 7}])
+    starts: dict[int, int] = {}
+    monkeypatch.setattr("repro_golden.attach.unseen.descendants", lambda _: set(starts))
+    monkeypatch.setattr("repro_golden.attach.unseen._start", lambda number: starts[number])
+    monkeypatch.setattr("repro_golden.attach.unseen._has_torch", lambda _: True)
+    unseen = Unseen(tmp_path)
+    found = []
+    for starts in looks:  # noqa: B007 - the functions above look at it
+        unseen._look(0)
+        found.append(set(unseen._loaded))
+    assert found == [set(), {(2, 6)}, {(2, 6), (1, 9)}, {(2, 6), (1, 9)}]
+
+
+def test_a_process_says_that_the_recorder_is_in_before_torch_is_loaded(tmp_path: Path) -> None:
+    """One that ends while it imports torch, and a child that it forks then, are not unseen."""
+    (tmp_path / "torch.py").write_text(
+        "import os\nif not os.fork():\n    os._exit(0)\nos.wait()\nos.kill(os.getpid(), 9)"
+    )
+    variables = environment_for(Settings(str(tmp_path)), os.environ | {"PYTHONPATH": str(tmp_path)})
+    for program, marks in (("pass", 0), ("import torch", 2)):
+        subprocess.run([sys.executable, "-c", program], env=variables, check=False)
+        assert len(list(tmp_path.glob("armed-*"))) == marks

@@ -1,0 +1,90 @@
+"""Programs that say the wrong thing now and then: what is told of them is right as often as it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from flaky_kit import RATES, Points, Told, bisect, sheet
+
+from repro_bisect.executors import Outcome, Task
+from repro_bisect.predicates import Exit
+from repro_bisect.result import BisectResult
+from repro_golden.errors import ReproError
+
+MANY = [pytest.param(range(25), id="25"), pytest.param(range(400), id="400", marks=pytest.mark.campaign)]
+
+
+def line(n: int) -> Points:
+    """So many commits in a line, GOOD before them."""
+    return Points({f"c{i}": [f"c{i - 1}" if i else "good"] for i in reversed(range(n))}, "good", f"c{n - 1}")
+
+
+def told(folder: Path, n: int, culprit: int, wrong: set[tuple[str, int]], said: list[str]) -> tuple[BisectResult, Told]:
+    """What is told of a line where the named runs, counted from 0, say the wrong thing."""
+
+    def run(task: Task, folder: Path) -> Outcome:
+        del folder
+        bad = task.commit != "good" and int(task.commit[1:]) >= culprit
+        return Outcome(code=int(bad != ((task.commit, executor.runs[task.commit] - 1) in wrong)))
+
+    executor = Told(run)
+    return bisect(line(n), executor, Exit(), folder, said), executor
+
+
+@pytest.mark.parametrize("seeds", MANY)
+@pytest.mark.parametrize("rate", RATES)
+def test_no_wrong_culprit_without_its_probability(rate: float, seeds: range) -> None:
+    """Whatever the rate, nothing wrong is told as certain, and of what is told at 95 % at least 93 % is right."""
+    found = sheet(rate, seeds)
+    assert found.silently_wrong == 0
+    right = found.told(0.95)
+    slack = 1 if len(seeds) < 100 else 0  # of few, one more may be wrong by chance
+    assert sum(right) >= 0.93 * len(right) - slack, found
+    assert len(found.refused) <= 0.05 * len(seeds), found.refused
+    if rate == 0:
+        assert all(right) and not found.refused
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_suspects_around_skips_have_a_probability_too(rate: float) -> None:
+    """Where commits cannot be tested, several suspects are told with the chance that the culprit is among them."""
+    found = sheet(rate, range(20), skips=0.25)
+    assert found.silently_wrong == 0 and all(a.chance is not None for a in found.answers if a.right is not None)
+    right = found.told(0.95)
+    assert sum(right) >= 0.93 * len(right) - 1, found
+
+
+def test_a_program_that_never_contradicts_itself_costs_five_tests_more_than_git(tmp_path: Path) -> None:
+    """Both ends, and the culprit and its parent once or twice more: nothing else beside a binary search."""
+    for culprit in (20, 77, 100):
+        result, executor = told(tmp_path / str(culprit), 128, culprit, set(), [])
+        assert [c.commit.commit for c in result.culprits] == [f"c{culprit}"]
+        assert result.git_probes is not None and executor.runs.total() <= result.git_probes + 5
+        assert 0.95 < result.posterior[f"c{culprit}"] < 1 and result.rates is None
+
+
+def test_an_end_that_says_the_wrong_thing_once_is_not_refused(tmp_path: Path) -> None:
+    """BAD whose first run passes, and GOOD whose first run fails, are run again: the culprit is found by weighing."""
+    for end in ("c9", "good"):
+        said: list[str] = []
+        result, _ = told(tmp_path / end, 10, 4, {(end, 0)}, said)
+        assert [c.commit.commit for c in result.culprits] == ["c4"] and result.posterior["c4"] >= 0.95
+        assert result.rates is not None and any("exit with other codes" in text for text in said)
+
+
+def test_a_wrong_end_is_refused_by_several_runs(tmp_path: Path) -> None:
+    """BAD that is never bad is refused after four runs, and the line says how many."""
+    with pytest.raises(ReproError, match="BAD c9 is GOOD by its exit code, in each of 4 runs"):
+        told(tmp_path, 10, 99, set(), [])
+
+
+@pytest.mark.parametrize("wrong", [{("c4", 0)}, {("c7", 0)}, {("c4", 0), ("c4", 1)}])
+def test_one_wrong_verdict_on_the_way_names_nobody_else(tmp_path: Path, wrong: set[tuple[str, int]]) -> None:
+    """A verdict that was wrong in the search is found out by repetition, or what is told has its probability."""
+    result, _ = told(tmp_path, 10, 6, wrong, [])
+    (culprit,) = (c.commit.commit for c in result.culprits)
+    assert culprit == "c6" if len(wrong) == 1 else result.posterior[culprit] < 1
+    # what was found is kept: the same bisect again asks for nothing
+    again, executor = told(tmp_path, 10, 6, set(), [])
+    assert executor.runs.total() == 0 and again.posterior == result.posterior

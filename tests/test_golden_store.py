@@ -1,0 +1,182 @@
+"""The golden store: one recording at a time, and nothing is pulled that is not what its pointer stands for."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Repo, environment
+
+from repro_golden.checkout import Checkout, find_checkout
+from repro_golden.dvc import Dvc
+from repro_golden.errors import ReproError
+from repro_golden.locks import held_alone
+from repro_golden.pulled import check_pulled
+
+TAKEN = "is being recorded by process {}: wait for it, or end it, and run again"
+
+
+def started(repo: Repo, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "repro", *arguments],
+        cwd=repo.root, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+# -- one at a time
+
+
+def test_of_two_recordings_at_once_one_wins(fork: Repo) -> None:
+    """Two `golden record` of one case at once: one keeps its run, the other ends with one line and exit 2."""
+    both = [started(fork, "golden", "record") for _ in range(2)]
+    ends = {process.pid: (*process.communicate(timeout=300), process.returncode) for process in both}
+    assert sorted(code for *_, code in ends.values()) == [0, 2], ends
+    winner = next(pid for pid, (*_, code) in ends.items() if code == 0)
+    (_, message, _) = next(end for end in ends.values() if end[2] == 2)
+    assert message.strip().splitlines()[-1].endswith(TAKEN.format(winner))
+    assert fork.repro("golden", "verify").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("golden", "record"),
+        ("golden", "approve", "--reason", "x"),
+        ("golden", "pull"),
+        ("rollout", "record", "--replace"),
+    ],
+    ids=" ".join,
+)
+def test_who_writes_to_the_store_waits_for_nobody(recorded: Repo, words: tuple[str, ...]) -> None:
+    """While a case and its rollouts are being recorded, whatever would write there ends with one line."""
+    runs, rollouts = recorded.root / "golden" / "runs" / "mini", recorded.root / "golden" / "rollouts" / "mini"
+    with held_alone(find_checkout(recorded.root), runs, rollouts):
+        done = recorded.repro(*words)
+    assert done.returncode == 2
+    assert "is being recorded by process" in done.stderr.splitlines()[-1]
+
+
+HOLD = """\
+import sys, time
+from pathlib import Path
+from repro_golden.checkout import Checkout
+from repro_golden.locks import held_alone
+from repro_golden.pulled import check_pulled
+with held_alone(Checkout(Path(sys.argv[1]), Path(sys.argv[1])), Path(sys.argv[1]) / "case"):
+    print("held", flush=True)
+    time.sleep(999)
+"""
+
+
+def test_a_killed_recording_leaves_no_lock(tmp_path: Path) -> None:
+    """Whoever holds a lock is named by its process; once it is killed the next one goes on."""
+    checkout = Checkout(tmp_path, tmp_path)
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    with (
+        pytest.raises(ReproError, match=re.escape("case " + TAKEN.format(holder.pid))),
+        held_alone(checkout, tmp_path / "case"),
+    ):
+        pass
+    with held_alone(checkout, tmp_path / "other"):
+        pass
+    holder.send_signal(signal.SIGKILL)
+    holder.communicate()
+    with held_alone(checkout, tmp_path / "case"):
+        pass
+
+
+# -- what is pulled
+
+
+@pytest.fixture
+def tracked(tmp_path: Path) -> Repo:
+    """A repository whose folder `kept` is behind a pointer, pushed, and neither here nor in the cache."""
+    repo = Repo(tmp_path / "repo")
+    repo.root.mkdir()
+    repo.git("init", "--quiet")
+    dvc = Dvc(repo.root)
+    dvc.init()
+    dvc.set_default_remote("store", str(tmp_path / "remote"), local=False)
+    (repo.root / "kept" / "states").mkdir(parents=True)
+    for name in ("run.json", "states/a.bin", "ü.txt"):
+        (repo.root / "kept" / name).write_text(f"content of {name}")
+    dvc.add(repo.root / "kept")
+    dvc.push(repo.root / "kept.dvc")
+    forget(repo)
+    return repo
+
+
+def forget(repo: Repo) -> None:
+    shutil.rmtree(repo.root / "kept", ignore_errors=True)
+    shutil.rmtree(repo.root / ".dvc" / "cache", ignore_errors=True)
+
+
+def flip(path: Path) -> None:
+    """Change a byte of a file that may not be written to; DVC trusts what nobody may write to."""
+    raw, mode = path.read_bytes(), path.stat().st_mode
+    path.chmod(0o644)
+    path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    path.chmod(mode)
+
+
+def test_every_file_is_compared_with_the_pointer(tracked: Repo) -> None:
+    """A flipped byte of any file, or of DVC's own list of them, and a file that is gone, are one line that names it."""
+    pointer, cache = tracked.root / "kept.dvc", tracked.root / ".dvc" / "cache"
+    Dvc(tracked.root).pull(pointer)
+    check_pulled(tracked.root, pointer, cache)
+    (listing,) = cache.rglob("*.dir")
+    for path in (*(p for p in (tracked.root / "kept").rglob("*") if p.is_file()), listing):
+        for damage in (flip, Path.unlink):
+            if path is listing and damage is not flip:
+                continue
+            whole = path.read_bytes()
+            damage(path)
+            name = re.escape(str(path.relative_to(tracked.root)))
+            with pytest.raises(ReproError, match=f"^{name} is not what its pointer stands for.*repro golden pull"):
+                check_pulled(tracked.root, pointer, cache)
+            path.chmod(0o644) if path.exists() else None
+            path.write_bytes(whole)
+    check_pulled(tracked.root, pointer, cache)
+
+
+@pytest.mark.parametrize("where", ["remote", "cache"])
+def test_a_pull_refuses_what_is_not_what_was_pushed(tracked: Repo, where: str) -> None:
+    """A flipped byte in the remote or the cache, of which DVC says nothing, is one line; its cure is one."""
+    pointer, dvc, cache = tracked.root / "kept.dvc", Dvc(tracked.root), tracked.root / ".dvc" / "cache"
+    if where == "cache":
+        dvc.pull(pointer)
+        shutil.rmtree(tracked.root / "kept")
+    base = tracked.root.parent / "remote" if where == "remote" else cache
+    broken = next(p for p in base.rglob("*") if p.is_file() and p.suffix != ".dir")
+    whole = broken.read_bytes()
+    flip(broken)
+    with pytest.raises(ReproError, match="is not what its pointer stands for") as refused:
+        dvc.pull(pointer)
+    if where == "remote":
+        broken.write_bytes(whole)
+    cure = re.search(r"`(rm -r [^`]*)`", str(refused.value))
+    assert cure is not None
+    subprocess.run(cure[1], shell=True, cwd=tracked.root, check=True)  # noqa: S602 - what the message says
+    dvc.pull(pointer)
+    assert (tracked.root / "kept" / "run.json").read_text() == "content of run.json"
+
+
+def test_a_pull_command_is_one_line_and_exits_2(recorded: Repo) -> None:
+    """`golden pull` of a run whose state was damaged in the remote ends at once, not where it is needed."""
+    assert recorded.repro("golden", "push").returncode == 0
+    (run,) = (recorded.root / "golden" / "runs").glob("*/mini")
+    shutil.rmtree(run)
+    shutil.rmtree(recorded.root / ".dvc" / "cache")
+    objects = [p for p in (recorded.root.parent / "remote").rglob("*") if p.is_file() and p.suffix != ".dir"]
+    for path in objects:
+        flip(path)
+    done = recorded.repro("golden", "pull", "mini")
+    assert done.returncode == 2
+    assert "is not what its pointer stands for" in done.stderr.splitlines()[-1]

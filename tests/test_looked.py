@@ -1,0 +1,134 @@
+"""What verdicts say that they looked at: no more than what was judged, in text, JSON and reports alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from nightly_kit import night
+from pull_kit import flat, pair, report, trace, with_step
+from test_beside import rows
+from test_beside import trace as trace_of_rows
+
+from repro.report.nightly import nightly_text, write_report
+from repro.report.pull import pull_text
+from repro.report.pull_comment import comment
+from repro.text import comparison_text
+from repro_bisect.pair import compare_traces
+from repro_bisect.predicates import of_case, parse_predicate
+from repro_golden.case import Bound, Compare
+from repro_golden.compare import compare
+from repro_golden.coverage import Coverage
+from repro_golden.errors import NotVerifiableError
+from repro_golden.signals import Signals
+from repro_golden.trace import Row, Trace
+from repro_golden.trace.writer import metric_row
+
+BOUNDS = {"loss": Bound(rtol=0.1), "kl": Bound(atol=1.0)}
+RULE = Compare(mode="bounds", bounds=BOUNDS)
+SAID = "2 metrics by their bounds (kl, loss); bits were not judged"
+
+
+def tensors(*names: tuple[str, str]) -> list[Row]:
+    signals = Signals()
+    for phase, name in names:
+        signals.take(phase, name, torch.ones(2))
+    return signals.rows()
+
+
+def whole(folder: Path) -> Trace:
+    """A trace with something of each kind."""
+    seen = tensors(("forward", "log_probs"), ("forward", "old_log_probs"), ("grad", "w"), ("update", "w"))
+    return trace_of_rows(folder, [*seen, *rows(rng__torch=b"2"), metric_row("loss", "train/ppo_kl", 0.0)])
+
+
+def test_bounds_judge_metrics_alone(tmp_path: Path) -> None:
+    """With bounds the metrics that have one are named, and nothing else counts as looked at."""
+    a, b = trace(tmp_path / "a", flat(loss=1.0, kl=0.5, x=1.0)), trace(tmp_path / "b", flat(loss=1.01, kl=0.5, x=9.0))
+    found = compare(a, b, RULE)
+    assert found.equal
+    assert comparison_text(found).splitlines()[-1] == f"looked at {SAID}"
+    told = found.to_mapping()["looked_at"]
+    assert (told["text"], told["metrics"], told["parameters"]) == (SAID, 2, 0)
+    assert str(compare(a, a).looked) == "3 metrics"
+
+
+def test_a_pull_request_with_bounds_says_that_they_judged(tmp_path: Path) -> None:
+    """Where bits moved, bounds judged; where they did not, bits did."""
+    base = flat(loss=1.0, kl=0.5)
+    moved = pair(tmp_path, base, with_step(1, base, loss=1.01), BOUNDS)
+    assert moved.verdict == "within"
+    assert f"Looked at {SAID}." in pull_text(report(moved))
+    assert "2 metrics by their bounds" in comment(report(moved))
+    assert moved.to_mapping()["compared"]["drift"]["looked_at"]["text"] == SAID
+    assert "Looked at 2 metrics." in pull_text(report(pair(tmp_path, base, base, BOUNDS)))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("bitwise", "1 parameter, 1 gradient, 2 columns, 1 metric, 1 random generator"),
+        ("finite", "NaN and infinite values in 1 parameter, 1 gradient, 2 columns, 1 metric; bits were not judged"),
+        (
+            "ulp>3",
+            "the distance in ULP of the elements that traces keep in 1 parameter, 1 gradient, 2 columns, 1 metric; "
+            "bits were not judged",
+        ),
+        ("kl>0.1", "KL by the column log_probs; bits were not judged"),
+        ("metric:train/ppo_kl atol=1", "1 metric by its bound (train/ppo_kl); bits were not judged"),
+        ("exit", "exit codes alone"),
+        (
+            "ci:ppo_kl",
+            "what ci:ppo_kl reads, and nothing else: the column log_probs, the column old_log_probs, the metric "
+            "train/ppo_kl",
+        ),
+        ("own.py:bad", "what own.py:bad reads, and nothing else"),
+    ],
+)
+def test_a_predicate_says_what_it_judges(tmp_path: Path, text: str, said: str) -> None:
+    """In words of its own, of a baseline's trace."""
+    (tmp_path / "own.py").write_text("def bad(baseline, trace):\n    return False\n")
+    looked = parse_predicate(text, tmp_path).looked(whole(tmp_path / "a")).to_mapping()
+    assert looked["text"].partition("; seen but not looked at")[0] == said
+
+
+def test_a_set_of_checks_says_which_hold(tmp_path: Path) -> None:
+    """Of a system's checks those that the baseline shows; without a trace the set alone."""
+    found = parse_predicate("ci:slime", tmp_path)
+    said = str(found.looked(whole(tmp_path / "a")))
+    assert "ci:ppo_kl" in said and "ci:kl_loss" not in said
+    assert "ci:slime" in str(found.looked(None))
+
+
+def test_a_case_says_it_by_its_rule(tmp_path: Path) -> None:
+    """By bounds or by bits; without a trace nothing was looked at."""
+    assert str(of_case(RULE).looked(None)) == SAID
+    assert of_case(Compare()).looked(None) == Coverage() and Coverage().nothing
+    assert not of_case(Compare()).looked(whole(tmp_path / "a")).nothing
+
+
+def test_nothing_is_no_agreement(tmp_path: Path) -> None:
+    """Two runs that have nothing in common are not verifiable, so that no night of them is green."""
+    named = {"ema__w": b"1", "critic__v": b"2"}
+    a, b = (trace_of_rows(tmp_path / name, rows(**{f"module__{name}": value})) for name, value in named.items())
+    for rule in (Compare(), None):
+        with pytest.raises(NotVerifiableError, match="nothing was looked at"):
+            compare(a, b, rule)
+    with pytest.raises(NotVerifiableError, match="nothing was looked at"):
+        compare_traces(a, b, RULE)
+    assert compare(a, a).equal
+
+
+def test_a_night_says_what_it_looked_at(tmp_path: Path) -> None:
+    """One line a case, in text and reports; of a replay that failed nothing, of an earlier version's result none."""
+    found = Coverage(parameters=2, unread={"file x": "it is not `torch`'s"})
+    nights = [night(looked_at=found.to_mapping()), night(chain="", status="error"), night()]
+    files = [tmp_path / "x.json"] * 3
+    said = "looked at 2 parameters; seen but not looked at: file x (it is not `torch`'s)"
+    shown = nightly_text(nights, files).splitlines()
+    assert [line for line in shown if "looked at" in line] == [f"  {said}", "  looked at nothing"]
+    text, page = (path.read_text() for path in write_report(nights, files, tmp_path, "again"))
+    assert "\nlooked at 2 parameters; seen but" in text and "\nlooked at nothing.\n" in text
+    assert page.count("looked at 2 parameters; seen but") == page.count("looked at nothing.") == 1
+    assert text.count("| metrics |") == text.count("| baseline |") - 3

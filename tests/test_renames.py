@@ -1,0 +1,286 @@
+"""Signals under other names: matched by their bits, one to one, over the whole run."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trace_kit import RAM, SETTINGS, tensor_row, write
+
+from repro_golden.case import Compare
+from repro_golden.compare import compare, first_difference
+from repro_golden.renames import aligned
+from repro_golden.trace import Row, Trace
+from repro_golden.trace.writer import metric_row
+
+Step = list[Row]
+Changed = Mapping[tuple[int, str], bytes]
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder in memory."""
+    with tempfile.TemporaryDirectory(dir=RAM) as folder:
+        yield Path(folder)
+
+
+def run_of(names: Sequence[str], steps: int = 3, changed: Changed | None = None) -> list[Step]:
+    """What a program shows of its parameters: the k-th has bits of its own, biases begin with zeros.
+
+    Args:
+        names: Of the parameters.
+        steps: How many.
+        changed: Bits of a gradient, by step and name, in place of its own.
+    """
+    found = []
+    for step in range(steps):
+        rows = []
+        if step == 0:
+            begin = [bytes(4) if "bias" in name else bytes([k, 1, 1, 1]) for k, name in enumerate(names)]
+            rows += [tensor_row("input", f"start/{name}", bits) for name, bits in zip(names, begin, strict=True)]
+        for k, name in enumerate(names):
+            bits = (changed or {}).get((step, name), bytes([k, step, 2, 2]))
+            rows.append(tensor_row("grad", name, bits))
+        rows.append(metric_row("loss", "loss", 0.5 + step))
+        for k, name in enumerate(names):
+            rows.append(tensor_row("update", name, bytes([k, step, 3, 3])))
+            rows.append(tensor_row("update", f"exp_avg/{name}", bytes([k, step, 4, 4])))
+        found.append(rows)
+    return found
+
+
+def two(tmp_path: Path, a: list[Step], b: list[Step]) -> tuple[Trace, Trace]:
+    return Trace(write(tmp_path / "a", a)), Trace(write(tmp_path / "b", b))
+
+
+OLD = ["fc.weight", "fc.bias", "head.weight", "head.bias"]
+
+
+@pytest.mark.parametrize(
+    ("new", "text"),
+    [
+        (["proj.weight", "proj.bias", "head.weight", "head.bias"], "8 signals were renamed (fc.* -> proj.*)"),
+        ([f"model.{name}" for name in OLD], "16 signals were renamed (* -> model.*)"),
+        (
+            ["b.weight", "b.bias", "a.weight", "a.bias"],
+            "16 signals were renamed (fc.* -> b.*, head.* -> a.*)",
+        ),
+        (["proj.weight", *OLD[1:]], "4 signals were renamed (fc.weight -> proj.weight)"),
+    ],
+)
+def test_a_rename_is_no_difference(tmp_path: Path, new: list[str], text: str) -> None:
+    """Signals with the same bits in every step under other names agree, and the renames are told as those of modules.
+
+    A bias that begins with zeros, as all do, goes with its module.
+    """
+    a, b = two(tmp_path, run_of(OLD), run_of(new))
+    found = compare(a, b)
+    assert found.equal
+    assert str(found.renames) == text
+    assert dict(found.renames.names) == {x: y for x, y in zip(OLD, new, strict=True) if x != y}
+    assert not compare(a, b, Compare(names="strict")).equal
+
+
+def test_what_changes_after_a_rename_is_named(tmp_path: Path) -> None:
+    """A change in a renamed model is found at its step and phase, under both names."""
+    new = [name.replace("fc", "proj") for name in OLD]
+    a, b = two(tmp_path, run_of(OLD, 5), run_of(new, 5, {(3, "proj.weight"): b"diff"}))
+    found = first_difference(a, b)
+    assert found is not None
+    assert str(found).startswith("step 3, grad, fc.weight (now proj.weight)")
+    assert found.signals == [(3, "grad", "fc.weight"), (3, "grad", "proj.weight")]
+    assert found.differing == {"grad": 1}
+
+
+def test_a_change_in_the_first_step_of_a_renamed_model_is_named(tmp_path: Path) -> None:
+    """Equal weights at the start are enough to know a parameter by, so a gradient that differs has its old name."""
+    new = [name.replace("fc", "proj") for name in OLD]
+    a, b = two(tmp_path, run_of(OLD), run_of(new, changed={(0, "proj.bias"): b"diff"}))
+    assert str(first_difference(a, b)).startswith("step 0, grad, fc.bias (now proj.bias)")
+
+
+def test_contents_that_two_names_exchanged_are_a_change(tmp_path: Path) -> None:
+    """Names that both runs have are compared with each other, also where their contents changed places."""
+    swapped = [replace(row, name={"fc.weight": "head.weight", "head.weight": "fc.weight"}.get(row.name, row.name))
+               for row in run_of(OLD)[0]]  # fmt: skip
+    a, b = two(tmp_path, run_of(OLD, 1), [swapped])
+    found = compare(a, b)
+    assert found.divergence is not None
+    assert (found.divergence.phase, found.divergence.signal) == ("grad", "fc.weight")
+    assert not found.renames
+
+
+def test_a_name_goes_with_one_name_in_every_phase(tmp_path: Path) -> None:
+    """Two renamed parameters whose gradients changed places are a change, though every bit is there."""
+    names = ["a.weight", "b.weight"]
+    step = run_of(names, 1)[0]
+    other = {"a.weight": "y.weight", "b.weight": "x.weight"}
+    exchanged = [
+        replace(row, name=other[row.name]) if row.phase == "grad" else replace(
+            row, name=row.name.replace("a.weight", "x.weight").replace("b.weight", "y.weight"))
+        for row in step
+    ]  # fmt: skip
+    a, b = two(tmp_path, [step], [[r if r.dtype != "metric" else metric_row("loss", "loss", 0.5) for r in exchanged]])
+    found = compare(a, b)
+    assert found.divergence is not None
+    assert found.divergence.phase == "grad"
+
+
+def test_places_are_no_names(tmp_path: Path) -> None:
+    """Parameters outside of modules are called by their place, so another order of them is a rename."""
+    old = [f"param_groups.0.{k}" for k in range(4)]
+    new = [old[k] for k in (2, 0, 3, 1)]
+    a, b = two(tmp_path, run_of(old), run_of(new))
+    found = compare(a, b)
+    assert found.equal
+    assert dict(found.renames.names) == dict(zip(old, new, strict=True))
+    c = Trace(write(tmp_path / "c", run_of(new, changed={(1, "param_groups.0.3"): b"diff"})))
+    assert str(first_difference(a, c)).startswith("step 1, grad, param_groups.0.2 (now param_groups.0.3)")
+
+
+def test_a_place_keeps_its_parameter(tmp_path: Path) -> None:
+    """Places whose contents change later on are not dealt out anew: the order is the first step's."""
+    old = [f"param_groups.0.{k}" for k in range(3)]
+    changed = {(2, old[0]): bytes([1, 2, 2, 2]), (2, old[1]): bytes([0, 2, 2, 2])}  # exchanged
+    a, b = two(tmp_path, run_of(old), run_of(old, changed=changed))
+    found = compare(a, b)
+    assert found.divergence is not None
+    assert (found.divergence.step, found.divergence.signal) == (2, old[0])
+    assert not found.renames
+
+
+def test_one_parameter_more_moves_the_places(tmp_path: Path) -> None:
+    """A parameter that is put among others is the one that was added."""
+    old = [f"param_groups.0.{k}" for k in range(3)]
+    rows = run_of(old, 1)[0]
+    moved = [replace(row, name=row.name.replace("0.2", "0.3").replace("0.1", "0.2")) for row in rows]
+    a, b = two(tmp_path, [rows], [[*moved, tensor_row("input", "start/param_groups.0.1", b"more")]])
+    assert str(first_difference(a, b)) == "step 0, input, start/param_groups.0.1 (not observed by the baseline)"
+
+
+@pytest.mark.parametrize("optimizers", [("gen", "disc"), ("zgen", "disc")])
+def test_the_number_of_an_optimizer_is_no_name(tmp_path: Path, optimizers: tuple[str, str]) -> None:
+    """Two optimizers are counted in the order of their parameters' names, so a rename may exchange their numbers."""
+
+    def rows(first: str, *, swapped: bool) -> list[Step]:
+        found = []
+        for step in run_of([first, "disc.weight"]):
+            rows = []
+            for row in step:
+                here = row.name.endswith(first)
+                head, slash, tail = row.name.rpartition("/")
+                prefix = "optimizer.1/" if here == swapped and row.phase in ("grad", "update") else ""
+                rows.append(replace(row, name=f"{prefix}{head}{slash}{tail}"))
+            found.append(rows)
+        return found
+
+    new = optimizers[0]
+    a, b = two(tmp_path, rows("gen.weight", swapped=False), rows(f"{new}.weight", swapped=True))
+    found = compare(a, b)
+    assert found.equal
+    assert found.renames
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda row: replace(row, dtype="int8"),
+        lambda row: replace(row, shape=(2, 2)),
+        lambda row: replace(row, placement="0:4"),
+    ],
+)
+def test_another_dtype_or_shape_is_no_rename(tmp_path: Path, other: Callable[[Row], Row]) -> None:
+    """Equal bytes of another dtype, shape or placement are another tensor."""
+    row = tensor_row("grad", "fc.weight", b"bits")
+    a, b = two(tmp_path, [[row]], [[other(replace(row, name="proj.weight"))]])
+    assert not compare(a, b).equal
+
+
+def test_the_same_bits_in_another_phase_are_no_rename(tmp_path: Path) -> None:
+    """A tensor that is gone from one phase and shown in another is missing there and added here."""
+    a, b = two(tmp_path, [[tensor_row("grad", "x", b"bits")]], [[tensor_row("update", "y", b"bits")]])
+    found = compare(a, b)
+    assert found.divergence is not None
+    assert found.divergence.kind == "missing"
+
+
+def test_a_signal_without_counterpart_is_missing(tmp_path: Path) -> None:
+    """Where one of several renamed signals is gone, the rest is matched and that one named."""
+    new = ["proj.weight", "proj.bias", "head.weight", "head.bias"]
+    b = [[row for row in step if row.name != "exp_avg/proj.bias"] for step in run_of(new)]
+    found = first_difference(*two(tmp_path, run_of(OLD), b))
+    assert str(found) == "step 0, update, exp_avg/fc.bias (observed by the baseline only)"
+
+
+def test_a_kind_of_state_may_be_renamed(tmp_path: Path) -> None:
+    """The name of an optimizer's state is one of all of its parameters at once."""
+    b = [[replace(r, name=r.name.replace("exp_avg/", "momentum/")) for r in step] for step in run_of(OLD)]
+    found = compare(*two(tmp_path, run_of(OLD), b))
+    assert found.equal
+    assert str(found.renames) == "4 signals were renamed (exp_avg/ -> momentum/)"
+
+
+@pytest.mark.parametrize(("value", "equal"), [(0.123456789, True), (1.0, False), (float("nan"), False)])
+def test_a_metric_is_known_by_a_value_that_no_other_has(tmp_path: Path, value: float, equal: bool) -> None:
+    """A renamed metric is matched like a tensor, but for numbers that any metric may be, such as 1."""
+    a, b = two(tmp_path, [[metric_row("loss", "loss", value)]], [[metric_row("loss", "train/loss", value)]])
+    assert compare(a, b).equal is equal
+
+
+def test_no_row_is_read_where_nothing_was_renamed(tmp_path: Path) -> None:
+    """Runs that agree are compared by their chains alone."""
+    a, b = two(tmp_path, run_of(OLD), run_of(OLD))
+    for trace in (a, b):
+        (trace.directory / "rank-00000.log").unlink()
+    assert compare(a, b).equal
+    assert aligned(a, b).trace is b
+
+
+NAMES = st.lists(st.sampled_from([f"{m}.{p}" for m in "abcdefg" for p in ("weight", "bias")]), min_size=1, unique=True)
+
+
+@st.composite
+def renamed(draw: st.DrawFn) -> tuple[list[str], list[str]]:
+    """Names, and other names for them."""
+    old = draw(NAMES)
+    return old, list(draw(st.permutations([f"new{k}.w" for k in range(len(old))])))
+
+
+@SETTINGS
+@given(renamed(), st.integers(1, 4), st.data())
+def test_every_rename_agrees_and_every_change_is_found(
+    names: tuple[list[str], list[str]], steps: int, data: st.DataObject
+) -> None:
+    """Any renaming of all names agrees and is told; with one fingerprint changed, its step and old name are told."""
+    old, new = names
+    to = dict(zip(old, new, strict=True))
+
+    def rename(step: Step) -> Step:
+        tails = [row.name.rpartition("/") for row in step]
+        return [replace(r, name=f"{h}{s}{to.get(t, t)}") for r, (h, s, t) in zip(step, tails, strict=True)]
+
+    base = run_of(old, steps)
+    other = [data.draw(st.permutations(rename(step))) for step in base]
+    with tempfile.TemporaryDirectory(dir=RAM) as folder:
+        a, b = two(Path(folder), base, other)
+        found = compare(a, b)
+        assert found.equal
+        assert dict(found.renames.names) == to
+        at = data.draw(st.integers(0, steps - 1))
+        k = data.draw(st.integers(0, len(base[at]) - 1))
+        signal = base[at][k]
+        changed = replace(signal, lanes=tensor_row("grad", "", b"changed").lanes)
+        wrong = [
+            rename([changed if (i, j) == (at, k) else row for j, row in enumerate(step)]) for i, step in enumerate(base)
+        ]
+        c = Trace(write(Path(folder) / "c", wrong))
+        divergence = compare(a, c).divergence
+        assert divergence is not None
+        assert (divergence.step, divergence.phase) == (at, signal.phase)
+        known = at > 0 or signal.phase != "input"  # what differs where it is first seen has no counterpart
+        assert not known or divergence.signal == signal.name

@@ -1,0 +1,180 @@
+"""What is read of the files that a program writes, and what is named."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import uuid
+from collections import deque
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from repro_golden.attach.readings import Held, leaves, of_parts
+from repro_golden.attach.saving import Written, content
+
+
+def test_the_content_of_a_file_is_its_tensors_and_numbers() -> None:
+    """Order of keys and times play no part; a number, a text, a tensor's dtype and a missing key do."""
+    a, left = content(
+        {"model": {"b": torch.zeros(2), "a": torch.ones(1)}, "step": 3, "lr": 0.5, "step_time": [1.5], "by": "x"}
+    )
+    b, _ = content(
+        {"lr": 0.5, "by": "x", "step_time": [9.0], "step": 3, "model": {"a": torch.ones(1), "b": torch.zeros(2)}}
+    )
+    assert list(a) == list(b) == ["model.a", "model.b", "integers", "floats", "texts"]
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert left == "1 value called like times or memory (step_time)"
+    assert content({"step": 4})[0]["integers"].tolist() == [4]
+    assert content(nn.Linear(1, 1))[0]["bias"].shape == (1,)
+    assert content({"integers": torch.ones(1), "n": 2})[0].keys() == {"integers", "integers#1"}
+
+
+@dataclass
+class Kept:
+    """What a trainer may save beside its weights."""
+
+    act: object
+
+
+TEXTS = {
+    "text": ({"act": "relu"}, {"act": "gelu"}),
+    "none": ({"act": None}, {"act": "None"}),
+    "bytes": ({"act": b"x"}, {"act": b"/\xff"}),
+    "large": ({"seed": 2**63 + 1}, {"seed": 2**63 + 2}),
+    "larger": ({"seed": 10**5000}, {"seed": 10**5000 + 1}),
+    "deque": (deque([1]), deque([2])),
+    "set": ({"b", "a"}, {"b", "c"}),
+    "record": (Kept("relu"), Kept("gelu")),
+    "namespace": (argparse.Namespace(act="relu"), argparse.Namespace(act="gelu")),
+    "array": (np.array(["a", "b"]), np.array(["a", "c"])),
+    "dtype": (torch.float32, torch.float64),
+    "same key": ({1: "a", "1": "b"}, {1: "c", "1": "b"}),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_what_is_no_tensor_in_a_file_counts(name: str) -> None:
+    """Texts, None, bytes, integers of any size, and what is in containers and records of any kind."""
+    (a, left), (b, _) = (content(value) for value in TEXTS[name])
+    assert a.keys() == b.keys() and not left
+    assert any(not torch.equal(a[key], b[key]) for key in a)
+
+
+def test_what_is_left_out_of_a_file_is_counted() -> None:
+    """Texts that are others in every run, and objects of foreign classes."""
+    passing = [
+        "out/last", r"C:\out", "2026-11-20", "run_20261120_154701", "at 15:47", "Nov20_15-47-01", uuid.uuid4().hex,
+        str(uuid.uuid4()), "<Model at 0x7f12345678>", "10.0.0.12", Path("x/y"), datetime.now(UTC),
+    ]  # fmt: skip
+    found, left = content({"of": passing, "it": [object(), torch.empty(1, device="meta")]})
+    assert not found
+    assert left == f"{len(passing)} texts that look like paths or dates, 1 tensor (it is on meta), 1 object (object)"
+    assert content(["relu", "v1.2.3", "100", "cuda:0", "a-b_c", "0x1f", "deadbeef"])[1] == ""
+
+
+def test_containers_are_read_to_any_depth() -> None:
+    """Also where one holds itself, and where each holds the next one twice."""
+    deep: object = torch.ones(1)
+    for _ in range(5000):
+        deep = {"k": deep}
+    assert len(list(leaves(deep))) == 1
+    loop: list[object] = [1]
+    loop.append(loop)
+    assert list(leaves(loop)) == [("0", 1)]
+    twice: object = 1
+    for _ in range(60):
+        twice = [twice, twice]
+    assert list(leaves(twice))
+    assert list(leaves({"s": {3, 1}, "d": deque([2])})) == [("s.0", 1), ("s.1", 3), ("d.0", 2)]
+
+
+def test_a_number_of_a_state_that_no_dtype_holds_is_read_whole() -> None:
+    """Integers of more than 64 bits, and integers beside floats that would round them."""
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+
+    def own(*values: float) -> list[torch.Tensor]:
+        found = []
+        for value in values:
+            optimizer.seed = value  # type: ignore[attr-defined]
+            found.append(Held(optimizer, {"w": parameter}, {}).state()["number"].tensors["own.seed"])
+        return found
+
+    assert not torch.equal(*own(2**63 + 1, 2**63 + 2))
+    assert not torch.equal(*own(10**400, 10**400 + 1))
+    assert own(2**63 - 1)[0].tolist() == [2**63 - 1]
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_a_quantized_tensor_is_read_in_parts() -> None:
+    """Its codes have its name; scale and zero point, of each channel too, lie beside."""
+    plain = torch.arange(4.0).reshape(2, 2)
+    whole = torch.quantize_per_tensor(plain, 0.1, 3, torch.qint8)
+    rows = torch.quantize_per_channel(plain, torch.tensor([0.1, 0.2]), torch.tensor([0, 1]), 0, torch.qint8)
+    found = of_parts({"w": whole, "r": rows, "x": plain})
+    assert found.keys() == {
+        "w", "w.scale", "w.zero_point", "r", "r.scale", "r.zero_point", "r.axis", "x",
+    }  # fmt: skip
+    assert torch.equal(found["w"], whole.int_repr()) and found["w.scale"] == 0.1 and found["w.zero_point"] == 3
+    assert found["r.scale"].tolist() == pytest.approx([0.1, 0.2])
+    assert content({"w": whole})[0].keys() == {"w", "w.scale", "w.zero_point"}
+
+
+def test_files_that_are_written_otherwise_are_named(tmp_path: Path) -> None:
+    """What Python opens to write is known by its name, but for caches and the recorder's own folder."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / ".cache").mkdir()
+    written = Written(str(tmp_path / "own"))
+    for name in ("notes.bin", "own/raw", ".cache/kernel"):
+        (tmp_path / name).write_bytes(b"1")
+    assert (tmp_path / "notes.bin").read_bytes() == b"1"
+    assert written.names == {"notes.bin"}
+    (tmp_path / "read").touch()
+    written.paths.clear()
+    (tmp_path / "read").read_text()
+    assert written.names == set()
+
+
+def test_files_are_called_what_they_are_called_in_the_end(tmp_path: Path) -> None:
+    """A file that is written under a name of the moment has the name that it is given, however paths are spelled."""
+    moved: list[tuple[str, str]] = []
+    written = Written(str(tmp_path / ".hidden" / "raw"), lambda *paths: moved.append(paths))
+    (tmp_path / ".hidden" / "new").mkdir(parents=True)
+    new = str(tmp_path / ".hidden" / "new")
+    for path in (os.fsencode(f"{new}/x.tmp"), f"{new}/y", Path(new) / "z"):
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+    os.replace(os.fsencode(f"{new}/x.tmp"), Path(new) / "x")  # noqa: PTH105
+    assert written.names == {"x", "y", "z"}
+    Path(new).rename(f"{new}er")
+    assert written.paths == {f"{new}er/{name}" for name in "xyz"}
+    assert moved == [(f"{new}/x.tmp", f"{new}/x"), (new, f"{new}er")]
+
+
+def test_what_a_hook_is_told_never_harms_the_program(tmp_path: Path) -> None:
+    """Whatever an event brings, and whatever comes of it, the program's call goes on."""
+
+    class Liar:
+        def __fspath__(self) -> str:
+            raise RuntimeError
+
+    def fail(*_: str) -> None:
+        raise ValueError
+
+    written = Written(str(tmp_path), fail)
+    for event in ("open", "os.rename"):
+        for arguments in (
+            (),
+            (1, "w", 1),
+            (Liar(), "w", 1),
+            ("x", "y", -1, -1),
+            ("x\0", None, os.O_WRONLY),
+            (b"\xff", "w", 0),
+        ):
+            written._heard(event, arguments)
+    assert "\udcff" in written.names

@@ -1,0 +1,144 @@
+"""What a program writes by torch.save and safetensors, from programs to verdicts: by step, by name, at the end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from conftest import environment
+
+from repro_golden.compare import Comparison, compare
+from repro_golden.families import file_of
+from repro_golden.trace import Trace
+
+TRAIN = """\
+import os, pathlib, sys
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train():
+    optimizer.zero_grad()
+    model(torch.ones(4, 3)).pow(2).sum().backward()
+    optimizer.step()
+def save(value, *paths):
+    for path in paths:
+        pathlib.Path(os.fsdecode(path)).parent.mkdir(exist_ok=True)
+        torch.save(value, path)
+"""
+NAMES = """\
+save([1.0, 2.0], "first.pt")
+train()
+save(torch.zeros(2), "last.pt.tmp")
+save(torch.ones(2), "last.pt.tmp")
+os.replace(b"last.pt.tmp", pathlib.Path("last.pt"))
+train()
+save(torch.zeros(2), "a/model.pt")
+save(torch.ones(2), "b/model.pt")
+train()
+save(torch.zeros(1), "new/model.pt", "new/other.pt")
+pathlib.Path("new").rename("whole")
+save(torch.ones(1), "whole/model.pt")
+"""
+STEPS = """\
+for step in range(int(sys.argv[1])):
+    train()
+    save(model.state_dict(), "last.pt")
+save({"best": torch.ones(1), "model": torch.ones(2)}, "last.pt", "final.pt")
+"""
+
+
+def recorded(folder: Path, program: str, *arguments: str, steps: int | None = None) -> Trace:
+    """A program's trace; `steps` after which it is ended."""
+    folder.mkdir()
+    (folder / "train.py").write_text(TRAIN + program)
+    stop = ["--steps", str(steps)] if steps else []
+    command = [sys.executable, "-m", "repro", "trace", "--out", "trace", *stop, "--", sys.executable, "train.py"]
+    done = subprocess.run(
+        [*command, *arguments], cwd=folder, env=environment() | {"OMP_NUM_THREADS": "1"}, capture_output=True,
+        text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return Trace(folder / "trace")
+
+
+def files(trace: Trace, step: int) -> Mapping[str, float]:
+    """The largest number of each file of a step."""
+    return {name: row.absmax for row in trace.rows(step) if (name := file_of(row.phase, row.name))}
+
+
+def test_a_file_counts_once_with_its_last_content_and_name(tmp_path: Path) -> None:
+    """What was written anew or renamed within its step is one file; files of one name in two folders are two."""
+    trace = recorded(tmp_path / "names", NAMES)
+    assert files(trace, 0) == {"saved/first.pt": 2.0, "saved/last.pt": 1.0}
+    assert files(trace, 1) == {"saved/model.pt": 0.0, "saved/model.pt.1": 1.0}
+    assert files(trace, 2) == {"saved/model.pt": 1.0, "saved/other.pt": 0.0}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Trace]:
+    """The program: with three steps, stopped after two or three steps, and with four."""
+    folder = tmp_path_factory.mktemp("steps")
+    return {
+        "whole": recorded(folder / "whole", STEPS, "3"),
+        "two": recorded(folder / "two", STEPS, "3", steps=2),
+        "stopped": recorded(folder / "stopped", STEPS, "4", steps=3),
+        "silent": recorded(folder / "silent", STEPS.replace("    save(model", "    print(model"), "4", steps=3),
+    }
+
+
+def bounded(a: Trace, b: Trace) -> Comparison:
+    """A comparison with a run that was asked for fewer steps."""
+    return compare(a, b, prefix=True)
+
+
+def test_a_run_that_was_stopped_lacks_no_file(runs: Mapping[str, Trace]) -> None:
+    """What the baseline wrote after its last step is none that a stopped run could have written, nor the other way."""
+    assert files(runs["whole"], 1).keys() == {"saved/last.pt"}
+    assert files(runs["whole"], 2).keys() == {"saved/last.pt", "saved/final.pt"}
+    assert bounded(runs["whole"], runs["two"]).equal
+    for a, b, side in (("whole", "stopped", "the baseline's"), ("stopped", "whole", "the run's")):
+        found = bounded(runs[a], runs[b])
+        assert found.equal, found.divergence
+        assert {f"final.pt ({side})", f"last.pt ({side})"} <= {*found.looked.alone}
+        assert not found.looked.files
+
+
+def test_a_file_that_is_no_longer_written_is_a_difference(runs: Mapping[str, Trace]) -> None:
+    """Also in a run that was stopped, where the baseline wrote it between two steps."""
+    for a, b, kind in (("whole", "silent", "missing"), ("stopped", "silent", "missing"), ("silent", "whole", "added")):
+        found = bounded(runs[a], runs[b]).divergence
+        assert found is not None
+        assert (found.step, found.kind) == (0, kind)
+        assert found.signal.startswith("saved/last.pt/")
+
+
+HELPERS = """\
+import multiprocessing, time
+fork = multiprocessing.get_context("fork")
+save({"out": "runs/one", "when": "2026-11-20"}, "early.pt")
+def help(name):
+    save({"w": torch.ones(1)}, name)
+    os._exit(0)
+def run(name):
+    process = fork.Process(target=help, args=(name,))
+    process.start()
+    process.join()
+run("before.pt")
+for step in range(2):
+    train()
+    run(f"step-{step}.pt")
+"""
+
+
+def test_what_a_process_writes_that_makes_no_step_is_named(tmp_path: Path) -> None:
+    """Whenever it is forked and however it ends; what the process that trains wrote before its first step is read."""
+    trace = recorded(tmp_path / "helpers", HELPERS)
+    other = "another process wrote it"
+    assert (trace.end or {})["unread"] == {
+        "saved/before.pt": other, "saved/step-0.pt": other, "saved/step-1.pt": other,
+        "saved/early.pt": "2 texts that look like paths or dates",
+    }  # fmt: skip

@@ -1,0 +1,309 @@
+"""What a probe's verdict may rest on beside the code is part of its key: variables, packages, files outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import SOURCE, Repo
+
+from repro.__main__ import main
+from repro_bisect.journal import probe_key
+from repro_golden.attach.identify import build
+from repro_golden.case import Case
+from repro_golden.identity import Identity
+from repro_golden.subjects import build_of, environments
+from repro_golden.surroundings import CANNOT_MATTER, folders_of, outside_of, seen, variables_digest, variables_of_key
+
+JUDGE = """\
+import os, sys
+from pathlib import Path
+value = int(Path("value").read_text()) if Path("value").exists() else 0
+limit = {limit}
+sys.exit(value >= limit)
+"""
+
+
+def history(folder: Path, limit: str) -> tuple[Repo, list[str]]:
+    """A program that is bad from a value on, and commits that count the value up from 0 to 4."""
+    repo = Repo(folder / "repo")
+    repo.root.mkdir()
+    repo.git("init", "--quiet", "--initial-branch=main")
+    (repo.root / ".gitignore").write_text("data\n")
+    (repo.root / "judge.py").write_text(JUDGE.format(limit=limit))
+    commits = [repo.commit("Start")]
+    for n in range(1, 5):
+        (repo.root / "value").write_text(f"{n}\n")
+        commits.append(repo.commit(f"value {n}"))
+    return repo, commits
+
+
+class Bisect:
+    """`repro bisect` by the exit code of a command, in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+        self._patch, self._capture = monkeypatch, capfd
+
+    def __call__(self, repo: Repo, *command: str, **variables: str) -> dict[str, Any]:
+        """What it says, under more variables."""
+        self._patch.chdir(repo.root)
+        for name, value in variables.items():
+            self._patch.setenv(name, value)
+        self._capture.readouterr()
+        words = ["bisect", "--no-explain", "HEAD~4..HEAD", "--json", "-j", "1", "--when", "exit", "--"]
+        assert main([*words, *(command or (sys.executable, "judge.py"))]) == 0
+        answer: dict[str, Any] = json.loads(self._capture.readouterr().out)
+        return answer
+
+
+@pytest.fixture
+def bisect(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Bisect:
+    """Searches, without what CI says of this process."""
+    for name in [name for name in os.environ if name.startswith(("GITHUB_", "GITLAB_", "REPRO_"))]:
+        monkeypatch.delenv(name)
+    return Bisect(monkeypatch, capfd)
+
+
+def test_a_variable_that_the_program_sees(tmp_path: Path, bisect: Bisect) -> None:
+    """The same command under another variable runs its probes anew and answers right; another terminal reuses them."""
+    repo, commits = history(tmp_path, 'int(os.environ["MASK"]) + 1')
+    assert bisect(repo, MASK="1", TERM="vt100")["culprit"]["commit"] == commits[2]
+    other = bisect(repo, MASK="2", TERM="vt100")
+    assert other["culprit"]["commit"] == commits[3] and other["cost"]["reused"] == 0
+    elsewhere = {"TERM": "xterm", "COLUMNS": "80", "SSH_TTY": "/dev/pts/9", "SHLVL": "7", "TMPDIR": str(tmp_path)}
+    again = bisect(repo, MASK="1", **elsewhere)
+    assert again["culprit"]["commit"] == commits[2] and again["cost"]["probes"] == 0
+    assert "vt100" not in (repo.root / ".git" / "repro" / "journal.jsonl").read_text()
+
+
+def test_a_package_upgraded_between_two_searches(tmp_path: Path) -> None:
+    """A package of another version, or of other content under the same version, is another probe."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
+    site = next((tmp_path / "venv" / "lib").glob("python*")) / "site-packages"
+    (site / "ours.pth").write_text("".join(f"{path}\n" for path in sys.path if path and Path(path).is_dir()))
+    python = str(tmp_path / "venv" / "bin" / "python")
+    subject = {"kind": "command", "command": "{python} judge.py", "python": python}
+    case = Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject})
+    keys = []
+    for version, content in (("1.0", "a"), ("1.1", "a"), ("1.1", "b"), ("1.1", "b")):
+        for old in site.glob("limit-*"):
+            shutil.rmtree(old)
+        info = site / f"limit-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: limit\nVersion: {version}\n")
+        (info / "RECORD").write_text(f"limit.py,sha256={content},10\n")
+        environments._asked.cache_clear()
+        keys.append(seen(case, build_of(case, tmp_path)))
+    assert len(set(keys)) == 3 and keys[2] == keys[3]
+
+
+@pytest.mark.parametrize("where", ["root", "folder", "absolute", "variable"])
+def test_data_outside_of_the_commits(tmp_path: Path, where: str) -> None:
+    """A file changed in place counts, of one size and one time too: below {root}, in a folder, by an absolute path."""
+    data = (tmp_path / "repo" / "data" if where in ("root", "folder") else tmp_path / "elsewhere") / "limit"
+    named = {"root": "{root}/data/limit", "folder": "{root}/data", "absolute": str(data), "variable": str(data)}[where]
+    env = {"DATA": named} if where == "variable" else {}
+    raw = {"case": {"name": "x", "steps": 1}, "subject": {"kind": "command", "command": f"a --d={named}", "env": env}}
+    if where == "variable":
+        raw["subject"]["command"] = "a"  # type: ignore[index]
+    case = Case.model_validate(raw)
+    data.parent.mkdir(parents=True)
+    data.write_text("1")
+    before, times = outside_of(case, tmp_path / "repo"), (data.stat().st_atime_ns, data.stat().st_mtime_ns)
+    assert before and before == outside_of(case, tmp_path / "repo")
+    data.write_text("2")
+    os.utime(data, ns=times)
+    assert outside_of(case, tmp_path / "repo") != before
+
+
+def test_data_under_root_in_a_search(tmp_path: Path, bisect: Bisect) -> None:
+    """Data that git does not track, changed in place between two searches, gives another answer."""
+    repo, commits = history(tmp_path, "int(Path(sys.argv[1]).read_text())")
+    (repo.root / "data").mkdir()
+    for limit in (2, 3):
+        (repo.root / "data" / "limit").write_text(str(limit))
+        found = bisect(repo, sys.executable, "judge.py", "{root}/data/limit")
+        assert found["culprit"]["commit"] == commits[limit], limit
+
+
+def test_large_files_and_whole_trees(tmp_path: Path) -> None:
+    """A large file counts by size, time and pieces of it; the checkout and temporary folders do not count."""
+    data = tmp_path / "data"
+    with data.open("wb") as file:
+        file.truncate(1 << 25)
+    raw = {"case": {"name": "x", "steps": 1}, "subject": {"kind": "command", "command": f"a {data} {{root}} /tmp /dev"}}
+    case = Case.model_validate(raw)
+    before = outside_of(case, tmp_path / "repo")
+    assert len(before) == 1
+    with data.open("r+b") as file:
+        file.seek(1 << 24)
+        file.write(b"x")
+    assert outside_of(case, tmp_path / "repo") != before
+
+
+def test_what_cannot_matter_is_documented() -> None:
+    """docs/bisect.md shows every variable that is left out, with its reason."""
+    text = (SOURCE / "docs" / "bisect.md").read_text()
+    for reason, names in CANNOT_MATTER.items():
+        assert reason in text
+        for name in names:
+            assert f"`{name}`" in text, name
+
+
+LOOK_ALIKES = {
+    "terminals and their colours": (
+        "TERM_PENALTY", "TERMS", "WT_DECAY", "WINDOW", "KITTY_SEED", "ITERM_COUNT", "TMUX_LAYERS", "ZELLIJ_LR",
+    ),
+    "shells, their prompts and where they stand": (
+        "PROMPT", "PROMPT_TEMPLATE", "PROMPT_KEY", "PROMPTS", "HISTORY", "HIST_LEN", "HISTOGRAM_BINS", "PS9", "PS",
+        "BASH_ENV", "FISH_EYE", "ZSHARD",
+    ),
+    "sessions and desktops": (
+        "QT_X", "GTK_X", "GPG_SEED", "SSH_SEED", "DESKTOP_DATA", "DBUS_X", "GNOME_DATA", "VSCODE_SEED", "SYSTEMD_SEED",
+        "XDG_CACHE_HOME", "XDG_CONFIG_HOME",
+    ),
+    "temporary folders, which differ from run to run": ("TEMP", "TMP", "TEMPERATURE", "TMPL"),
+    "editors, pagers, git and DVC, which show and keep text": (
+        "LESSON", "LESS_DATA", "DVC_X", "GIT_SEED", "GIT_CONFIG_KEY_X", "EDITORS"
+    ),
+    "names of one job of a scheduler, of a cluster or of a test run": (
+        "RAY_SEED", "RAY_X", "KUBERNETES_SEED", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_SUBMIT_SEED", "SLURMD_X"
+    ),
+    "our own": ("REPRO_SEED", "REPRODUCE"),
+}  # fmt: skip
+
+
+def test_what_looks_alike_counts() -> None:
+    """A program's own variable counts, however much its name begins as that of a terminal or a job."""
+    assert LOOK_ALIKES.keys() == CANNOT_MATTER.keys()
+    for names in LOOK_ALIKES.values():
+        for name in names:
+            assert variables_of_key({name: "1"}) != variables_of_key({name: "2"}), name
+
+
+def test_temporary_folders(tmp_path: Path) -> None:
+    """The name of a temporary folder that is there does not count; anything else does, as a temperature."""
+    for name in CANNOT_MATTER["temporary folders, which differ from run to run"]:
+        assert not variables_of_key({name: str(tmp_path)})
+        assert {*variables_of_key({name: "0.7"})} == {*variables_of_key({name: str(tmp_path / "no")})} == {name}
+
+
+def test_two_terminals_have_one_key(tmp_path: Path) -> None:
+    """What two terminals, two desktops and two jobs set, each in its own way, changes no key."""
+    one = {
+        "TERM": "xterm-256color", "COLORTERM": "truecolor", "TERM_PROGRAM": "iTerm.app", "TERM_PROGRAM_VERSION": "3",
+        "TERM_SESSION_ID": "w0t0p0:A", "ITERM_SESSION_ID": "w0t0p0:A", "ITERM_PROFILE": "Default", "LINES": "24",
+        "COLUMNS": "80", "LC_TERMINAL": "iTerm2", "LESS": "-R", "LESSOPEN": "| a %s", "LESS_TERMCAP_mb": "x",
+        "HISTFILE": "/a", "HISTSIZE": "10", "PROMPT_COMMAND": "history -a", "PS1": "$ ", "SHLVL": "1", "PWD": "/a",
+        "OLDPWD": "/b", "SSH_TTY": "/dev/pts/1", "SSH_CONNECTION": "1 2", "SSH_AUTH_SOCK": "/a", "TMPDIR": os.sep,
+        "GIT_EDITOR": "vi", "EDITOR": "vi", "RAY_JOB_ID": "01000000", "RAY_RAYLET_PID": "11", "_": "/bin/a",
+    }  # fmt: skip
+    two = {
+        "TERM": "tmux", "TMUX": "/a,1,0", "TMUX_PANE": "%1", "STY": "1.pts", "WINDOWID": "7",
+        "WT_SESSION": "b", "WT_PROFILE_ID": "c", "VTE_VERSION": "6800", "GNOME_TERMINAL_SCREEN": "/a", "LINES": "50",
+        "KITTY_WINDOW_ID": "1", "WEZTERM_PANE": "0", "HISTCONTROL": "ignoredups", "HISTTIMEFORMAT": "%F", "PS4": "+",
+        "DISPLAY": ":0", "WAYLAND_DISPLAY": "wayland-0", "XDG_SESSION_ID": "5", "XDG_RUNTIME_DIR": "/run/user/0",
+        "DBUS_SESSION_BUS_ADDRESS": "unix:a", "QT_IM_MODULE": "ibus", "GTK_MODULES": "gail", "INVOCATION_ID": "f",
+        "VSCODE_IPC_HOOK_CLI": "/a", "VSCODE_GIT_IPC_HANDLE": "/b", "TMPDIR": str(tmp_path), "SLURM_JOB_ID": "5",
+        "SLURM_STEP_ID": "0", "SLURM_STEPID": "0", "SLURM_NODELIST": "n1", "SLURMD_NODENAME": "n1", "HOSTNAME": "n1",
+        "SLURM_TASK_PID": "7", "SLURM_SUBMIT_DIR": "/a", "SLURM_TOPOLOGY_ADDR": "n1", "KUBERNETES_PORT": "tcp://a",
+        "KUBERNETES_PORT_443_TCP_ADDR": "a", "KUBERNETES_SERVICE_HOST": "a", "RAY_ADDRESS": "a:1", "DVC_STAGE": "x",
+    }  # fmt: skip
+    assert variables_of_key({"SEED": "1", **one}) == variables_of_key({"SEED": "1", **two}) != {}
+
+
+def outside_facts(path: Path, root: Path) -> list[str]:
+    """What stands for a path that a command names."""
+    subject = {"kind": "command", "command": f"a {path}"}
+    return outside_of(Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject}), root)
+
+
+def test_folders_that_a_case_names(tmp_path: Path) -> None:
+    """The folders of what a command, a configuration or a variable names, to know the disks of a program."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows").touch()
+    command = f"a --out={tmp_path}/out {{root}}/data/rows {tmp_path}/none"
+    subject = {"kind": "command", "command": command, "env": {"LOGS": str(tmp_path), "PATH": os.sep}}
+    case = Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject})
+    assert folders_of(case, tmp_path) == [tmp_path, tmp_path / "data", tmp_path / "out"]
+
+
+def test_links_to_folders_are_followed(tmp_path: Path) -> None:
+    """Where a link in a folder leads counts, and so does what lies there; one that leads back up ends."""
+    data, root = tmp_path / "data", tmp_path / "repo"
+    for name in ("store1", "store2"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+        (tmp_path / name / "deep" / "rows").write_text("same")
+    data.mkdir()
+    (data / "up").symlink_to(data)
+    found = []
+    for target in ("store1", "store2"):
+        (data / "train").unlink(missing_ok=True)
+        (data / "train").symlink_to(tmp_path / target)
+        found.append(outside_facts(data, root))
+    (tmp_path / "store2" / "deep" / "rows").write_text("other")
+    found.append(outside_facts(data, root))
+    assert len({tuple(facts) for facts in found}) == 3 and found[2] == outside_facts(data, root)
+    (data / "up").unlink()
+    (data / "again").symlink_to(tmp_path / "store1", target_is_directory=True)
+    (tmp_path / "store1" / "back").symlink_to(data)
+    assert outside_facts(data, root) == outside_facts(data, root)
+
+
+def test_digests_of_variables() -> None:
+    """Variables count by digest; sessions and folders of PATH that are not there do not count."""
+    one = variables_of_key({"MASK": "1", "TERM": "x", "PATH": f"/no/such:{os.sep}", "_": "a"})
+    assert set(one) == {"MASK", "PATH"} and "1" not in one.values()
+    assert one == variables_of_key({"MASK": "1", "SSH_TTY": "y", "PATH": f"{os.sep}:{os.sep}"})
+    assert one["MASK"] != variables_of_key({"MASK": "0"})["MASK"]
+    assert set(variables_of_key({"TERMINAL_STEP": "1", "SLURM_NTASKS": "2", "LANG": "C"})) == {
+        "TERMINAL_STEP", "SLURM_NTASKS", "LANG"
+    }  # fmt: skip
+
+
+def test_a_secret_counts_where_the_program_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is withheld is in no key; what `pass_env` hands on decides as any other variable does."""
+    digests: dict[bool, set[str]] = {True: set(), False: set()}
+    for value in ("one", "two"):
+        monkeypatch.setenv("DATA_TOKEN", value)
+        for passed, found in digests.items():
+            subject = {"kind": "command", "command": "a", "pass_env": ["DATA_TOKEN"] if passed else []}
+            found.add(variables_digest(Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject})))
+    assert (len(digests[True]), len(digests[False])) == (2, 1)
+
+
+def test_a_check_is_part_of_the_key() -> None:
+    """A commit that a mistaken check skipped is tried again once the check is corrected."""
+    keys = set()
+    for check in ("true", "false"):
+        subject = {"kind": "command", "command": "a", "check": check}
+        case = Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject})
+        keys.add(probe_key("tree", case, "", Identity({}, {}, {}), "seen", ()))
+    assert len(keys) == 2
+
+
+def test_code_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package installed from a folder in place counts by that folder's code, unless commits decide it."""
+    site, code = tmp_path / "site-packages", tmp_path / "code"
+    (site / "tiny-1.0.dist-info").mkdir(parents=True)
+    code.mkdir()
+    (code / "tiny.py").write_text("A = 1\n")
+    (site / "tiny-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
+    link = {"url": code.as_uri(), "dir_info": {"editable": True}}
+    (site / "tiny-1.0.dist-info" / "direct_url.json").write_text(json.dumps(link))
+    monkeypatch.setattr(sys, "path", [str(site)])
+    builds = []
+    for text in ("A = 1\n", "A = 12\n"):
+        (code / "tiny.py").write_text(text)
+        build.cache_clear()
+        builds.append((build(tmp_path / "repo"), build(tmp_path / "code")))
+    build.cache_clear()
+    (here, under), (here_after, under_after) = builds
+    assert here != here_after and under == under_after

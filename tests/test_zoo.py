@@ -1,0 +1,101 @@
+"""Sixty trainers in pairs and more: every pair that differs in anything saved or logged is caught, and no other one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from once_kit import once
+from zoo_kit import (
+    ALONE,
+    PAIRS,
+    ZOO,
+    Difference,
+    Pair,
+    Recording,
+    Verdict,
+    digest,
+    first_difference,
+    observe,
+    warm,
+)
+
+
+@pytest.fixture(scope="session")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What every program of the zoo saves and logs, the programs before the change twice."""
+    texts = {digest(text): text for pair in PAIRS.values() for text in (pair.before, pair.after)}
+    again = {f"{digest(pair.before)}-again": pair.before for pair in PAIRS.values()}
+    return once(tmp_path_factory, "zoo-observed", lambda folder: observe(folder, texts | again))
+
+
+def truth(observed: Path, pair: Pair, *, names: bool = True) -> Difference | None:
+    """Where the pair's sides first differ."""
+    sides = [json.loads((observed / f"{digest(text)}.json").read_text()) for text in (pair.before, pair.after)]
+    return first_difference(*sides, names=names)
+
+
+class Recordings:
+    """Recordings of programs, which pairs of the same program share."""
+
+    def __init__(self, factory: pytest.TempPathFactory, command: list[str]) -> None:
+        self._factory, self._command = factory, command
+
+    def get(self, text: str, *, alone: bool) -> Recording:
+        """A program's recording, by a process of its own or by a fork of one that has imported torch."""
+        name = f"zoo-{digest(text)}{'-alone' * alone}"
+        command = [] if alone else self._command
+        return Recording(once(self._factory, name, lambda folder: Recording.make(folder, text, command)))
+
+
+@pytest.fixture(scope="session")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recordings]:
+    """What was recorded so far."""
+    with warm() as command:
+        yield Recordings(tmp_path_factory, command)
+
+
+def test_the_zoo_is_large() -> None:
+    """At least 60 pairs, 40 that differ and 20 that do not; every program is in one."""
+    verdicts = [pair.verdict for pair in PAIRS.values()]
+    assert len(verdicts) >= 60
+    assert sum("agrees" not in verdict for verdict in verdicts) >= 40
+    assert sum("agrees" in verdict for verdict in verdicts) >= 20
+    assert {path.stem for path in ZOO.glob("*.py")} == {pair.program for pair in PAIRS.values()}
+
+
+@pytest.mark.parametrize("name", sorted({pair.program for pair in PAIRS.values()}))
+def test_a_program_repeats_itself(observed: Path, name: str) -> None:
+    """Two runs of a program save and log the same, so no pair differs by chance."""
+    text = (ZOO / f"{name}.py").read_text()
+    first, second = (json.loads((observed / f"{digest(text)}{end}.json").read_text()) for end in ("", "-again"))
+    assert first == second
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_a_pair_says_is_true(observed: Path, name: str) -> None:
+    """What the sides save and log, observed without the recorder, differs where the pair's file says, or nowhere."""
+    pair = PAIRS[name]
+    found, contents = (truth(observed, pair, names=names) for names in (True, False))
+    assert (found is not None) == (pair.renamed or "agrees" not in pair.verdict)
+    assert (contents is not None) == ("agrees" not in pair.verdict)
+    first = contents if pair.renamed else found
+    assert first is None or first.step == pair.step, first
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_verdict(recordings: Recordings, name: str) -> None:
+    """Two recorded sides are judged as the pair's file says: the verdict, the place, and what must be mentioned."""
+    pair = PAIRS[name]
+    before, after = (recordings.get(text, alone=pair.program in ALONE) for text in (pair.before, pair.after))
+    problems = Verdict.of(before, after).problems(pair)
+    assert not problems, "; ".join(problems)
+
+
+def test_a_fork_is_recorded_as_a_process_of_its_own(recordings: Recordings) -> None:
+    """Forks of a process that has imported torch, which save time here, give the trace that a fresh process gives."""
+    text = PAIRS["comments"].before
+    verdict = Verdict.of(*(recordings.get(text, alone=alone) for alone in (False, True)))
+    assert verdict.kind == "agrees", verdict.text
