@@ -97,6 +97,13 @@ def environment() -> dict[str, str]:
     return keep | {"DVC_NO_ANALYTICS": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
 
 
+@pytest.fixture(autouse=True)
+def _as_before_imports() -> None:
+    """What a test does in its own process sees the variables that its children see."""
+    for name in _SET_BY_IMPORTS:
+        os.environ.pop(name, None)
+
+
 def _bare(folder: Path) -> None:
     """A fork that guards the built-in trainer: its code, one case, nothing recorded."""
     root = folder / "fork"
