@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repro_golden.aim import Aim, Piece, assemble, keep_piece, keep_whole, put_together
+from repro_golden.aim import Aim
 from repro_golden.fingerprint import content
 from repro_golden.fingerprint.placement import Placement, padding, shard, stack
+from repro_golden.pieces import Piece, assemble, keep_piece, keep_whole, put_together
 from repro_golden.trace import dump_path
 
 AT = (0, "grad", "w")

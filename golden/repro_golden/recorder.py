@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from repro_golden.aim import Aim, At, Piece, keep_piece, keep_whole
+from repro_golden.aim import Aim
 from repro_golden.attach.raw import RawLog
 from repro_golden.errors import ReproError
+from repro_golden.pieces import At, Piece, keep_piece, keep_whole
 from repro_golden.signals import Signals
 from repro_golden.trace import Row, StepRecord, TraceWriter, dump_path
 from repro_golden.trace.frames import pack

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from repro_golden.attach.metrics import NORM, number_of
+from repro_golden.attach.numbers import NORM, number_of
 from repro_golden.checkpoints import checkpoint_content
 from repro_golden.errors import ReproError
 from repro_golden.families import BESIDE, family, file_of, plain

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
-import struct
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from repro_golden.attach.lines import measures_time
+from repro_golden.attach.numbers import NORM, number_of
 
 __all__ = ["Metrics"]
 
@@ -81,10 +81,6 @@ class Metrics:
         }
 
 
-NORM = "?norm"
-"""In a name, before the p of a p-norm of which each rank has its shards' part."""
-
-
 def _local(name: str, value: Any) -> tuple[str, torch.Tensor | None]:
     """A number as this rank has it: asking others for their parts would be communication of our own.
 
@@ -116,11 +112,3 @@ class _Coming:
     def value(self) -> float:
         (row,) = self._signals.rows()
         return number_of(row)
-
-
-def number_of(row: Any) -> float:
-    """The number in a metric's row, or in that of a tensor of one element."""
-    if row.dtype == "metric":
-        return float(struct.unpack("<d", row.values)[0])
-    raw = bytearray(row.values or row.sketch)
-    return float(torch.frombuffer(raw, dtype=getattr(torch, row.dtype)).to(torch.float64).item())

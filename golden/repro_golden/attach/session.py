@@ -29,8 +29,9 @@ from repro_golden.attach.by_hand import ByHand
 from repro_golden.attach.files import Files
 from repro_golden.attach.generators import states
 from repro_golden.attach.guard import harmless, without_collection
-from repro_golden.attach.metrics import Metrics, number_of
+from repro_golden.attach.metrics import Metrics
 from repro_golden.attach.names import Names
+from repro_golden.attach.numbers import number_of
 from repro_golden.attach.readings import Held, Reading, learning_rates, of_parts
 from repro_golden.attach.records import Records, dump
 from repro_golden.attach.settings import Settings

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from repro_golden.aim import assemble
 from repro_golden.attach.collect import Gathering
 from repro_golden.canonical import canonical_json
 from repro_golden.case import CoreSubject
@@ -27,6 +26,7 @@ from repro_golden.children import (
 )
 from repro_golden.errors import MachineFailureError, ReproError
 from repro_golden.parting import Parting
+from repro_golden.pieces import assemble
 from repro_golden.ranks import Lost, Ranks, free_port, meeting, rank_log
 from repro_golden.team import run_folder
 from repro_golden.trace import Header
