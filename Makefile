@@ -1,11 +1,12 @@
-# make demo | make test | make check | make bench | make campaign. Each makes the virtual environment it needs.
+# make demo | test | test-all | campaign | mutants | check | bench. Each makes the virtual environment it needs.
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 SEED ?= 7
 
-.PHONY: demo test check bench campaign clean
+.PHONY: demo test test-all campaign mutants check lint types imports fast bench clean
 
 # what `repro` itself needs
 $(VENV)/.runtime: pyproject.toml constraints.txt
@@ -13,28 +14,50 @@ $(VENV)/.runtime: pyproject.toml constraints.txt
 	$(PIP) -c constraints.txt -e .
 	touch $@
 
-# and what its tests need: trainers, engines, a cluster, a browser's driver
+# and what its tests need: an engine, a cluster, a browser's driver
 $(VENV)/.done: $(VENV)/.runtime
 	$(PIP) -c constraints.txt -e '.[dev,sglang-cpu]'
 	$(PIP) -c constraints.txt --no-deps sglang # its own pins are those of a GPU machine
 	touch $@
 
+# and the whole tier: trainers
+$(VENV)/.whole: $(VENV)/.done
+	$(PIP) -c constraints.txt -e '.[whole]'
+	touch $@
+
 demo: $(VENV)/.runtime
 	$(BIN)/repro demo --seed $(SEED) --out demo-result
 
-check: $(VENV)/.done
+check: lint types imports
+
+lint: $(VENV)/.done
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+types: $(VENV)/.done
 	$(BIN)/mypy
+
+imports: $(VENV)/.done
 	$(BIN)/lint-imports
 
-test: check
-	$(BIN)/pytest -n 2 --dist worksteal -m 'not campaign'
+# linters beside the tests, not before them
+test: $(VENV)/.done
+	$(MAKE) --no-print-directory -j3 --output-sync=line check fast
 
-campaign: check
-	$(BIN)/pytest -n 2 --dist worksteal -m campaign
+fast: $(VENV)/.done
+	$(PYTEST) -m 'not whole and not campaign'
 
-bench: $(VENV)/.done
+test-all: check $(VENV)/.whole
+	$(PYTEST) -m 'not campaign' --hypothesis-profile=whole
+
+campaign: check $(VENV)/.whole
+	$(PYTEST) -m campaign --hypothesis-profile=whole
+
+mutants: $(VENV)/.whole
+	$(PIP) -c constraints.txt -e '.[mutants]'
+	$(BIN)/python benchmarks/mutants.py
+
+bench: $(VENV)/.whole
 	$(BIN)/python benchmarks/cpu.py
 
 clean:

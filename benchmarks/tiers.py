@@ -57,6 +57,13 @@ Minutes, by what the files start:
 Seconds, of the dearest files:
 
 <!-- files --><!-- end of files -->
+
+## What they would notice
+
+Written by `make mutants`: Cosmic Ray's operators change the code in places that a seed chooses, one at a time, and the
+tests that reach the place are run until one fails.
+
+<!-- mutants --><!-- end of mutants -->
 """
 
 
@@ -123,11 +130,16 @@ def kind_of(name: str) -> str:
 def with_tables(page: str, runs: list[dict[str, Any]]) -> str:
     """The page with its tables made anew, between their marks."""
     for mark, table in (("totals", totals(runs)), ("kinds", kinds(runs)), ("files", files(runs))):
-        begin, end = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
-        before, _, rest = page.partition(begin)
-        _, _, after = rest.partition(end)
-        page = "\n".join([f"{before}{begin}", *table, f"{end}{after}"])
+        page = section(page, mark, table)
     return page
+
+
+def section(page: str, mark: str, rows: list[str]) -> str:
+    """The page with what stands between two marks made anew."""
+    begin, end = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return "\n".join([f"{before}{begin}", *rows, f"{end}{after}"])
 
 
 def totals(runs: list[dict[str, Any]]) -> list[str]:

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from examples_kit import FAST
 from hypothesis import settings
 from once_kit import once
 
 SOURCE = Path(__file__).parent.parent
 
-# the same examples everywhere, and no limit of time on a busy machine: a red test is never a matter of luck
-settings.register_profile("repro", deadline=None, derandomize=True)
-settings.load_profile("repro")
+settings.load_profile(FAST)  # `make test-all` names the other
 
 MINI = """\
 [case]

@@ -5,13 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from repro_bisect.search import Ambiguous, Dag, Found, Search, Verdict
 
 Parents = dict[str, list[str]]
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=150)
 
 
 def line(n: int) -> dict[int, list[int]]:

@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import site_kit
-from hypothesis import settings
 from site_kit import EVIL, culprit, night, pull
 
 from repro.site.build import Options, build
 from repro.site.results import Results, read_results
 from repro_golden.nights import Night, Summary
 
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=100)
 OPTIONS = Options("Numbers", "golden/nights", ["report.json"], "")
 
 

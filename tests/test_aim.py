@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_golden.aim import Aim
@@ -29,7 +30,7 @@ def local(whole: dict[str, torch.Tensor], rank: int, ranks: int) -> torch.Tensor
     return torch.cat([*rows, torch.full((1, 3), 7).to(rows[0].dtype)])
 
 
-@settings(deadline=None, max_examples=50)
+@at_most(50)
 @given(ranks=st.sampled_from([1, 2, 4]), cut=st.integers(0, 14), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
 def test_pieces_of_any_split_make_the_whole(
     tmp_path_factory: pytest.TempPathFactory, ranks: int, cut: int, dtype: torch.dtype

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from repro_bisect.explain.align import aligned, matched
 
-SETTINGS = settings(max_examples=300, deadline=None)
 FEW = st.lists(st.integers(0, 4), max_size=24)
 """So few values that most occur more than once."""
 
 
-@SETTINGS
 @given(a=FEW, b=FEW)
 @example(a=[0, 0], b=[0])
 @example(a=[], b=[1])
@@ -26,7 +24,6 @@ def test_pairs_ascend_and_are_equal(a: list[int], b: list[int]) -> None:
     assert all(i < k and j < m for (i, j), (k, m) in pairwise(pairs))
 
 
-@SETTINGS
 @given(a=FEW, b=FEW, both=FEW, last=FEW)
 def test_ends_in_common_are_paired(a: list[int], b: list[int], both: list[int], last: list[int]) -> None:
     """A common beginning is paired place by place, and so is a common end, as far as the shorter one reaches."""
@@ -40,7 +37,6 @@ def test_ends_in_common_are_paired(a: list[int], b: list[int], both: list[int], 
     assert {(len(a) - k, len(b) - k) for k in range(1, left + 1)} <= pairs
 
 
-@SETTINGS
 @given(a=FEW, b=FEW)
 def test_no_pair_can_be_added_between_two(a: list[int], b: list[int]) -> None:
     """Between two neighbouring pairs the sequences have nothing in common that is left over."""
@@ -55,7 +51,6 @@ def test_equal_sequences_pair_fully(a: list[int]) -> None:
     assert aligned(a, list(a)) == [(k, k) for k in range(len(a))]
 
 
-@SETTINGS
 @given(a=FEW, b=FEW)
 def test_matched_uses_each_once_and_as_many_as_there_are(a: list[int], b: list[int]) -> None:
     """What moved is matched too: ordered pairs stay, no entry serves twice, and none that has an equal is left."""
@@ -66,7 +61,6 @@ def test_matched_uses_each_once_and_as_many_as_there_are(a: list[int], b: list[i
     assert len(set(found.values())) == len(found) == (Counter(a) & Counter(b)).total()
 
 
-@SETTINGS
 @given(a=FEW, order=st.randoms(use_true_random=False))
 def test_another_order_matches_fully(a: list[int], order: object) -> None:
     """A sequence in any other order has a partner for each entry."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_golden.attach.collect import Gathering, merge_rows
@@ -153,7 +153,6 @@ def gathered(raw: Path, ranks: list[list[str]], folder: str) -> list[list[str]]:
     return [[r.name for r in trace.rows(k)] for k in range(len(trace.steps))]
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_ranks_in_other_orders_line_up(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Whatever order each rank steps its optimizers in, once each a round, the merged steps are the same."""

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 from bayes_kit import GOOD, RATES, brute_information, brute_posterior, integral, joint, line, merges, simulate
-from hypothesis import assume, given, settings
+from examples_kit import at_most
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from repro_bisect.bayes import CALIBRATION, PATIENCE, BayesSearch, Count
@@ -17,8 +18,6 @@ from repro_bisect.dag import ContradictionError, Dag
 from repro_bisect.noise import CAUTIOUS
 from repro_bisect.noisy import SURE
 from repro_bisect.search import Ambiguous, Found, Search
-
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=60)
 
 Outcomes = list[tuple[str, bool]]
 
@@ -68,7 +67,7 @@ def holds(dag: Dag, commit: object, culprit: object) -> bool:
 
 
 @given(histories())
-@SETTINGS
+@at_most(60)
 def test_posterior_equals_numeric_integration(history: tuple[Dag[str], Outcomes, dict[str, float]]) -> None:
     """The posterior, both rates and the odds are those of Bayes' rule, the two unknown rates integrated numerically."""
     dag, outcomes, weights = history
@@ -86,7 +85,7 @@ def test_posterior_equals_numeric_integration(history: tuple[Dag[str], Outcomes,
 
 
 @given(histories(5))
-@SETTINGS
+@at_most(60)
 def test_information_equals_brute_force(history: tuple[Dag[str], Outcomes, dict[str, float]]) -> None:
     """`information` is the expected fall of the posterior's entropy over both outcomes of one more test."""
     dag, outcomes, weights = history
@@ -97,7 +96,7 @@ def test_information_equals_brute_force(history: tuple[Dag[str], Outcomes, dict[
 
 
 @given(histories(5), st.integers(1, 3), st.data())
-@SETTINGS
+@at_most(60)
 def test_next_tells_most_per_second(
     history: tuple[Dag[str], Outcomes, dict[str, float]], k: int, data: st.DataObject
 ) -> None:
@@ -123,7 +122,7 @@ def test_next_tells_most_per_second(
 
 
 @given(histories(), st.randoms())
-@SETTINGS
+@at_most(60)
 def test_order_of_outcomes_does_not_matter(
     history: tuple[Dag[str], Outcomes, dict[str, float]], rng: random.Random
 ) -> None:
@@ -147,7 +146,7 @@ def test_order_of_outcomes_does_not_matter(
 
 
 @given(histories(), st.floats(0.01, 1))
-@SETTINGS
+@at_most(60)
 def test_credible_set_is_the_smallest(history: tuple[Dag[str], Outcomes, dict[str, float]], mass: float) -> None:
     """`credible` holds its mass, no smaller set does, it is sorted by probability, and it grows with the mass."""
     dag, outcomes, weights = history
@@ -162,7 +161,7 @@ def test_credible_set_is_the_smallest(history: tuple[Dag[str], Outcomes, dict[st
 
 
 @given(dags(), st.integers(0, 6), st.integers(0, 6), st.integers(0, 6), st.integers(0, 6), st.data())
-@SETTINGS
+@at_most(60)
 def test_a_failure_raises_what_it_contains(  # the counts are those of the two ends
     dag: Dag[str], good_goods: int, good_bads: int, bad_goods: int, bad_bads: int, data: st.DataObject
 ) -> None:
@@ -184,7 +183,7 @@ def test_a_failure_raises_what_it_contains(  # the counts are those of the two e
 
 
 @given(dags(), st.data())
-@SETTINGS
+@at_most(60)
 def test_skipped_commits_are_never_proposed_and_the_end_is_exact(dag: Dag[str], data: st.DataObject) -> None:
     """With commits that cannot be tested, the answer is exactly the set that no testable commit tells apart."""
     culprit = data.draw(st.sampled_from(dag.order))
@@ -376,7 +375,7 @@ def test_decision_within_50_ms_at_1000() -> None:
 
 
 @given(histories(), st.floats(0.01, 0.99))
-@SETTINGS
+@at_most(60)
 def test_noise_that_is_only_possible(history: tuple[Dag[str], Outcomes, dict[str, float]], sure: float) -> None:
     """With a chance that no outcome is ever wrong the posterior is that of Bayes' rule; noise once seen is certain."""
     dag, outcomes, weights = history

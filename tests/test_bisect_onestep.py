@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from conftest import Repo
+from examples_kit import at_most
 from history_kit import CASE, TRAIN, edit, note, start
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_bisect.states import KEPT, States
@@ -102,7 +103,7 @@ def test_the_built_in_trainer_starts_from_its_golden_state(recorded: Repo) -> No
     assert search["steps"] == search["probes"], "each of them trained one step"
 
 
-@settings(deadline=None, derandomize=True, max_examples=50)
+@at_most(50)
 @given(st.lists(st.integers(0, 40), unique=True), st.integers(0, 60), st.integers(1, 9))
 def test_states_keep_to_their_budget_and_stay_spread(
     tmp_path_factory: pytest.TempPathFactory, steps: list[int], budget: int, size: int

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_golden.canonical import (
@@ -23,7 +24,6 @@ from repro_golden.canonical import (
 )
 from repro_golden.errors import MachineFailureError, ReproError
 
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=200)
 RAM = next(iter(Path("/dev").glob("shm")), None)  # syncing to disk is what takes the time
 TEXT = st.text(max_size=6)
 VALUES = st.recursive(
@@ -41,7 +41,6 @@ def tmp_path() -> Iterator[Path]:
         yield Path(folder)
 
 
-@SETTINGS
 @given(st.integers(0, 2**64 - 1) | st.sampled_from(SPECIAL))
 def test_floats_keep_their_bits_through_json(bits: int) -> None:
     """Every one of the 2^64 doubles comes back with the same bits: -0.0, subnormals, quiet and signalling NaNs."""
@@ -50,7 +49,6 @@ def test_floats_keep_their_bits_through_json(bits: int) -> None:
     assert struct.pack("<d", decode_float(json.loads(text)["x"])) == bits.to_bytes(8, "little")
 
 
-@SETTINGS
 @given(VALUES, st.randoms(use_true_random=False))
 def test_canonical_json_has_one_text_per_value(value: Any, random: Any) -> None:
     """The order in which keys were inserted leaves no trace, and the text gives the value back."""
@@ -83,14 +81,12 @@ def raw(parts: list[bytes | str]) -> list[bytes]:
     return [p.encode() if isinstance(p, str) else p for p in parts]
 
 
-@SETTINGS
 @given(PARTS, PARTS)
 def test_digests_are_equal_only_for_equal_parts(a: list[bytes | str], b: list[bytes | str]) -> None:
     """Equal digests mean equal lists of parts; text stands for its UTF-8 bytes."""
     assert (digest(*a) == digest(*b)) == (raw(a) == raw(b))
 
 
-@SETTINGS
 @given(st.binary(max_size=12), st.integers(0, 12), st.integers(0, 12))
 def test_where_parts_are_cut_is_part_of_the_digest(content: bytes, i: int, j: int) -> None:
     """One byte string cut in two ways has two digests; empty parts count; a part may hold a length prefix itself."""
@@ -104,7 +100,7 @@ def test_where_parts_are_cut_is_part_of_the_digest(content: bytes, i: int, j: in
 # -- files
 
 
-@settings(SETTINGS, max_examples=25)
+@at_most(25)
 @given(st.binary(max_size=50), st.text(max_size=20))
 def test_write_atomic_writes_what_it_is_given(content: bytes, text: str) -> None:
     """Bytes stay as they are, text becomes UTF-8 without newline translation; nothing else is left in the folder."""

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_golden.case import Case, find_case, list_cases, read_case
 from repro_golden.errors import ReproError
 from repro_golden.record import cure
 
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=100)
 CASE = '[case]\nname = "tiny"\nsteps = 12\nrollouts = "golden/rollouts/tiny"\n'
 BOUNDS = CASE + '[compare]\nmode = "bounds"\n[compare.bounds.grad_norm]\nrtol = 1e-3\n'
 
@@ -83,7 +82,6 @@ def test_an_unknown_key_like_no_other_lists_the_known(tmp_path: Path, text: str,
     assert known in refused(tmp_path, text)
 
 
-@SETTINGS
 @given(
     st.sampled_from(["case", "subject", "compare", "first_step", "resources", "compare.bounds.m", ""]),
     st.from_regex(r"[a-z_]{1,12}", fullmatch=True),
@@ -267,7 +265,6 @@ def test_the_digest_changes_with_all_that_decides_the_numbers(tmp_path: Path) ->
     assert seen.setdefault(read(tmp_path, CASE.replace('"tiny"', '"other"'), "other").digest, "") == ""
 
 
-@SETTINGS
 @given(st.permutations(["a = 1", "b = 2.5", 'c = "x"', "d = [3, 4]"]))
 def test_the_order_of_keys_leaves_no_trace(lines: list[str]) -> None:
     """The order of keys in the file plays no part in the digest."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cause_kit import Ref, Tape, cause, line, lines
-from hypothesis import assume, event, given, settings
+from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 
@@ -115,7 +115,6 @@ def free(steps: Sequence[Step], k: int) -> bool:
     return not writes and INPUTS + k not in other.reads
 
 
-@settings(max_examples=400, deadline=None)
 @given(
     steps=programs(),
     how=st.sampled_from(["kernel", "argument", "other", "dropped"]),

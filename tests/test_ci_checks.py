@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_bisect.ci_checks import CiChecks, parse_ci
@@ -28,7 +29,6 @@ from repro_golden.trace import Header, Row, Trace, TraceWriter
 from repro_golden.trace.writer import metric_row
 
 torch.set_num_threads(1)
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=60)
 HERE = Path(__file__).parent
 RAM = next(iter(Path("/dev").glob("shm")), None)
 HEADER = Header({"name": "t"}, "rollouts", {}, {}, steps=9)
@@ -155,7 +155,7 @@ def test_the_documentation_has_every_row() -> None:
 
 @pytest.mark.parametrize("check", EACH)
 @given(bad=NOT_FINITE, both=st.booleans(), data=st.data())
-@settings(SETTINGS, max_examples=15)
+@at_most(15)
 def test_what_is_not_finite_breaks_every_check(check: Check, bad: float, both: bool, data: st.DataObject) -> None:
     """NaN and infinities of any metric that a check reads violate it, in each system, also where both have them."""
     name = data.draw(st.sampled_from(check.metrics)).partition("/")[2].replace("-", "_")
@@ -225,7 +225,7 @@ def nearest(check: Check, limit: float) -> str:
 
 @pytest.mark.parametrize("name", ["ppo_kl", "pg_clipfrac", "kl_loss", "train_rollout_logprob_abs_diff", "mtp_loss"])
 @given(x=FINITE, limits=st.tuples(LIMITS, LIMITS))
-@SETTINGS
+@at_most(60)
 def test_near_is_monotone_and_has_two_sides(name: str, x: float, limits: tuple[float, float]) -> None:
     """A number that is near 0 by a threshold is near it by every larger one, and so is its negative; 0 by all."""
     low, high = (parse_ci(f"ci:{name} atol={limit!r}").asked[0] for limit in sorted(limits))
@@ -241,7 +241,7 @@ def test_near_is_monotone_and_has_two_sides(name: str, x: float, limits: tuple[f
     near=st.booleans(),
     rtols=st.tuples(st.floats(0, 0.999), st.floats(0, 0.999)),
 )
-@SETTINGS
+@at_most(60)
 def test_grad_norm_is_monotone_and_the_same_from_both_sides(
     a: float, b: float, near: bool, rtols: tuple[float, float]
 ) -> None:
@@ -259,7 +259,7 @@ def test_grad_norm_is_monotone_and_the_same_from_both_sides(
 
 
 @given(x=FINITE, ends=st.lists(FINITE, min_size=4, max_size=4, unique=True))
-@SETTINGS
+@at_most(60)
 def test_a_wider_range_holds_what_a_narrower_holds(x: float, ends: list[float]) -> None:
     """A mean inside of a range is inside of every range around it, and its ends are outside."""
     a, b, c, d = sorted(ends)
@@ -274,7 +274,7 @@ def test_a_wider_range_holds_what_a_narrower_holds(x: float, ends: list[float]) 
 
 
 @given(st.lists(st.tuples(st.floats(-50, 0, width=32), st.floats(-50, 0, width=32)), min_size=1, max_size=5))
-@SETTINGS
+@at_most(60)
 def test_columns_are_enough_and_from_both_sides(tokens: list[tuple[float, float]]) -> None:
     """Without metrics the columns answer: |x - y| in the mean, whichever is which, at its threshold and not below."""
     x, y = zip(*tokens, strict=True)
@@ -467,7 +467,7 @@ def test_the_model_hash_is_asked_after_every_update() -> None:
 
 
 @given(st.sampled_from([check for check in CHECKS if OPTIONS[check.how][:1] == ("atol",)]), LIMITS)
-@SETTINGS
+@at_most(60)
 def test_thresholds_are_read_exactly(check: Check, limit: float) -> None:
     """Every finite number of 0 or more is kept to the last bit; a predicate's text is what was written."""
     for head in texts(check):

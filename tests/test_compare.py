@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_golden.case import Bound, Compare
@@ -24,7 +25,6 @@ from repro_golden.trace.writer import metric_row
 
 torch.set_num_threads(1)
 
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=40)
 RAM = next(iter(Path("/dev").glob("shm")), None)  # syncing to disk is what takes the time
 HEADER = Header({"name": "t"}, "rollouts", {}, {}, steps=9)
 NANS = [struct.unpack("<d", bits.to_bytes(8, "little"))[0] for bits in (0x7FF8 << 48, (0x7FF8 << 48) + 1, 0xFFF8 << 48)]
@@ -70,7 +70,7 @@ def pair(folder: Path, a: Sequence[Sequence[Row]], b: Sequence[Sequence[Row]]) -
 # -- where
 
 
-@SETTINGS
+@at_most(40)
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=7), st.lists(st.integers(0, 1), min_size=1, max_size=7))
 def test_the_first_divergent_step_is_the_first_unequal_one(a: list[int], b: list[int]) -> None:
     """Binary search on the chains finds what a scan over all steps finds, though later steps may agree again."""
@@ -94,7 +94,7 @@ CHANGES = {
 }
 
 
-@SETTINGS
+@at_most(40)
 @given(st.permutations([(p, n) for p in PHASES for n in "xy"]), st.data())
 def test_the_first_signal_is_by_phase_then_by_the_baselines_order(
     keys: list[tuple[str, str]], data: st.DataObject
@@ -245,7 +245,7 @@ def test_nan_inf_and_absent_are_outside_every_bound(tmp_path: Path, x: float, y:
     assert bounded(tmp_path, {"m": x}, {} if y is None else {"m": y}, m=bound) == "m"
 
 
-@settings(SETTINGS, max_examples=60)
+@at_most(60)
 @given(*[st.floats(-1e6, 1e6)] * 2, *[st.floats(0, 2)] * 2)
 def test_a_bound_is_atol_plus_rtol_times_the_baseline(x: float, y: float, rtol: float, atol: float) -> None:
     """|b - a| <= atol + rtol * |a|, the border included; the step before a violation is no part of it."""

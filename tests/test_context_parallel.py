@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_golden.dumps.train.context_parallel import Held, cut, held, joined, padded_lengths, ranges
 from repro_golden.dumps.values import Tensor, same
 from repro_golden.errors import ReproError
-
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=150)
 
 
 @st.composite
@@ -27,7 +25,6 @@ def slices_of_the_trainers(total: int, response: int, rank: int, size: int, padd
     return [p + 1 - (total - response) for p in own if total - response - 1 <= p < total - 1]
 
 
-@SETTINGS
 @given(lengths())
 def test_every_token_lies_with_the_rank_whose_chunks_predict_it(case) -> None:
     """`ranges` agrees with the definition for any lengths, 1 to 8 ranks, padded or not."""
@@ -38,7 +35,6 @@ def test_every_token_lies_with_the_rank_whose_chunks_predict_it(case) -> None:
         assert held(total, response, rank, size, padded) == len(found)
 
 
-@SETTINGS
 @given(lengths(), st.sampled_from(["list", "array", "tensor", "bfloat16"]))
 def test_joining_is_the_inverse_of_cutting(case, kind: str) -> None:
     """Lists, arrays and tensors come back bit for bit, for short responses and empty parts, too."""
@@ -54,7 +50,6 @@ def test_joining_is_the_inverse_of_cutting(case, kind: str) -> None:
     assert same(joined(parts, total, response, padded=padded), values)
 
 
-@SETTINGS
 @given(lengths(), st.data())
 def test_a_part_of_another_length_is_refused_by_rank_and_sample(case, data) -> None:
     """The message names the trainer's rank and the sample, and nothing is put together."""
@@ -66,7 +61,6 @@ def test_a_part_of_another_length_is_refused_by_rank_and_sample(case, data) -> N
         joined(parts, total, response, padded=padded, what="sample 5", ranks=range(40, 40 + size))
 
 
-@SETTINGS
 @given(
     st.lists(st.tuples(st.integers(1, 20), st.integers(0, 20)), min_size=1, max_size=6), st.integers(2, 4), st.data()
 )

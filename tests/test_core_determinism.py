@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_core import determinism, determinism_cuda, determinism_proofs
@@ -147,7 +148,7 @@ def test_the_report_moves_no_generator_and_no_setting() -> None:
     assert {"seed: random", "seed: numpy", "seed: torch CPU"} <= red(proofs), "the generators had moved"
 
 
-@settings(max_examples=20, deadline=None)
+@at_most(20)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_apply_seeds_every_generator_and_is_idempotent(seed: int) -> None:
     """Claim: after `apply`, once or twice, the next draws are those of independent generators with that seed."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_args
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -22,8 +22,6 @@ from repro_core.config import ConfigError, Estimator, TrainConfig
 from repro_core.values import discounted_sums, gae, token_rewards, value_loss
 
 torch.set_num_threads(1)
-settings.register_profile("core", deadline=None, derandomize=True)
-settings.load_profile("core")
 
 NAMES = get_args(Estimator)
 U = 2.0**-24  # half the distance from 1 to the next fp32 number: the largest relative error of one rounding

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -16,8 +16,6 @@ from repro_core.kl import kl_per_token
 from repro_core.loss import Columns, LossTerms, policy_loss, token_log_probs, token_weights
 
 torch.set_num_threads(1)
-settings.register_profile("core", deadline=None, derandomize=True)
-settings.load_profile("core")
 
 ESTIMATORS = ("k1", "k2", "k3", "low_var")
 log_probs = st.floats(-12.0, 0.0, width=32)

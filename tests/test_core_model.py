@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 from model_kit import backward_with, edit_config, make, same_bits, some_tokens
 from safetensors.torch import load_file, save_file
@@ -78,7 +79,7 @@ def test_right_padding_reaches_no_real_token() -> None:
 
 
 @CONFIGS
-@settings(max_examples=15, deadline=None)
+@at_most(15)
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4), steps=st.integers(1, 4))
 def test_cached_decoding_equals_the_full_forward(config: ModelConfig, lengths: list[int], steps: int) -> None:
     """Prefilling right-padded prompts and decoding one token at a time gives the uncached logits, within 1e-5."""

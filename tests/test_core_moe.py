@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 from model_kit import backward_with, make, same_bits, some_tokens
 from moe_kit import (
@@ -78,7 +79,7 @@ def test_equal_probabilities_give_one_answer(experts: int, tokens: int, data: st
 
 
 @EXPERTS
-@settings(max_examples=10, deadline=None)
+@at_most(10)
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4), steps=st.integers(1, 3))
 def test_cached_decoding_equals_the_full_forward(config: ModelConfig, lengths: list[int], steps: int) -> None:
     """Prefill and decoding give the uncached logits within 1e-4, and the very same experts.

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -59,7 +60,7 @@ def test_same_seeds_give_the_same_bits() -> None:
     assert run(PROMPTS, [1, 2, 3, 4, 5]) == first != run(PROMPTS, [1, 2, 3, 4, 6])
 
 
-@settings(max_examples=20, deadline=None)
+@at_most(20)
 @given(
     rows=st.lists(st.tuples(st.sampled_from(PROMPTS), st.integers(0, 2**62)), min_size=1, max_size=5),
     temperature=st.sampled_from([0.3, 1.0, 2.5]),
@@ -108,7 +109,7 @@ def test_rows_stop_at_the_end_of_sequence() -> None:
     assert {response.status for response in responses} == {"completed", "truncated"}
 
 
-@settings(max_examples=20, deadline=None)
+@at_most(20)
 @given(order=st.permutations(range(5)), count=st.integers(1, 5))
 def test_a_row_does_not_depend_on_its_neighbours(order: list[int], count: int) -> None:
     """In any order and company a row gets its own tokens, and its log-probs within rounding."""
@@ -254,7 +255,7 @@ def test_recorded_experts_round_trip(dtype: torch.dtype, tmp_path: Path) -> None
     assert b"routed" not in (tmp_path / "plain").read_bytes()
 
 
-@settings(max_examples=20, deadline=None)
+@at_most(20)
 @given(data=st.data())
 def test_equal_content_gives_equal_bytes(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Neither insertion order (at any depth), nor strides, nor the file's name or age leaves a trace in the bytes."""

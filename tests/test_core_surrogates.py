@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -16,8 +16,6 @@ from repro_core.config import Estimator, TrainConfig
 from repro_core.loss import Columns, LossTerms, policy_loss, token_weights
 
 torch.set_num_threads(1)
-settings.register_profile("core", deadline=None, derandomize=True)
-settings.load_profile("core")
 
 NAMES = get_args(Estimator)
 U = 2.0**-24  # half the distance from 1 to the next fp32 number: the largest relative error of one rounding

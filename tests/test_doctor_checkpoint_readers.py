@@ -25,6 +25,7 @@ from doctor_checkpoint_kit import (
     torch_dist,
     write_config,
 )
+from examples_kit import at_most
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -37,7 +38,7 @@ from repro.doctor.artefacts.tokenizer import TOKENIZER, read_tokenizer
 from repro_golden.errors import ReproError
 
 READERS = (MEGATRON, HF, TOKENIZER, CONFIG)
-ANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ANY = settings(at_most(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),

@@ -157,7 +157,7 @@ class TestFormat:
         assert "longer than" in str(rows[1][1]) and rows[2][1] == GOOD[1]
 
     @given(st.lists(st.binary(max_size=60), max_size=8))
-    @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_any_bytes_are_rows_or_reasons(self, tmp_path: Path, lines: list[bytes]) -> None:
         """No rule raises on a file of any lines, and the lines are numbered as an editor does."""
         path = tmp_path / "any.jsonl"
@@ -182,7 +182,7 @@ class TestFormat:
             )
         )
     )
-    @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_any_values_are_looked_at(self, tmp_path: Path, rows: list[dict[str, Any]]) -> None:
         """No rule raises on rows of any types, with a launch that reads them or without."""
         path = tmp_path / "train.jsonl"

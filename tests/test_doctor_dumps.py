@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from doctor_dump_kit import Change, config, each, found, launch, one, rollout, spoken, with_experts
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 from rollout_dump_kit import drawn_dumps, full_dump
 
@@ -431,7 +432,7 @@ def test_markers_of_templates(text: str) -> None:
     assert text.format(answer)[span.start : span.end] == answer
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@at_most(60)
 @given(st.lists(st.sampled_from([*TOOL, "<information>", "</information>", "", "<|observation|>", "é"]), max_size=30))
 def test_spans_of_any_text(words: list[str]) -> None:
     """Spans lie in the text in order, overlap nowhere, and hold only tokens that lie in them whole."""
@@ -447,7 +448,6 @@ def test_spans_of_any_text(words: list[str]) -> None:
 # -- rounding
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
 @given(st.lists(st.floats(0.001, 100), min_size=12, max_size=30, unique=True), st.integers(3, 6))
 def test_rounded_numbers(values: list[float], places: int) -> None:
     """What is rounded to some decimals and is many different numbers is told from what is not."""
@@ -479,7 +479,7 @@ def test_narrow_dtypes() -> None:
 # -- anything at all
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
+@at_most(40)
 @given(st.sampled_from(SYSTEMS).flatmap(drawn_dumps))
 def test_rules_take_any_values(tmp_path_factory: pytest.TempPathFactory, dump: RolloutDump) -> None:
     """No rule of dumps fails on what users' code may put into a dump."""

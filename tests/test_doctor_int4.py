@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from doctor_checkpoint_kit import experts, finding, findings, hf, paths, rule, script
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from repro.doctor.artefacts.kinds import HfConfig, TensorInfo
@@ -217,7 +217,6 @@ def _packed_by_the_trainers(names: list[tuple[str, int]], rules: list[str]) -> l
     return sorted(left)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     names=st.lists(st.tuples(NAMES, st.integers(1, 3)), max_size=12, unique_by=lambda x: x[0]),
     rules=st.lists(RULES, max_size=5),
@@ -231,7 +230,6 @@ def test_the_list_is_played_through_as_the_trainers_do(names: list[tuple[str, in
     assert list(ignoring.packed(tensors)) == _packed_by_the_trainers(names, rules)
 
 
-@settings(max_examples=200, deadline=None)
 @given(text=st.text(alphabet=r"ab.*+?|()[]{}\\^$0123,:=P<-", max_size=30))
 def test_patterns_of_any_text_raise_nothing_and_end(text: str) -> None:
     """Any text as a pattern is tried, refused or invalid; what is tried ends on a long name that it does not match."""

@@ -194,7 +194,7 @@ def scripts(draw: st.DrawFn) -> str:
     return "\n".join([*lines, f"python3 train.py --first {' '.join(words)} --last"])
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(scripts())
 def test_the_reader_agrees_with_bash_on_any_quoting(tmp_path: Path, source: str) -> None:
     """Random values in random quotes, in scalars and arrays, split and not split."""
@@ -203,7 +203,6 @@ def test_the_reader_agrees_with_bash_on_any_quoting(tmp_path: Path, source: str)
     assert by_reader(path) == by_bash(path)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=10), max_size=6))
 def test_what_shlex_joins_is_read_back(words: list[str]) -> None:
     """Quoting round trip, for any text."""
@@ -241,7 +240,7 @@ PIECES = [
 ]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.one_of(
         st.binary(max_size=200), st.lists(st.sampled_from(PIECES), max_size=40).map(lambda x: "".join(x).encode())

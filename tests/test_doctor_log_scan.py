@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from doctor_log_kit import LOADED, PHRASES, actor, arguments, clean, engine, slime, step, write
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 
 from repro.doctor.artefacts.kinds import Hit, Log, Series
@@ -57,7 +58,6 @@ TEXTS = st.lists(
 ).map(b"".join)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     TEXTS,
     st.lists(st.sampled_from(["abc", "ab", "bca", "cab", "a", "aa", "é", "\x1b[", "xy"]), unique=True, max_size=5),
@@ -79,7 +79,7 @@ def test_phrases_across_pieces_of_a_long_line(block: int) -> None:
         assert scan(io.BytesIO(data), ["abc", "zab"], block=block, long=1).hits == naive(data, ["abc", "zab"]).hits
 
 
-@settings(max_examples=60, deadline=None)
+@at_most(60)
 @given(st.integers(0, 300), st.integers(1, 64), st.integers(0, 40))
 def test_takers_get_every_line_once(lines: int, block: int, gap: int) -> None:
     """What takes lines gets each one that holds its phrase, beyond the hundred that are kept, once and whole."""
@@ -134,7 +134,7 @@ def test_log_gives_metrics_arguments_and_lines(tmp_path: Path) -> None:
         assert f"{kind} {number}" in text
 
 
-@settings(max_examples=50, deadline=None)
+@at_most(50)
 @given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from(["step", "rollout", "perf"]), st.floats())), st.booleans())
 def test_series_equals_reading_each_line(rows: list[tuple[int, str, float]], noise: bool) -> None:
     """The metrics are those that `labelled` reads of every line, the first one where a number comes twice."""
@@ -247,7 +247,7 @@ def test_corrupt_and_absent_files_are_errors_of_one_line(tmp_path: Path) -> None
         assert "\n" not in str(raised.value)
 
 
-@settings(max_examples=60, deadline=None)
+@at_most(60)
 @given(st.binary(max_size=2000), st.sampled_from([b"", b"\x1f\x8b", b"step 1: {'a': ", b"  load ......"]))
 def test_any_bytes_are_a_log_or_an_error(data: bytes, head: bytes) -> None:
     """Whatever a file holds, the reader gives a log or its own error, and what it shows steers no terminal."""

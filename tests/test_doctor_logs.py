@@ -24,6 +24,7 @@ from doctor_log_kit import (
     step,
     trace,
 )
+from examples_kit import at_most
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -424,7 +425,7 @@ def test_a_real_crash_in_native_code_is_seen(tmp_path: Path) -> None:
 PIECES = sorted({phrase for rule in RULES.values() for phrase in rule.phrases})
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(at_most(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.one_of(

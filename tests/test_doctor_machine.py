@@ -262,7 +262,7 @@ class TestLists:
         assert not FREEZE.fits(tmp_path / "requirements.txt")
 
     @given(st.binary(max_size=400), st.sampled_from(["freeze.txt", "uv.lock", "list.json", "requirements.in"]))
-    @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_any_bytes_are_packages_or_one_line(self, tmp_path: Path, raw: bytes, name: str) -> None:
         """Nothing else than `ReproError` comes out."""
         path = tmp_path / name
@@ -271,7 +271,7 @@ class TestLists:
         assert outcome(path) in ("packages", "one line")
 
     @given(st.recursive(st.none() | st.text() | st.integers(), lambda c: st.lists(c) | st.dictionaries(st.text(), c)))
-    @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_any_json_is_packages_or_one_line(self, tmp_path: Path, value: object) -> None:
         """Likewise of any types."""
         (tmp_path / "list.json").write_text(json.dumps([{"name": value, "version": value}, value]))

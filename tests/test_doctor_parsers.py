@@ -156,7 +156,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(st.binary(max_size=80), JSON.map(lambda value: json.dumps(value).encode())), st.booleans())
 def test_any_content_is_a_dump_or_one_line(tmp_path: Path, content: bytes, helps: bool) -> None:
     """Garbage, and JSON of any shape, under the names that the reader knows."""

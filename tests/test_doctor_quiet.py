@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from examples_kit import at_most
 from foreign_kit import make_fork
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from repro.doctor.quiet import diagnosis
@@ -56,7 +57,7 @@ def test_a_recording_is_preceded_by_what_is_wrong_with_its_launch(tmp_path: Path
     assert "doctor: error" not in clean.repo.repro("golden", "record", clean.case).stderr
 
 
-@settings(max_examples=60, deadline=None)
+@at_most(60)
 @given(st.binary(max_size=300))
 def test_any_log_is_taken(tmp_path_factory: object, content: bytes) -> None:
     """A log of any bytes gives a line or nothing, and no error."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from doctor_run_kit import RULES, equal_run, launch, read, rollout, said_of, samples, severities
+from examples_kit import at_most
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from rollout_dump_kit import drawn_dumps, full_dump, plain_dump
@@ -196,7 +197,7 @@ def test_odd_files_neither_hang_nor_raise(tmp_path: Path) -> None:
         list(RUN_FOLDER.read(tmp_path))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(at_most(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     raw=st.binary(max_size=300),
     at=st.integers(0, 400),
@@ -221,7 +222,7 @@ def test_any_bytes_are_read_or_refused_in_one_line(raw: bytes, at: int, cut: int
 _TOLD = [one for one in RULES.values() if one.inputs[0] is Rollout]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(at_most(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(("slime", "miles", "relax")).flatmap(drawn_dumps))
 def test_no_rule_raises_on_what_users_put_into_dumps(tmp_path: Path, dump: RolloutDump) -> None:
     """Whatever a dump may hold that its reader takes, every rule about rollouts says something or nothing."""

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from doctor_dump_kit import found
 from doctor_golden_kit import column, golden, repository, rows_of, trace
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 
 from repro.doctor.artefacts.kinds import Reader
@@ -90,7 +91,7 @@ def one(tmp_path_factory: Folders) -> Path:
 FILES = ("run.json", "trace/header.json", "trace/steps.jsonl", "trace/rank-00000.parquet")
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@at_most(60)
 @given(st.sampled_from(FILES), st.data())
 def test_damaged_golden_runs(one: Path, tmp_path_factory: Folders, name: str, data: st.DataObject) -> None:
     """Whatever bytes a file holds, a golden run is read or refused in one line, and no rule fails on it."""
@@ -112,7 +113,6 @@ _JSON = st.recursive(
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
 @given(st.sampled_from(["run.json", "trace/header.json"]), st.data())
 def test_records_of_any_types(one: Path, tmp_path_factory: Folders, name: str, data: st.DataObject) -> None:
     """Any JSON value in any place of a record or header."""
@@ -150,7 +150,7 @@ def _never_raises(folder: Path) -> None:
     assert not wrong, wrong
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@at_most(60)
 @given(st.dictionaries(st.text(max_size=4), _JSON | st.fixed_dictionaries({"values": _JSON}), max_size=3))
 def test_golden_values_of_any_types(tmp_path_factory: Folders, tables: dict[str, Any]) -> None:
     """Golden values are read or refused in one line, whatever JSON they are."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import Repo
+from examples_kit import at_most
 from foreign_kit import make_fork, run_program, usual_flags
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -81,7 +82,7 @@ def _files(root: Path) -> Iterator[Path]:
     yield from sorted(path for path in root.rglob("*") if path.is_file())
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(at_most(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_corrupt_artefacts_are_findings(folder: Path, tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     """Files cut short, with bytes changed, emptied or exchanged give findings; nothing is raised and no rule fails."""

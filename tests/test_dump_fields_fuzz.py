@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,9 +27,8 @@ from repro_golden.dumps.values import SYSTEMS, System, Tensor, same
 from repro_golden.errors import ReproError
 from repro_golden.rollouts import read_rollout, write_rollout
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "4"))
 SETTINGS = settings(
-    deadline=None, max_examples=EXAMPLES, derandomize="FUZZ_EXAMPLES" not in os.environ,
+    max_examples=max(4, settings().max_examples // 8),  # each makes some thirty dumps
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip

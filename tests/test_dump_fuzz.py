@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from dump_kit import archive, plain_values, with_torch, without_torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_golden.dumps.archive.makers import KNOWN
@@ -32,7 +32,6 @@ def scratch() -> Any:
         yield Path(folder) / "fuzz.pt"
 
 
-@settings(max_examples=200, deadline=None)
 @given(value=plain_values())
 def test_what_is_written_is_read(scratch: Path, value: Any) -> None:
     """Any plain value comes back with the same types and bits, and its bytes depend on its content alone."""
@@ -44,7 +43,6 @@ def test_what_is_written_is_read(scratch: Path, value: Any) -> None:
     assert scratch.read_bytes() == first
 
 
-@settings(max_examples=150, deadline=None)
 @given(value=plain_values())
 def test_torch_reads_what_is_written(scratch: Path, value: Any) -> None:
     """torch.load gives the same values."""
@@ -52,7 +50,6 @@ def test_torch_reads_what_is_written(scratch: Path, value: Any) -> None:
     assert same(without_torch(torch.load(scratch, weights_only=False)), value)
 
 
-@settings(max_examples=200, deadline=None)
 @given(value=plain_values(), protocol=st.sampled_from([2, 3, 4, 5]))
 def test_what_torch_writes_is_read(scratch: Path, value: Any, protocol: int) -> None:
     """torch.save of any plain value, in any protocol it offers, is read as that value."""
@@ -60,7 +57,6 @@ def test_what_torch_writes_is_read(scratch: Path, value: Any, protocol: int) -> 
     assert same(read_archive(scratch), value)
 
 
-@settings(max_examples=100, deadline=None)
 @given(value=plain_values(with_tensors=False), protocol=st.sampled_from([2, 3, 4, 5]))
 def test_plain_pickles_are_read(scratch: Path, value: Any, protocol: int) -> None:
     """The same of pickle.dump, for dumps that were never torch archives."""
@@ -110,7 +106,6 @@ def test_every_prefix_is_refused(tmp_path: Path, protocol: int) -> None:
             assert isinstance(outcome(path), ReproError), end
 
 
-@settings(max_examples=400, deadline=None)
 @given(data=st.data())
 def test_changed_bytes_of_an_archive(scratch: Path, data: st.DataObject) -> None:
     """Bytes changed anywhere in the file give a value or one line."""
@@ -200,7 +195,6 @@ OPERATIONS = st.one_of(
 )
 
 
-@settings(max_examples=600, deadline=None)
 @given(operations=st.lists(OPERATIONS, max_size=25))
 def test_any_operations(scratch: Path, operations: list[bytes]) -> None:
     """Drawn opcodes, each well formed, give a value or one line; what they make is written and read back alike."""
@@ -211,7 +205,6 @@ def test_any_operations(scratch: Path, operations: list[bytes]) -> None:
         assert same(peek(scratch), value)
 
 
-@settings(max_examples=500, deadline=None)
 @given(content=st.binary(max_size=60))
 def test_any_bytes_as_a_pickle(scratch: Path, content: bytes) -> None:
     """Drawn bytes run as a pickle give a value or one line."""

@@ -19,7 +19,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from torch.utils.tensorboard import SummaryWriter
-from trace_kit import SETTINGS, write
+from trace_kit import write
 
 from repro.report.tensorboard import STATUS_TEXT, write_nights, write_pulls
 from repro_bisect.axis import PointInfo
@@ -133,7 +133,6 @@ def test_without_tensorboard_one_line_names_the_cure(tmp_path: Path) -> None:
 # -- comparing
 
 
-@SETTINGS
 @given(RUNS, st.integers(-3, 3))
 def test_equal_after_rounding_never_differs(run: dict[int, dict[str, float]], offset: int) -> None:
     """A run compared with itself in float32 never differs, whatever the offset; and agrees where all is finite."""
@@ -146,7 +145,6 @@ def test_equal_after_rounding_never_differs(run: dict[int, dict[str, float]], of
     assert found.agrees == (found.values > 0 and not broken)
 
 
-@SETTINGS
 @given(FINITE, st.integers(0, 5), st.booleans())
 def test_the_neighbouring_float32_differs(value: float, step: int, up: bool) -> None:
     """One representable float32 apart is a difference, at that step and with both values."""
@@ -163,7 +161,6 @@ def test_the_neighbouring_float32_differs(value: float, step: int, up: bool) -> 
     assert not found.agrees
 
 
-@SETTINGS
 @given(st.floats(-9, 9) | FINITE, st.floats(-9, 9) | st.floats(allow_nan=False), st.floats(0, 1), st.floats(0, 10))
 @example(a=1.0, b=1.5, rtol=0.0, atol=0.5)
 @example(a=1.0, b=1.5000001, rtol=0.0, atol=0.5)
@@ -190,7 +187,6 @@ def test_what_is_not_finite_is_never_agreement() -> None:
     json.dumps(both.to_mapping(), allow_nan=False)
 
 
-@SETTINGS
 @given(st.lists(NAMES, unique=True), st.lists(NAMES, unique=True))
 def test_names_match_one_to_one(a: list[str], b: list[str]) -> None:
     """No name is matched twice, equal names always match, and the sides may be swapped."""
@@ -362,7 +358,6 @@ def test_writing_again_replaces(tmp_path: Path) -> None:
     assert read_events(other)[0]["mine"] == 1.0
 
 
-@SETTINGS
 @given(
     st.lists(
         st.text(max_size=200) | st.sampled_from(["kl", "a/last", "..", "/", "a//b", "\ud800"]), unique=True, max_size=5

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -17,7 +17,6 @@ from repro_golden.fingerprint.sketch import SKETCH, sketch_positions
 
 torch.set_num_threads(1)
 
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=150)
 FP8 = (
     torch.float8_e4m3fn,
     torch.float8_e4m3fnuz,
@@ -84,14 +83,12 @@ def same(a: Tensor, b: Tensor) -> bool:
 # -- the definition
 
 
-@SETTINGS
 @given(st.binary(max_size=70), st.integers(0, 2**40))
 def test_the_reference_is_the_definition(content: bytes, first_word: int) -> None:
     """The NumPy reference equals the definition carried out in Python's integers, at any place in a tensor."""
     assert reference(content, first_word) == plain(content, first_word)
 
 
-@SETTINGS
 @given(views())
 def test_any_view_has_the_reference_fingerprint(t: Tensor) -> None:
     """The fast path equals the reference over row-major bytes, whatever dtype, shape, strides and storage offset."""
@@ -153,7 +150,6 @@ def test_one_element_of_a_matrix(dtype: torch.dtype) -> None:
 # -- algebra
 
 
-@SETTINGS
 @given(st.binary(max_size=200), st.lists(st.integers(0, 25), max_size=5), st.randoms(use_true_random=False))
 def test_shards_add_up(content: bytes, cuts: list[int], random: object) -> None:
     """Shards cut at words add up to the whole in any order, empty ones included; no shards are empty content."""
@@ -164,7 +160,6 @@ def test_shards_add_up(content: bytes, cuts: list[int], random: object) -> None:
     assert add([]) == reference(b"") == Lanes(0, 0)
 
 
-@SETTINGS
 @given(st.lists(st.tuples(st.integers(0, M), st.integers(0, M)), max_size=4))
 def test_lanes_are_a_group_modulo_2_64(pairs: list[tuple[int, int]]) -> None:
     """`add` sums each lane modulo 2^64, in groups as at once, and 16 bytes hold a lane pair exactly."""
@@ -191,7 +186,6 @@ def test_every_single_bit_counts(dtype: torch.dtype) -> None:
     assert len({s.a for s in seen}) == len({s.b for s in seen}) == len(seen)
 
 
-@SETTINGS
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=2, max_size=12), st.data())
 def test_swapped_words_are_seen(words: list[int], data: st.DataObject) -> None:
     """Swapping two unequal words changes the fingerprint; swapping equal ones does not."""
@@ -201,7 +195,6 @@ def test_swapped_words_are_seen(words: list[int], data: st.DataObject) -> None:
     assert same(torch.tensor(words), torch.tensor(swapped)) == (words[i] == words[j])
 
 
-@SETTINGS
 @given(st.lists(st.floats(width=32), min_size=1, max_size=9), st.permutations(range(9)), st.integers(0, 8))
 def test_signs_order_and_length_are_seen(values: list[float], order: list[int], at: int) -> None:
     """A flipped sign (of 0 and NaN too), a permutation, an inserted equal pair and zero padding are all seen."""
@@ -216,7 +209,6 @@ def test_signs_order_and_length_are_seen(values: list[float], order: list[int], 
     assert not same(x, torch.cat([x, torch.zeros(1)]))
 
 
-@SETTINGS
 @given(st.integers(2, 6), st.integers(2, 6), st.binary(min_size=144, max_size=144))
 def test_shape_and_transposition_are_seen(rows: int, columns: int, raw: bytes) -> None:
     """A reshape keeps the lanes and changes the fingerprint; a transposition that moves a bit changes the lanes."""
@@ -239,7 +231,6 @@ def test_equal_bytes_of_another_dtype_or_shape_differ() -> None:
 SHAPES = st.lists(st.integers(0, 12), max_size=4)
 
 
-@SETTINGS
 @given(SHAPES, SHAPES, *[st.sampled_from(["int8", "int16", "float16"])] * 2)
 def test_dtype_and_shape_are_bound_without_ambiguity(a: list[int], b: list[int], x: str, y: str) -> None:
     """Over equal lanes, fingerprints are equal only for equal dtypes and shapes; digits never run together."""
@@ -319,7 +310,6 @@ def check_statistics(t: Tensor) -> None:
     assert type(found.nonfinite) is int and type(found.absmax) is type(found.l2) is float
 
 
-@SETTINGS
 @given(st.sampled_from([*FLOATS, *FP8]), st.lists(st.floats(-1e100, 1e100) | st.just(math.nan), max_size=20), st.data())
 def test_statistics_are_right(dtype: torch.dtype, values: list[float], data: st.DataObject) -> None:
     """Non-finite count, largest finite magnitude and l2 equal a plain computation, with NaN, infinities and none."""
@@ -339,7 +329,6 @@ def test_statistics_over_every_pattern(dtype: torch.dtype) -> None:
     check_statistics(from_bytes(raw[-40 * size :], dtype))
 
 
-@SETTINGS
 @given(st.integers(0, 3000))
 def test_a_sketch_is_the_values_at_fixed_positions(count: int) -> None:
     """Sketch positions depend on the count alone, lie inside, and are all of a small tensor; the sketch is raw."""

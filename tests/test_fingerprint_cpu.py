@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from view_kit import CUDA, in_a_process
 
@@ -18,7 +18,6 @@ from repro_golden.fingerprint.placement import box
 
 torch.set_num_threads(1)
 
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=150)
 M = (1 << 64) - 1
 LARGE = (1 << 31) + (1 << 22) + 5
 
@@ -58,7 +57,6 @@ def carried_out(table: backends.Table, content: np.ndarray) -> list[list[float]]
     return [[*lanes[k], *stats[slots[k]][:, [0, 2]].sum(0), max(stats[slots[k], 1], default=0)] for k in range(4)]
 
 
-@SETTINGS
 @given(st.lists(jobs(), min_size=1, max_size=5), st.integers(1, 70))
 def test_split_work_is_the_same_work(given: list[list[int]], piece: int) -> None:
     """Pieces are within the limit, read the same words as the same indices, and have the same sums and figures."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from view_kit import CPU, DTYPES, QUANTIZED, in_a_process, observe, view
@@ -17,8 +17,6 @@ from repro_golden.errors import ReproError
 from repro_golden.fingerprint import bind, content, dtype_name, fingerprint, fingerprints, reference, scan
 
 torch.set_num_threads(1)
-
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=150)
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support")
@@ -149,7 +147,6 @@ LOOKS: list[Callable[[Tensor], Tensor]] = [
 ]
 
 
-@SETTINGS
 @given(st.lists(st.lists(st.sampled_from(LOOKS), min_size=1, max_size=3), min_size=2, max_size=6), st.booleans())
 def test_the_same_memory_is_read_as_what_it_is_now(steps: list[list[Callable[[Tensor], Tensor]]], keep: bool) -> None:
     """Lists that begin at one address are read with the dtypes, shapes, strides and contents they have that time."""

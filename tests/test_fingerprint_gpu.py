@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 from view_kit import CPU, CUDA, DEVICE, DTYPES, INTERPRETED, QUANTIZED, View, agree, observe, view
 
@@ -31,7 +32,6 @@ NO_KERNELS = "kernels need a GPU or Triton's interpreter"
 kernels = pytest.mark.skipif(not (CUDA or INTERPRETED), reason=NO_KERNELS)
 # the interpreter computes in NumPy, which warns of NaN and overflow where a GPU goes on
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=30)
 
 
 @contextlib.contextmanager
@@ -86,7 +86,7 @@ def views(draw: st.DrawFn) -> View:
 
 
 @kernels
-@SETTINGS
+@at_most(30)
 @given(st.lists(views(), min_size=1, max_size=4))
 def test_any_views_of_mixed_dtypes(given: list[View]) -> None:
     """Views of any dtypes, shapes, strides and offsets, in one collector."""
@@ -128,7 +128,7 @@ def test_a_step_may_outgrow_its_room() -> None:
 
 
 @kernels
-@SETTINGS
+@at_most(30)
 @given(
     st.sampled_from([torch.uint8, torch.bfloat16, torch.float32]), st.sets(st.integers(0, 30), max_size=3), st.data()
 )

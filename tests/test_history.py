@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from search_kit import SETTINGS
 
 from repro.report.history import cut, history_table, markdown, signed
 from repro.report.plots import history_plot
@@ -110,7 +109,6 @@ def counted(moves: Sequence[bool]) -> list[int]:
 
 
 @given(FRESH, st.integers(1, 4), st.integers(0, 5))
-@SETTINGS
 def test_a_line_of_changes_is_listed_exactly(moves: list[bool], k: int, seed: int) -> None:
     """Where numbers never come back every change is a row, in order, whatever runs at once and ends first."""
     world = line(counted(moves))
@@ -120,7 +118,6 @@ def test_a_line_of_changes_is_listed_exactly(moves: list[bool], k: int, seed: in
 
 
 @given(FRESH)
-@SETTINGS
 def test_the_probes_of_a_line_are_few(moves: list[bool]) -> None:
     """One after the other, k changes among n commits need at most k * (ceil(log2(n / k)) + 2) tests beside the ends."""
     world = line(counted(moves))
@@ -131,7 +128,6 @@ def test_the_probes_of_a_line_are_few(moves: list[bool]) -> None:
 
 
 @given(ANY, st.integers(1, 4), st.integers(0, 5))
-@SETTINGS
 def test_what_changed_and_changed_back_is_found_when_all_are_tested(found: list[int], k: int, seed: int) -> None:
     """With `every` any line is listed exactly; without, what is listed is true, and equal ends hide what is between."""
     world = line(found)
@@ -145,7 +141,6 @@ def test_what_changed_and_changed_back_is_found_when_all_are_tested(found: list[
 
 
 @given(ANY, st.data(), st.booleans())
-@SETTINGS
 def test_equal_code_is_tested_once(found: list[int], data: st.DataObject, every: bool) -> None:
     """Points with one key share a test, wherever they lie, and one with its neighbour's code is never a row."""
     same = data.draw(st.lists(st.booleans(), min_size=len(found), max_size=len(found)))
@@ -164,7 +159,6 @@ def test_equal_code_is_tested_once(found: list[int], data: st.DataObject, every:
 
 
 @given(FRESH, st.data(), st.integers(1, 3), st.booleans())
-@SETTINGS
 def test_skips_hide_changes_in_groups_alone(moves: list[bool], data: st.DataObject, k: int, every: bool) -> None:
     """Every change is a row or inside a group; a group holds at least one; what it calls tried was tried."""
     inner = list(range(1, len(moves)))
@@ -255,7 +249,6 @@ def planted(world: World) -> set[str]:
 
 
 @given(merged(), st.integers(1, 3), st.booleans())
-@SETTINGS
 def test_what_merges_brought_in_is_listed_by_its_own_name(world: World, k: int, every: bool) -> None:
     """Over random graphs the changes are exactly the planted commits, each before the merge that brought it."""
     entries, _ = run(world, k=k, every=every)
@@ -271,7 +264,6 @@ def test_what_merges_brought_in_is_listed_by_its_own_name(world: World, k: int, 
 
 
 @given(merged(), st.data())
-@SETTINGS
 def test_a_merge_that_changes_numbers_itself_is_a_row(world: World, data: st.DataObject) -> None:
     """A merge with numbers that no side accounts for is listed, as a change unless both sides had changed them."""
     merges = [c for c, ps in world.parents.items() if len(ps) == 2 and c != world.bad]
@@ -286,7 +278,6 @@ def test_a_merge_that_changes_numbers_itself_is_a_row(world: World, data: st.Dat
 
 
 @given(merged(), st.data())
-@SETTINGS
 def test_skips_among_merges_hide_changes_in_groups_alone(world: World, data: st.DataObject) -> None:
     """With untestable commits anywhere every planted change is a row or in a group, and every change listed is one."""
     inner = sorted(set(world.parents) - {world.bad})
@@ -372,7 +363,6 @@ FLOATS = st.one_of(st.none(), st.floats())
 
 
 @given(st.lists(st.tuples(FLOATS, FLOATS), min_size=1, max_size=6))
-@SETTINGS
 def test_nan_and_what_is_missing_are_the_worst(pairs: list[tuple[float | None, float | None]]) -> None:
     """A gap weighs nothing where bits are equal; NaN on a side, or a side that is gone, outweighs any number."""
     gaps = [Gap(n, a, b) for n, (a, b) in enumerate(pairs)]

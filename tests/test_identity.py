@@ -7,7 +7,7 @@ from importlib import metadata
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_golden.identity import (
@@ -22,7 +22,6 @@ from repro_golden.identity import (
 
 torch.set_num_threads(1)
 
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=150)
 PARTS = ("host", "environment", "layout")
 FLAT = st.dictionaries(st.sampled_from("abcde"), st.sampled_from(["1", "2", "3"]), max_size=5)
 IDENTITIES = st.builds(Identity, FLAT, FLAT, FLAT)
@@ -40,7 +39,6 @@ SECRETS = st.text(max_size=10).map(lambda text: f"s3cr3t-{text}-s3cr3t")
 # -- what is recorded
 
 
-@SETTINGS
 @given(st.dictionaries(NAMES.filter(lambda n: n not in BITS_VARIABLES), SECRETS, max_size=8))
 def test_no_variable_outside_the_list_is_recorded(environ: dict[str, str]) -> None:
     """Whatever else the environment holds leaves no trace: neither value nor name, and the identity is unchanged."""
@@ -49,7 +47,6 @@ def test_no_variable_outside_the_list_is_recorded(environ: dict[str, str]) -> No
     assert "s3cr3t" not in json.dumps(found.to_mapping())
 
 
-@SETTINGS
 @given(st.dictionaries(st.sampled_from(BITS_VARIABLES), st.text(max_size=8), max_size=4), st.integers(1, 64))
 def test_every_variable_that_decides_bits_is_recorded(environ: dict[str, str], threads: int) -> None:
     """The variables of the list are recorded as they are, with the number of threads; each value has its digest."""
@@ -96,7 +93,6 @@ def test_a_lowered_instruction_set_is_another_host() -> None:
 # -- differences
 
 
-@SETTINGS
 @given(IDENTITIES, IDENTITIES)
 def test_differences_name_part_and_key(a: Identity, b: Identity) -> None:
     """Exactly the entries that differ are named, part by part, key by key, with both sides; the reverse mirrors it."""
@@ -112,7 +108,6 @@ def test_differences_name_part_and_key(a: Identity, b: Identity) -> None:
     assert all(str(d).startswith(f"{d.part} {d.key}: ") for d in found)
 
 
-@SETTINGS
 @given(SMALL, SMALL)
 def test_identities_differ_exactly_where_a_difference_is_named(a: Identity, b: Identity) -> None:
     """No named difference means one digest and one machine name, and another digest means a named difference.
@@ -128,7 +123,6 @@ def test_a_difference_reads_as_one_line() -> None:
     assert [str(d) for d in a.differences(b)] == ["environment numpy: (absent) -> 2", "layout threads: 1 -> 2"]
 
 
-@SETTINGS
 @given(IDENTITIES)
 def test_an_identity_survives_json(identity: Identity) -> None:
     """Written as JSON and read back it is the same, whatever the order of keys; a missing part reads as empty."""
@@ -140,7 +134,6 @@ def test_an_identity_survives_json(identity: Identity) -> None:
 # -- the machine's name
 
 
-@SETTINGS
 @given(
     st.text(max_size=60), st.none() | st.text(max_size=60), st.sampled_from(["", "2.13.0", "2.13.0+cpu", "2.9.0a0+git"])
 )
@@ -168,7 +161,6 @@ def test_the_machines_name_begins_with_its_chip(chip: str, slug: str) -> None:
     assert re.fullmatch(rf"{slug}-torch2\.13\.0-[0-9a-f]{{8}}", name)
 
 
-@SETTINGS
 @given(IDENTITIES, st.sampled_from(PARTS), st.sampled_from("xyz"))
 def test_every_entry_of_every_part_names_another_machine(identity: Identity, part: str, key: str) -> None:
     """One more entry in any part gives another digest and another machine name."""

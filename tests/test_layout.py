@@ -97,7 +97,8 @@ def test_every_pin_serves_the_ranges() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
     pins = {name.lower().replace("_", "-"): version for name, version in (line.split("==") for line in lines)}
-    for text in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
+    extras = project["optional-dependencies"]
+    for text in [*project["dependencies"], *extras["dev"], *extras["whole"], *extras["mutants"]]:
         requirement = Requirement(text)
         assert requirement.specifier.contains(pins[requirement.name.lower()]), text
 

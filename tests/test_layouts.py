@@ -15,7 +15,7 @@ import torch
 from conftest import Repo
 from hypothesis import given
 from hypothesis import strategies as st
-from trace_kit import HEADER, SETTINGS
+from trace_kit import HEADER
 
 from repro_bisect.layouts import EPSILON, compare_layouts, joined
 from repro_golden.errors import ReproError
@@ -51,7 +51,6 @@ def pair(folder: Path, a: Sequence[Taken | Row], b: Sequence[Taken | Row], toler
 # -- units
 
 
-@SETTINGS
 @given(
     st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
     st.lists(st.floats(-100, 100, width=16), min_size=1, max_size=40),
@@ -243,7 +242,6 @@ def test_ranks_that_hold_their_own_version(tmp_path: Path) -> None:
     assert found.alone == {"a": ["loss loss"], "b": ["loss loss@0", "loss loss@1"]}
 
 
-@SETTINGS
 @given(st.sampled_from([1, 2, 3]), st.integers(0, 1), st.sampled_from([torch.float32, torch.bfloat16]), st.booleans())
 def test_shards_are_joined_by_their_fingerprints(
     tmp_path_factory: pytest.TempPathFactory, ranks: int, dim: int, dtype: torch.dtype, changed: bool

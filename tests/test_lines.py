@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers.trainer_callback import PrinterCallback, TrainerState
 
 from repro_golden.attach.lines import Lines, listen, measures_time, metrics_of
 
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=200)
 INTS = st.integers() | st.sampled_from([2**53 + 1, -(2**63), 10**308, 10**309])
 NUMBERS = st.floats() | st.sampled_from([-0.0, math.nan, math.inf, 5e-324]) | INTS
 NAMES = st.text(min_size=1) | st.sampled_from(
@@ -64,7 +63,6 @@ def numbers(values: dict[str, Any]) -> dict[str, bytes]:
 # -- dicts
 
 
-@SETTINGS
 @given(
     st.sampled_from(RAY), st.sampled_from(PREFIXES), st.sampled_from(LABELS), st.dictionaries(NAMES, NUMBERS | OTHERS)
 )
@@ -75,7 +73,6 @@ def test_labelled_dicts_are_read_back(ray: str, prefix: str, label: str, values:
     assert bits(metrics_of(f" {line}\x1b[0m\r\n")) == numbers(values)
 
 
-@SETTINGS
 @given(st.sampled_from(RAY), st.dictionaries(NAMES, NUMBERS | OTHERS), st.booleans())
 def test_whole_line_json_is_read_back(ray: str, values: dict[str, Any], ascii_only: bool) -> None:
     """The numbers of a line that is a JSON object are read bit for bit; numbers in strings are not."""
@@ -84,7 +81,6 @@ def test_whole_line_json_is_read_back(ray: str, values: dict[str, Any], ascii_on
     assert bits(metrics_of(ray + shown)) == numbers(expected)
 
 
-@SETTINGS
 @given(st.dictionaries(NAMES, NUMBERS))
 def test_whole_line_dicts_are_read_back(values: dict[str, float]) -> None:
     """The numbers of a Python dict are read bit for bit, and as well where each is printed as a string."""
@@ -92,7 +88,6 @@ def test_whole_line_dicts_are_read_back(values: dict[str, float]) -> None:
     assert bits(metrics_of(repr({k: str(v) for k, v in values.items()}))) == numbers(values)
 
 
-@SETTINGS
 @given(st.dictionaries(NAMES, st.floats(width=32)))
 def test_what_transformers_prints_is_read(logs: dict[str, float]) -> None:
     """The logs that transformers' PrinterCallback prints are read, to the digits that it prints."""
@@ -104,7 +99,6 @@ def test_what_transformers_prints_is_read(logs: dict[str, float]) -> None:
     assert bits(metrics_of(printed.getvalue())) == bits(expected)
 
 
-@SETTINGS
 @given(st.floats(width=32), INTS.filter(lambda i: abs(i) < 2**63))
 def test_scalars_of_numpy_and_torch_are_read(value: float, whole: int) -> None:
     """Scalars print as calls: NumPy's are read exactly, torch's as printed, with grad_fn too; vectors are not."""
@@ -146,7 +140,6 @@ def test_lines_of_real_runs() -> None:
     assert metrics_of("step 0: {'a': '0.5', 'b': <object at 0x7f>, 'c': 3, 'd': 10e999}") == {"c": 3.0}
 
 
-@SETTINGS
 @given(st.text() | st.text("{}[]()'\"\\:,.0123456789eEnaif \x1b[m", max_size=60), st.sampled_from(("", *LABELS)))
 @example("{'a': '\\U00110000', '\\N{DASH}': 1, '\\ud83d': 2}", "")
 @example("{" * 60_000 + "}" * 5_000, "")
@@ -172,7 +165,6 @@ def test_many_keys_and_long_lines() -> None:
 # -- user patterns
 
 
-@SETTINGS
 @given(st.lists(st.tuples(st.sampled_from(["loss", "kl", "reward"]), st.floats()), max_size=8), st.sampled_from(RAY))
 def test_user_patterns(pairs: list[tuple[str, float]], ray: str) -> None:
     """Every match counts, the last one of a name wins, what is no float is passed over, and dicts are read besides."""
@@ -221,7 +213,6 @@ def test_names_of_what_a_run_computes(name: str) -> None:
     assert not measures_time(name) and not measures_time(f"eval/{name}/acc")
 
 
-@SETTINGS
 @given(st.lists(st.sampled_from(["loss", "step", "time", "ms", "per", "s", "kl", "max"]), min_size=1), st.data())
 def test_how_words_are_joined_plays_no_part(words: list[str], data: st.DataObject) -> None:
     """Underscores, dots, dashes, spaces and camelCase part words alike."""
@@ -242,7 +233,6 @@ def lines_by_definition(text: str) -> list[str]:
     return [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")[:-1]]
 
 
-@SETTINGS
 @given(st.lists(TEXTS, max_size=8))
 @example(["a\r", "\n", "b\r", "\r", "c\n"])
 @example(["a" * 65_000, "b" * 537, "c\nd\n", "a" * 65_536 + "\ne" + "\r\n"])
@@ -349,7 +339,6 @@ def wrapped() -> io.TextIOWrapper:
     return io.TextIOWrapper(io.BytesIO(), encoding="ascii", newline="")
 
 
-@SETTINGS
 @given(
     st.lists(st.tuples(st.booleans(), st.text("ab\n\r", max_size=6))), st.sampled_from([wrapped, io.StringIO, Inner])
 )

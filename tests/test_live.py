@@ -13,7 +13,7 @@ from pathlib import Path
 
 from conftest import environment
 from history_kit import edit, note, start
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from repro.live import line_of
@@ -62,7 +62,6 @@ def test_a_terminal_shows_the_range_and_what_runs(tmp_path: Path) -> None:
     assert "\x1b[?25h" in shown, "the cursor comes back"
 
 
-@settings(deadline=None, derandomize=True)
 @given(
     st.text("ab \n", max_size=9).map(str.strip), st.integers(0, 999), st.integers(0, 99), st.none() | st.floats(0, 1e6)
 )

@@ -5,15 +5,13 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_golden.attach.lines import labelled, metrics_of
 from repro_golden.dumps.run.log import RunLog, wanted
 from repro_golden.dumps.run.rows import phase_of
 from repro_golden.errors import ReproError
-
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=300)
 
 STAMP = "2026-11-20 15:38:49"
 PREFIXES = {
@@ -108,7 +106,6 @@ def test_everything_else_is_no_labelled_line(text: str) -> None:
     assert labelled(text) is None
 
 
-@SETTINGS
 @given(
     st.sampled_from(list(PREFIXES.values())),
     st.sampled_from([RAYS["nothing"], RAYS["ray"], RAYS["ray colours"]]),
@@ -128,7 +125,6 @@ def test_what_a_trainer_prints_is_read_back(prefix: str, ray: str, label: str, n
     assert bits(found.metrics) == bits({name: NUMBERS[value] for name, value in printed.items()})
 
 
-@SETTINGS
 @given(st.text(max_size=60) | st.lists(st.sampled_from(["step 1: ", "{", "}", "'a': ", "1", "nan", "(", "[2026-11-20 "
     "15:38:49] a.py:1 - ", "\\", "'", ",", ":", "tensor(", ")", "\x1b[0m"]), max_size=12).map("".join))  # fmt: skip
 def test_no_line_is_an_error(text: str) -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_golden.fingerprint import dtype_name
@@ -16,7 +16,6 @@ from repro_golden.magnitude import Magnitude, measure, policy_kl
 
 torch.set_num_threads(1)
 
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=150)
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 WIDE = {"float32": ("<f", 32), "float64": ("<d", 64), "metric": ("<d", 64)}
 OTHERS = (torch.uint64, torch.float8_e4m3fn, *HALVES.values(), torch.float32, torch.float64, torch.complex64)
@@ -55,7 +54,6 @@ def test_ulp_is_the_number_of_nextafter_steps(dtype: str) -> None:
             assert [measure(dtype, values[i], values[j], 1).max_ulp for j in pairs] == [abs(i - j) for j in pairs]
 
 
-@SETTINGS
 @given(st.sampled_from(sorted(HALVES)), st.data())
 def test_ulp_over_any_distance(dtype: str, data: st.DataObject) -> None:
     """The distance of any two finite 16-bit floats is the number of nextafter steps between them."""
@@ -64,7 +62,6 @@ def test_ulp_over_any_distance(dtype: str, data: st.DataObject) -> None:
     assert measure(dtype, values[i], values[j], 1).max_ulp == abs(i - j)
 
 
-@SETTINGS
 @given(st.sampled_from(sorted(WIDE)), st.data())
 def test_ulp_of_wide_floats(dtype: str, data: st.DataObject) -> None:
     """fp32 and fp64: nextafter is 1 away, distances are symmetric, add up along the line and mirror at zero."""
@@ -98,7 +95,6 @@ def test_signed_zeros_differ_by_nothing(dtype: str) -> None:
 PAIRS = st.lists(st.tuples(*[st.floats(width=32) | st.sampled_from([0.0, -0.0, 1.0, INF, NAN])] * 2), max_size=12)
 
 
-@SETTINGS
 @given(PAIRS, st.integers(0, 5))
 def test_sizes_equal_a_plain_computation(pairs: list[tuple[float, float]], extra: int) -> None:
     """Counts, largest ULP, absolute and relative difference over finite pairs equal a loop in Python."""
@@ -144,7 +140,6 @@ def test_elements_are_counted_whatever_the_dtype(dtype: torch.dtype, total: int)
     assert (found.elements, found.differing, found.total, found.exact) == (5, 2, total, total == 5)
 
 
-@SETTINGS
 @given(st.lists(st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * 2), min_size=1, max_size=8))
 def test_integers_have_an_absolute_size_alone(pairs: list[tuple[int, int]]) -> None:
     """int64: the largest distance without overflow, no ULP and no relative size."""
@@ -186,7 +181,6 @@ def test_neighbours_of_halves_are_one_apart_throughout() -> None:
 LOG_PROBS = st.lists(st.tuples(*[st.floats(-20, 0, width=32)] * 2, st.integers(0, 2)), max_size=12)
 
 
-@SETTINGS
 @given(LOG_PROBS, st.booleans())
 def test_kl_is_the_mean_of_the_estimators(rows: list[tuple[float, float, int]], masked: bool) -> None:
     """k1 = mean(log a - log b) and k3 = mean(b/a - 1 - log(b/a)) over unmasked tokens; NaN when there are none."""

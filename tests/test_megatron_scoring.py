@@ -7,7 +7,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 from megatron_kit import launch, outputs
 from torch import Tensor
@@ -17,7 +18,6 @@ from repro_core.loss import token_log_probs
 from repro_core.megatron.shares import Share, Slot, held_positions, packed, shares
 
 torch.set_num_threads(1)
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=60)
 MULTIPLE = 16
 EPS = 2.0**-23
 
@@ -46,7 +46,7 @@ def update_of(t: dict[str, Tensor], a: int, b: int, budget: int) -> Update:
 SAMPLES = st.lists(st.tuples(st.integers(1, 20), st.integers(0, 14)), min_size=1, max_size=9)
 
 
-@SETTINGS
+@at_most(60)
 @given(
     SAMPLES,
     st.sampled_from([1, 2, 3, 4]),
@@ -95,7 +95,7 @@ def test_every_response_token_is_once_in_all_shares(
     assert [found[k] for k in range(len(found))] == wanted
 
 
-@SETTINGS
+@at_most(60)
 @given(SAMPLES, st.sampled_from([1, 2, 3]), st.integers(1, 90))
 def test_packed_samples_lie_one_after_the_other(lengths: list[tuple[int, int]], dp: int, budget: int) -> None:
     """Packed, each token of a micro-batch is there once at its own position, and the rows that predict are found."""
@@ -117,7 +117,7 @@ def test_packed_samples_lie_one_after_the_other(lengths: list[tuple[int, int]], 
     assert seen == t["tokens"].tolist() and columns == list(range(len(t["loss_mask"])))
 
 
-@SETTINGS
+@at_most(60)
 @given(SAMPLES, st.integers(1, 90))
 def test_data_parallel_ranks_take_runs_of_what_one_process_has(lengths: list[tuple[int, int]], budget: int) -> None:
     """The micro-batches of two ranks one after the other are those of one process, and empty ones."""

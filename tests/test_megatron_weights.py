@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 from megatron_kit import launch, outputs
 from torch import Tensor
@@ -23,7 +24,6 @@ from repro_golden.errors import ReproError
 from repro_golden.fingerprint import fingerprint, merge, shares
 
 torch.set_num_threads(1)
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=40)
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
 QWEN2 = ModelConfig(vocab_size=11, hidden_size=8, intermediate_size=12, num_attention_heads=4, num_key_value_heads=2)
 QWEN3 = replace(QWEN2, model_type="qwen3", kv_channels=6, attention_bias=True, tie_word_embeddings=False)
@@ -98,7 +98,7 @@ def spoilt(model: ModelConfig, where: Where, local: dict[str, Tensor]) -> dict[s
     return local
 
 
-@SETTINGS
+@at_most(40)
 @given(models(), st.booleans(), DTYPES, st.data())
 def test_cutting_and_joining_give_the_same_bytes(
     model: ModelConfig, critic: bool, dtype: torch.dtype, data: st.DataObject
@@ -110,7 +110,7 @@ def test_cutting_and_joining_give_the_same_bytes(
     assert back.keys() == whole.keys() and all(same_bits(back[name], whole[name]) for name in whole)
 
 
-@SETTINGS
+@at_most(40)
 @given(models(), st.booleans(), DTYPES, st.data())
 def test_placed_shares_have_the_canonical_fingerprints(
     model: ModelConfig, critic: bool, dtype: torch.dtype, data: st.DataObject
@@ -132,7 +132,7 @@ def test_placed_shares_have_the_canonical_fingerprints(
     }
 
 
-@SETTINGS
+@at_most(40)
 @given(models(), st.booleans(), st.data())
 def test_flat_shards_join(model: ModelConfig, critic: bool, data: st.DataObject) -> None:
     """A distributed optimizer's shards, each rank with some slices of some tensors, join to the whole tensors."""

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 from mismatch_kit import NAN, RAM, Sample, column, step_rows, traced
 
@@ -20,7 +21,6 @@ from repro_golden.mismatch_change import Number, mismatch_change
 from repro_golden.token_columns import TokenPairs, pairs_of
 
 INF = math.inf
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=80)
 
 LOG_PROB = st.one_of(
     st.floats(-30, 0, width=32),
@@ -94,7 +94,7 @@ def close(a: float | None, b: float | None) -> bool:
     return a == b or math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-15)
 
 
-@SETTINGS
+@at_most(80)
 @given(SAMPLES)
 def test_numbers_are_those_of_plain_loops(samples: list[list[tuple[float, float, int]]]) -> None:
     """Over masked, missing, huge and non-finite log-probs; every number, the places and both kinds of buckets."""
@@ -207,7 +207,7 @@ def test_sums_leave_fp64_only_where_they_must(values: list[float], total: float)
     assert (math.isnan(found) and math.isnan(total)) or (found == total and math.copysign(1, found) == 1)
 
 
-@SETTINGS
+@at_most(80)
 @given(st.lists(st.tuples(st.floats(-30, 0), st.floats(-30, 0)), min_size=1, max_size=30), st.randoms())
 def test_order_plays_no_part(pairs: list[tuple[float, float]], random: Any) -> None:
     """Another order of the tokens gives the same bits, whatever the sums; k3 and the gaps are never negative."""

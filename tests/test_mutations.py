@@ -3,7 +3,8 @@ import collections
 import random
 
 import pytest
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 from mutations_kit import (
     CONFIG,
@@ -66,7 +67,7 @@ def test_a_draw_is_spread_over_kinds():
 
 
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 30))
-@settings(max_examples=20, deadline=None)
+@at_most(20)
 def test_ranges_are_the_change(seed: int, count: int):
     """`before` with its removed lines replaced by the added ones is `after`; all other lines are byte-equal."""
     for m in mutations(seed, count, kinds=KINDS):
@@ -78,7 +79,7 @@ def test_ranges_are_the_change(seed: int, count: int):
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=20, deadline=None)
+@at_most(20)
 def test_a_change_stays_in_one_statement(seed: int):
     """The changed lines lie in one simple statement of the function that the change names, before and after."""
     for m in mutations(seed, 10):

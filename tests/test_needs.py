@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_golden.subjects.needs import Packages, lacking, unmet
@@ -31,7 +31,6 @@ def met(need: tuple[str, str, int, str], packages: Installed) -> bool:
     return has > 0 and {"==": has == bound, "!=": has != bound, ">=": has >= bound, "<": has < bound}[need[1]]
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
 @given(INSTALLED, INSTALLED.filter(bool), st.sets(NAMES))
 def test_what_is_lacking_is_what_is_unmet(before: Installed, own: Installed, fixed: set[str]) -> None:
     """Something is asked for exactly where a moved package or an extra that it asks for is left without; by its name.

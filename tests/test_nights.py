@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nightly_kit import night
-from trace_kit import ANY_FLOAT, SETTINGS, TEXT, exact
+from trace_kit import ANY_FLOAT, TEXT, exact
 
 from repro_golden.errors import ReproError
 from repro_golden.nights import STATUSES, Baseline, Check, Night, Nights, Summary, worst
@@ -29,7 +29,6 @@ NIGHTS = st.builds(
 )
 
 
-@SETTINGS
 @given(NIGHTS)
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, one: Night) -> None:
     """Every night comes back bit for bit, NaN and its payload included, from a file that any JSON reader takes."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from attach_kit import PRELUDE, PROGRAMS, TORCHRUN
+from examples_kit import at_most
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -62,7 +63,7 @@ def lanes(tensor: torch.Tensor) -> str:
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(at_most(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     looks=st.lists(
         st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=3), st.booleans()),

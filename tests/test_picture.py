@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trace_kit import RAM, SETTINGS, write
+from trace_kit import RAM, write
 
 from repro_golden.fingerprint import reference
 from repro_golden.picture import PAIRS, SIGNALS, picture_of
@@ -77,7 +77,6 @@ def test_what_has_no_size_gets_none(tmp_path: Path) -> None:
     json.dumps(picture.to_mapping(), allow_nan=False)
 
 
-@SETTINGS
 @given(st.integers(1, 3 * SIGNALS), st.integers(1, 3))
 def test_the_picture_is_bounded(signals: int, steps: int) -> None:
     """However many signals differ, at most `SIGNALS` are drawn, the rest is counted, and no cell points outside."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -19,7 +19,6 @@ from repro_golden.fingerprint.plan import EDGES_MAX
 from repro_golden.fingerprint.share import Edge, Run, complete, union
 
 torch.set_num_threads(1)
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=200)
 KINDS = (torch.uint8, torch.float8_e5m2, torch.bfloat16, torch.float32, torch.int64, torch.complex64, torch.complex128)
 DTYPES = st.sampled_from(KINDS)
 SHAPES = st.lists(st.integers(0, 7), max_size=4)
@@ -81,7 +80,6 @@ def by_hand(local: Tensor, placement: Placement) -> dict[str, Share]:
     return found
 
 
-@SETTINGS
 @given(st.builds(noise, SHAPES, DTYPES), st.data())
 def test_any_pieces_add_up(t: Tensor, data: st.DataObject) -> None:
     """Pieces merged in any order and grouping are the whole tensor, and a replica counts once."""
@@ -94,7 +92,6 @@ def test_any_pieces_add_up(t: Tensor, data: st.DataObject) -> None:
     assert merge(grouped).fingerprint == fingerprint(t)
 
 
-@SETTINGS
 @given(st.builds(noise, SHAPES.filter(all), DTYPES), st.data())
 def test_what_does_not_fit_together_is_seen(t: Tensor, data: st.DataObject) -> None:
     """A missing piece leaves a hole; boxes that share elements, but not all, and replicas with one bit apart clash."""
@@ -131,7 +128,6 @@ def test_edges_inside_words_add_up_while_they_can_be_carried() -> None:
             shares(*placed(t, (range(EDGES_MAX + 1), half)))
 
 
-@SETTINGS
 @given(layouts(), DTYPES, st.data())
 def test_flat_slices_of_any_layout_add_up(p: Placement, dtype: torch.dtype, data: st.DataObject) -> None:
     """A layout's shares are those found element by element; slices of its flat buffer merge to them; all is data."""
@@ -148,7 +144,6 @@ def test_flat_slices_of_any_layout_add_up(p: Placement, dtype: torch.dtype, data
         assert Share.from_cover(s.dtype, s.shape, Lanes.from_bytes(s.lanes.to_bytes()), s.cover_text()) == s
 
 
-@SETTINGS
 @given(layouts(), DTYPES, st.data())
 def test_flat_slices_given_as_data_add_up(p: Placement, dtype: torch.dtype, data: st.DataObject) -> None:
     """``"flat": [start, stop]`` beside a placement is that slice of it, and the slices' shares are the whole's."""
@@ -161,7 +156,6 @@ def test_flat_slices_given_as_data_add_up(p: Placement, dtype: torch.dtype, data
         assert merge(s[name] for s in data.draw(st.permutations(every)) if name in s) == share
 
 
-@SETTINGS
 @given(st.lists(st.tuples(*map(st.integers, (0, 0, 1), (4, 3, 9))), max_size=3), st.data())
 def test_a_window_is_the_elements_inside_it(dims: list[tuple[int, int, int]], data: st.DataObject) -> None:
     """A window of any part holds exactly its elements inside, renumbered, in at most two parts a dimension and one."""
@@ -189,7 +183,6 @@ def test_local_tensors_need_not_be_contiguous() -> None:
     assert shares(large, p) == shares(large.contiguous(), p)
 
 
-@SETTINGS
 @given(layouts(), DTYPES, st.integers(0, 2**32))
 def test_statistics_are_those_of_the_elements_covered(p: Placement, dtype: torch.dtype, seed: int) -> None:
     """Non-finite count, absmax and l2 of a share are those of exactly the elements it covers, cut words included."""
@@ -303,7 +296,6 @@ def test_what_is_no_placement_is_refused(name: str) -> None:
         _ = bad() if callable(bad) else shares(torch.arange(4.0), bad)
 
 
-@SETTINGS
 @given(layouts().filter(lambda p: p.parts), DTYPES, st.sampled_from(list(GOOD)), st.integers(-1, 30), st.data())
 def test_no_wrong_sum(p: Placement, dtype: torch.dtype, key: str, number: int, data: st.DataObject) -> None:
     """A placement with any number changed is refused, or gives exactly the shares of what it then says."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import environment
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 from torch import Tensor
@@ -30,7 +30,6 @@ from repro_golden.trace import Trace
 
 torch.set_num_threads(1)
 
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=150)
 half = pytest.mark.filterwarnings("ignore:ComplexHalf support")
 
 
@@ -79,7 +78,6 @@ def given_views(draw: st.DrawFn) -> View:
 
 
 @half
-@SETTINGS
 @given(st.lists(st.tuples(given_views(), st.integers(0, 2)), min_size=1, max_size=3), st.booleans())
 def test_any_tensors_have_the_same_bits(drawn: list[tuple[View, int]], keep: bool) -> None:
     """Lanes, statistics but for l2's last bits, sketch and values are the fast path's, and memory stays as it is."""
@@ -121,7 +119,6 @@ def layouts(draw: st.DrawFn) -> Placement:
     return p.flat(start, stop) if draw(st.booleans()) else p
 
 
-@SETTINGS
 @given(layouts(), st.sampled_from([d for d in DTYPES if d.itemsize != 1]), st.integers(0, 9), st.booleans())
 def test_any_placements_have_the_same_shares(p: Placement, dtype: torch.dtype, seed: int, keep: bool) -> None:
     """Shares, their statistics and their cut words are the fast path's, of any layout and slice of a flat buffer."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_bisect.predicates import Bitwise, Bounds, Exceeds, Exit, Finite, first_violation, parse_predicate
@@ -20,7 +20,6 @@ from repro_golden.trace import Header, Row, Trace, TraceWriter
 from repro_golden.trace.writer import metric_row
 
 torch.set_num_threads(1)
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=200)
 HEADER = Header({"name": "t"}, "rollouts", {}, {}, steps=9)
 NUMBERS = st.floats(0, 1e300, allow_nan=False, allow_infinity=False)
 NAMES = st.text(string.ascii_letters + string.digits + "_/.-[]", min_size=1)
@@ -50,7 +49,6 @@ def pair(folder: Path, a: Sequence[Sequence[Row]], b: Sequence[Sequence[Row]]) -
     return trace(folder / "a", a), trace(folder / "b", b)
 
 
-@SETTINGS
 @given(NUMBERS)
 def test_limits_are_read_exactly(limit: float) -> None:
     """`kl>` and `ulp>` keep every finite number of 0 or more to the last bit, with or without spaces."""
@@ -61,7 +59,6 @@ def test_limits_are_read_exactly(limit: float) -> None:
             assert (found.what, found.limit) == (what, limit)
 
 
-@SETTINGS
 @given(NAMES, st.none() | NUMBERS, st.none() | NUMBERS)
 def test_tolerances_are_read_exactly(name: str, rtol: float | None, atol: float | None) -> None:
     """`metric:NAME` keeps the name and both tolerances, in any order; one that is not given is 0."""

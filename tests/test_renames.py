@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trace_kit import RAM, SETTINGS, tensor_row, write
+from trace_kit import RAM, tensor_row, write
 
 from repro_golden.case import Compare
 from repro_golden.compare import compare, first_difference
@@ -251,7 +251,6 @@ def renamed(draw: st.DrawFn) -> tuple[list[str], list[str]]:
     return old, list(draw(st.permutations([f"new{k}.w" for k in range(len(old))])))
 
 
-@SETTINGS
 @given(renamed(), st.integers(1, 4), st.data())
 def test_every_rename_agrees_and_every_change_is_found(
     names: tuple[list[str], list[str]], steps: int, data: st.DataObject

@@ -9,7 +9,8 @@ from pathlib import Path
 from xml.etree import ElementTree  # what is parsed was written here
 
 import pytest
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 from pull_kit import NAN, OURS, below, cells, check_text, flat, pair, point, rendered, report, with_step
 
@@ -184,7 +185,7 @@ def test_what_others_wrote_stays_text(tmp_path: Path, name: str) -> None:
         ElementTree.fromstring(junit(found))  # noqa: S314
 
 
-@settings(deadline=None, max_examples=60, derandomize=True)
+@at_most(60)
 @given(st.text(max_size=40), st.sampled_from(["code", "quoted"]), st.booleans())
 def test_any_text_survives_markdown(text: str, kind: str, cell: bool) -> None:
     """Whatever is written in a line of Markdown, alone or in a table, is read back the same and is no markup."""
@@ -243,7 +244,7 @@ def test_thousands_of_metrics_fit(tmp_path: Path) -> None:
     assert "<details><summary>Metrics</summary>" in comment(report(bound)), "more rows than are read at once are closed"
 
 
-@settings(deadline=None, max_examples=12, derandomize=True)
+@at_most(12)
 @given(st.lists(st.tuples(st.text(min_size=1, max_size=200), st.integers(1, 60)), min_size=1, max_size=40))
 def test_a_comment_fits_whatever_is_in_it(names: list[tuple[str, int]]) -> None:
     """Any names, repeated any number of times: within the limit, each verdict said, the same command below."""

@@ -14,8 +14,9 @@ from xml.etree import ElementTree  # what is parsed was written here
 
 import pytest
 from conftest import Repo, environment
+from examples_kit import at_most
 from history_kit import CASE, TRAIN, edit, start
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pull_kit import NAN, check_text, flat, pair, point, report, with_step
 from test_github import GitHub, github
@@ -111,7 +112,7 @@ def test_json_and_xml_say_the_same(tmp_path: Path) -> None:
     assert (root.get("tests"), root.get("failures"), root.get("errors"), root.get("skipped")) == ("9", "4", "1", "1")
 
 
-@settings(deadline=None, max_examples=60, derandomize=True)
+@at_most(60)
 @given(st.text(st.characters(), max_size=60))
 def test_xml_is_valid_for_any_text(text: str) -> None:
     """Characters that XML forbids are left out, all others come back."""

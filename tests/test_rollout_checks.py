@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 from rollout_dump_kit import drawn_dumps, plain_dump, tensor
 
@@ -200,7 +201,7 @@ def test_evaluations_are_not_held_to_what_training_needs(tmp_path: Path) -> None
     assert {f.rule for f in check_dump(read_rollout_dump(tmp_path / "eval_3.pt"))} == {"log-probs-finite"}
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@at_most(60)
 @given(data=st.data(), system=st.sampled_from(SYSTEMS))
 def test_checks_never_fail(data: st.DataObject, system: System) -> None:
     """Whatever a readable dump holds, the checks end, each finding with its own sample and one line."""

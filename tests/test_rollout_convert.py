@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 from rollout_dump_kit import ADAPTER, drawn_dumps, full_dump, plain_dump, tensor
 
@@ -29,7 +30,6 @@ from repro_golden.rollouts import RolloutData, read_rollout, write_rollout
 
 torch.set_num_threads(1)
 
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=60)
 SYSTEM = st.sampled_from(SYSTEMS)
 
 
@@ -45,7 +45,7 @@ def back(dump: RolloutDump, reward_key: str | None = None) -> RolloutDump:
     return made
 
 
-@SETTINGS
+@at_most(60)
 @given(data=st.data(), system=SYSTEM)
 def test_there_and_back_is_the_same(data: st.DataObject, system: System) -> None:
     """Any dump comes back from our form with the same bits and types, fields that it lacked still lacking."""
@@ -53,7 +53,7 @@ def test_there_and_back_is_the_same(data: st.DataObject, system: System) -> None
     assert same(parts(back(dump, "acc")), parts(dump))
 
 
-@SETTINGS
+@at_most(60)
 @given(data=st.data(), system=SYSTEM)
 def test_there_and_back_through_files(
     data: st.DataObject, system: System, tmp_path_factory: pytest.TempPathFactory
@@ -206,7 +206,7 @@ def test_damage_beside_the_columns_is_one_line(change: dict[str, Any]) -> None:
     assert "\n" not in str(caught.value)
 
 
-@SETTINGS
+@at_most(60)
 @given(data=st.data(), pair=st.permutations(SYSTEMS))
 def test_another_form_loses_what_is_listed_and_nothing_else(data: st.DataObject, pair: list[System]) -> None:
     """Into another system's form and back, each field is the same, or is named in the list, as often as it is lost."""
@@ -340,7 +340,7 @@ def test_a_digest_is_over_content_alone() -> None:
     assert same(fewer.samples, dump.samples) and content_digest(fewer) != content_digest(dump)
 
 
-@SETTINGS
+@at_most(60)
 @given(data=st.data())
 def test_typed_json_keeps_everything(data: st.DataObject) -> None:
     """Any value through JSON text and back is the same: types, bits, lone surrogates, huge numbers, dicts like tags."""

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import Tensor
@@ -24,7 +25,6 @@ from repro_golden.rollouts import FORMAT, RolloutData, RolloutSet, read_rollout,
 
 torch.set_num_threads(1)
 
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=40)
 RAM = next(iter(Path("/dev").glob("shm")), None)  # syncing to disk is what takes the time
 INT64 = st.integers(-(2**63), 2**63 - 1)
 FLOAT32_BITS = st.integers(0, 2**32 - 1)
@@ -99,7 +99,7 @@ def example(**tensors: Tensor) -> RolloutData:
 # -- one content, one file
 
 
-@SETTINGS
+@at_most(40)
 @given(rollouts(), st.randoms(use_true_random=False))
 def test_equal_content_gives_equal_bytes_and_digest(rollout: RolloutData, random: Any) -> None:
     """Insertion order, the file's name and the tensors' strides leave no trace; reading gives the content back."""
@@ -123,7 +123,7 @@ def test_equal_content_gives_equal_bytes_and_digest(rollout: RolloutData, random
         assert a.read_bytes() == b.read_bytes()
 
 
-@SETTINGS
+@at_most(40)
 @given(rollouts())
 def test_the_trainer_and_the_instrument_write_the_same_file(rollout: RolloutData) -> None:
     """The trainer's writer and this one give the same bytes for the same rollout, and each reads the other's."""
@@ -135,7 +135,7 @@ def test_the_trainer_and_the_instrument_write_the_same_file(rollout: RolloutData
         assert plain(read_rollout(theirs)) == plain(core_read(ours)) == plain(rollout)
 
 
-@SETTINGS
+@at_most(40)
 @given(rollouts(), st.data())
 def test_any_change_of_content_changes_the_digest(rollout: RolloutData, data: st.DataObject) -> None:
     """One flipped bit of one column, and any changed entry of the metadata, give another digest."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from run_folder_kit import Run, checksum_event, event, f32, i64, sha
 
@@ -32,8 +32,6 @@ from repro_golden.dumps.values import Tensor
 from repro_golden.errors import ReproError
 from repro_golden.magnitude import decode, measure, ulp_histogram
 from repro_golden.trace.writer import digest_row
-
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=200)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +277,6 @@ JSON = st.recursive(
 KEYS = ["state", "metrics", "engine_checksums", "advantages", "witness_ids", "rollout_id", "attempt", "source"]
 
 
-@SETTINGS
 @given(
     st.sampled_from(
         [
@@ -312,7 +309,6 @@ def test_whatever_an_event_holds_reading_ends_in_values_or_one_line(tmp_path_fac
         assert "\n" not in said
 
 
-@SETTINGS
 @given(st.binary(max_size=60) | st.text(max_size=40).map(str.encode))
 def test_arbitrary_bytes_are_one_line_in_every_reader(tmp_path_factory, raw: bytes) -> None:
     """Files that are no records at all."""

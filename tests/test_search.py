@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_kit import (
-    SETTINGS,
     brute_force,
     check_exact,
     dags,
@@ -83,7 +82,6 @@ def test_scattered_skips_of_one_reason_leave_no_suspect_too_many(seeds: range) -
 
 
 @given(problems(), st.integers(1, 4))
-@SETTINGS
 def test_answer_equals_brute_force(problem: tuple[Dag[str], str, dict[str, str]], k: int) -> None:
     """With skips of distinct or no reasons the answer is the exact set that no testable commit can tell apart."""
     check_exact(problem, k)
@@ -110,7 +108,6 @@ def check_every_culprit(problem: tuple[Dag[str], str, dict[str, str]]) -> None:
 
 
 @given(problems())
-@SETTINGS
 def test_every_culprit(problem: tuple[Dag[str], str, dict[str, str]]) -> None:
     """For every culprit the answer equals brute force, and the worst costs at most a probe more than git's rule."""
     check_every_culprit(problem)
@@ -158,7 +155,6 @@ def test_at_most_one_probe_more_than_git(seeds: range) -> None:
 
 
 @given(problems(), st.integers(1, 3))
-@SETTINGS
 def test_bound_holds(problem: tuple[Dag[str], str, dict[str, str]], k: int) -> None:
     """Without further skips `bound` is the number of rounds that the worst culprit takes."""
     dag, _, skips = problem
@@ -170,7 +166,6 @@ def test_bound_holds(problem: tuple[Dag[str], str, dict[str, str]], k: int) -> N
 
 
 @given(problems(), st.randoms())
-@SETTINGS
 def test_order_of_verdicts_does_not_matter(problem: tuple[Dag[str], str, dict[str, str]], rng: random.Random) -> None:
     """The same verdicts in another order give an equal search: suspects, answer, next probes, presumption."""
     dag, culprit, skips = problem
@@ -191,7 +186,6 @@ def test_order_of_verdicts_does_not_matter(problem: tuple[Dag[str], str, dict[st
 
 
 @given(dags(9), st.data())
-@SETTINGS
 def test_contradiction_exactly_when_no_culprit_is_left(dag: Dag[str], data: st.DataObject) -> None:
     """Arbitrary verdicts raise at the first one that no single culprit explains, in one line naming both commits."""
     reach = {c: plain_ancestors(dag.parents, c) for c in dag}
@@ -287,7 +281,6 @@ def test_presumption_follows_paths() -> None:
 
 
 @given(problems(), st.integers(1, 4), st.randoms())
-@SETTINGS
 def test_arrival_order_does_not_matter(
     problem: tuple[Dag[str], str, dict[str, str]], k: int, rng: random.Random
 ) -> None:

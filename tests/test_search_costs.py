@@ -6,13 +6,12 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from search_kit import SETTINGS, check_exact, line, problems
+from search_kit import check_exact, line, problems
 
 from repro_bisect.search import Dag, Search
 
 
 @given(problems(), st.integers(1, 3), st.data())
-@SETTINGS
 def test_costs_do_not_change_the_answer(
     problem: tuple[Dag[str], str, dict[str, str]], k: int, data: st.DataObject
 ) -> None:

@@ -6,7 +6,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from search_kit import SETTINGS, SHAPES, dags, history, plain_ancestors
+from search_kit import SHAPES, dags, history, plain_ancestors
 
 from repro_bisect.search import Dag, Search
 
@@ -27,7 +27,6 @@ def test_the_rule_by_its_definition(seed: int) -> None:
 
 
 @given(dags(40), st.data())
-@SETTINGS
 def test_sets_are_what_they_say(dag: Dag[str], data: st.DataObject) -> None:
     """Ancestors, descendants and counts, kept as gaps, agree with the definition."""
     plain = [{dag.index[p] for p in plain_ancestors(dag.parents, c)} for c in dag]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_golden.signals import Signals
@@ -30,7 +30,6 @@ def groups(draw: st.DrawFn) -> tuple[str, str, dict[str, torch.Tensor]]:
     return draw(st.sampled_from(PHASES)), draw(st.sampled_from(["", "exp_avg/"])), held
 
 
-@settings(deadline=None)
 @given(st.lists(groups(), min_size=1, max_size=3, unique_by=lambda g: g[:2]), st.integers(1, 3))
 def test_packed_together_or_one_by_one(taken: list[tuple[str, str, dict[str, torch.Tensor]]], steps: int) -> None:
     """A step's frame holds the same bytes whether its rows were made or not, in the first step and in later ones."""

@@ -16,7 +16,7 @@ import site_kit
 from hypothesis import given
 from hypothesis import strategies as st
 from site_kit import MACHINES, culprit, night, point, pull
-from site_pages_kit import OPTIONS, SETTINGS, Page, case_page, data, made, pages, style
+from site_pages_kit import OPTIONS, Page, case_page, data, made, pages, style
 
 from repro.site.build import build
 from repro.site.changes import changes, together
@@ -172,7 +172,6 @@ def test_machines_are_compared_with_themselves_and_told_together() -> None:
     assert changes([]) == []
 
 
-@SETTINGS
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["green", "changed", "flaky", "error"])), max_size=12)
 )

@@ -15,7 +15,7 @@ import site_kit
 from hypothesis import given
 from hypothesis import strategies as st
 from site_kit import EVIL, night, point, pull
-from site_pages_kit import OPTIONS, SETTINGS, Page, case_page, data, evil_results, made, pages, published, style
+from site_pages_kit import OPTIONS, Page, case_page, data, evil_results, made, pages, published, style
 
 from repro.site.build import Options, build
 from repro.site.changes import changes, together
@@ -41,7 +41,6 @@ def files(results: Results) -> dict[str, bytes]:
 # -- nothing of a result is ever run
 
 
-@SETTINGS
 @given(
     st.text(),
     st.recursive(st.text() | st.none() | st.integers(), lambda s: st.lists(s) | st.dictionaries(st.text(), s)),
@@ -104,7 +103,6 @@ def test_commits_are_links_only_with_a_repository(tmp_path: Path) -> None:
 # -- names
 
 
-@SETTINGS
 @given(st.lists(st.text(min_size=1) | st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]*", fullmatch=True), unique=True))
 def test_no_two_cases_share_a_file(names: list[str]) -> None:
     """File names are plain, and differ even where the file system does not tell capitals apart."""

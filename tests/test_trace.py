@@ -21,7 +21,6 @@ from trace_kit import (
     NAN_WITH_PAYLOAD,
     RAM,
     ROWS,
-    SETTINGS,
     SMALL,
     STEPS,
     check_prefix,
@@ -55,7 +54,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # -- round trip
 
 
-@SETTINGS
 @given(STEPS)
 def test_what_was_written_is_read_back(steps: list[list[Row]]) -> None:
     """Random rows (any name, NaN payloads, -0.0) come back bit for bit, live and sealed, and sealing twice is free."""
@@ -74,7 +72,6 @@ def test_what_was_written_is_read_back(steps: list[list[Row]]) -> None:
             assert all(exact(sealed.row(i, r.phase, r.name)) == exact(r) for r in rows)
 
 
-@SETTINGS
 @given(STEPS)
 def test_the_step_log_alone_tells_metrics_roots_and_chain(steps: list[list[Row]]) -> None:
     """Without any rows the step log still holds every metric bit for bit, the roots and the chain; rows are refused."""
@@ -155,7 +152,6 @@ def test_no_trace_is_one_line(tmp_path: Path) -> None:
 # -- roots
 
 
-@SETTINGS
 @given(st.lists(ROWS, min_size=1, max_size=8, unique_by=KEYS), st.randoms(use_true_random=False))
 def test_the_order_of_observation_plays_no_part(rows: list[Row], random: Any) -> None:
     """A step's root is the same in any order of observation; leaving one signal out, or in, changes it."""
@@ -164,7 +160,6 @@ def test_the_order_of_observation_plays_no_part(rows: list[Row], random: Any) ->
     assert root(shuffled) == root(rows) != root(rows[1:])
 
 
-@SETTINGS
 @given(ROWS.filter(lambda r: r.dtype != "metric"), st.integers(0, 127))
 def test_the_root_binds_what_names_a_signal_and_its_content(row: Row, bit: int) -> None:
     """Phase, name, dtype, shape and each bit of the lanes are in the root."""
@@ -179,7 +174,6 @@ def test_the_root_binds_what_names_a_signal_and_its_content(row: Row, bit: int) 
     assert len({root([r]) for r in [row, *others]}) == 6
 
 
-@SETTINGS
 @given(st.lists(st.booleans(), min_size=1, max_size=6), st.integers(0, 5))
 def test_chains_that_parted_never_meet(values: list[bool], at: int) -> None:
     """After one other root every later chain differs, whatever follows; before it all are equal."""

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trace_kit import (
     RAM,
-    SETTINGS,
     SMALL,
     check_prefix,
     content,
@@ -89,7 +88,6 @@ def test_any_cut_of_the_step_log_leaves_whole_steps(small: Path, tmp_path: Path)
             assert Trace(directory).complete == (cut == len(raw))
 
 
-@SETTINGS
 @given(st.data())
 def test_cuts_of_both_logs_leave_the_shorter_prefix(data: st.DataObject) -> None:
     """A machine that dies leaves each log cut anywhere: the steps that are whole in both are read, live and sealed."""

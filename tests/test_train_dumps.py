@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 from run_folder_kit import Run, contents, f32, i64
 
@@ -16,8 +17,6 @@ from repro_golden.dumps.train.joining import joined
 from repro_golden.dumps.train.makers import Shard, miles_train_dump, rank_train_dump, relax_train_dump, slime_train_dump
 from repro_golden.dumps.values import Tensor, same
 from repro_golden.errors import ReproError
-
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=12)
 
 
 def files(folder: Path, run: Run) -> list[Any]:
@@ -62,7 +61,7 @@ def test_the_four_forms_hold_one_rollout_and_give_one_set_of_rows(tmp_path: Path
     assert systems["slime"].updates == 1
 
 
-@SETTINGS
+@at_most(12)
 @given(
     st.sampled_from(["miles", "old", "relax"]),
     st.sampled_from([(1, 2, 1), (2, 1, 2), (2, 2, 1), (1, 4, 2), (2, 2, 2), (1, 1, 3), (3, 1, 1), (1, 3, 1)]),
@@ -273,7 +272,6 @@ NAMES = [
 ]
 
 
-@settings(deadline=None, derandomize=True, max_examples=150)
 @given(st.data())
 def test_whatever_a_dump_holds_reading_ends_in_rows_or_one_line(tmp_path_factory, data) -> None:
     """No content of any column makes reading, joining or rows raise anything but a ReproError."""

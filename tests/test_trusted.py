@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from nightly_kit import COMMIT, flat, night
 
@@ -17,7 +17,6 @@ from repro_golden.nightly_table import NightlyTable
 from repro_golden.nights import STATUSES, Baseline, Night, Summary
 from repro_golden.trusted import Judged, judge, judge_metrics, metrics_check, nonfinite, summarise, trusted
 
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=200)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 NOT_FINITE = st.sampled_from([math.nan, math.inf, -math.inf])
 HISTORY = st.lists(FINITE, min_size=1, max_size=14)
@@ -33,7 +32,6 @@ def verdict(value: float, history: list[float], bound: Bound | None = None, mads
 # -- one value
 
 
-@SETTINGS
 @given(FINITE, HISTORY, BOUNDS, MADS)
 def test_both_sides_are_judged_alike(value: float, history: list[float], bound: Bound | None, mads: float) -> None:
     """With every sign turned the verdict is the same: far below is as far as far above."""
@@ -41,7 +39,6 @@ def test_both_sides_are_judged_alike(value: float, history: list[float], bound: 
     assert verdict(value, history, bound, mads) == mirror
 
 
-@SETTINGS
 @given(st.integers(-1000, 1000), st.lists(st.integers(-1000, 1000), min_size=1, max_size=14), BOUNDS)
 def test_the_distance_from_the_median_alone_counts(far: int, history: list[int], bound: Bound | None) -> None:
     """So far above the median is judged as so far below it."""
@@ -50,7 +47,6 @@ def test_the_distance_from_the_median_alone_counts(far: int, history: list[int],
     assert verdict(median + far, values, bound) == verdict(median - far, values, bound)
 
 
-@SETTINGS
 @given(FINITE, HISTORY, BOUNDS, MADS, st.randoms(use_true_random=False))
 def test_order_does_not_count(value: float, history: list[float], bound: Bound | None, mads: float, by: Any) -> None:
     """A shuffled history gives the same judgement, to the last digit."""
@@ -59,7 +55,6 @@ def test_order_does_not_count(value: float, history: list[float], bound: Bound |
     assert vars(one) == vars(other)
 
 
-@SETTINGS
 @given(FINITE, FINITE, HISTORY, BOUNDS, MADS)
 def test_farther_is_never_better(a: float, b: float, history: list[float], bound: Bound | None, mads: float) -> None:
     """Of two values on one side, the farther one is not inside where the nearer one is outside."""
@@ -72,14 +67,12 @@ def test_farther_is_never_better(a: float, b: float, history: list[float], bound
         assert verdict(far, history, bound, mads) == "outside"
 
 
-@SETTINGS
 @given(NOT_FINITE, st.lists(FINITE | NOT_FINITE, max_size=14), BOUNDS)
 def test_nan_and_infinity_never_pass(value: float, history: list[float], bound: Bound | None) -> None:
     """Not even where the past had them, or nothing is known, or the bound is wide."""
     assert verdict(value, history, bound) == "not finite"
 
 
-@SETTINGS
 @given(FINITE, HISTORY, st.lists(NOT_FINITE, max_size=5), BOUNDS)
 def test_nan_in_the_past_counts_for_nothing(
     value: float, history: list[float], bad: list[float], bound: Bound | None
@@ -90,7 +83,6 @@ def test_nan_in_the_past_counts_for_nothing(
     )
 
 
-@SETTINGS
 @given(FINITE, st.lists(FINITE, max_size=4), st.integers(0, 5))
 def test_too_few_nights_are_never_a_pass(value: float, history: list[float], least: int) -> None:
     """With fewer than asked for, and with none at all, nothing is known."""
@@ -99,7 +91,6 @@ def test_too_few_nights_are_never_a_pass(value: float, history: list[float], lea
     assert judge(value, [], mads=6.0, least=least).verdict == "unknown"
 
 
-@SETTINGS
 @given(FINITE, FINITE, st.integers(1, 14))
 def test_bit_stable_numbers_have_no_noise(was: float, value: float, count: int) -> None:
     """Where all nights had one value and the case has no bound, any other is outside, the next float already."""
@@ -166,7 +157,6 @@ def test_only_the_newest_nights_count() -> None:
     assert metrics_check(seen(1.0)[0], seen(1, 1, 1, 2, 2, 2), table, {}).status == "changed"
 
 
-@SETTINGS
 @given(st.lists(st.dictionaries(st.sampled_from("ab"), FINITE | NOT_FINITE), max_size=6))
 def test_a_value_that_is_no_number_is_seen_at_any_step(steps: list[dict[str, float]]) -> None:
     """A summary is finite exactly where every step is."""

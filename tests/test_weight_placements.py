@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -17,7 +18,6 @@ from repro_core.rollout.sglang_weights import layout, placements
 from repro_golden.weight_pieces import canonical_tensors, join, pieces
 
 torch.set_num_threads(1)
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=60)
 QWEN2 = ModelConfig(vocab_size=67, hidden_size=32, intermediate_size=48, num_hidden_layers=1, tie_word_embeddings=False)
 QWEN3 = replace(QWEN2, model_type="qwen3", kv_channels=16)
 MOE = replace(
@@ -130,7 +130,7 @@ def models(draw: st.DrawFn) -> tuple[ModelConfig, int]:
     return model, ranks
 
 
-@SETTINGS
+@at_most(60)
 @given(models())
 def test_the_shares_of_all_processes_add_up_to_the_canonical_tensors(drawn: tuple[ModelConfig, int]) -> None:
     """What SGLang's loaders put into any number of processes has, through its placements, the whole's fingerprints."""
@@ -144,7 +144,7 @@ def test_the_shares_of_all_processes_add_up_to_the_canonical_tensors(drawn: tupl
     assert held == sent
 
 
-@SETTINGS
+@at_most(60)
 @given(models())
 def test_the_values_of_all_processes_make_the_canonical_tensors_whole(drawn: tuple[ModelConfig, int]) -> None:
     """Joined element by element, every canonical element is there, and every process that has it has the same bits."""

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples_kit import at_most
+from hypothesis import given
 from hypothesis import strategies as st
 from megatron_kit import launch, outputs
 from once_kit import once
@@ -346,7 +347,7 @@ def test_equal_bits_pass_and_nothing_else() -> None:
     assert "a: other values" in _judged({"a": strange}, {"a": turned})
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
+@at_most(40)
 @given(st.data())
 def test_one_flipped_bit_anywhere_is_found_in_its_tensor(data: st.DataObject) -> None:
     """Whatever element of whatever parameter changes in any process, its canonical tensor is named, and no other."""

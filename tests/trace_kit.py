@@ -9,14 +9,12 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from repro_golden.fingerprint import Lanes, reference
 from repro_golden.trace import PHASES, Header, Row, Trace, TraceWriter
 from repro_golden.trace.writer import metric_row
 
-SETTINGS = settings(deadline=None, derandomize=True, max_examples=25)
 RAM = next(iter(Path("/dev").glob("shm")), None)  # syncing to disk is what takes the time
 HEADER = Header({"name": "t"}, "rollouts", {"kind": "core"}, {"host": {}}, steps=3)
 WORD = st.integers(0, 2**64 - 1)
