@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import warm_kit
 from examples_kit import FAST
 from hypothesis import settings
 from once_kit import once
@@ -74,7 +75,11 @@ class Repo:
         file.write_text(text.replace(old, new))
 
     def repro(self, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        """One repro command, as a user runs it."""
+        """One repro command, as a user runs it, in a process that begins warm."""
+        return warm_kit.run(arguments, self.root, environment(), timeout)
+
+    def cold(self, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        """The same in a process that begins as a user's does."""
         return subprocess.run(
             [sys.executable, "-m", "repro", *arguments],
             cwd=self.root, capture_output=True, text=True, timeout=timeout, env=environment(), check=False,
@@ -93,13 +98,14 @@ _SET_BY_IMPORTS = {
 def environment() -> dict[str, str]:
     """The user's environment without what would make tests depend on it."""
     keep = {k: v for k, v in os.environ.items() if not k.startswith(_LEFT_OUT) and k not in _SET_BY_IMPORTS}
-    return keep | {"DVC_NO_ANALYTICS": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    ours = {"DVC_NO_ANALYTICS": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    return keep | ours | {"PYTHONHASHSEED": warm_kit.SEED}
 
 
 @pytest.fixture(autouse=True)
 def _as_before_imports() -> None:
     """What a test does in its own process sees the variables that its children see."""
-    for name in _SET_BY_IMPORTS:
+    for name in (*_SET_BY_IMPORTS, "PYTEST_ADDOPTS"):
         os.environ.pop(name, None)
 
 

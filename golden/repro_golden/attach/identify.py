@@ -32,14 +32,23 @@ def importable() -> list[str]:
 
     Of two copies of one package the first on the search path is that which is imported.
     """
-    return sorted((f"{name}=={one.version}" for name, one in _installed().values()), key=str.lower)
+    return sorted((f"{name}=={version}" for name, version, _ in _installed().values()), key=str.lower)
 
 
-def _installed() -> dict[str, tuple[str, metadata.Distribution]]:
-    found: dict[str, tuple[str, metadata.Distribution]] = {}
+_HEADER = re.compile(r"^(name|version):[ \t]*(.*?)[ \t]*$", re.IGNORECASE | re.MULTILINE)
+
+
+def _installed() -> dict[str, tuple[str, str, metadata.Distribution]]:
+    """Name, version and distribution, by normalised name.
+
+    `Distribution.metadata` parses a package's whole description each time it is asked: half a second of every command.
+    """
+    found: dict[str, tuple[str, str, metadata.Distribution]] = {}
     for one in metadata.distributions():
-        if name := one.metadata["Name"]:
-            found.setdefault(re.sub("[-_.]+", "-", name).lower(), (name, one))
+        text = one.read_text("METADATA") or one.read_text("PKG-INFO") or one.read_text("") or ""
+        head = {key.lower(): value for key, value in reversed(_HEADER.findall(text.partition("\n\n")[0]))}
+        if name := head.get("name"):
+            found.setdefault(re.sub("[-_.]+", "-", name).lower(), (name, head.get("version", ""), one))
     return found
 
 
@@ -55,11 +64,11 @@ def build(root: Path) -> str:
     """
     facts = [sys.executable, sys.version, sys.prefix, sys.base_prefix]
     folders, root = set(), root.resolve()
-    for key, (_, one) in sorted(_installed().items()):
+    for key, (_, version, one) in sorted(_installed().items()):
         if key == _OURS:
             continue
         link = one.read_text("direct_url.json") or ""
-        facts += [key, one.version or "", one.read_text("RECORD") or "", link]
+        facts += [key, version, one.read_text("RECORD") or "", link]
         folders |= {_in_place(one, link)}
     for folder in sorted(folder for folder in folders if folder and root not in (folder, *folder.parents)):
         facts += sources(folder)
