@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import warm_kit
+
 from repro_golden.families import family
 from repro_golden.trace import Row, Trace
 
@@ -246,10 +248,9 @@ class Programs:
         return f"{name}.py"
 
     def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
-        cache = {"TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            command, cwd=self.folder, env=os.environ | cache, capture_output=True, text=True, timeout=300, check=False
-        )
+        cache = {"TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor")}
+        own = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": warm_kit.SEED}
+        done = warm_kit.run(command, self.folder, os.environ | cache | own, 300)
         assert done.returncode == 0, done.stdout + done.stderr
         return done
 

@@ -76,7 +76,7 @@ class Repo:
 
     def repro(self, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """One repro command, as a user runs it, in a process that begins warm."""
-        return warm_kit.run(arguments, self.root, environment(), timeout)
+        return warm_kit.run([sys.executable, "-m", "repro", *arguments], self.root, environment(), timeout)
 
     def cold(self, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """The same in a process that begins as a user's does."""

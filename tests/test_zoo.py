@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from zoo_kit import (
     digest,
     first_difference,
     observe,
-    warm,
 )
 
 
@@ -40,21 +38,19 @@ def truth(observed: Path, pair: Pair, *, names: bool = True) -> Difference | Non
 class Recordings:
     """Recordings of programs, which pairs of the same program share."""
 
-    def __init__(self, factory: pytest.TempPathFactory, command: list[str]) -> None:
-        self._factory, self._command = factory, command
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self._factory = factory
 
-    def get(self, text: str, *, alone: bool) -> Recording:
-        """A program's recording, by a process of its own or by a fork of one that has imported torch."""
-        name = f"zoo-{digest(text)}{'-alone' * alone}"
-        command = [] if alone else self._command
-        return Recording(once(self._factory, name, lambda folder: Recording.make(folder, text, command)))
+    def get(self, text: str, *, cold: bool) -> Recording:
+        """A program's recording, by processes that begin cold or warm."""
+        name = f"zoo-{digest(text)}{'-cold' * cold}"
+        return Recording(once(self._factory, name, lambda folder: Recording.make(folder, text, cold=cold)))
 
 
 @pytest.fixture(scope="session")
-def recordings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recordings]:
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Recordings:
     """What was recorded so far."""
-    with warm() as command:
-        yield Recordings(tmp_path_factory, command)
+    return Recordings(tmp_path_factory)
 
 
 def test_the_zoo_is_large() -> None:
@@ -89,7 +85,7 @@ def test_what_a_pair_says_is_true(observed: Path, name: str) -> None:
 def test_the_verdict(recordings: Recordings, name: str) -> None:
     """Two recorded sides are judged as the pair's file says: the verdict, the place, and what must be mentioned."""
     pair = PAIRS[name]
-    before, after = (recordings.get(text, alone=pair.program in ALONE) for text in (pair.before, pair.after))
+    before, after = (recordings.get(text, cold=pair.program in ALONE) for text in (pair.before, pair.after))
     problems = Verdict.of(before, after).problems(pair)
     assert not problems, "; ".join(problems)
 
@@ -97,5 +93,5 @@ def test_the_verdict(recordings: Recordings, name: str) -> None:
 def test_a_fork_is_recorded_as_a_process_of_its_own(recordings: Recordings) -> None:
     """Forks of a process that has imported torch, which save time here, give the trace that a fresh process gives."""
     text = PAIRS["comments"].before
-    verdict = Verdict.of(*(recordings.get(text, alone=alone) for alone in (False, True)))
+    verdict = Verdict.of(*(recordings.get(text, cold=cold) for cold in (False, True)))
     assert verdict.kind == "agrees", verdict.text

@@ -5,7 +5,7 @@ its own number, parent, variables, folder, streams, session, signals and exit co
 is not the same: a program's own start-up flags and variables that Python, the linker or a thread pool read when they
 start. What has such goes cold by itself (`_warmable`), and a test whose claim is a cold start asks for one.
 
-    warm_kit.run(["golden", "verify"], cwd, variables)      # what `python -m repro golden verify` does there
+    warm_kit.run([sys.executable, "-m", "repro", "golden", "verify"], cwd, variables, timeout)
 
 Run as a program it is the server, which ends with its standard input.
 """
@@ -45,14 +45,15 @@ COMMANDS = (
     "repro.cli", "repro.commands.bisect", "repro.commands.golden_verify", "repro.commands.trace", "repro.report.bisect",
     "repro.report.plots", "repro_golden.record", "repro_golden.verify", "repro_bisect.driver",
     "repro_bisect.executors.local", "altair", "jinja2", "numpy.ma",
-    "dvc.cli", "dvc.commands.add", "dvc.commands.remote", "dvc.commands.status", "dvc.repo.add", "dvc_data.hashfile.build",
+    "dvc.cli", "dvc.commands.add", "dvc.commands.remote", "dvc.commands.status", "dvc.repo.add",
+    "dvc_data.hashfile.build",
 )  # fmt: skip
 READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "NUMBA_",
     "TORCH", "ATEN_", "DNNL_", "ONEDNN_", "NUMPY_", "NPY_", "CUDA", "GLIBC_")  # fmt: skip
 """Beginnings of variables that a process reads before a program could change them."""
 OF_EACH = {
     "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS", "TORCH_SHOW_CPP_STACKTRACES", "CUDA_DEVICE_MAX_CONNECTIONS",
+    "MKL_NUM_THREADS", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR",
 }  # fmt: skip
 """Those of them that a fork takes over."""
 SEED = "0"
@@ -63,21 +64,24 @@ SEED = "0"
 
 
 def run(
-    arguments: Sequence[str], cwd: Path, variables: Mapping[str, str], timeout: float
+    command: Sequence[str], cwd: Path, variables: Mapping[str, str], timeout: float
 ) -> subprocess.CompletedProcess[str]:
-    """One repro command in `cwd` with these variables, as `subprocess.run` with `capture_output` and `text` has it.
+    """A program in `cwd` with these variables, as `subprocess.run` with `capture_output` and `text` has it.
 
     Raises:
         subprocess.TimeoutExpired: it did not end in time, and was killed.
     """
-    command = [sys.executable, "-m", "repro", *arguments]
+    if not _warmable(command, variables):
+        return subprocess.run(
+            command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=timeout, check=False
+        )
     with (
         socket.socket(socket.AF_UNIX) as connection, open(os.devnull, "rb") as nothing,  # noqa: PTH123
         tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err,
     ):  # fmt: skip
         connection.connect(_server())
         socket.send_fds(connection, [b"!"], [nothing.fileno(), out.fileno(), err.fileno()])
-        asked = {"command": command, "cwd": str(cwd), "variables": dict(variables)}
+        asked = {"command": [*command], "cwd": str(cwd), "variables": dict(variables)}
         connection.sendall(json.dumps(asked).encode() + b"\n")
         with connection.makefile() as answers:
             number = int(answers.readline())
@@ -86,12 +90,12 @@ def run(
                 code = int(answers.readline())
             except TimeoutError:
                 os.kill(number, signal.SIGKILL)
-                raise subprocess.TimeoutExpired(command, timeout) from None
+                raise subprocess.TimeoutExpired([*command], timeout) from None
         texts = []
         for file in (out, err):
             file.seek(0)
             texts.append(file.read().decode(errors="surrogateescape").replace("\r\n", "\n").replace("\r", "\n"))
-    return subprocess.CompletedProcess(command, code, *texts)
+    return subprocess.CompletedProcess([*command], code, *texts)
 
 
 @cache
@@ -99,7 +103,7 @@ def _server() -> str:
     """The socket of this process's server, which dies with this process."""
     folder = tempfile.mkdtemp(prefix="warm-")  # pytest's own is too long for a socket's name
     path = f"{folder}/socket"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    kept = {name: value for name, value in _STARTED_WITH.items() if not name.startswith("PYTEST_")}
     process = subprocess.Popen(
         [sys.executable, __file__, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         env=kept | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": SEED}, start_new_session=True,
@@ -159,7 +163,7 @@ def serve(path: str) -> Callable[[], NoReturn]:
             os.dup2(stream, place)
         os.closerange(3, 1 << 12)
         os.chdir(asked["cwd"])
-        return lambda: become(asked["command"], asked["variables"], warm=True)
+        return lambda: become(asked["command"], asked["variables"])
 
 
 def _die_with_parent() -> None:
@@ -169,25 +173,27 @@ def _die_with_parent() -> None:
 # -- being a program
 
 
-def become(command: Sequence[str], variables: Mapping[str, str], *, warm: bool) -> NoReturn:
+def become(command: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
     """Be the process that `command` asks for, to its end; its streams and folder are those of this process.
+
+    What repro's commands start begins warm too.
 
     Args:
         command: ``[python, "-m", module, …]``, ``[python, "-c", code, …]`` or ``[python, file, …]``.
         variables: All of its environment.
-        warm: Whether what it starts begins warm too, as what repro starts does.
     """
     _forget_the_parent()
     os.environ.clear()
     os.environ.update(variables)
-    subprocess.Popen._execute_child = _execute_warm if warm else _execute_cold  # type: ignore[attr-defined]
+    kind, rest = _parsed(command)
+    execute = _execute_warm if (kind, rest[0]) == ("-m", "repro") else _execute_cold
+    subprocess.Popen._execute_child = execute  # type: ignore[attr-defined]
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _streams("PYTHONUNBUFFERED" in variables)
     sys.dont_write_bytecode = bool(variables.get("PYTHONDONTWRITEBYTECODE"))
     sys.orig_argv = list(command)
-    kind, rest = _parsed(command)
     first = {"-m": os.getcwd(), "-c": ""}.get(kind) if kind else str(Path(rest[0]).resolve().parent)  # noqa: PTH109
     own = [] if variables.get("PYTHONSAFEPATH") or first is None else [first]
     paths = [path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -321,23 +327,10 @@ def _execute_warm(
     command = [os.fsdecode(word) for word in args] if not isinstance(args, (str, bytes)) else []
     variables = {os.fsdecode(k): os.fsdecode(v) for k, v in (os.environ if env is None else env).items()}
     bound = _bound(command)
-    if bound:
-        from repro_golden.processes import _BIND  # noqa: F401 - its shape is what `_bound` reads
-
-        parent, told, file = bound
-        with open(os.dup(file), "rb") as held:  # noqa: PTH123
-            text = held.read()
-            held.seek(0)
-        entries = (entry.partition(b"=") for entry in text.split(b"\0") if entry)
-        variables = {os.fsdecode(name): os.fsdecode(value) for name, _, value in entries}
-        command = command[8:]
-    if (
-        preexec_fn
-        or shell
-        or executable
-        or (umask, gid, gids, uid) != (-1, None, None, None)
-        or not _warmable(command, variables)
-    ):
+    if bound:  # it would only become another program
+        command, variables = command[_BOUND:], _held(bound[-1])
+    special = preexec_fn or shell or executable or (umask, gid, gids, uid) != (-1, None, None, None)
+    if special or not _warmable(command, variables):
         _execute_cold(
             self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
             p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, restore_signals, gid, gids, uid, umask,
@@ -359,11 +352,10 @@ def _execute_warm(
             _die_with_parent()
             if os.getppid() != ours:
                 os._exit(1)
-        keep = set(pass_fds) - (set(bound[1:]) if bound else set())
+        keep = set(pass_fds) - set(bound)
         for place, stream in enumerate((p2cread, c2pwrite, errwrite)):
             if stream >= 0:
-                keep_one = os.dup(stream) if stream < 3 else stream
-                os.dup2(keep_one, place)
+                os.dup2(stream, place)
         at = 3
         for number in sorted(keep):
             os.closerange(at, number)
@@ -376,17 +368,27 @@ def _execute_warm(
     except BaseException:  # noqa: BLE001 - nothing of ours may go on in a fork
         traceback.print_exc()
         os._exit(255)
-    become(command, variables, warm=_ours(*_parsed(command)) and _parsed(command)[1][0].startswith("repro."))
+    become(command, variables)
 
 
-def _bound(command: Sequence[str]) -> tuple[int, int, int] | None:
-    """Parent, and the descriptors of `processes._BIND`, where a command is to become another in that way."""
+_BOUND = 8
+"""Words before the program's own: Python, its flags, `processes._BIND`, and three numbers."""
+
+
+def _bound(command: Sequence[str]) -> list[int]:
+    """The descriptors of `processes._BIND`, where a command is to become another in that way."""
     from repro_golden.processes import _BIND
 
-    if command[1:5] != ["-I", "-S", "-c", _BIND]:
-        return None
-    parent, told, file = map(int, command[5:8])
-    return parent, told, file
+    return [int(word) for word in command[6:_BOUND]] if command[1:5] == ["-I", "-S", "-c", _BIND] else []
+
+
+def _held(file: int) -> dict[str, str]:
+    """The variables in it."""
+    os.lseek(file, 0, os.SEEK_SET)
+    with open(os.dup(file), "rb") as held:  # noqa: PTH123 - no path
+        entries = [entry.partition(b"=") for entry in held.read().split(b"\0") if entry]
+    os.lseek(file, 0, os.SEEK_SET)
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in entries}
 
 
 if __name__ == "__main__":

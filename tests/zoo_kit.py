@@ -15,13 +15,14 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import warm_kit
 
 from repro.__main__ import main
 
@@ -36,13 +37,12 @@ __all__ = [
     "digest",
     "first_difference",
     "observe",
-    "warm",
 ]
 
 ZOO = Path(__file__).parent / "zoo"
 SURROUNDINGS = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 ALONE = {"forked", "helper", "isolated", "loader"}
-"""Programs that start others: they run in processes of their own, and not in forks of one that has imported torch."""
+"""Programs that start others: all of their processes begin cold."""
 
 END, LENGTH = "end", "length"
 AFTERWARDS = ("end/", "saved/")
@@ -174,29 +174,18 @@ class Recording:
         return str(done["stderr"]) if done["code"] else ""
 
     @staticmethod
-    def make(folder: Path, text: str, warm: Sequence[str] = ()) -> None:
-        """Record a program in a process of its own, as a user does; by `Warm`'s command where that is given."""
+    def make(folder: Path, text: str, *, cold: bool) -> None:
+        """Record a program as a user does; `cold` has every process begin as a user's."""
         work = folder / "work"
         work.mkdir()
         (folder / "train.py").write_text(text)
-        with contextlib.chdir(work), _environment(SURROUNDINGS):
-            code, _, stderr = _repro("trace", "--out", "../trace", "--", *(warm or [sys.executable]), "../train.py")
-        (folder / "done.json").write_text(json.dumps({"code": code, "stderr": stderr}))
-
-
-@contextlib.contextmanager
-def warm() -> Iterator[list[str]]:
-    """The command that runs a program in a fork of a process that has imported torch; see zoo_warm.py."""
-    server = str(Path(__file__).with_name("zoo_warm.py"))
-    with tempfile.TemporaryDirectory(prefix="zoo-") as folder:  # pytest's own is too long for a socket's name
-        command = [sys.executable, server, f"{folder}/socket"]
-        process = subprocess.Popen(command, env=os.environ | SURROUNDINGS, stdout=subprocess.PIPE)
-        try:
-            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-            yield [sys.executable, "-I", "-S", *command[1:]]
-        finally:
-            process.kill()
-            process.communicate()
+        command = [sys.executable, "-m", "repro", "trace", "--out", "../trace", "--", sys.executable, "../train.py"]
+        variables = os.environ | SURROUNDINGS
+        if cold:
+            done = subprocess.run(command, cwd=work, env=variables, capture_output=True, text=True, check=False)
+        else:
+            done = warm_kit.run(command, work, variables, 300)
+        (folder / "done.json").write_text(json.dumps({"code": done.returncode, "stderr": done.stderr}))
 
 
 @dataclass(frozen=True)
