@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import site_kit
+import warm_kit
 from site_kit import EVIL, culprit, night, pull
 
 from repro.site.build import Options, build
@@ -48,7 +49,7 @@ class Page(HTMLParser):
 
 def published(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "repro", "report", "publish", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    return warm_kit.run(command, cwd)
 
 
 def data(files: Mapping[str, bytes], name: str) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import torch
+import warm_kit
 
 from repro_golden.fingerprint import fingerprint
 from repro_golden.trace import Trace
@@ -58,7 +58,7 @@ def run(folder: Path, *before: str, arguments: tuple[str, ...] = ()) -> str:
     """What the program prints, started by `before`."""
     (folder / "program.py").write_text(PROGRAM)
     command = [sys.executable, *before, *([sys.executable] if before else []), "program.py", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    done = warm_kit.run(command, folder)
     assert done.returncode == 0, done.stderr
     assert "recording stopped" not in done.stderr, done.stderr
     return done.stdout

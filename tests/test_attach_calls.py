@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import warm_kit
 
 from repro_golden.trace import Trace
 
@@ -143,7 +143,7 @@ def run(folder: Path, program: str, *before: str) -> str:
     """What a program prints, started by `before`."""
     (folder / "program.py").write_text(program)
     command = [sys.executable, *before, *([sys.executable] if before else []), "program.py"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    done = warm_kit.run(command, folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -162,7 +162,7 @@ def test_steps_of_two_threads_at_once(tmp_path: Path) -> None:
     """Two threads that train a model each at the same time are refused: chance decides whose step comes first."""
     (tmp_path / "program.py").write_text(THREADS)
     command = [sys.executable, *TRACED, sys.executable, "program.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = warm_kit.run(command, tmp_path)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (
         2,
         "repro: two threads train at the same time, each with an optimizer of its own: record them one at a time",

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import warm_kit
 
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.model import METRIC
@@ -69,9 +70,7 @@ class Layouts:
 
     def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-        done = subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=240, check=False
-        )
+        done = warm_kit.run(command, self.folder, environment)
         assert done.returncode == 0, done.stdout + done.stderr
         return done
 

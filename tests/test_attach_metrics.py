@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import warm_kit
+
 import repro_golden
 from repro_golden.trace import Trace
 
@@ -88,7 +90,7 @@ def traced(folder: Path, program: str, *options: str) -> tuple[Trace, str]:
     """The trace of a program, and what it printed."""
     (folder / "program.py").write_text(program)
     command = [sys.executable, "-m", "repro", "trace", "--out", "trace", *options, "--", sys.executable, "program.py"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    done = warm_kit.run(command, folder)
     assert done.returncode == 0, done.stderr
     return Trace(folder / "trace"), done.stdout
 

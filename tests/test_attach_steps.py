@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import warm_kit
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,10 +99,7 @@ def traced(folder: Path, program: str, out: str, options: tuple[str, ...], *argu
     (folder / "program.py").write_text(program)
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2") if program is RANKS else ()
     command = [sys.executable, *launcher, "program.py", *arguments]
-    done = subprocess.run(
-        [sys.executable, "-m", "repro", "trace", "--out", out, *options, "--", *command],
-        cwd=folder, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = warm_kit.run([sys.executable, "-m", "repro", "trace", "--out", out, *options, "--", *command], folder)
     assert done.returncode == 0, done.stderr
     return Trace(folder / out), done.stdout
 

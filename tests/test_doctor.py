@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import warm_kit
 from conftest import SOURCE, environment
 from rollout_dump_kit import plain_dump
 
@@ -28,10 +29,7 @@ NO_PROGRAM = "not checkable by a program"
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """`repro doctor`, as a user runs it."""
-    return subprocess.run(
-        [sys.executable, "-m", "repro", "doctor", *arguments],
-        cwd=cwd, env=environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return warm_kit.run([sys.executable, "-m", "repro", "doctor", *arguments], cwd, environment())
 
 
 # -- the catalogue

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import warm_kit
 from conftest import environment
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -208,10 +209,7 @@ def test_a_last_part_must_be_unique_on_both_sides() -> None:
 
 
 def repro_diff(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "repro", "diff", *words],
-        cwd=folder, env=environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return warm_kit.run([sys.executable, "-m", "repro", "diff", *words], folder, environment())
 
 
 def trace(folder: Path, *losses: float, grad_norm: float = 1.0) -> Trace:

@@ -7,7 +7,6 @@ import math
 import re
 import shutil
 import struct
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import history_kit as kit
 import pytest
+import warm_kit
 from conftest import Repo, environment
 from nightly_kit import approve, night
 
@@ -257,10 +257,8 @@ def test_notes_in_githubs_log(capsys: pytest.CaptureFixture[str], monkeypatch: p
 
 def ask(repo: Repo, *arguments: str, code: int = 0, **variables: str) -> tuple[dict[str, Any], str]:
     """JSON and progress of `repro report nightly`."""
-    done = subprocess.run(
-        [sys.executable, "-m", "repro", "report", "nightly", *arguments, "--json"],
-        cwd=repo.root, capture_output=True, text=True, timeout=500, env=environment() | variables, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "repro", "report", "nightly", *arguments, "--json"]
+    done = warm_kit.run(command, repo.root, environment() | variables, 500)
     assert done.returncode == code, done.stdout + done.stderr
     return json.loads(done.stdout), done.stderr
 

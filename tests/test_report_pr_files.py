@@ -13,6 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree  # what is parsed was written here
 
 import pytest
+import warm_kit
 from conftest import Repo, environment
 from examples_kit import at_most
 from history_kit import CASE, TRAIN, edit, start
@@ -158,10 +159,7 @@ LOSS = CASE + "\n[observe]\nmetrics = ['loss=(?P<loss>\\S+)']\n"
 def run(repo: Repo, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A command as a job of GitHub's runs it."""
     clear = {k: v for k, v in environment().items() if not k.startswith(("GITHUB_", "GH_"))}
-    return subprocess.run(
-        [sys.executable, "-m", "repro", "report", "pr", *arguments], cwd=repo.root, env=clear | variables, text=True,
-        capture_output=True, timeout=240, check=False,
-    )  # fmt: skip
+    return warm_kit.run([sys.executable, "-m", "repro", "report", "pr", *arguments], repo.root, clear | variables)
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import warm_kit
 from conftest import environment
 
 from repro_golden.compare import Comparison, compare
@@ -57,10 +57,7 @@ def recorded(folder: Path, program: str, *arguments: str, steps: int | None = No
     (folder / "train.py").write_text(TRAIN + program)
     stop = ["--steps", str(steps)] if steps else []
     command = [sys.executable, "-m", "repro", "trace", "--out", "trace", *stop, "--", sys.executable, "train.py"]
-    done = subprocess.run(
-        [*command, *arguments], cwd=folder, env=environment() | {"OMP_NUM_THREADS": "1"}, capture_output=True,
-        text=True, timeout=100, check=False,
-    )  # fmt: skip
+    done = warm_kit.run([*command, *arguments], folder, environment() | {"OMP_NUM_THREADS": "1"}, 100)
     assert done.returncode == 0, done.stderr
     return Trace(folder / "trace")
 

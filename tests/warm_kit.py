@@ -64,13 +64,21 @@ SEED = "0"
 
 
 def run(
-    command: Sequence[str], cwd: Path, variables: Mapping[str, str], timeout: float
+    command: Sequence[str], cwd: Path, variables: Mapping[str, str] | None = None, timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
-    """A program in `cwd` with these variables, as `subprocess.run` with `capture_output` and `text` has it.
+    """A program in `cwd`, as `subprocess.run` with `capture_output` and `text` has it.
+
+    Args:
+        command: ``[python, "-m", module, …]``, ``[python, "-c", code, …]``, ``[python, file, …]``, or another, which
+            begins cold.
+        cwd: Where it starts.
+        variables: All of its environment; by default our own.
+        timeout: Seconds that it may take.
 
     Raises:
         subprocess.TimeoutExpired: it did not end in time, and was killed.
     """
+    variables = os.environ | {"PYTHONHASHSEED": SEED} if variables is None else variables
     if not _warmable(command, variables):
         return subprocess.run(
             command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=timeout, check=False

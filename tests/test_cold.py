@@ -1,0 +1,90 @@
+"""Every command once in a process that begins as a user's does; elsewhere the tests' processes begin warm."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import warm_kit
+from conftest import Repo, environment
+from history_kit import edit, note, start
+
+from repro_golden.trace import Trace
+
+COMMAND = f"{sys.executable} train.py"
+
+
+@pytest.fixture(scope="module")
+def day(tmp_path_factory: pytest.TempPathFactory) -> Repo:
+    """A guarded history of five commits, of which one moves the numbers."""
+    folder = tmp_path_factory.mktemp("cold")
+    repo = start(folder)
+    assert repo.repro("init", "--remote", str(folder / "remote")).returncode == 0
+    assert repo.repro("golden", "record", "toy").returncode == 0
+    repo.commit("Record")
+    note(repo, "one")
+    edit(repo, "scale = 1.0", "scale = 1.0 + 1e-6", "Scale")
+    note(repo, "two")
+    return repo
+
+
+def whole(*values: object) -> object:
+    """A row of the whole tier."""
+    return pytest.param(*values, marks=pytest.mark.whole)
+
+
+@pytest.mark.parametrize(("words", "code", "said"), [
+    ("golden list", 0, "toy"),
+    ("golden show toy", 0, "toy"),
+    ("golden verify", 1, "step 0"),
+    ("bisect HEAD~3..HEAD --no-explain --when exit -- grep -q 1.0$ train.py", 0, "Scale"),
+    (f"trace --out again -- {COMMAND}", 0, "6 steps"),
+    ("diff again again", 0, "agree"),
+    ("doctor .", 0, "rules tried"),
+    ("check rollout toy", 2, "repro:"),
+    whole("bisect HEAD~3..HEAD --no-explain", 0, "Scale"),
+    whole("history HEAD~3..HEAD", 0, "Scale"),
+    whole("explain HEAD~1", 0, "train.py:24"),
+    whole("report pr HEAD~3..HEAD", 1, "step 0"),
+], ids=lambda value: " ".join(value.split()[:2]) if isinstance(value, str) else "")  # fmt: skip
+def test_a_command_begins_cold(day: Repo, words: str, code: int, said: str) -> None:
+    """Each command does its work in a process of its own, and so does what it starts."""
+    done = day.cold(*words.split())
+    assert done.returncode == code, done.stdout + done.stderr
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_fork_gives_the_bits_of_a_fresh_process(tmp_path: Path) -> None:
+    """A program that begins warm prints the same, and its trace has the same roots and the same identity."""
+    repo = start(tmp_path)
+    for out, run in (("warm", repo.repro), ("cold", repo.cold)):
+        done = run("trace", "--out", out, "--", *COMMAND.split())
+        assert done.returncode == 0, done.stderr
+        (repo.root / f"{out}.txt").write_text(done.stdout)
+    warm, cold = Trace(repo.root / "warm"), Trace(repo.root / "cold")
+    assert [step.root for step in warm.steps] == [step.root for step in cold.steps]
+    assert warm.header.identity == cold.header.identity
+    assert (repo.root / "warm.txt").read_text() == (repo.root / "cold.txt").read_text()
+
+
+@pytest.mark.parametrize(("program", "code"), [
+    ("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)", 3),
+    ("raise ValueError('no')", 1),
+    ("import sys; sys.exit('last words')", 1),
+    ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -15),
+    ("import os; print(os.getcwd(), sorted(k for k in os.environ if k.startswith('MINE')), __name__)", 0),
+    ("import sys; print(sys.argv, sys.path[0], 'repro' in sys.modules, 'repro_core' in sys.modules)", 0),
+    ("import random, threading; print(threading.current_thread() is threading.main_thread())", 0),
+    ("import atexit; atexit.register(print, 'at the end')", 0),
+])  # fmt: skip
+def test_a_fork_is_the_process_that_was_asked_for(tmp_path: Path, program: str, code: int) -> None:
+    """Output, exit code, signals, folder, variables, arguments and modules are those of a fresh process."""
+    (tmp_path / "program.py").write_text(program)
+    variables = environment() | {"MINE": "1"}
+    for command in ([sys.executable, "program.py", "a"], [sys.executable, "-c", program, "b"]):
+        warm = warm_kit.run(command, tmp_path, variables)
+        cold = warm_kit.run(command, tmp_path, variables | {"PYTHONMALLOC": "malloc"})
+        assert (warm.returncode, warm.stdout) == (cold.returncode, cold.stdout) == (code, cold.stdout)
+        assert warm.stderr.splitlines()[-1:] == cold.stderr.splitlines()[-1:]
