@@ -144,6 +144,26 @@ def test_a_branch_from_before_good(tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign
+def test_a_culprit_that_a_later_one_hides(tmp_path: Path) -> None:
+    """What moves a late step is told where a commit after it moves an earlier one, and `--all` names both.
+
+    The search asks for BAD's first difference, which the later commit makes.
+    """
+    repo = start(tmp_path)
+    good = repo.git("rev-parse", "HEAD")
+    late = edit(repo, "    optimizer.step()", "    optimizer.step() if step < 4 else None", "Stop")
+    note(repo, "nothing")
+    early = edit(repo, "scale = 1.0", "scale = 1.0 + 1e-6", "Scale")
+    found, _ = bisect(repo, f"{good}..HEAD")
+    assert ([one["commit"]["commit"] for one in found["culprits"]], found["divergence"]["step"]) == ([early], 0)
+    assert found["explains_bad"] and found["earlier"]["step"] == 4
+    done = repo.repro("bisect", "--no-explain", f"{good}..HEAD")
+    assert "Commits before it move the numbers too" in done.stdout and "It alone" not in done.stdout
+    found, progress = bisect(repo, f"{good}..HEAD", "--all")
+    assert [one["commit"]["commit"] for one in found["culprits"]] == [late, early], progress
+    assert [one["divergence"]["step"] for one in found["culprits"]] == [4, 0]
+
+
 def test_every_culprit_where_lengths_differ(tmp_path: Path) -> None:
     """With --all, a culprit whose run is longer than BAD's ends the search, and nothing untrue is said."""
     repo = start(tmp_path, TRAIN.replace("default=6", "default=4"), None)

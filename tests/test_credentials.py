@@ -25,6 +25,9 @@ SECRET = {
     "PIP_INDEX_URL": "https://me:pw@index/simple", "UV_INDEX": "https://tok@index", "HTTPS_PROXY": "http://a:b@proxy",
     "DATABASE": "postgres://a:b@host/x", "NOTE": "ghp_" + "a" * 36, "BLOB": "-----BEGIN RSA PRIVATE KEY-----",
     "REMOTE": "AWS_SECRET_ACCESS_KEY=abc", "GIT_ASKPASS": "/a", "VSCODE_GIT_IPC_HANDLE": "/s",
+    "SLACK_URL": "https://hooks.slack.com/services/T0/B0/x", "SAS_URL": "https://x/y", "REDIS_PASS": "31415926",
+    "STORAGE": "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=b", "DATA": "https://x/y?se=1&sig=0123456789",
+    "SIGNINGKEY": "0123456789abcdef0123", "WANDBKEY": "a" * 40, "PASSCODE": "open",
 }  # fmt: skip
 PLAIN = {
     "PATH": "/bin", "HOME": "/h", "PWD": "/x", "OLDPWD": "/y", "TOKENIZERS_PARALLELISM": "false",
@@ -33,6 +36,7 @@ PLAIN = {
     "PIP_INDEX_URL": "https://index/simple", "HTTPS_PROXY": "http://proxy:8080", "REMOTE": "ssh://git@github.com/o/r",
     "HF_HOME": "/hf", "CUDA_VISIBLE_DEVICES": "0", "PRIVATEER": "x", "SECRETARY": "x", "CI": "true", "MASK": "1",
     "SSH_TTY": "/dev/pts/1", "WANDB_MODE": "offline", "GIT_AUTHOR_NAME": "me", "LR": "1e-4",
+    "PASS_AT_K": "1", "NUM_PASS": "2", "PIN_MEMORY": "true", "HOTKEY": "F1", "PAGE": "https://x/y?sig=1",
 }  # fmt: skip
 
 

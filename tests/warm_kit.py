@@ -52,7 +52,7 @@ READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC", "OMP_", "KMP_", "GOMP
     "TORCH", "ATEN_", "DNNL_", "ONEDNN_", "NUMPY_", "NPY_", "CUDA", "GLIBC_")  # fmt: skip
 """Beginnings of variables that a process reads before a program could change them."""
 OF_EACH = {
-    "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "OMP_NUM_THREADS",
+    "PYTHONHASHSEED", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "OMP_NUM_THREADS",
     "MKL_NUM_THREADS", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR",
 }  # fmt: skip
 """Those of them that a fork takes over."""

@@ -69,6 +69,7 @@ class Pair:
         phase: Phases that it may name; any by default.
         signal: Globs of names of the first signal; any by default.
         renamed: What is saved has other names, for which alone nothing differs.
+        moved: What is saved is the same, under names that both sides have: that differs.
         says: Regular expressions that the verdict's text must match, whatever the case.
         unread: One for the text that names what was not looked at, for ``named``.
     """
@@ -83,6 +84,7 @@ class Pair:
     phase: Sequence[str] = ()
     signal: Sequence[str] = ("*",)
     renamed: bool = False
+    moved: bool = False
     says: Sequence[str] = ()
     unread: str = ""
 

@@ -24,11 +24,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch._dynamo  # every optimizer imports it when it first steps
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 _LOGGED = re.compile(r"step \d|\{|accuracy")
-_HOW = {"foreach", "fused"}
-"""Keys of an optimizer's state dict that say how its numbers are computed, and not which."""
+_HOW = {"foreach", "fused", "created_at"}
+"""Keys of an optimizer's state dict that say how its numbers are computed, and not which; and when."""
 
 _TIME = re.compile(r",? ?'?time'?:? [\d.e-]+s?")
 
@@ -36,7 +37,9 @@ _TIME = re.compile(r",? ?'?time'?:? [\d.e-]+s?")
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Every value inside one, with its path; a tensor is its dtype, shape and bytes."""
     if isinstance(value, torch.nn.Module):
-        value = value.state_dict()
+        parts = {} if isinstance(value, torch.jit.ScriptModule) else dict(value.named_modules())
+        plain = {f"{name}.{key}": v for name, part in parts.items() for key, v in vars(part).items() if key[:1] != "_"}
+        value = {**value.state_dict(), **{key: v for key, v in plain.items() if isinstance(v, (int, float, str))}}
     if isinstance(value, torch.Generator):
         value = value.get_state()
     if isinstance(value, torch.Tensor) and value.layout != torch.strided:
@@ -73,6 +76,8 @@ def of_files(folder: Path) -> Iterator[tuple[str, str]]:
             yield from leaves(torch.load(file, weights_only=False), path)
         elif file.suffix == ".safetensors":
             yield from leaves(load_file(file), path)
+            with safe_open(file, "pt") as held:
+                yield from leaves(held.metadata(), f"{path}/metadata")
         else:
             yield path, f"bytes {hashlib.sha256(file.read_bytes()).hexdigest()}"
 

@@ -44,6 +44,8 @@ class Confirmed:
         after: Its own full trace; None for exit codes.
         last: The bad end's full trace; None for exit codes and flaky culprits.
         explains: Whether both are the same; None where that cannot be told.
+        before: Its parent's full trace; None for exit codes.
+        earlier: Where that differs from the good end's: a commit before the culprit moves numbers too, in a later step.
         flaky: Whether its own replays differ.
     """
 
@@ -51,6 +53,8 @@ class Confirmed:
     after: Trace | None
     last: Trace | None
     explains: bool | None
+    before: Trace | None = None
+    earlier: Divergence | None = None
     flaky: bool = False
 
 
@@ -93,8 +97,11 @@ def confirm(desk: Desk, hunt: Hunt, commit: str, interval: Interval, end: Diverg
     judged = interval.baseline if parent == interval.good else _straight(hunt, parent)
     if judged and (differs := first_difference(judged, before)):
         return _flaky(desk, history.info(parent), differs, judged, before)
+    earlier = None
     if isinstance(predicate, Bitwise):
         moved = first_violation(predicate, before, after)
+        if parent != interval.good and parent in history.descendants(interval.good):
+            earlier = first_violation(predicate, interval.baseline, before)
     elif first_violation(predicate, interval.baseline, before):  # the parent is BAD already
         moved = None
     else:  # by a bound a small step past it counts, though parent and culprit may be close
@@ -108,7 +115,8 @@ def confirm(desk: Desk, hunt: Hunt, commit: str, interval: Interval, end: Diverg
     environment = [str(change) for change in environment_changes(before.header, after.header)]
     comparison = replace(compare(before, after), divergence=moved)
     renames = aligned(interval.baseline, before).renames
-    return Confirmed(Culprit(info, moved, comparison, environment, renames=renames), after, last, explains)
+    culprit = Culprit(info, moved, comparison, environment, renames=renames)
+    return Confirmed(culprit, after, last, explains, before, earlier)
 
 
 def _straight(hunt: Hunt, commit: str) -> Trace | None:

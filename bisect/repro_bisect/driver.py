@@ -124,17 +124,23 @@ class Bisection:
             if interval.bad == self.history.bad:
                 explains = confirmed.explains
             if not self.options.every:
-                return self._result("found", [confirmed.culprit], explains=explains)
+                return self._result("found", [confirmed.culprit], explains=explains, earlier=confirmed.earlier)
             commit = confirmed.culprit.commit.commit
             if brought := self._brought_in(interval, commit):
                 self.desk.say(f"{short(commit)} is a merge: searching what it brought in")
                 waiting += brought
             elif commit not in {c.commit.commit for c in culprits}:
                 culprits.append(confirmed.culprit)
+            if confirmed.earlier:
+                parent = confirmed.culprit.commit.parents[0]
+                self.desk.say(f"{short(parent)} before it differs from GOOD at {confirmed.earlier}: searching it too")
+                waiting.appendleft(Interval(interval.good, parent, interval.baseline, confirmed.before))
             if confirmed.explains is False and interval.bad != commit:
                 self.desk.say(f"the baseline moves to {short(commit)}")
                 self.prober.baseline = confirmed.after
                 waiting.append(Interval(commit, interval.bad, confirmed.after, confirmed.last))
+        newest_first = list(self.history.parents)
+        culprits.sort(key=lambda one: newest_first.index(one.commit.commit), reverse=True)
         return self._result("found", culprits, explains=explains)
 
     def _search_one(self, interval: Interval) -> tuple[Found[str] | Ambiguous[str], Confirmed | None]:
@@ -217,6 +223,7 @@ class Bisection:
         culprits: Sequence[Culprit],
         *,
         explains: bool | None = None,
+        earlier: Divergence | None = None,
         ambiguous: Ambiguous[str] | None = None,
         posterior: Mapping[str, float] | None = None,
         rates: tuple[float, float] | None = None,
@@ -236,6 +243,7 @@ class Bisection:
             untried=self._ordered(ambiguous.presumed) if ambiguous else [],
             end=self.ends.end,
             explains_bad=explains,
+            earlier=earlier,
             verdicts=dict(self.desk.verdicts),
             skips=dict(self.desk.skips),
             diagnoses=dict(self.desk.diagnoses),

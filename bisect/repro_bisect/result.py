@@ -92,12 +92,14 @@ class BisectResult:
         bad: The bad end.
         case: The case's name.
         predicate: What made a probe BAD, as it is written.
-        culprits: The commits that moved the numbers, in the order they were found; one unless all were asked for.
+        culprits: The commits that moved the numbers, the oldest first; one unless all were asked for.
         suspects: Where skips leave several.
         untried: Suspects that were only presumed untestable.
         end: Where BAD's numbers first differ from GOOD's.
         explains_bad: Whether the last culprit's trace equals BAD's; False means that later commits move numbers too;
             None where that was not asked or cannot be told.
+        earlier: Where the culprit's parent differs from GOOD, in a step after the culprit's: commits before it move
+            numbers too. Not looked for where all culprits were.
         verdicts: Every commit that was judged.
         skips: Why, for the skipped ones.
         diagnoses: What is known of why those failed, in one line each.
@@ -150,6 +152,7 @@ class BisectResult:
     diagnoses: Mapping[str, str] = field(default_factory=dict)
     renames: Renames = NOTHING
     looked: Coverage = field(default_factory=Coverage)
+    earlier: Divergence | None = None
 
     @property
     def bitwise(self) -> bool:
@@ -184,7 +187,7 @@ class BisectResult:
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
         first = self.culprits[0].to_mapping() if self.culprits else {"commit": None, "comparison": None}
-        skipped = {"culprits", "cost", "parents", "end", "renames", "looked"}
+        skipped = {"culprits", "cost", "parents", "end", "renames", "looked", "earlier"}
         raw: dict[str, Any] = {k: jsonable(v) for k, v in self.__dict__.items() if k not in skipped}
         return raw | {
             "bitwise": self.bitwise,
@@ -193,6 +196,7 @@ class BisectResult:
             "culprit": first["commit"],
             "comparison": first["comparison"],
             "divergence": jsonable(asdict(self.divergence)) if self.divergence else None,
+            "earlier": jsonable(asdict(self.earlier)) if self.earlier else None,
             "culprits": [culprit.to_mapping() for culprit in self.culprits],
             "cost": self.cost.to_mapping(),
             "renamed": self.renames.to_mapping(),

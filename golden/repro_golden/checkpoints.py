@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Collection
@@ -12,6 +13,8 @@ __all__ = ["checkpoint_content"]
 
 def checkpoint_content(folder: Path, without: Collection[str] = ()) -> dict[str, str]:
     """Content of a checkpoint by file: tensors by fingerprint, JSON by value, anything else by its bytes.
+
+    So do a file of JSON lines and one that is broken, whatever they are called, and JSON that holds a NaN.
 
     Not that of ``.metadata`` beside torch's distributed checkpoints (``.distcp``), which numbers each saving at random,
     nor its SHA-256 in JSON.
@@ -28,15 +31,26 @@ def checkpoint_content(folder: Path, without: Collection[str] = ()) -> dict[str,
     found = {}
     for path in (p for p in files if p not in random):
         raw = path.read_bytes()
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load
+        with contextlib.suppress(Exception):  # what is not what its name says counts by its bytes
+            if path.suffix == ".safetensors":
+                from safetensors.torch import load
 
-            from repro_golden.fingerprint import fingerprint
+                from repro_golden.fingerprint import fingerprint
 
-            raw = canonical_json({k: fingerprint(v) for k, v in load(raw).items()}).encode()
-        elif path.suffix == ".json":
-            for known in digests:
-                raw = raw.replace(known, b"")
-            raw = canonical_json(json.loads(raw)).encode()
+                tensors = {k: fingerprint(v) for k, v in load(raw).items()}
+                texts = _metadata(raw)
+                raw = canonical_json({"tensors": tensors, "metadata": texts} if texts else tensors).encode()
+            elif path.suffix == ".json":
+                known = raw
+                for sha in digests:
+                    known = known.replace(sha, b"")
+                raw = canonical_json(json.loads(known)).encode()
         found[str(path.relative_to(folder))] = digest(raw)
     return found
+
+
+def _metadata(raw: bytes) -> dict[str, str]:
+    """What safetensors writes beside the tensors, in an order that chance decides; not whose tensors they are."""
+    length = int.from_bytes(raw[:8], "little")
+    texts: dict[str, str] = json.loads(raw[8 : 8 + length]).get("__metadata__", {})
+    return {name: text for name, text in texts.items() if name != "format"}

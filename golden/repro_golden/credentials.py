@@ -18,13 +18,20 @@ __all__ = ["handed_on", "hide", "looks_secret", "unreadable", "withheld"]
 _WORDS = frozenset({
     "ACCESSKEY", "APIKEY", "ASKPASS", "AUTH", "AUTHORIZATION", "BEARER", "COOKIE", "COOKIES", "CRED", "CREDENTIAL",
     "CREDENTIALS", "CREDS", "DSN", "JWT", "KEY", "KEYS", "NETRC", "OAUTH", "OIDC", "PASS", "PASSPHRASE", "PASSWD",
-    "PASSWORD", "PASSWORDS", "PAT", "PRIVATE", "PWD", "SECRET", "SECRETS", "TOKEN", "TOKENS", "WEBHOOK",
+    "PASSCODE", "PASSWORD", "PASSWORDS", "PAT", "PRIVATE", "PWD", "SAS", "SECRET", "SECRETS", "TOKEN", "TOKENS",
+    "WEBHOOK",
 })  # fmt: skip
 """A name with one of these among its words, which '_' parts, is a secret's."""
 
 _ENDS = ("ACCESSKEY", "APIKEY", "CREDENTIALS", "PASSPHRASE", "PASSWD", "PASSWORD", "PRIVATEKEY", "SECRET", "SECRETKEY",
-         "SSHKEY", "TOKEN")  # fmt: skip
-"""So is one with a word that ends so, such as GHTOKEN and PGPASSWORD; not MONKEY, and not TOKENIZERS."""
+         "SSHKEY", "TOKEN", "WEBHOOK")  # fmt: skip
+"""So is one with a word that ends so, such as GHTOKEN and PGPASSWORD; not TOKENIZERS."""
+
+_KEY = re.compile(r"[^\s/]{16,}")
+"""What a word that ends in KEY holds where it is a key: WANDBKEY, not MONKEY."""
+
+_PASSES = re.compile(r"(?:^|_)(?:PASS|PASSCODE|PWD|SECRET)$")
+"""Under such a name a number of four digits and more is a secret too."""
 
 _ALWAYS = ("ACTIONS_", "AWS_", "AZURE_", "CLOUDSDK_", "GCP_", "GH_", "GITHUB_", "RUNNER_", "VSCODE_GIT_")
 """Beginnings of the names by which clouds and CI hand out secrets and the ways to them."""
@@ -41,6 +48,8 @@ _VALUES = re.compile(
     r"\bhttps?://[^\s/@]+@|://[^\s/@:]*:[^\s/@]+@"  # a URL with a password, or a token for a name
     r"|\bgh[opsur]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{15,}|\bhf_[A-Za-z0-9]{25,}"
     r"|\bsk-[\w-]{20,}|\bxox[abprs]-[\w-]{10,}|\bA[KS]IA[A-Z0-9]{16}\b|\bAWS_SECRET_ACCESS_KEY="
+    r"|\bhooks\.slack\.com/|\bdiscord(?:app)?\.com/api/webhooks/|\baccountkey=|\bsharedaccess(?:key|signature)="
+    r"|[?&](?:sig|signature|x-amz-signature|access_token|api_?key|token)=[^&\s]{8,}"  # an address that opens a door
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.|\bauthorization: *(basic|bearer) ",
     re.IGNORECASE,
 )
@@ -63,7 +72,9 @@ def looks_secret(name: str, value: str) -> bool:
     if name.startswith(_ALWAYS) or name in _FILES or _VALUES.search(value):
         return True
     words = re.split(r"[^A-Z0-9]+", name)
-    if any("PASSW" in word for word in words):
+    if any("PASSW" in word for word in words) or (_PASSES.search(name) and len(value) >= 4):
+        return True
+    if any(word.endswith("KEY") for word in words) and _KEY.fullmatch(value):
         return True
     return not _NUMBER.fullmatch(value) and any(word in _WORDS or word.endswith(_ENDS) for word in words)
 

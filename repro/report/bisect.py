@@ -88,6 +88,10 @@ def _pairs(result: SetResult) -> list[tuple[str, str]]:
 
 def explanation(result: BisectResult, what: str = "commit") -> str:
     """Whether the culprit is the whole story."""
+    if result.earlier and result.culprit:
+        rest = f"repro bisect {short(result.good)}..{short(result.culprit.parents[0])}"
+        told = f"{what.capitalize()}s before it move the numbers too, in a later step: {result.earlier}."
+        return f"{told} `--all` names them, or search on with `{rest}`."
     if result.explains_bad is None:
         return ""
     if isinstance(result, SetResult):

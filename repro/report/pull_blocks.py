@@ -123,6 +123,8 @@ def _notes(result: PairResult) -> Block | None:
         if found.outcome == "ambiguous":
             lines += [(said("It may be "), code(short(c)), said(" "), quoted(found.subjects.get(c, "")))
                       for c in found.suspects]  # fmt: skip
+        if found.earlier:
+            lines.append((said("These commits do not explain all: earlier ones move numbers too."),))
         if found.explains_bad is False:
             lines.append((said("These commits do not explain all: later ones move numbers too."),))
         lines += [(said("Skipped "), code(short(c)), said(": "), quoted(why)) for c, why in found.skips.items()]

@@ -9,7 +9,7 @@ import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from repro_golden.attach.numbers import NORM, number_of
@@ -208,7 +208,8 @@ class Gathering:
             closing["spent"] = slowest([end["spent"] for end in ends if end and "spent" in end])
             told = [*(_read(path) or {} for path in sorted(self._raw.glob("note-*.json")))]
             told += [end.get("unread", {}) for end in ends if end]
-            closing["unread"] = {name: why for notes in told for name, why in notes.items() if name not in self._bytes}
+            seen = {name: why for notes in told for name, why in notes.items()}
+            closing["unread"] = {name: why for name, why in seen.items() if _plain_file(name) not in self._bytes}
             self._writer.close(closing | ({"terminal": terminal} if terminal else {}))
         dumps = self._raw / "dumps"
         if dumps.exists():
@@ -229,7 +230,7 @@ class Gathering:
         if self._files is None or not all(end and not end["stopped"] for end in ends):
             return []
         content = checkpoint_content(self._files, self._saved)
-        self._bytes = {f"saved/{name}" for name in content}
+        self._bytes = {PurePath(name).name for name in content}
         return [digest_row("update", f"saved/{name}", value.encode()) for name, value in sorted(content.items())]
 
     def _parted(self) -> bool:
@@ -297,7 +298,12 @@ class Gathering:
 def _files_in(rows: Iterable[Row]) -> set[str]:
     """Names of the files whose content is among the rows."""
     names = (plain(row.name).split("/") for row in rows if family(row.phase, row.name) == "saved")
-    return {parts[1] for parts in names}
+    return {_plain_file(parts[1]) for parts in names}
+
+
+def _plain_file(name: str) -> str:
+    """A file's own name, of that in the trace or of a note: without its folder."""
+    return name.removeprefix("file ").removeprefix("saved/").rpartition(":")[2]
 
 
 def read_terminal(raw: Path) -> dict[str, str]:

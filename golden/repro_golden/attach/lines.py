@@ -11,10 +11,11 @@ import contextlib
 import math
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Labelled", "Lines", "labelled", "listen", "measures_time", "metrics_of"]
+__all__ = ["Labelled", "Lines", "is_clock", "labelled", "listen", "measures_time", "metrics_of"]
 
 _LIMIT = 64 * 1024
 """Characters of the longest line that is read or held: a program may print for ever without a line end."""
@@ -224,6 +225,20 @@ _TIME = re.compile(
 def measures_time(name: str) -> bool:
     """Whether a metric measures wall time, speed or memory by its name, so that it differs from run to run."""
     return name.startswith("perf/") or bool(_TIME.search(" ".join(_WORDS.findall(_CAMEL.sub(" ", name))).lower()))
+
+
+_DAY = 86_400.0
+
+
+def is_clock(value: object) -> bool:
+    """Whether a number is what the clock shows, give or take a day: seconds since 1970, or their thousandths and so on.
+
+    Not a bool, and no text.
+    """
+    if not isinstance(value, (int, float)) or abs(value) >= 1 << 63:
+        return False
+    now = time.time()
+    return any(abs(value - now * unit) < _DAY * unit for unit in (1, 10**3, 10**6, 10**9))
 
 
 class Lines(threading.local):

@@ -34,8 +34,9 @@ class Metrics:
         self._late: dict[str, Any] = {}
 
     def take(self, name: str, value: Any, *, early: bool = False) -> None:
-        """Keep a float, or a tensor of one number, which is not waited for. The last one under a name stands.
+        """Keep a float, or a tensor of one number, which is not waited for.
 
+        The last one under a name has that name; others before it in the same step are ``name#1``, ``name#2`` and so on.
         `early` says that it is known to belong to the step that ends next.
         """
         wanted = self._wanted.get(name)
@@ -54,7 +55,7 @@ class Metrics:
         early = name in self._early
         if not early and isinstance(value, torch.Tensor):
             value = _Coming(name, value)  # on its way now, while its work is queued before the next step's
-        (self._now if early else self._late)[name] = value
+        _put(self._now if early else self._late, name, value)
 
     def end(self) -> dict[str, Any]:
         """The numbers of the step that ends: floats and tensors."""
@@ -79,6 +80,20 @@ class Metrics:
             name: v.value() if isinstance(v, _Coming) else float(v.item() if isinstance(v, torch.Tensor) else v)
             for name, v in found.items()
         }
+
+
+_MOST = 16
+"""Numbers of one name in a step that are kept each; of more the sum is."""
+
+
+def _put(step: dict[str, Any], name: str, value: Any) -> None:
+    """Keep a number beside those of its name in this step: micro-batches log so, and two splits."""
+    before = step.get(name)
+    if isinstance(before, float) and isinstance(value, (int, float)) and before != value:
+        taken = next((k for k in range(1, _MOST) if f"{name}#{k}" not in step), 0)
+        rest = f"{name}#{taken or 'more'}"
+        step[rest] = before + (0.0 if taken else step.get(rest, 0.0))
+    step[name] = float(value) if isinstance(value, (int, float)) else value
 
 
 def _local(name: str, value: Any) -> tuple[str, torch.Tensor | None]:

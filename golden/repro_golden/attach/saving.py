@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import inspect
 import os
 import re
 import sys
@@ -24,42 +25,48 @@ from typing import Any
 import torch
 
 from repro_golden.attach.beside import unreadable
-from repro_golden.attach.lines import measures_time
+from repro_golden.attach.lines import is_clock, measures_time
 from repro_golden.attach.readings import Tensors, everything, folded, of_parts
 
-__all__ = ["Written", "below", "content", "hook"]
+__all__ = ["MADE_UP", "Written", "below", "content", "hook"]
 
 
 def hook(when: Callable[[str, Callable[[Any], None]], object], session: Any) -> None:
-    """Tell the session of every file that torch.save and safetensors write in this process."""
+    """Tell the session of every file that torch.save, torch.jit.save and safetensors write in this process."""
     session.saving = functools.partial(_hook_safetensors, session=session)
-    save = torch.save
+    torch.save = torch.serialization.save = _telling(torch.save, session)
+    scripted: Any = torch.jit.RecursiveScriptModule  # type: ignore[attr-defined] # torch.jit.save calls this for a path
+    scripted.save = _telling(scripted.save, session)
+    for name in _SAFETENSORS:
+        when(name, session.saving)
+
+
+_SAFETENSORS = ("safetensors.torch", "safetensors.numpy")  # those for other libraries call NumPy's
+
+
+def _hook_safetensors(_: Any = None, *, session: Any) -> None:
+    """Now or, where torch was imported by that module itself, at the first step."""
+    for name in _SAFETENSORS:
+        module = sys.modules.get(name)
+        save_file = getattr(module, "save_file", None)
+        if save_file is not None and not hasattr(save_file, "_repro"):
+            module.save_file = _telling(save_file, session)  # type: ignore[union-attr]
+
+
+def _telling(save: Any, session: Any) -> Any:
+    """A function of what is saved, where, and with which texts beside it, after which the session is told."""
 
     @functools.wraps(save)
-    def call(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        out = save(obj, f, *args, **kwargs)
-        session.saved(_path(f), obj)
-        return out
-
-    torch.save = torch.serialization.save = call
-    when("safetensors.torch", session.saving)
-
-
-def _hook_safetensors(module: Any = None, *, session: Any) -> None:
-    """Now or, where torch was imported by that module itself, at the first step."""
-    module = module or sys.modules.get("safetensors.torch")
-    save_file = getattr(module, "save_file", None)
-    if save_file is None or hasattr(save_file, "_repro"):
-        return
-
-    @functools.wraps(save_file)
-    def call(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
-        out = save_file(tensors, filename, *args, **kwargs)
-        session.saved(_path(filename), tensors)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        out = save(*args, **kwargs)
+        given = inspect.signature(save).bind(*args, **kwargs).arguments
+        value, file = list(given.values())[:2]
+        texts = {name: text for name, text in dict(given.get("metadata") or {}).items() if name != "format"}
+        session.saved(_path(file), {**value, "__metadata__": texts} if texts else value)
         return out
 
     call._repro = True  # type: ignore[attr-defined]
-    module.save_file = call
+    return call
 
 
 class Written:
@@ -71,14 +78,20 @@ class Written:
     Args:
         out: The recorder's own folder.
         moved: Told of what the program renames: the path before, and the path after.
+        copied: Told of what it copies or links: the path of what is there, and the new one.
 
     Attributes:
         paths: Where they lie.
     """
 
-    def __init__(self, out: str, moved: Callable[[str, str], None] = lambda *_: None) -> None:
+    def __init__(
+        self,
+        out: str,
+        moved: Callable[[str, str], None] = lambda *_: None,
+        copied: Callable[[str, str], None] = lambda *_: None,
+    ) -> None:
         self.paths: set[str] = set()
-        self._out, self._moved = f"{out}/", moved
+        self._out, self._moved, self._copied = f"{out}/", moved, copied
         self._left_out = (self._out, f"{sys.prefix}/", "/dev/", "/proc/", "/sys/")
         self._around = [f"{PurePath(out).parent}/"]  # may lie in a hidden folder themselves
         with contextlib.suppress(OSError):  # it was removed
@@ -91,15 +104,11 @@ class Written:
         return {PurePath(path).name for path in self.paths}
 
     def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in ("open", "os.rename"):
+        hears = _EVENTS.get(event)
+        if hears is None:
             return
-        try:
-            if event == "open":
-                self._opened(*arguments)
-            else:
-                self._renamed(*arguments)
-        except Exception:  # noqa: BLE001, S110 - what a hook raises, the program's call raises
-            pass
+        with contextlib.suppress(Exception):  # what a hook raises, the program's call raises
+            hears(self, *arguments)
 
     def _opened(self, file: Any, mode: Any, flags: Any) -> None:
         writes = isinstance(mode, str) and bool(set("wax+") & set(mode))
@@ -122,7 +131,23 @@ class Written:
             self.paths.add(after + path[len(before) :])
         self._moved(before, after)
 
+    def _linked(self, source: Any, target: Any, *_: Any) -> None:
+        if before := _absolute(source):
+            self._copied(before, _absolute(target))
 
+    def _pointed(self, source: Any, target: Any, *_: Any) -> None:
+        after = _absolute(target)
+        beside = os.path.join(os.path.dirname(after), os.fsdecode(source))  # noqa: PTH118, PTH120 - text, and quick
+        self._copied(os.path.normpath(beside), after)
+
+
+_EVENTS: dict[str, Callable[..., None]] = {
+    "open": Written._opened,
+    "os.rename": Written._renamed,
+    "os.link": Written._linked,
+    "os.symlink": Written._pointed,
+    "shutil.copyfile": Written._linked,
+}
 _MOST = 100
 
 
@@ -147,51 +172,84 @@ def content(value: Any) -> tuple[Tensors, str]:
     """What a file holds, and what of it is not looked at, in words; '' for nothing.
 
     Tensors, as which arrays of NumPy count, by their path; all numbers of each kind as one and all texts as one, in
-    the order of their paths. With the texts are bytes, None, names of dtypes and the like, and integers of more than
-    64 bits. Left out is what measures time, speed or memory by its name, and what `_PASSING` fits.
+    the order of their paths, and the lengths of lists. With the texts are bytes, None, names of dtypes and the like,
+    and integers of more than 64 bits. Of modules that are saved whole, the numbers and texts of their parts count too.
+    Left out is what measures time, speed or memory by its name, what is the time, and what `_PASSING` fits.
     """
-    tensors = Tensors()
-    whole, floats, texts = list[tuple[str, int]](), list[tuple[str, float]](), list[tuple[str, bytes]]()
-    passing, timed, dark, others = 0, list[str](), list[str](), Counter[str]()
+    found = _Content()
     for path, item in everything(value, plain=_plain):
-        name = path or "value"
+        found.add(path or "value", item)
+    return found.rows(), found.left_out()
+
+
+class _Content:
+    """What a file holds, by kinds."""
+
+    def __init__(self) -> None:
+        self._tensors = Tensors()
+        self._integers: list[tuple[str, int]] = []
+        self._floats: list[tuple[str, float]] = []
+        self._texts: list[tuple[str, bytes]] = []
+        self._lengths: Counter[str] = Counter()
+        self._passing, self._timed, self._dark, self._others = 0, list[str](), list[str](), Counter[str]()
+
+    def add(self, name: str, item: Any) -> None:
+        """One value, and its path."""
         if isinstance(item, torch.Tensor):
             if why := unreadable(item):
-                dark.append(why)
+                self._dark.append(why)
             else:
-                tensors[name] = item.detach()
-            continue
+                self._tensors[name] = item.detach()
+            return
         text = None if isinstance(item, (int, float)) else _text(item)
-        key = _INDEX.sub("", name).rpartition(".")[2]
-        if _measures_time(key):
-            timed.append(key)
-        elif isinstance(item, float):
-            floats.append((name, float(item)))
+        parent = _INDEX.sub("", name)
+        key = parent.rpartition(".")[2]
+        if _measures_time(key) or is_clock(item):
+            self._timed.append(key)
+            return
+        if parent != name:
+            self._lengths[parent] += 1
+        if isinstance(item, float):
+            self._floats.append((name, float(item)))
         elif isinstance(item, int):
             if -(1 << 63) <= item < 1 << 63:
-                whole.append((name, int(item)))
+                self._integers.append((name, int(item)))
             else:
-                texts.append((name, f"int {item:x}".encode()))
+                self._texts.append((name, f"int {item:x}".encode()))
         elif text is None:
-            others[type(item).__name__] += 1
+            self._others[type(item).__name__] += 1
         elif _PASSING.search(text):
-            passing += 1
+            self._passing += 1
         else:
             raw = bytes(item) if isinstance(item, (bytes, bytearray)) else text.encode("utf-8", "surrogatepass")
-            texts.append((name, f"{type(item).__name__} ".encode() + raw))
-    found = dict(sorted(of_parts(tensors).items()))
-    for kind, numbers, dtype in (("integers", whole, torch.int64), ("floats", floats, torch.float64)):
-        if numbers:
-            found[_free(kind, found)] = torch.tensor([n for _, n in sorted(numbers)], dtype=dtype, device="cpu")
-    if texts:
-        found[_free("texts", found)] = folded(text for _, text in sorted(texts))
-    left_out = [
-        _number_of(passing, "text", "that look like paths or dates"),
-        _number_of(len(timed), "value", f"called like times or memory ({_some(timed)})"),
-        _number_of(len(dark), "tensor", f"({_some(dark)})"),
-        _number_of(others.total(), "object", f"({_some(others)})"),
-    ]
-    return found, ", ".join(words for words in left_out if words)
+            self._texts.append((name, f"{type(item).__name__} ".encode() + raw))
+
+    def rows(self) -> Tensors:
+        """By the names that they have in the trace."""
+        found = dict(sorted(of_parts(self._tensors).items()))
+        # where the numbers of one list end and those of the next begin
+        lengths = self._lengths.items() if len(self._lengths) > 1 else ()
+        kinds: list[tuple[str, Iterable[tuple[str, float]], torch.dtype]] = [
+            ("integers", self._integers, torch.int64),
+            ("floats", self._floats, torch.float64),
+            ("lengths", lengths, torch.int64),
+        ]
+        for kind, numbers, dtype in kinds:
+            if values := [number for _, number in sorted(numbers)]:
+                found[_free(kind, found)] = torch.tensor(values, dtype=dtype, device="cpu")
+        if self._texts:
+            found[_free("texts", found)] = folded(text for _, text in sorted(self._texts))
+        return found
+
+    def left_out(self) -> str:
+        """What is not among them, in words."""
+        told = [
+            _number_of(self._passing, "text", "that look like paths or dates"),
+            _number_of(len(self._timed), "value", f"that are times or memory, or called so ({_some(self._timed)})"),
+            _number_of(len(self._dark), "tensor", f"({_some(self._dark)})"),
+            _number_of(self._others.total(), "object", f"({_some(self._others)})"),
+        ]
+        return ", ".join(words for words in told if words)
 
 
 _measures_time = functools.lru_cache(4096)(measures_time)
@@ -207,6 +265,9 @@ _PASSING = re.compile(
     re.IGNORECASE,
 )
 """Texts that are others in every run, or, as the hash that names it, for every commit."""
+
+MADE_UP = re.compile(rf"{_PASSING.pattern}|tmp|temp", re.IGNORECASE)
+"""Names of folders that are others in every run."""
 
 _WRITTEN_OUT = (complex, enum.Enum, torch.dtype, torch.device, torch.layout)
 _MODULES = ("datetime", "decimal", "fractions", "uuid", "pathlib")
@@ -230,7 +291,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (torch.Tensor, int, float, str)):
         return value
     if isinstance(value, torch.nn.Module):
-        return value.state_dict()
+        return {**value.state_dict(), "__attributes__": _attributes(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping)):
         return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
     if isinstance(value, (argparse.Namespace, types.SimpleNamespace)):
@@ -244,6 +305,15 @@ def _plain(value: Any) -> Any:
         with contextlib.suppress(TypeError, ValueError):  # a kind or an order of bytes that torch has not
             return torch.from_numpy(numpy.ascontiguousarray(value))
     return value
+
+
+def _attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """Of each part its class and its numbers and texts, such as a rate of dropout, which its state does not hold."""
+    return {
+        name: {"class": type(part).__qualname__}
+        | {key: value for key, value in vars(part).items() if key[:1] != "_" and isinstance(value, (int, float, str))}
+        for name, part in module.named_modules()
+    }
 
 
 def _free(name: str, taken: Iterable[str]) -> str:
