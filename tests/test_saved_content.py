@@ -29,7 +29,7 @@ def test_the_content_of_a_file_is_its_tensors_and_numbers() -> None:
     )
     assert list(a) == list(b) == ["model.a", "model.b", "integers", "floats", "texts"]
     assert all(torch.equal(a[name], b[name]) for name in a)
-    assert left == "1 value called like times or memory (step_time)"
+    assert left == "1 value of time or memory (step_time)"
     assert content({"step": 4})[0]["integers"].tolist() == [4]
     assert content(nn.Linear(1, 1))[0]["bias"].shape == (1,)
     assert content({"integers": torch.ones(1), "n": 2})[0].keys() == {"integers", "integers#1"}

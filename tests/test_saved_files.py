@@ -71,8 +71,8 @@ def test_a_file_counts_once_with_its_last_content_and_name(tmp_path: Path) -> No
     """What was written anew or renamed within its step is one file; files of one name in two folders are two."""
     trace = recorded(tmp_path / "names", NAMES)
     assert files(trace, 0) == {"saved/first.pt": 2.0, "saved/last.pt": 1.0}
-    assert files(trace, 1) == {"saved/model.pt": 0.0, "saved/model.pt.1": 1.0}
-    assert files(trace, 2) == {"saved/model.pt": 1.0, "saved/other.pt": 0.0}
+    assert files(trace, 1) == {"saved/a:model.pt": 0.0, "saved/b:model.pt": 1.0}
+    assert files(trace, 2) == {"saved/whole:model.pt": 1.0, "saved/whole:other.pt": 0.0}
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import warm_kit
 from conftest import environment
 
 from repro_golden.families import family
@@ -40,10 +39,9 @@ def traced(
     folder: Path, *command: str, text: str = "", **variables: str
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """One command under `repro trace` in `folder`; how it ended and its lines on stderr."""
-    whole = [*TRACE, *command]
-    done = warm_kit.run(whole, folder, environment() | QUICK | variables) if not text else subprocess.run(
-        whole, cwd=folder, env=environment() | QUICK | variables, input=text, capture_output=True, text=True,
-        timeout=100, check=False,
+    done = subprocess.run(
+        [*TRACE, *command], cwd=folder, env=environment() | QUICK | variables, input=text, capture_output=True,
+        text=True, timeout=100, check=False,
     )  # fmt: skip
     assert "Traceback" not in done.stderr, done.stderr
     return done, done.stderr.splitlines()

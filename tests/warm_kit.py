@@ -21,6 +21,7 @@ import importlib.machinery
 import io
 import json
 import logging
+import multiprocessing.process
 import os
 import runpy
 import signal
@@ -211,6 +212,7 @@ def become(command: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
     threads = int(variables.get("OMP_NUM_THREADS") or 0) or len(os.sched_getaffinity(0))
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
+    multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined] # noqa: PTH109 - as it has it
     sys.modules["numpy"].random.seed()  # a process of its own has numbers of its own
     gone = OURS[3:] if _ours(kind, rest) else OURS
     main = {rest[0], f"{rest[0]}.__main__"} - {name for name in rest[:1] if hasattr(sys.modules.get(name), "__path__")}

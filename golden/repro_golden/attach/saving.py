@@ -207,6 +207,12 @@ class _Content:
         if _measures_time(key) or is_clock(item):
             self._timed.append(key)
             return
+        if text is None and not isinstance(item, (int, float)):
+            self._others[type(item).__name__] += 1
+            return
+        if text is not None and _PASSING.search(text):
+            self._passing += 1
+            return
         if parent != name:
             self._lengths[parent] += 1
         if isinstance(item, float):
@@ -216,11 +222,7 @@ class _Content:
                 self._integers.append((name, int(item)))
             else:
                 self._texts.append((name, f"int {item:x}".encode()))
-        elif text is None:
-            self._others[type(item).__name__] += 1
-        elif _PASSING.search(text):
-            self._passing += 1
-        else:
+        elif text is not None:
             raw = bytes(item) if isinstance(item, (bytes, bytearray)) else text.encode("utf-8", "surrogatepass")
             self._texts.append((name, f"{type(item).__name__} ".encode() + raw))
 
@@ -245,7 +247,7 @@ class _Content:
         """What is not among them, in words."""
         told = [
             _number_of(self._passing, "text", "that look like paths or dates"),
-            _number_of(len(self._timed), "value", f"that are times or memory, or called so ({_some(self._timed)})"),
+            _number_of(len(self._timed), "value", f"of time or memory ({_some(self._timed)})"),
             _number_of(len(self._dark), "tensor", f"({_some(self._dark)})"),
             _number_of(self._others.total(), "object", f"({_some(self._others)})"),
         ]
