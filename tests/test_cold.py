@@ -45,7 +45,7 @@ def whole(*values: object) -> object:
     ("check rollout toy", 2, "repro:"),
     whole("bisect HEAD~3..HEAD --no-explain", 0, "Scale"),
     whole("history HEAD~3..HEAD", 0, "Scale"),
-    whole("explain HEAD~1", 0, "train.py:24"),
+    whole("explain HEAD~1", 0, "train.py:23"),
     whole("report pr HEAD~3..HEAD", 1, "step 0"),
 ], ids=lambda value: " ".join(value.split()[:2]) if isinstance(value, str) else "")  # fmt: skip
 def test_a_command_begins_cold(day: Repo, words: str, code: int, said: str) -> None:
