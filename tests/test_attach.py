@@ -48,6 +48,7 @@ def diff(programs: Programs, a: str, b: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", sorted(STEPS))
 def test_recording_changes_no_bit(programs: Programs, recorded: Recorded, name: str) -> None:
     """A recorded program ends with the parameters, optimizer state, generators and losses of the unrecorded one."""
@@ -149,6 +150,7 @@ def check_shards(trace: Trace, printed: str) -> None:
         assert row(trace, 2 * int(step) + sharded, phase, prefix + name).fingerprint == expected
 
 
+@pytest.mark.whole
 def test_a_rank_may_hold_nothing_of_a_tensor(programs: Programs) -> None:
     """A parameter of one row is all on one of two ranks, and is recorded as the whole tensor that it is."""
     check_shards(*programs.recorded("one-row", **how("ranks", outputs=1)))

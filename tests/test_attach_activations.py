@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import warm_kit
 
@@ -95,6 +96,7 @@ def test_the_values_are_those_of_the_program(tmp_path: Path) -> None:
     assert row.fingerprint == fingerprint(layer(torch.randn(2, 4)))
 
 
+@pytest.mark.whole
 def test_compiled_regions_are_left_alone(tmp_path: Path) -> None:
     """A compiled module computes what it does unrecorded; nothing inside it is seen."""
     assert run(tmp_path, *traced("*"), arguments=("compiled",)) == run(tmp_path, arguments=("compiled",))

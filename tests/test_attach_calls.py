@@ -151,6 +151,7 @@ def run(folder: Path, program: str, *before: str) -> str:
 TRACED = ("-m", "repro", "trace", "--out", "trace", "--")
 
 
+@pytest.mark.whole
 def test_a_compiled_step_is_a_step(tmp_path: Path) -> None:
     """An optimizer whose step is compiled is recorded each time, and the program's numbers are the same."""
     assert run(tmp_path, COMPILED, *TRACED) == run(tmp_path, COMPILED)

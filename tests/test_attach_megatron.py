@@ -68,6 +68,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(find_spec("megatron") is None, reason="Megatron-core 0.16.1 is not for this Python")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_megatron_steps(tmp_path: Path, precision: str) -> None:

@@ -91,6 +91,7 @@ def differing(a: Trace, b: Trace, step: int) -> list[tuple[str, str]]:
     return [key for key, row in left.items() if row.fingerprint != right[key].fingerprint]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -139,6 +140,7 @@ def test_main_grad_is_the_gradient(layouts: Layouts) -> None:
         assert [found[phase, name].dtype for phase in ("grad", "update")] == ["float32", "bfloat16"]
 
 
+@pytest.mark.whole
 def test_planted_on_one_rank(layouts: Layouts) -> None:
     """What one tensor-parallel rank does differently is named by the tensor that all layouts know."""
     good, bad = layouts.trace("tp2"), layouts.trace("bumped")

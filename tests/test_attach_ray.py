@@ -234,11 +234,13 @@ def cluster(short: Path) -> Iterator[str]:
         yield f"127.0.0.1:{port}"
 
 
+@pytest.mark.whole
 def test_own_cluster(tmp_path: Path, short: Path, plain: list[str]) -> None:
     """An actor of a cluster that the program starts, with a PYTHONPATH of its own, is recorded like a plain process."""
     assert traced(tmp_path / "run", LOCAL, str(short)) == plain
 
 
+@pytest.mark.whole
 def test_running_cluster(tmp_path: Path, cluster: str, plain: list[str]) -> None:
     """Two actors of a cluster that runs already are recorded as two ranks; the user's objects stay as they are."""
     assert traced(tmp_path / "run", RANKS, str(tmp_path / "store"), RAY_ADDRESS=cluster) == plain
@@ -246,6 +248,7 @@ def test_running_cluster(tmp_path: Path, cluster: str, plain: list[str]) -> None
     assert end is not None and end["ranks"] == 2
 
 
+@pytest.mark.whole
 def test_nodes_without_the_recorder(tmp_path: Path, cluster: str, plain: list[str]) -> None:
     """Where the recorder's folder does not exist, workers use the copy that the job brought along, which is whole."""
     copy = tmp_path / "copy" / "repro_golden"
@@ -253,6 +256,7 @@ def test_nodes_without_the_recorder(tmp_path: Path, cluster: str, plain: list[st
     assert traced(tmp_path / "run", AWAY, RAY_ADDRESS=cluster, PYTHONPATH=str(copy.parent)) == plain
 
 
+@pytest.mark.whole
 def test_submitted_job(tmp_path: Path, cluster: str, plain: list[str]) -> None:
     """A job that Ray's job manager starts is recorded, and the driver may still bring modules of its own.
 

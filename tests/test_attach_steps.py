@@ -123,6 +123,7 @@ def test_a_program_is_ended_after_the_steps_asked_for(tmp_path: Path) -> None:
     assert (len(trace.steps), trace.complete) == (3, True)
 
 
+@pytest.mark.whole
 def test_all_ranks_are_ended_together(tmp_path: Path) -> None:
     """Ranks that wait for each other in every step all end after the steps asked for, and so does their launcher."""
     trace, _ = traced(tmp_path, RANKS, "trace", ("--steps", "2", "--ranks", "2"))

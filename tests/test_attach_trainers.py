@@ -70,17 +70,20 @@ def check_names(name: str, trace: Trace) -> None:
         assert names(trace, step, "update") == sorted(held)
 
 
+@pytest.mark.whole
 def test_recording_changes_no_bit_of_a_trainer(recordings: Recordings) -> None:
     """A recorded trainer ends with the parameters, optimizer state, generators and losses of the unrecorded one."""
     check_printed(recordings.plain)
     assert recordings.printed == recordings.plain
 
 
+@pytest.mark.whole
 def test_parameters_have_the_models_own_names(recordings: Recordings) -> None:
     """Each parameter that is trained has its gradient and Adam state under its path in the model, in each step."""
     check_names(recordings.name, recordings.first)
 
 
+@pytest.mark.whole
 def test_a_trainers_step_is_one_step(recordings: Recordings) -> None:
     """Two batches, an optimizer inside a wrapper and a closure are one step, with one more update in Adam's count."""
     trace = recordings.first
@@ -92,6 +95,7 @@ def test_a_trainers_step_is_one_step(recordings: Recordings) -> None:
         assert len({row(trace, step, "update", name).fingerprint for step in range(STEPS)}) == STEPS
 
 
+@pytest.mark.whole
 def test_a_record_is_what_the_step_left(recordings: Recordings) -> None:
     """Gradients, parameters and Adam state are those that the program itself finds after the step."""
     lines = [line.split()[1:] for line in recordings.shown.splitlines() if line.startswith("shown ")]
@@ -104,6 +108,7 @@ def test_a_record_is_what_the_step_left(recordings: Recordings) -> None:
                 assert row(recordings.again, step, phase, name).fingerprint == mine[phase, name]
 
 
+@pytest.mark.whole
 def test_a_trainers_clipping_and_schedule_are_metrics(recordings: Recordings) -> None:
     """The gradient norm before clipping and the step's learning rate are metrics, exactly, of their own step."""
     metrics = [step.metrics for step in recordings.first.steps]
@@ -112,6 +117,7 @@ def test_a_trainers_clipping_and_schedule_are_metrics(recordings: Recordings) ->
     assert len({m["lr"] for m in metrics}) == STEPS
 
 
+@pytest.mark.whole
 def test_equal_trainings_compare_equal(recordings: Recordings) -> None:
     """A second recording of the same training agrees with the first in each step."""
     code, text = recordings.diff("again")
@@ -119,6 +125,7 @@ def test_equal_trainings_compare_equal(recordings: Recordings) -> None:
     assert [s.root for s in recordings.first.steps] == [s.root for s in recordings.again.steps]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("recordings", ["lightning"], indirect=True)  # one will do: a run of either takes its time
 def test_another_seed_compares_unequal(recordings: Recordings) -> None:
     """A training with another seed differs from the first step on."""
@@ -128,6 +135,7 @@ def test_another_seed_compares_unequal(recordings: Recordings) -> None:
     assert all(a.root != b.root for a, b in zip(recordings.first.steps, other.steps, strict=True))
 
 
+@pytest.mark.whole
 def test_replicas_in_bfloat16_are_one_trace(tmp_path: Path) -> None:
     """Under torchrun and autocast transformers' trainer keeps its bits, and its replicas are one row by plain names."""
     programs, how = Trainers(tmp_path), {"arguments": ("0", "bf16"), "launcher": TORCHRUN}

@@ -86,6 +86,7 @@ def packaged(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> R
     return kit.start(tmp_path, train, kit.CASE.replace('path = "', f'python = "{base}"\npath = "'))
 
 
+@pytest.mark.whole
 def test_the_release_that_moved_the_numbers(packaged: Repo, index: Index) -> None:
     """The first release with other numbers is named, by one-step probes; what cannot be tested is passed over, and why.
 
@@ -152,6 +153,7 @@ add = ["--bias=1e-3"]
 """
 
 
+@pytest.mark.whole
 def test_a_minimal_set_of_flags(flagged: Repo) -> None:
     """Of four changes, the three that it takes are named; one that another needs is said to be of unknown need."""
     (flagged.root / "flags.toml").write_text(SET)

@@ -223,6 +223,7 @@ def mounts() -> bool:
     )
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(not mounts(), reason="a full disk needs a mount namespace of its own, which is denied here")
 def test_a_full_disk_is_one_line_and_loses_nothing(recorded: Repo) -> None:
     """On a disk without space a bisect stops with one line, and resumes where there is space again."""

@@ -136,6 +136,7 @@ def wait_for(ready: Callable[[], bool], seconds: float = 120) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["term", "kill"])
 def test_a_killed_bisect_loses_no_finished_probe(how: signal.Signals, hidden: tuple[Repo, str, str]) -> None:
     """Killed in the middle, the next call resumes from the journal, says so, and leaves no worktree."""
@@ -158,6 +159,7 @@ def test_a_killed_bisect_loses_no_finished_probe(how: signal.Signals, hidden: tu
     assert left_behind(repo) == []
 
 
+@pytest.mark.whole
 def test_two_bisects_at_once_do_not_disturb_each_other(hidden: tuple[Repo, str, str]) -> None:
     """Two searches of one repository at the same time both find the culprit."""
     repo, good, culprit = hidden
@@ -180,6 +182,7 @@ def test_a_flaky_culprit_is_its_own_verdict(recorded: Repo) -> None:
     assert result["verdicts"][culprit] == "FLAKY"
 
 
+@pytest.mark.whole
 def test_a_flaky_good_end_is_not_verifiable(fork: Repo) -> None:
     """When GOOD does not reproduce itself there is no baseline: exit 3, and the line says FLAKY."""
     repo = fork
@@ -191,6 +194,7 @@ def test_a_flaky_good_end_is_not_verifiable(fork: Repo) -> None:
     assert done.returncode == 3 and "FLAKY" in done.stderr.strip().splitlines()[-1]
 
 
+@pytest.mark.whole
 def test_only_skips_left_gives_the_exact_suspects(recorded: Repo) -> None:
     """A culprit inside a window that cannot be tested gives the ambiguous set and exit 3; a hang is a skip."""
     repo, good = recorded, recorded.git("rev-parse", "HEAD")
@@ -244,6 +248,7 @@ def test_a_crash_after_the_numbers_moved_is_bad(recorded: Repo) -> None:
     assert (code, result["culprit"]["commit"], result["verdicts"][culprit]) == (0, culprit, "BAD"), progress
 
 
+@pytest.mark.whole
 def test_numbers_that_moved_and_came_back(recorded: Repo) -> None:
     """Change, revert, re-land: a commit that moved the numbers is named, and twins of one tree do no harm."""
     repo, good = recorded, recorded.git("rev-parse", "HEAD")

@@ -88,6 +88,7 @@ def test_exit_codes_mean_what_git_means(tmp_path: Path) -> None:
     assert done.returncode == 2, "a commit that exits with 125 cannot be an end"
 
 
+@pytest.mark.whole
 def test_a_metric_bound_ends_a_probe_at_its_violation(tmp_path: Path) -> None:
     """Under a metric predicate bits may move; the commit that breaks the bound is named, and its probes end there."""
     repo = start(tmp_path, case=None)
@@ -112,6 +113,7 @@ def test_a_metric_bound_ends_a_probe_at_its_violation(tmp_path: Path) -> None:
     assert min(bad) < 9, "the probe of BAD went on long after its violation"
 
 
+@pytest.mark.whole
 def test_only_the_given_paths_matter(tmp_path: Path) -> None:
     """With --path, commits in which these files are identical share one probe."""
     repo = start(tmp_path, case=None)
@@ -231,6 +233,7 @@ env = {{ MARK = "{mark}" }}
     assert not [p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get("MARK") == mark]
 
 
+@pytest.mark.whole
 def test_gpu_slots(tmp_path: Path) -> None:
     """Probes at once get GPUs of their own; more than there are is refused with the number that fits."""
     case = """\

@@ -26,6 +26,7 @@ def bisect(repo: Repo, good: str, *arguments: str) -> tuple[dict[str, Any], str]
     return json.loads(done.stdout), done.stderr
 
 
+@pytest.mark.whole
 def test_a_command_that_saves_itself_is_probed_by_one_step(tmp_path: Path) -> None:
     """With save and resume each probe trains the divergent step alone; one that cannot load the state is no SKIP."""
     repo = start(tmp_path)
@@ -51,6 +52,7 @@ def test_a_command_that_saves_itself_is_probed_by_one_step(tmp_path: Path) -> No
     assert again["culprit"]["commit"] == culprit
 
 
+@pytest.mark.whole
 def test_state_outside_the_checkpoint_is_detected(tmp_path: Path) -> None:
     """A trainer that keeps something beside its checkpoint is found out, said so, and served by straight probes."""
     train = TRAIN.replace("scale = 1.0\n", "scale = 1.0 + hidden\n    hidden += 1e-3\n")
@@ -82,6 +84,7 @@ def test_a_change_that_loading_hides_is_found_by_straight_probes(tmp_path: Path)
     assert "BAD started from the state before step 4 makes another step" in progress
 
 
+@pytest.mark.whole
 def test_the_built_in_trainer_starts_from_its_golden_state(recorded: Repo) -> None:
     """A golden run's own state serves without any step to make it; the search trains one step for each probe."""
     repo, good = recorded, recorded.git("rev-parse", "HEAD")

@@ -226,6 +226,7 @@ def agree(here: dict[str, Any], there: dict[str, Any]) -> None:
     assert {name: there[name] for name in SAME} == {name: here[name] for name in SAME}
 
 
+@pytest.mark.whole
 @needs_ray
 def test_same_answers(tmp_path: Path, node: Node) -> None:
     """Both executors say the same of the same range; the repository is on the node once, and nothing else is left."""
@@ -252,6 +253,7 @@ def test_same_answers(tmp_path: Path, node: Node) -> None:
     assert again["cost"]["probes"] == 2 and again["cost"]["reused"] > 0 and again["culprit"] == there["culprit"]
 
 
+@pytest.mark.whole
 @needs_ray
 def test_killed_worker(tmp_path: Path, node: Node) -> None:
     """A probe whose worker is killed is made again: no commit is judged or skipped for it, no trainer is left over."""
@@ -271,6 +273,7 @@ def test_killed_worker(tmp_path: Path, node: Node) -> None:
     assert until(lambda: not node.left()), node.left()
 
 
+@pytest.mark.whole
 @needs_ray
 def test_terminated_bisect(tmp_path: Path, node: Node) -> None:
     """A bisect that is ended ends its trainers on the nodes first, exits as everywhere and says nothing of Ray."""
@@ -299,6 +302,7 @@ def test_killed_driver(tmp_path: Path, node: Node) -> None:
     assert until(lambda: not list((node.folder / "probes").iterdir()))
 
 
+@pytest.mark.whole
 @needs_ray
 def test_progress_and_cancelling(tmp_path: Path, node: Node) -> None:
     """Steps are told while a probe runs, and a cancelled one has ended on its node when that is said."""

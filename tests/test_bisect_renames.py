@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from history_kit import TRAIN, edit, note, start
 
 NET = """\
@@ -18,6 +19,7 @@ model = Net()
 """
 
 
+@pytest.mark.whole
 def test_a_bisect_and_a_history_go_past_a_rename(tmp_path: Path) -> None:
     """The commit that changes the numbers is named, with both names of the signal, and not the rename before it."""
     repo = start(tmp_path, TRAIN.replace("model = torch.nn.Linear(4, 2)\n", NET))

@@ -74,6 +74,7 @@ def test_steps_that_a_program_is_told_are_part_of_the_key(tmp_path: Path) -> Non
     assert other[0] == other[1]
 
 
+@pytest.mark.whole
 def test_a_test_script_outside_the_commits(tmp_path: Path) -> None:
     """Correcting a script that lies outside the repository makes what it said before worth nothing."""
     repo = start(tmp_path, case=None)
@@ -103,6 +104,7 @@ sys.exit(bad != (calls % {every} == 2))
 """
 
 
+@pytest.mark.whole
 def test_flaky_exit_codes_are_weighed(tmp_path: Path) -> None:
     """A test that says the wrong thing in every sixth call is repeated, and the culprit has a probability."""
     repo = start(tmp_path, case=None)
@@ -125,6 +127,7 @@ def test_flaky_exit_codes_are_weighed(tmp_path: Path) -> None:
     assert "one replay proves nothing" in progress
 
 
+@pytest.mark.whole
 def test_a_branch_from_before_good(tmp_path: Path) -> None:
     """A branch that lacks what GOOD has cannot be compared with it: the culprit is found among what contains GOOD."""
     repo = start(tmp_path, case=None)
@@ -164,6 +167,7 @@ def test_a_culprit_that_a_later_one_hides(tmp_path: Path) -> None:
     assert [one["divergence"]["step"] for one in found["culprits"]] == [4, 0]
 
 
+@pytest.mark.whole
 def test_every_culprit_where_lengths_differ(tmp_path: Path) -> None:
     """With --all, a culprit whose run is longer than BAD's ends the search, and nothing untrue is said."""
     repo = start(tmp_path, TRAIN.replace("default=6", "default=4"), None)

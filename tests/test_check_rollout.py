@@ -324,6 +324,7 @@ def asked(case: Case, value: Any) -> Case:
     return Case.model_validate(case.model_dump() | {"nightly": {"rollout": value}})
 
 
+@pytest.mark.whole
 def test_a_night_asks_the_engine(fork: Repo) -> None:
     """The checks that a case names are made on a commit's code; by default none are; names and kinds are checked."""
     checkout = find_checkout(fork.root)

@@ -39,6 +39,7 @@ def deterministic() -> RolloutChecks:
     return checked()
 
 
+@pytest.mark.whole
 def test_deterministic_mode_repeats_all_bits(deterministic: RolloutChecks) -> None:
     """In fp32: run to run, in every batch, seeded, after release, update and reversal.
 
@@ -55,6 +56,7 @@ def test_deterministic_mode_repeats_all_bits(deterministic: RolloutChecks) -> No
     assert found.identity["device"] != "cpu" or "rests on stand-ins: repro_sglang_cpu" in found.engine
 
 
+@pytest.mark.whole
 def test_a_server_samples_the_same_bits(deterministic: RolloutChecks, sglang_server: Served) -> None:  # noqa: F811
     """A server, brought the same starting weights, gives the very bits of an engine in another process."""
     there = checked(("run-to-run",), url=sglang_server.url)
@@ -63,6 +65,7 @@ def test_a_server_samples_the_same_bits(deterministic: RolloutChecks, sglang_ser
     assert there.findings[0].text.rpartition("; digest ")[2] == here.text.rpartition("; digest ")[2]
 
 
+@pytest.mark.whole
 def test_without_deterministic_mode() -> None:
     """Without deterministic mode seeds are ignored, and in fp32 on a CPU a batch changes its neighbours' numbers."""
     only = ("run-to-run", "batch-of-8", "batch-of-32", "seed", "seeded-batch", "unseeded")

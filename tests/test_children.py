@@ -266,6 +266,7 @@ def test_a_signal_from_outside(tmp_path: Path, number: signal.Signals) -> None:
             exit_code(case(tmp_path, command=kill, shell=shell), Place(tmp_path), tmp_path / "log")
 
 
+@pytest.mark.whole
 def test_a_rank_that_was_killed(tmp_path: Path) -> None:
     """The launcher of a rank that was killed exits with 1, and still it is the machine's failure."""
     killed = text_of(at="if step == 4 and os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)")
@@ -274,6 +275,7 @@ def test_a_rank_that_was_killed(tmp_path: Path) -> None:
         run(tmp_path, case(tmp_path, killed, command=launcher, ranks=2), Run(6, trace=str(tmp_path / "trace")))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("when", ["while it trains", "at the end"])
 def test_a_full_disk_under_the_trace(tmp_path: Path, when: str) -> None:
     """A disk that is full for the instrument (/dev/full) stops a search; it says nothing of the commit."""
@@ -286,6 +288,7 @@ def test_a_full_disk_under_the_trace(tmp_path: Path, when: str) -> None:
         run(tmp_path, case(tmp_path, text_of(at=last)), Run(6, trace=str(tmp_path / "trace")))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("steps", [6, pytest.param(10**9, marks=pytest.mark.campaign)], ids=["it ends", "it goes on"])
 def test_a_full_disk_under_the_recorder(tmp_path: Path, steps: int) -> None:
     """A disk that is full in the program's own process ends its recording alone, and still is the machine's failure."""
@@ -340,6 +343,7 @@ def test_only_a_setup_is_excused_by_the_network(tmp_path: Path) -> None:
 # -- where a child died
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("at", "stage", "step"), [("", "import", -1), ("0", "start", 0), ("3", "step", 3)])
 def test_where_a_replay_died(tmp_path: Path, at: str, stage: str, step: int) -> None:
     """A segmentation fault is said of the step it came in, which the trace tells; without a step it is told apart."""
@@ -397,6 +401,7 @@ def test_what_a_killed_run_leaves_is_swept(tmp_path: Path) -> None:
     assert exit_code(case(root, command="test -d {out}"), Place(root), root / "log") == 0
 
 
+@pytest.mark.whole
 def test_torchruns_first_failure_is_named(tmp_path: Path) -> None:
     """Of a torchrun whose second rank raises, the last line is that rank's error, not the frame of the summary."""
     program = tmp_path / "train.py"

@@ -261,6 +261,7 @@ for step in range(2):
 """
 
 
+@pytest.mark.whole
 def test_trace_into_a_hostile_folder(tmp_path: Path) -> None:
     """What `repro trace` says of a program names its folder as text."""
     (tmp_path / "train.py").write_text(TRAIN)

@@ -151,6 +151,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Repo:
 COMMAND = "{python} src/train.py"
 
 
+@pytest.mark.whole
 def test_ranks_of_a_launcher(program: Repo, tmp_path: Path) -> None:
     """Two ranks give one trace of as many steps as asked for; a third that is expected is an error that names it."""
     launcher = "torchrun --standalone --nproc-per-node 2 src/train.py"
@@ -161,6 +162,7 @@ def test_ranks_of_a_launcher(program: Repo, tmp_path: Path) -> None:
         run(program, case(command=COMMAND, ranks=2), tmp_path / "missing", Run(3, trace=str(tmp_path / "other")))
 
 
+@pytest.mark.whole
 def test_a_run_ends_at_its_first_divergence(program: Repo, tmp_path: Path) -> None:
     """With a baseline, a program is ended once a step's root differs, and trains no further."""
     run(program, case(command=COMMAND), tmp_path)
@@ -173,6 +175,7 @@ def test_a_run_ends_at_its_first_divergence(program: Repo, tmp_path: Path) -> No
     assert result.steps < 10**6
 
 
+@pytest.mark.whole
 def test_what_fails_is_said(program: Repo, tmp_path: Path) -> None:
     """A command that is not found, fails, never trains or ends early, and a Python that is none, are told apart."""
     for command, message in {
@@ -197,6 +200,7 @@ def test_what_fails_is_said(program: Repo, tmp_path: Path) -> None:
         identity_of(case(command=COMMAND, python="/bin/true"), program.root)
 
 
+@pytest.mark.whole
 def test_code_from_elsewhere_is_refused(program: Repo, tmp_path: Path) -> None:
     """Where a commit's code is under test, modules of the user's own checkout are an error that names one."""
     worktree = tmp_path / "w" / "tree"

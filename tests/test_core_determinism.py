@@ -72,6 +72,7 @@ def red(proofs: list[Proof]) -> set[str]:
     return {proof.switch for proof in proofs if proof.state == "NOT IN EFFECT"}
 
 
+@pytest.mark.whole
 def test_every_switch_takes_in_a_process_started_as_the_trainer_is() -> None:
     """Claim: with the environment set, no row is red, the exit code is 0, and what a CPU can show is proven."""
     code, rows, errors = report()
@@ -81,6 +82,7 @@ def test_every_switch_takes_in_a_process_started_as_the_trainer_is() -> None:
         assert rows[switch]["state"] == "proven" and rows[switch]["on"] != rows[switch]["off"]
 
 
+@pytest.mark.whole
 def test_a_missing_variable_is_judged_and_exits_1() -> None:
     """Claim: judged as it is, a process with a salted string hash is red in that row alone, and the exit code is 1."""
     others = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONHASHSEED"}
@@ -89,6 +91,7 @@ def test_a_missing_variable_is_judged_and_exits_1() -> None:
     assert [name for name, row in rows.items() if row["state"] == "NOT IN EFFECT"] == ["PYTHONHASHSEED"]
 
 
+@pytest.mark.whole
 def test_each_broken_switch_turns_exactly_its_row_red() -> None:
     """Claim: one switch broken after `apply` is named, alone; what the environment decides here stays as it was."""
     apply(SEED, 1)

@@ -37,6 +37,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return place
 
 
+@pytest.mark.whole
 def test_one_name_and_one_fingerprint_for_a_tensor_on_any_number_of_ranks(place: Place) -> None:
     """Weights at load, columns and metrics of two ranks are one row each, with the fingerprint of one process."""
     one, two = Trace(place.root / "one"), Trace(place.root / "two")
@@ -67,6 +68,7 @@ def test_the_output_of_all_ranks_is_kept_apart_and_together(place: Place) -> Non
     assert logs[2].read_text() == logs[0].read_text() + logs[1].read_text()
 
 
+@pytest.mark.whole
 def test_two_ranks_go_on_from_the_state_that_they_agreed_to_keep(place: Place) -> None:
     """Where only one state fits all ranks drop the same one; from the other they make the straight run's own step."""
     (kept,) = (place.root / "states").iterdir()
@@ -77,6 +79,7 @@ def test_two_ranks_go_on_from_the_state_that_they_agreed_to_keep(place: Place) -
     assert [(r.step, r.root) for r in resumed.steps] == [(int(kept.name), straight.root)]
 
 
+@pytest.mark.whole
 def test_a_change_is_planted_and_written_out_under_the_canonical_name(place: Place) -> None:
     """Several runs in one job: each plant is seen alone and first; a dump holds the whole tensor of both ranks."""
     two = Trace(place.root / "two")
@@ -99,6 +102,7 @@ def test_a_change_is_planted_and_written_out_under_the_canonical_name(place: Pla
         assert [k for k in range(size) if planted[k] != clean[k]] == [0], "one ULP of the first element"
 
 
+@pytest.mark.whole
 def test_a_replica_that_differs_is_kept_by_rank(place: Place) -> None:
     """A rank whose bias drifts from step 1 on is told from the other; step 0 agrees with the healthy run."""
     case = case_of(2, fault={"rank": 1, "step": 1, "how": "differ"})
@@ -108,6 +112,7 @@ def test_a_replica_that_differs_is_kept_by_rank(place: Place) -> None:
     assert names == {"bias@0", "bias@1", "weight"}
 
 
+@pytest.mark.whole
 def test_a_signal_that_one_rank_stops_showing_is_kept_by_rank(place: Place) -> None:
     """Columns, metrics and replicas that rank 1 forgets from step 1 on are no longer everybody's; the rest still is."""
     forgotten = [["input", "rewards"], ["forward", "log_probs"], ["loss", "loss"], ["update", "bias"]]
@@ -130,6 +135,7 @@ def test_a_shard_that_one_rank_stops_showing_is_a_failure(place: Place) -> None:
 # -- bad input
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("rank", "how"), [(0, "raise"), (1, "exit")])
 def test_the_rank_that_failed_first_is_named(place: Place, rank: int, how: str) -> None:
     """The others fail in a collective because it went away; its step, log and last line are told, not theirs."""
@@ -142,6 +148,7 @@ def test_the_rank_that_failed_first_is_named(place: Place, rank: int, how: str) 
     assert len(Trace(place.root / f"dead-{how}").steps) == 2, "what was recorded before can be read"
 
 
+@pytest.mark.whole
 def test_a_rank_that_lost_its_peer_is_not_blamed(tmp_path: Path) -> None:
     """The peer that then shows why is; where all say no more than that a peer went, the first one that said so."""
     write = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(sys.argv[2]); "
@@ -166,6 +173,7 @@ def test_a_killed_rank_is_the_machines_failure(place: Place) -> None:
         traced(case_of(2, fault={"rank": 1, "step": 0, "how": "kill"}), place, "killed")
 
 
+@pytest.mark.whole
 def test_the_rank_that_hangs_is_named(place: Place) -> None:
     """At the time limit the rank that waits in no collective is named, and its log shows where it is."""
     case = case_of(2, timeout=12.0, fault={"rank": 1, "step": 1, "how": "hang"})

@@ -86,6 +86,7 @@ def missing_modules(files: dict[str, str]) -> set[str]:
 # -- histories
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("seed", [*SEEDS, 26])
 def test_no_commit_reads_a_name_that_nobody_binds(seed: int) -> None:
     """What a refactor moved into a helper never leaves the culprit's own names behind: seed 26 once did."""
@@ -317,6 +318,7 @@ def replay(case: Case, golden: Trace, folder: Path, files: dict[str, str], steps
     return train(case, write(folder / "place", files), run, folder / "log")
 
 
+@pytest.mark.whole
 def test_refactors_move_no_bit(demo_case: Case, golden: Trace, tmp_path: Path) -> None:
     """Every module refactored eight times over trains to the same bits."""
     rng = random.Random(0)
@@ -466,6 +468,7 @@ def check_demo(folder: Path, seed: int) -> None:
     assert data["seconds"] <= time.monotonic() - began
 
 
+@pytest.mark.whole
 def test_the_demo_finds_what_it_hid(tmp_path: Path) -> None:
     """`repro demo` as a user runs it names the planted commit, step and phase, and leaves reports and picture."""
     check_demo(tmp_path, 8)

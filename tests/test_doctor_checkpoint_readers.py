@@ -62,6 +62,7 @@ def test_a_distributed_checkpoint_says_all_of_itself(tmp_path: Path) -> None:
     assert all(0 < found.extents[20][name] <= size for name, size in shards.items())
 
 
+@pytest.mark.whole
 def test_what_megatron_core_saves_is_read_and_clean(tmp_path: Path) -> None:
     """A checkpoint of dist_checkpointing itself: its arguments, its extents, and no finding."""
     found = made(megatron_core(tmp_path / "ckpt"))

@@ -370,6 +370,7 @@ def test_traceback_of_a_known_cause_is_left_to_its_rule(tmp_path: Path) -> None:
     assert only.message == "an exception: ZeroDivisionError: division by zero"
 
 
+@pytest.mark.whole
 def test_a_real_timeout_of_gloo_is_seen(tmp_path: Path) -> None:
     """What torch prints where one rank never joins a collective is seen: the program's own stderr is the log."""
     program = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from examples_kit import at_most
 from foreign_kit import make_fork
 from hypothesis import given
@@ -19,6 +20,7 @@ sys.exit(1)
 """
 
 
+@pytest.mark.whole
 def test_a_probe_that_fails_is_diagnosed(tmp_path: Path) -> None:
     """Beside why a commit is skipped stands what its log shows of the cause, also where that is known from before."""
     fork = make_fork(tmp_path, "entropy-gradient-inverted", commits=2)

@@ -54,6 +54,7 @@ def test_clean_dumps_raise_no_error(tmp_path: Path, system: Any) -> None:
     assert not found.of("error"), found.of("error")
 
 
+@pytest.mark.whole
 def test_a_clean_golden_run_raises_no_error(recorded: Repo) -> None:
     """The repository of a recorded golden run of the built-in trainer."""
     found = examined(recorded.root)

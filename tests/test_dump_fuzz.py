@@ -155,6 +155,7 @@ def pickles() -> list[tuple[bytes, dict[str, bytes]]]:
     return found
 
 
+@pytest.mark.whole
 def test_mutated_pickles(tmp_path: Path) -> None:
     """Behind valid checksums, thousands of mutated pickles give a value or one line, in little memory."""
     chance = random.Random(1)

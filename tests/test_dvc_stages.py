@@ -80,6 +80,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Repo:
     return repo
 
 
+@pytest.mark.whole
 def test_dvc_repro_checks_and_never_records(checked: Repo) -> None:
     """The run before and after a change left the golden run alone, byte for byte; metrics say that it differs now."""
     assert json.loads((checked.root / "golden" / "check.json").read_text())["toy"]["agrees"] == 0
@@ -88,6 +89,7 @@ def test_dvc_repro_checks_and_never_records(checked: Repo) -> None:
     assert "golden/runs" not in checked.git("status", "--porcelain")
 
 
+@pytest.mark.whole
 def test_metrics_diff_shows_the_change(checked: Repo) -> None:
     """`dvc metrics show` and `diff` have whether it agrees, where it differs, and each metric's last value."""
     shown = json.loads(dvc(checked, "metrics", "show", "--json").stdout)
@@ -100,6 +102,7 @@ def test_metrics_diff_shows_the_change(checked: Repo) -> None:
     assert found["toy.loss"]["diff"] != 0
 
 
+@pytest.mark.whole
 def test_plots_diff_draws_both_sides(checked: Repo) -> None:
     """`dvc plots diff` writes a page with our series of HEAD and of the working tree; NaN is null and said so."""
     done = dvc(checked, "plots", "diff", "HEAD", "--json")
@@ -121,6 +124,7 @@ def test_plots_diff_draws_both_sides(checked: Repo) -> None:
     assert '"title": {"text": "Losses"' in html and "toy/ratio" in html and "steps whose bits agree" in html
 
 
+@pytest.mark.whole
 def test_exp_show_has_our_metrics(checked: Repo) -> None:
     """`dvc exp show` lists the check's numbers of HEAD and of the working tree, as JSON and as CSV."""
     done = dvc(checked, "exp", "show", "--json")
@@ -130,6 +134,7 @@ def test_exp_show_has_our_metrics(checked: Repo) -> None:
     assert [row["toy.divergent_step"] for row in rows] == ["2", "-1"]
 
 
+@pytest.mark.whole
 def test_the_gate_still_fails(checked: Repo) -> None:
     """Without --exit-zero a difference is exit 1, with the same files written; where nothing is judged it is exit 3."""
     files = [checked.root / name for name in ("m.json", "p.json")]

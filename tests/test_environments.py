@@ -86,6 +86,7 @@ def built(repo: Repo) -> list[str]:
     return sorted(path.stem for path in (repo.root / ".git" / "repro" / "environments").glob("*.built"))
 
 
+@pytest.mark.whole
 def test_a_bisect_names_the_commit_that_changed_the_lock_file(tmp_path: Path) -> None:
     """With pip: one environment per content, the lock file's commit is found, and what changed in it can be listed.
 

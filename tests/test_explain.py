@@ -164,6 +164,7 @@ def names_the_line(found: Explanation, name: str) -> bool:
 # -- changes of the built-in trainer
 
 
+@pytest.mark.whole
 def test_a_planted_change_is_named(tmp_path: Path) -> None:
     """A change drawn by a seed: operation and line."""
     assert wrong(list(explained(mutations_kit.effective(2, 1), tmp_path))) == []

@@ -154,6 +154,7 @@ def test_an_expanded_tensor_of_more_than_2_31_elements() -> None:
     assert merge(found).lanes == scan(whole).lanes
 
 
+@pytest.mark.whole
 def test_memory_is_bounded() -> None:
     """A contiguous tensor is not copied, and of any other no more than the buffer holds is at a time."""
     out = in_a_process("""

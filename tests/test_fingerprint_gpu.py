@@ -53,6 +53,7 @@ def _several_pieces() -> Iterator[None]:
         yield
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels run in this process")
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 def test_the_kernels_run_in_tritons_interpreter() -> None:

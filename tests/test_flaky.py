@@ -32,6 +32,7 @@ def told(folder: Path, n: int, culprit: int, wrong: set[tuple[str, int]], said: 
     return bisect(line(n), executor, Exit(), folder, said), executor
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("seeds", MANY)
 @pytest.mark.parametrize("rate", RATES)
 def test_no_wrong_culprit_without_its_probability(rate: float, seeds: range) -> None:

@@ -39,12 +39,14 @@ def found_exactly(fork: Fork, planted: Regression) -> None:
     assert result["explains_bad"] is True
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", [_marked(name) for name in REGRESSIONS if name != AMBIGUOUS])
 def test_a_real_regression_is_found(tmp_path: Path, name: str) -> None:
     """The commit, the update, the phase and the first signal are the planted ones, with no recorder in the trainer."""
     found_exactly(make_fork(tmp_path, name, commits=6), REGRESSIONS[name])
 
 
+@pytest.mark.whole
 def test_a_culprit_among_commits_that_cannot_replay_is_narrowed_to_them(tmp_path: Path) -> None:
     """Where the replay itself is broken for a window that holds the culprit, the answer is exactly that window."""
     fork = make_fork(tmp_path, AMBIGUOUS)
@@ -61,6 +63,7 @@ def test_a_metric_predicate_finds_it_too(tmp_path: Path) -> None:
     assert result["culprit"]["commit"] == fork.culprit, progress
 
 
+@pytest.mark.whole
 def test_a_nan_that_metrics_hide_is_found_by_the_check_of_its_ci(tmp_path: Path) -> None:
     """The NaN that `nan_to_num` keeps out of every metric of its step violates `ci:miles`, at that step."""
     fork = make_fork(tmp_path, "nan-in-old-log-probs", commits=4)
@@ -70,6 +73,7 @@ def test_a_nan_that_metrics_hide_is_found_by_the_check_of_its_ci(tmp_path: Path)
     assert result["explains_bad"] is True, "a check that BAD fails by itself says nothing of what differs from it"
 
 
+@pytest.mark.whole
 def test_every_culprit_is_named_also_what_a_merge_brought_in(tmp_path: Path) -> None:
     """--all names each commit that moved the numbers, the one that a merge brought in by its own name."""
     fork = make_fork(tmp_path, "entropy-gradient-inverted", commits=3)
@@ -103,6 +107,7 @@ relative = { grad_norm = 0.01 }
 """
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("system", "name"), [("miles", None), ("slime", "whitening-without-cp")])
 def test_layouts_agree_until_one_computes_something_else(tmp_path: Path, system: Any, name: str | None) -> None:
     """One rank and four with context parallelism agree within roundings; whitening without the CP group parts them."""
@@ -128,6 +133,7 @@ def test_layouts_agree_until_one_computes_something_else(tmp_path: Path, system:
 # -- the launch
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("system", ["slime", "miles", pytest.param("relax", marks=pytest.mark.campaign)])
 def test_a_launch_script_becomes_a_golden_run_without_a_recorder(tmp_path: Path, system: Any) -> None:
     """What the trainer writes by itself is proved and verified; a script that kills every Python harms nobody."""
@@ -188,6 +194,7 @@ def test_a_launch_that_goes_to_the_checkout_is_refused(tmp_path: Path) -> None:
     assert "came from your checkout, not from the commit under test" in done.stderr.strip().splitlines()[-1]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -212,6 +219,7 @@ def test_a_case_that_cannot_replay_says_so_in_one_line(tmp_path: Path, line: str
     assert said in done.stderr.strip().splitlines()[-1]
 
 
+@pytest.mark.whole
 def test_a_launch_that_resumes_begins_with_the_recorded_rollouts(tmp_path: Path) -> None:
     """A launch that would go on from rollout 5 replays rollout 0; a trainer that starts anew gets each flag once."""
     fork = make_fork(tmp_path, commits=0)

@@ -94,6 +94,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
         return dict(zip((one.name for one in seen.values()), made, strict=True))
 
 
+@pytest.mark.whole
 def test_each_regression_shows_first_where_the_table_says(pairs: dict[str, Pair]) -> None:
     """Bitwise, nothing differs before the step and phase of the table, and there just the signals that it names."""
     for name, pair in pairs.items():
@@ -104,6 +105,7 @@ def test_each_regression_shows_first_where_the_table_says(pairs: dict[str, Pair]
         assert first == expected, f"{name}: {wrong[:8]}"
 
 
+@pytest.mark.whole
 def test_metrics_hide_a_nan(pairs: dict[str, Pair]) -> None:
     """A NaN in the old log-probs moves no printed number of step 0 and the gradients' norm at step 1."""
     pair = pairs["nan-in-old-log-probs"]
@@ -115,6 +117,7 @@ def test_metrics_hide_a_nan(pairs: dict[str, Pair]) -> None:
     assert np.isnan(dump["samples"][0]["old_log_probs"].array[0])
 
 
+@pytest.mark.whole
 def test_metrics_alone_can_differ(pairs: dict[str, Pair]) -> None:
     """Two of the regressions never move a weight: one metric is all that shows."""
     for name, metric in (

@@ -97,6 +97,7 @@ JOURNAL = "cat .git/repro/journal.jsonl"
 ROOM = 'rm -f "$TMPDIR"/filler* && touch "$TMPDIR"/room'
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("how", "after", "end"),
     [(BYTES, CLEAN, SILENT), (INODES, KEEP, SILENT), (BYTES, KEEP, TOLD)],
@@ -134,6 +135,7 @@ def test_a_full_disk_names_no_commit(tmp_path: Path, how: str, after: str, end: 
     assert json.loads(again.stdout)["culprit"]["commit"] == culprit, again.stderr
 
 
+@pytest.mark.whole
 def test_a_recording_that_the_disk_cut_is_no_verdict(tmp_path: Path) -> None:
     """A trainer that ends well, its recording cut by a full disk and its output closed, stops the search likewise."""
     fill = (

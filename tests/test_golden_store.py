@@ -31,6 +31,7 @@ def started(repo: Repo, *arguments: str) -> subprocess.Popen[str]:
 # -- one at a time
 
 
+@pytest.mark.whole
 def test_of_two_recordings_at_once_one_wins(fork: Repo) -> None:
     """Two `golden record` of one case at once: one keeps its run, the other ends with one line and exit 2."""
     both = [started(fork, "golden", "record") for _ in range(2)]
@@ -146,6 +147,7 @@ def test_every_file_is_compared_with_the_pointer(tracked: Repo) -> None:
     check_pulled(tracked.root, pointer, cache)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("where", ["remote", "cache"])
 def test_a_pull_refuses_what_is_not_what_was_pushed(tracked: Repo, where: str) -> None:
     """A flipped byte in the remote or the cache, of which DVC says nothing, is one line; its cure is one."""

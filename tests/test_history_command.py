@@ -48,6 +48,7 @@ def forked(tmp_path: Path) -> tuple[Repo, str, dict[str, str]]:
     return repo, good, names
 
 
+@pytest.mark.whole
 def test_the_planted_commits_are_listed_and_no_others(forked: tuple[Repo, str, dict[str, str]], tmp_path: Path) -> None:
     """A change on the line and one on a side are the only rows, with exact sizes, in every form of the report."""
     repo, good, names = forked
@@ -101,6 +102,7 @@ def test_the_ways_to_list(forked: tuple[Repo, str, dict[str, str]]) -> None:
     assert "since GOOD" in shown and "reproduce with: repro history" in rest
 
 
+@pytest.mark.whole
 def test_equal_ends_prune_what_lies_between(tmp_path: Path) -> None:
     """Equal ends end the search after them, exit 0, and the way to see more is named."""
     repo = start(tmp_path)
@@ -130,6 +132,7 @@ def test_what_cannot_be_tested_hides_a_change_in_a_group(tmp_path: Path) -> None
     assert done.returncode == 3 and "[one of 3] Mend" in done.stdout and f"skipped {first[:10]}" in done.stdout
 
 
+@pytest.mark.whole
 def test_a_flaky_commit_is_no_change(tmp_path: Path) -> None:
     """A commit whose replays differ is FLAKY and no change, exit 3, and none of the way back from it is made a row."""
     repo = start(tmp_path)

@@ -342,6 +342,7 @@ def sides(repo: Repo, layout: str, *arguments: str, code: int = 0) -> tuple[dict
     return found, Path(found["reports"][0]).read_text()
 
 
+@pytest.mark.whole
 def test_the_key_that_computes_something_else(tmp_path: Path) -> None:
     """A layout with another loss parts from the case where it is another, and of two keys the right one is named."""
     repo = kit.start(tmp_path, TRAIN, CASE)
@@ -356,6 +357,7 @@ def test_the_key_that_computes_something_else(tmp_path: Path) -> None:
     assert found["reproduce"].startswith("repro bisect --layout case..scaled,threads=1 --at ")
 
 
+@pytest.mark.whole
 def test_a_layout_that_does_not_reproduce_itself(tmp_path: Path) -> None:
     """It is said to, with how it differs from itself, and nothing is compared."""
     repo = kit.start(tmp_path, TRAIN, CASE)

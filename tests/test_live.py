@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from conftest import environment
 from history_kit import edit, note, start
 from hypothesis import given
@@ -43,6 +44,7 @@ def on_a_terminal(command: list[str], cwd: Path) -> tuple[int, str]:
     return process.returncode, seen.decode(errors="replace")
 
 
+@pytest.mark.whole
 def test_a_terminal_shows_the_range_and_what_runs(tmp_path: Path) -> None:
     """The range is drawn with its verdicts, the probes in flight with their steps, and every event stays as a line."""
     repo = start(tmp_path, case=None)

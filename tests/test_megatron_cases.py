@@ -158,6 +158,7 @@ def place(repo: Repo, folder: Path) -> Place:
 # -- bisects
 
 
+@pytest.mark.whole
 def test_log_probs_under_autocast_are_bisected_on_two_processes(repo: Repo) -> None:
     """The commit that scores under autocast is named, in the forward pass, by the column that it moved first."""
     found = bisect(repo, "first..autocast")
@@ -189,6 +190,7 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Repo:
     return repo
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("layout", "outcome", "first"),
     [
@@ -229,6 +231,7 @@ def test_two_processes_go_on_from_their_checkpoint(repo: Repo, tmp_path: Path) -
     assert again == {row.key: row.lanes for row in straight.rows(1)}
 
 
+@pytest.mark.whole
 def test_the_process_of_megatron_that_dies_is_named(repo: Repo, tmp_path: Path) -> None:
     """One fails in the first update while the other waits for it in a collective: its own words are the verdict."""
     tree = place(repo, tmp_path)

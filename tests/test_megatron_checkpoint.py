@@ -149,6 +149,7 @@ def placed(jobs: Jobs, name: str, out: str) -> dict[tuple[str, str], Tensor]:
     return found
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("at", ["start", "half"])
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_resumed_run_is_the_run(name: str, at: str, jobs: Jobs) -> None:
@@ -160,6 +161,7 @@ def test_a_resumed_run_is_the_run(name: str, at: str, jobs: Jobs) -> None:
         assert [key for key in keys if not same(resumed.signals[key][0], whole.signals[key][0])] == []
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", MOVED)
 def test_another_layout_loads_the_same_bytes(name: str, jobs: Jobs) -> None:
     """Joined over ranks, weights, main weights, moments, steps and reference are what was saved, in every layout."""
@@ -171,6 +173,7 @@ def test_another_layout_loads_the_same_bytes(name: str, jobs: Jobs) -> None:
     assert drawn and [key for key in drawn if not same(wanted[key], found[key])] == [], "weights alone decide a sample"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("world", [1, 2])
 def test_what_cannot_be_loaded_is_refused_in_one_line(world: int, jobs: Jobs) -> None:
     """On every rank, and nothing has changed: the next update is the one without refusals, and a whole one loads."""
@@ -199,6 +202,7 @@ def test_what_cannot_be_loaded_is_refused_in_one_line(world: int, jobs: Jobs) ->
     assert kept and all(same(after[key], whole[key]) for key in kept)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", OTHER)
 def test_a_checkpoint_of_another_run_is_refused(name: str, jobs: Jobs) -> None:
     """Another architecture, dtype or kind of estimator: one line with both sides."""
@@ -207,6 +211,7 @@ def test_a_checkpoint_of_another_run_is_refused(name: str, jobs: Jobs) -> None:
     assert kind == "CheckpointError" and "\n" not in said and said.endswith(OTHER[name][1]), said
 
 
+@pytest.mark.whole
 def test_policies_refuse_each_others_checkpoints(jobs: Jobs) -> None:
     """The built-in policy names what it was given."""
     (found,) = jobs.ranks("to torch", "loaded")
@@ -214,6 +219,7 @@ def test_policies_refuse_each_others_checkpoints(jobs: Jobs) -> None:
     assert kind == "CheckpointError" and said.endswith("was saved with policy 'megatron': load it with that"), said
 
 
+@pytest.mark.whole
 def test_a_distributed_optimizer_saves_nothing_on_a_cpu(jobs: Jobs) -> None:
     """Neither does it load, and no directory is left."""
     for found in jobs.ranks("distributed", "saved"):
@@ -224,6 +230,7 @@ def test_a_distributed_optimizer_saves_nothing_on_a_cpu(jobs: Jobs) -> None:
     assert not (jobs.folder / "never").exists()
 
 
+@pytest.mark.whole
 def test_the_learning_rate_is_the_configurations(jobs: Jobs) -> None:
     """A run that resumes with another one trains with it."""
     slow, fast = (placed(jobs, name, "loaded") for name in ("as fast", "faster"))
@@ -234,6 +241,7 @@ def test_the_learning_rate_is_the_configurations(jobs: Jobs) -> None:
     assert float(moved[1] / moved[0]) == pytest.approx(10, rel=0.05)
 
 
+@pytest.mark.whole
 def test_no_temporary_directories_are_left(jobs: Jobs) -> None:
     """Neither what was being written nor what was replaced."""
     assert not list(jobs.folder.glob(".*"))
@@ -250,6 +258,7 @@ def train(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.whole
 def test_the_command_line_saves_and_resumes_on_two_processes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,6 +105,7 @@ def test_only_mentioned_calls_change() -> None:
         assert torch.zeros(1).to("cpu").device.type == "cpu"
 
 
+@pytest.mark.whole
 def test_import_is_quiet_and_compiles_nothing(tmp_path: Path) -> None:
     """Importing megatron-core gives no warning even where warnings are errors, and leaves torch's compiler alone."""
     program = (
@@ -128,6 +129,7 @@ def test_reasons_are_where_they_say() -> None:
             assert all("cuda" in lines[int(number) - 1] for number in numbers.split(",")), (name, numbers)
 
 
+@pytest.mark.whole
 def test_each_change_is_needed(tmp_path: Path) -> None:
     """Without any one of the changes some training run fails for want of CUDA; with all of them each of these works."""
     recompute = {"megatron": {"recompute_granularity": "full"}}

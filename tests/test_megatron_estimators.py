@@ -129,6 +129,7 @@ def distances(a: Mapping[Key, Tensor], b: Mapping[Key, Tensor]) -> dict[str, flo
     return {phase: eps_units(a, b, phase) for phase in ("input", "forward", "loss", "grad", "update")}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_both_policies_train_the_same(name: str, jobs: Jobs) -> None:
     """Columns, loss, metrics, gradients, norm, weights and moments of two updates are epsilons apart."""
@@ -136,6 +137,7 @@ def test_both_policies_train_the_same(name: str, jobs: Jobs) -> None:
     assert max(found.values()) <= BOUND, found
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_masked_tokens_reach_no_bit_of_an_update(name: str, policy: str, jobs: Jobs) -> None:
@@ -145,12 +147,14 @@ def test_masked_tokens_reach_no_bit_of_an_update(name: str, policy: str, jobs: J
     assert all(bool(torch.isfinite(value).all()) for value in bad.values())
 
 
+@pytest.mark.whole
 def test_estimators_differ(jobs: Jobs) -> None:
     """No two of them make the same gradients: a policy that ignored its estimator would not pass for right."""
     gradients = [trained(jobs, f"{name} megatron")[0, "grad", "model.norm.weight"] for name in ESTIMATORS]
     assert len({tuple(gradient.tolist()) for gradient in gradients}) == len(ESTIMATORS)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("policy", POLICIES)
 def test_replaying_a_policys_own_choice_changes_nothing(policy: str, jobs: Jobs) -> None:
     """While the weights are those that sampled, recorded experts are the routers' own: nothing moves but rounding.
@@ -164,6 +168,7 @@ def test_replaying_a_policys_own_choice_changes_nothing(policy: str, jobs: Jobs)
     assert max(found.values()) <= BOUND, found
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ROUTED)
 def test_recorded_experts_are_the_ones_used(name: str, jobs: Jobs) -> None:
     """Other recorded experts move the columns; in every layout, recomputed or not, they move them the same way."""
@@ -179,6 +184,7 @@ def test_recorded_experts_are_the_ones_used(name: str, jobs: Jobs) -> None:
         assert all(float(there[key]) == pytest.approx(float(alone[key]), rel=2.0**-21) for key in apart)
 
 
+@pytest.mark.whole
 def test_a_layer_run_again_uses_the_same_experts(jobs: Jobs) -> None:
     """Gradients of recompute full are those without it, bit for bit, under sequence parallelism too."""
     for plain, again in (("alone", "recompute"), ("sp2", "sp2, recompute")):
@@ -186,6 +192,7 @@ def test_a_layer_run_again_uses_the_same_experts(jobs: Jobs) -> None:
         assert [key for key in a if not same(a[key], b[key])] == []
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_rollout_without_experts_is_refused(policy: str, jobs: Jobs) -> None:
     """By name, and nothing has changed: the trainer goes on with a whole rollout as if nothing had been."""
@@ -201,6 +208,7 @@ def test_a_rollout_without_experts_is_refused(policy: str, jobs: Jobs) -> None:
     assert after.keys() == whole.keys() and all(same(after[key], whole[key]) for key in whole)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ["torch", "megatron", "tp2"])
 def test_the_critic_trains_alone_at_first(name: str, jobs: Jobs) -> None:
     """In num_critic_only_steps no bit of the policy moves, and the critic's do; afterwards both do."""
@@ -219,6 +227,7 @@ def test_the_critic_trains_alone_at_first(name: str, jobs: Jobs) -> None:
     assert same(found[1, "forward", "log_probs"], found[1, "forward", "old_log_probs"])
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", WRONG)
 def test_a_layout_that_cannot_be_had_is_refused_on_every_rank(name: str, jobs: Jobs) -> None:
     """One line, the same on all ranks; the processes go on."""

@@ -112,6 +112,7 @@ def differing(jobs: Jobs, a: str, b: str) -> list[Key]:
     return [key for key in left if not same(left[key], right[key])]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", EXACT)
 def test_where_the_arithmetic_is_the_same_so_is_every_bit(name: str, jobs: Jobs) -> None:
     """Columns, metrics, gradients, weights and moments of both updates; the norm alone sums squares in another order.
@@ -127,6 +128,7 @@ def test_where_the_arithmetic_is_the_same_so_is_every_bit(name: str, jobs: Jobs)
         assert float(other[key]) == pytest.approx(float(one[key]), rel=2.0**-21)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", CLOSE)
 def test_where_sums_are_made_in_another_order_differences_are_epsilons(name: str, jobs: Jobs) -> None:
     """Each phase within its bound; the loss's inputs stay equal to the bit, and something does differ."""
@@ -139,6 +141,7 @@ def test_where_sums_are_made_in_another_order_differences_are_epsilons(name: str
     assert differing(jobs, name, reference)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", CLIPPED)
 def test_gradients_are_clipped_by_the_norm_of_the_whole_model(name: str, jobs: Jobs) -> None:
     """Every norm is that of all gradients joined, each counted once; it is above the limit, and acts."""
@@ -161,6 +164,7 @@ def test_gradients_are_clipped_by_the_norm_of_the_whole_model(name: str, jobs: J
             assert float((kept - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_repeats_itself_in_fresh_processes(name: str, jobs: Jobs) -> None:
     """Twice, in another interpreter: every rank's every signal equal to the bit."""
@@ -180,6 +184,7 @@ def started(jobs: Jobs, name: str) -> dict[str, str]:
     return {canonical: merge(each).fingerprint for canonical, each in parts.items()}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_weights_at_load_have_one_fingerprint_in_every_layout(name: str, jobs: Jobs) -> None:
     """Merged over ranks they are the fingerprints of the whole tensors, under Hugging Face's names."""
@@ -199,6 +204,7 @@ def test_weights_at_load_have_one_fingerprint_in_every_layout(name: str, jobs: J
     assert found == expected
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", SAMPLED)
 def test_every_rank_samples_with_the_trained_weights(name: str, jobs: Jobs) -> None:
     """After training, the gathered policy has the joined weights; all ranks sample the same (see `Jobs.joined`)."""
@@ -212,6 +218,7 @@ def test_every_rank_samples_with_the_trained_weights(name: str, jobs: Jobs) -> N
         assert sampled and all(same(found[key], one[key]) for key in sampled)
 
 
+@pytest.mark.whole
 def test_more_threads_are_another_machine(jobs: Jobs) -> None:
     """Two threads change no bit of short sequences at hidden 64, and some at hidden 512; an identity always differs."""
     one, two = (collect({}, threads=threads) for threads in (1, 2))
@@ -224,6 +231,7 @@ def test_more_threads_are_another_machine(jobs: Jobs) -> None:
     assert "grad" in {phase for _, phase, _ in apart}
 
 
+@pytest.mark.whole
 def test_the_columns_of_a_rollout_are_not_all_alike(jobs: Jobs) -> None:
     """What the comparisons above compare is not empty: ratios, KL and advantages of the second update are not 0."""
     found: dict[Key, Tensor] = jobs.joined("dense")

@@ -353,6 +353,7 @@ def real(folder: Path, world: int, configs: list[dict[str, Any]]) -> list[list[t
     return [json.loads(text.splitlines()[-1]) for text in outputs(ended)]
 
 
+@pytest.mark.whole
 def test_megatrons_own_models_load_it_and_compute_the_same(tmp_path: Path) -> None:
     """GPTModel's names are exactly these, and its fp32 logits have the bits of the policy in plain torch."""
     kinds: list[dict[str, Any]] = [TIED, UNTIED, {"model_type": "qwen3", "kv_channels": 16} | UNTIED, SPARSE | TIED]

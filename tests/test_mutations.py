@@ -103,6 +103,7 @@ def test_the_run_has_something_to_do():
         assert {len(set(group)) > 1 for group in per_group} == {False, True}
 
 
+@pytest.mark.whole
 def test_effective_changes_move():
     """Those that `effective` draws move a number, keep the order of the draw, and are the same the next time."""
     found = effective(7, 8)

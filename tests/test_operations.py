@@ -343,6 +343,7 @@ def run(folder: Path, text: str, step: int | None, launcher: Sequence[str] = (),
     return done.stdout, done.stderr, done.returncode
 
 
+@pytest.mark.whole
 def test_recording_changes_no_bit_of_a_program(tmp_path: Path) -> None:
     """Parameters, optimizer state, losses, generators and exit code are those of the program alone.
 

@@ -178,6 +178,7 @@ print(scale.VERSION, shared.tiny.VERSION, metadata.version("tiny-scale"), helper
 """
 
 
+@pytest.mark.whole
 def test_one_package_is_replaced_and_nothing_else(repo: Repo, index: Index, base: str, tmp_path: Path) -> None:
     """Imports, metadata, namespaces and programs are those of the version; all else is the base's, which stays so.
 
@@ -247,6 +248,7 @@ def test_the_version_that_is_there_is_used_as_it_is(repo: Repo, index: Index, ba
         assert "tiny_scale==2.6+cpu" in found.packages
 
 
+@pytest.mark.whole
 def test_what_does_not_fit_is_told_in_one_line(repo: Repo, index: Index, base: str) -> None:
     """What cannot be had for a version, and who it breaks; what was unmet before is no fault.
 
@@ -264,6 +266,7 @@ def test_what_does_not_fit_is_told_in_one_line(repo: Repo, index: Index, base: s
     assert kept(repo) == set()
 
 
+@pytest.mark.whole
 def test_what_a_version_needs_comes_with_it(repo: Repo, index: Index, base: str) -> None:
     """As far as it reaches and no further: the newest release that those allow which stay where they are.
 
@@ -280,6 +283,7 @@ def test_what_a_version_needs_comes_with_it(repo: Repo, index: Index, base: str)
         assert said(found.python, code) == "2 3 1"
 
 
+@pytest.mark.whole
 def test_a_wish_that_cannot_be_heeded_is_told(repo: Repo, index: Index, base: str) -> None:
     """Where a version needs what others cannot bear it is installed all the same, so that they can be named."""
     with pytest.raises(ChildFailure) as failure, using(repo, base, {"moving": "3"}, index.url):
@@ -290,6 +294,7 @@ def test_a_wish_that_cannot_be_heeded_is_told(repo: Repo, index: Index, base: st
     assert failure.value.message == "moving 3 needs deeper>=2, the environment has 1.5"
 
 
+@pytest.mark.whole
 def test_two_packages_may_be_pinned(repo: Repo, index: Index, base: str) -> None:
     """They are checked against each other, not against the base's copies."""
     left = r"No matching distribution found for absent>=3 \(at build"
@@ -300,6 +305,7 @@ def test_two_packages_may_be_pinned(repo: Repo, index: Index, base: str) -> None
         assert {"tiny_scale==2.2", "helper==2.5"} <= set(found.packages)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("retries", ["0", "1"])
 def test_a_network_that_fails_is_no_verdict(repo: Repo, index: Index, base: str, retries: str) -> None:
     """Neither an index that is gone nor one that is busy, whatever pip is told of trying again and says of it."""
@@ -401,6 +407,7 @@ def test_a_killed_build_leaves_nothing_that_counts(repo: Repo, index: Index, bas
     assert kept(repo) == {found.key}
 
 
+@pytest.mark.whole
 def test_those_not_used_for_long_are_swept(repo: Repo, index: Index, base: str) -> None:
     """As many are kept as the case says, and never is one removed that is in use."""
     other = {"tiny-scale": "2.2", "helper": "2.5"}

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
 from conftest import Repo
 
 CASE = """\
@@ -27,6 +28,7 @@ check = false
 """
 
 
+@pytest.mark.whole
 def test_a_foreign_trainer_is_recorded_verified_and_bisected(tmp_path: Path) -> None:
     """A trainer that shares no code with ours gets a golden run, and the commit that moved its numbers is named."""
     repo = Repo(tmp_path / "fork")

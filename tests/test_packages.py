@@ -103,6 +103,7 @@ def moved(a: Trace, b: Trace) -> list[str]:
     return [str(change) for change in environment_changes(a.header, b.header)]
 
 
+@pytest.mark.whole
 def test_a_command_trains_with_the_versions_that_its_case_asks_for(repo: Repo, base: str, tmp_path: Path) -> None:
     """Numbers, identity, variables and what is told of the environment are those of the version; the base stays.
 
@@ -135,6 +136,7 @@ def test_a_command_trains_with_the_versions_that_its_case_asks_for(repo: Repo, b
     )
 
 
+@pytest.mark.whole
 def test_an_overlay_stands_on_the_environment_of_lock_files(repo: Repo, base: str, tmp_path: Path) -> None:
     """A package of theirs is replaced, and the rest of it stays."""
     (repo.root / "lock").write_text("tinyscale==1")
@@ -217,6 +219,7 @@ def core(repo: Repo, base: str, out: Path, packages: dict[str, str]) -> tuple[Tr
     return Trace(out / "trace"), done.stdout.split()
 
 
+@pytest.mark.whole
 def test_a_core_subject_trains_with_the_versions_that_its_case_asks_for(repo: Repo, base: str, tmp_path: Path) -> None:
     """Likewise behind the door, where the instrument comes from the base."""
     link = Path(base).parent.parent / next(Path(base).parent.parent.glob("lib/python*/site-packages/torchlink.pth"))

@@ -32,6 +32,7 @@ def pair(repo: Repo, base: str, head: str = "HEAD", *, name: bool = False) -> Pa
     return found
 
 
+@pytest.mark.whole
 def test_a_commit_that_moves_numbers_is_measured_and_named(tmp_path: Path) -> None:
     """The only commit of a range is the culprit; sizes are of whole tensors, and both sides say what they took."""
     repo = start(tmp_path, TRAIN, CASE + OBSERVE)
@@ -83,6 +84,7 @@ def test_a_base_that_went_on_is_left_where_the_branch_did(tmp_path: Path) -> Non
         pair(repo, "main", "other")
 
 
+@pytest.mark.whole
 def test_bounds_judge_and_are_named_where_they_are_left(tmp_path: Path) -> None:
     """Bits may move within the case's bounds; the first metric that leaves one is what the verdict names."""
     repo = start(tmp_path, TRAIN, CASE + BOUNDS)
@@ -98,6 +100,7 @@ def test_bounds_judge_and_are_named_where_they_are_left(tmp_path: Path) -> None:
     assert found.compared.drift.looked == only_bounds(["loss"])
 
 
+@pytest.mark.whole
 def test_noise_is_told_apart(tmp_path: Path) -> None:
     """HEAD that does not reproduce itself is flaky; BASE that does not makes the answer unverifiable."""
     repo = start(tmp_path)
@@ -123,6 +126,7 @@ def noisy(repo: Repo, noise: str) -> PairResult:
     return pair(repo, base)
 
 
+@pytest.mark.whole
 def test_a_third_replay_of_base_that_is_another_is_the_verdict(tmp_path: Path) -> None:
     """What BASE makes a third time is no note beside "moved": it is not reproducible here, whoever HEAD is."""
     found = noisy(start(tmp_path, TRAIN, CASE + OBSERVE), later(tmp_path / "calls", 3, "1.5"))
@@ -130,6 +134,7 @@ def test_a_third_replay_of_base_that_is_another_is_the_verdict(tmp_path: Path) -
     assert found.reason.startswith("not reproducible here: a third replay of BASE differs from the first two at step 0")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("nth", "scale", "verdict"), [(2, "1.5", "unverifiable"), (3, "1.5", "unverifiable"), (3, "1.000001", "moved")]
 )

@@ -314,6 +314,7 @@ def same_traces(with_numpy: Trace, without: Trace) -> None:
         equal(without.rows(k), with_numpy.rows(k))
 
 
+@pytest.mark.whole
 def test_a_program_without_numpy(tmp_path: Path, bare: Path) -> None:
     """Where there is torch and no NumPy, a program has the same trace, and nothing of the instrument's is imported."""
     missing = subprocess.run([str(bare), "-c", "import numpy"], capture_output=True, text=True, check=False)
@@ -325,6 +326,7 @@ def test_a_program_without_numpy(tmp_path: Path, bare: Path) -> None:
     assert "numpy" in fast.header.identity["environment"] and "numpy" not in plain.header.identity["environment"]
 
 
+@pytest.mark.whole
 def test_shards_without_numpy(tmp_path: Path, bare: Path) -> None:
     """FSDP2 on two ranks without NumPy: the shards of both add up to the same trace."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

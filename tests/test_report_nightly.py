@@ -287,6 +287,7 @@ def test_what_is_refused_before_anything_is_replayed(tmp_path: Path) -> None:
         assert "replaying" not in progress
 
 
+@pytest.mark.whole
 def test_nights_that_fail_are_written_and_the_others_go_on(tmp_path: Path) -> None:
     """Of four cases one crashes, one is flaky, one has NaN, one is well: each has its file, its word and its reason."""
     repo = kit.start(tmp_path, kit.TRAIN.replace(SCALE, MIXED), None)
@@ -325,6 +326,7 @@ def test_nights_that_fail_are_written_and_the_others_go_on(tmp_path: Path) -> No
     assert data["reproduce"] == f"repro report nightly '[bfn]*' well --at {repo.git('rev-parse', 'HEAD')[:10]}"
 
 
+@pytest.mark.whole
 def test_a_change_is_bisected_and_named(tmp_path: Path) -> None:
     """A cold start is no pass; a green night of another machine makes a baseline, and who changed it is named."""
     short = re.sub(r"(save|resume) = .*\n", "", kit.CASE.replace("steps = 6", "steps = 3"))

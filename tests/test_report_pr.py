@@ -211,6 +211,7 @@ def sized(text: str) -> None:
     assert len(text) <= 65_536 and len(text.encode()) <= LIMIT
 
 
+@pytest.mark.whole
 def test_hundreds_of_cases_with_giant_names_fit(tmp_path: Path) -> None:
     """The comment stays below GitHub's limit; every case keeps its verdict, details go from the last ones on."""
     moved = evil(pair(tmp_path, flat(loss=1.0), with_step(1, flat(loss=1.0), loss=2.0)), "<|@`" + "ü" * 4000)

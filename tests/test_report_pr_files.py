@@ -162,6 +162,7 @@ def run(repo: Repo, *arguments: str, **variables: str) -> subprocess.CompletedPr
     return warm_kit.run([sys.executable, "-m", "repro", "report", "pr", *arguments], repo.root, clear | variables)
 
 
+@pytest.mark.whole
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """A real range: one case moves, one that fails is told apart, the comment is posted once and then written anew."""
     repo = start(tmp_path, TRAIN, LOSS)

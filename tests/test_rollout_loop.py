@@ -62,6 +62,7 @@ max = 1e-4
 """
 
 
+@pytest.mark.whole
 def test_two_iterations_twice_have_the_same_bits(fork: Repo, tmp_path: Path, sglang_server: Served) -> None:  # noqa: F811
     """SGLang -> Megatron TP2 on gloo -> back to SGLang, two iterations and one more rollout, twice: equal rollouts.
 

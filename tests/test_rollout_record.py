@@ -130,6 +130,7 @@ max_total_tokens = 4096
 """
 
 
+@pytest.mark.whole
 def test_a_golden_run_of_what_sglang_samples_in_the_trainers_process(fork: Repo) -> None:
     """`golden record --engine sglang` starts the engine beside the trainer, and what it sampled tells what it rests on.
 

@@ -76,6 +76,7 @@ def test_greedy_agrees_with_the_built_in_sampler(told: dict[str, Any]) -> None:
         assert max(abs(a - b) for a, b in pairs) <= 1e-5
 
 
+@pytest.mark.whole
 def test_log_probs_are_those_at_the_sampling_temperature(told: dict[str, Any]) -> None:
     """At temperature 0.7, log-probs are log_softmax(logits / 0.7) of the built-in model; those at 1 are far off."""
     prompts, mine = prompts_of(8), _responses(told["warm"])
@@ -84,12 +85,14 @@ def test_log_probs_are_those_at_the_sampling_temperature(told: dict[str, Any]) -
     assert max(abs(a - b) for a, b in zip(mine[0].log_probs, at_one, strict=True)) > 0.05
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("other", ["hot_again", "hot_reversed", "hot_alone"])
 def test_a_seeded_response_depends_on_nothing_but_its_seed(told: dict[str, Any], other: str) -> None:
     """Tokens and log-probs are equal bit for bit when repeated, in another order, and alone."""
     assert told[other] == told["hot"]
 
 
+@pytest.mark.whole
 def test_seeds_are_honoured_to_their_last_bits(told: dict[str, Any]) -> None:
     """Seeds that differ in few of 53 bits give other responses in every row."""
     for one, other in zip(told["hot"], told["hot_other_seeds"], strict=True):
@@ -109,6 +112,7 @@ assert torch.equal(own.to(torch.int64), murmur_hash32(seeds, positions, columns)
 """
 
 
+@pytest.mark.whole
 def test_the_stand_in_draws_what_a_gpu_draws() -> None:
     """The hash behind seeded sampling is SGLang's own Triton kernel's, bit for bit (Triton's interpreter runs that)."""
     done = subprocess.run(
@@ -119,6 +123,7 @@ def test_the_stand_in_draws_what_a_gpu_draws() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.whole
 def test_the_end_of_sequence_is_part_of_a_response(told: dict[str, Any]) -> None:
     """A response ends with the end-of-sequence id and is completed; without prompts there are no responses."""
     (ended,) = told["ended"]
@@ -128,6 +133,7 @@ def test_the_end_of_sequence_is_part_of_a_response(told: dict[str, Any]) -> None
     assert told["nothing"] == []
 
 
+@pytest.mark.whole
 def test_weights_arrive_by_tensor_and_by_disk(told: dict[str, Any]) -> None:
     """After an update the engine samples as the new policy does, by either way alike, and says its version."""
     assert gap(tiny_policy(seed=5), prompts_of(8), _responses(told["by_tensor"]), 1.0) <= 1e-5
@@ -141,6 +147,7 @@ def test_weights_arrive_by_tensor_and_by_disk(told: dict[str, Any]) -> None:
     ], "an update and its reversal leave no trace"
 
 
+@pytest.mark.whole
 def test_what_it_holds_can_be_read_back(told: dict[str, Any]) -> None:
     """Held weights are the live ones, fused and padded as the engine has them; reading changes nothing."""
     assert told["start_is_checkpoint"]
@@ -152,6 +159,7 @@ def test_what_it_holds_can_be_read_back(told: dict[str, Any]) -> None:
     assert "released" in told["released"]
 
 
+@pytest.mark.whole
 def test_identity_says_what_the_numbers_rest_on(told: dict[str, Any]) -> None:
     """Version, flags and the stand-ins of a CPU are told, and are JSON."""
     identity = told["identity"]
@@ -161,6 +169,7 @@ def test_identity_says_what_the_numbers_rest_on(told: dict[str, Any]) -> None:
     assert identity["flags"]["attention_backend"] == "torch_native"
 
 
+@pytest.mark.whole
 def test_the_process_that_hosts_it_stays_as_it_was(told: dict[str, Any]) -> None:
     """Signals, logging, variables and the start method of processes are left alone, and so are its other children."""
     before, after = told["manners"]
@@ -171,6 +180,7 @@ def test_the_process_that_hosts_it_stays_as_it_was(told: dict[str, Any]) -> None
     assert [each for each in told["left"] if "resource_tracker" not in each] == []
 
 
+@pytest.mark.whole
 def test_a_refusal_is_an_error_of_one_line_and_the_engine_goes_on(told: dict[str, Any]) -> None:
     """SGLang refuses without raising: a checkpoint that is not there, and an update while another one is open."""
     refused = told["refused"]
@@ -185,11 +195,13 @@ def test_a_refusal_is_an_error_of_one_line_and_the_engine_goes_on(told: dict[str
     assert told["keeps_log"] == [False, True]
 
 
+@pytest.mark.whole
 def test_stale_weights_are_named(told: dict[str, Any]) -> None:
     """An answer from other weights than those expected names both versions."""
     assert "'8' in place of '99'" in told["refused"]["stale"]
 
 
+@pytest.mark.whole
 def test_weights_with_nan_give_no_responses(told: dict[str, Any]) -> None:
     """One NaN in a norm makes log-probs NaN, sampled or greedy, and the batch is dropped."""
     for name in ("nan", "nan_greedy"):
@@ -197,6 +209,7 @@ def test_weights_with_nan_give_no_responses(told: dict[str, Any]) -> None:
         assert told["refused"][name].endswith("; the batch is dropped")
 
 
+@pytest.mark.whole
 def test_a_scheduler_that_dies_takes_the_batch_and_nothing_else(told: dict[str, Any]) -> None:
     """The error names the signal and the log, the engine stays failed, and this process lives on."""
     first, second = told["killed"]
@@ -208,6 +221,7 @@ def test_a_scheduler_that_dies_takes_the_batch_and_nothing_else(told: dict[str, 
     assert told["alive"] == []
 
 
+@pytest.mark.whole
 def test_a_server_samples_as_the_engine_in_a_process_does(told: dict[str, Any], sglang_server: Served) -> None:  # noqa: F811
     """The same SGLang behind an address gives the same bits, takes the same weights and shows them."""
     server = SglangServer(replace(CONFIG, url=sglang_server.url), DENSE, "fp32", log=sglang_server.log)
@@ -233,6 +247,7 @@ def test_a_server_samples_as_the_engine_in_a_process_does(told: dict[str, Any], 
     server.close()
 
 
+@pytest.mark.whole
 def test_a_server_refuses_in_one_line(tmp_path: Path, sglang_server: Served) -> None:  # noqa: F811
     """A server that refuses weights says why, and goes on."""
     server = SglangServer(replace(CONFIG, url=sglang_server.url), DENSE, "fp32")
@@ -247,6 +262,7 @@ def test_a_server_refuses_in_one_line(tmp_path: Path, sglang_server: Served) -> 
     server.close()
 
 
+@pytest.mark.whole
 def test_rollouts_alone_bring_a_server_the_starting_weights(tmp_path: Path, sglang_server: Served) -> None:  # noqa: F811
     """Whatever it holds, it samples with the weights that training starts from, and both sides are judged; what it
     read itself is judged as long as it says that it has that still."""  # noqa: D205, D209 - one claim
@@ -279,6 +295,7 @@ def test_rollouts_alone_bring_a_server_the_starting_weights(tmp_path: Path, sgla
     server.close()
 
 
+@pytest.mark.whole
 def test_weights_that_cannot_be_written_down_do_not_end_a_server(tmp_path: Path, sglang_server: Served) -> None:  # noqa: F811
     """An order to write to a folder that is not there is taken, and the server goes on."""
     client = Client(sglang_server.url, 60.0, "")

@@ -64,6 +64,7 @@ def test_a_server_that_ends_at_once_says_why(tmp_path: Path) -> None:
     assert _left(tmp_path, "sleep 600") == []
 
 
+@pytest.mark.whole
 def test_no_server_outlives_a_killed_parent(tmp_path: Path) -> None:
     """SIGKILL of the process that started a server ends the server too."""
     program = f"""
@@ -81,6 +82,7 @@ serve(SglangConfig(), Path({str(tiny_checkpoint(tmp_path / "c"))!r}), "fp32", lo
     _eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
+@pytest.mark.whole
 def test_an_engine_that_does_not_start_is_an_error(tmp_path: Path) -> None:
     """Unknown arguments and a start that takes too long are one line, and leave no process."""
     told = drive("sglang_start_driver.py", tmp_path)
@@ -106,6 +108,7 @@ def test_stand_ins_refuse_where_a_gpu_is(tmp_path: Path) -> None:
         assert "this one has a GPU: install the real package" in done.stderr, name
 
 
+@pytest.mark.whole
 def test_a_server_of_experts_through_all_that_befalls_it(tmp_path: Path) -> None:
     """Experts and log-probs are the model's; a hang times out; its scheduler's death drops the batch; it ends though
     the process around it ignores SIGTERM, and nothing of it is left."""  # noqa: D205, D209 - one claim

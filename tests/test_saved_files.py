@@ -92,6 +92,7 @@ def bounded(a: Trace, b: Trace) -> Comparison:
     return compare(a, b, prefix=True)
 
 
+@pytest.mark.whole
 def test_a_run_that_was_stopped_lacks_no_file(runs: Mapping[str, Trace]) -> None:
     """What the baseline wrote after its last step is none that a stopped run could have written, nor the other way."""
     assert files(runs["whole"], 1).keys() == {"saved/last.pt"}

@@ -123,11 +123,13 @@ def merged(ranks: list[dict[str, Any]], name: str) -> str:
     return merge(every).fingerprint
 
 
+@pytest.mark.whole
 def test_the_shares_of_a_dtensor_add_up(ranks: list[dict[str, Any]]) -> None:
     """However a DTensor is split over four processes, their shares merge to the fingerprint of the tensor."""
     assert {name: merged(ranks, name) for name in SPLITS} == {name: fingerprint(tensor_of(name)) for name in SPLITS}
 
 
+@pytest.mark.whole
 def test_the_shares_of_fsdp_and_tensor_parallelism_add_up(ranks: list[dict[str, Any]]) -> None:
     """Parameters and gradients under FSDP2, alone and over tensor parallelism, merge to what full_tensor() gives."""
     names = [name for name in ranks[0]["shares"] if name not in SPLITS]
@@ -139,6 +141,7 @@ def test_the_shares_of_fsdp_and_tensor_parallelism_add_up(ranks: list[dict[str, 
         assert {name: merged(ranks, f"{kind} {name}") for name in parameters} == parameters
 
 
+@pytest.mark.whole
 def test_only_whole_dtensors_have_a_fingerprint_alone(ranks: list[dict[str, Any]]) -> None:
     """A replica gives its fingerprint by itself; a shard asks for the other ranks, partial sums for redistribution."""
     for rank in ranks:

@@ -124,6 +124,7 @@ def test_names_that_differ_in_case_alone_and_devices_are_kept_apart() -> None:
 # -- the folder
 
 
+@pytest.mark.whole
 def test_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     """Another process, folder, hash seed and time: not one byte differs; the command that pages show makes them too."""
     site_kit.write(tmp_path / "golden/nights", site_kit.nights(cases=1, machines=2, days=5))
@@ -186,6 +187,7 @@ def test_an_interrupted_build_leaves_the_earlier_site(tmp_path: Path) -> None:
 # -- the command
 
 
+@pytest.mark.whole
 def test_command_prints_counts_and_paths(tmp_path: Path) -> None:
     """--json has the counts and every path; the text names the page and the command that makes it again."""
     pulls = {tmp_path / "report.json": [pull()]}

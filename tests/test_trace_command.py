@@ -72,6 +72,7 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return found
 
 
+@pytest.mark.whole
 def test_pass_through(tmp_path: Path, five: list[str]) -> None:
     """Input, output and exit code are the program's own; a fork that does not train leaves no mark on the trace."""
     fork = "if os.fork() == 0:\n    sys.exit(0)\nos.wait()\n"  # by sys.exit, so that the child's atexit runs too
@@ -88,6 +89,7 @@ def test_pass_through(tmp_path: Path, five: list[str]) -> None:
     assert not list((tmp_path / "trace").glob("raw-*"))
 
 
+@pytest.mark.whole
 def test_signals_pass_through(tmp_path: Path, five: list[str]) -> None:
     """A SIGTERM sent to `repro trace` alone reaches the program, whose handler runs; the steps before are there."""
     handler = "signal.signal(signal.SIGTERM, lambda *_: (print('handled', flush=True), sys.exit(5)))\n"
@@ -117,6 +119,7 @@ def test_killed(tmp_path: Path, five: list[str]) -> None:
     assert not Trace(tmp_path / "trace").complete
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("variant", ["no torch", "no torch, failed", "no training, failed", "isolated"])
 def test_no_step_seen(tmp_path: Path, variant: str) -> None:
     """No step, no trace: one line that names the program's exit code, and 2 whatever that code was."""
@@ -167,6 +170,7 @@ FAILURES = {  # what goes wrong, and the steps that are recorded all the same
 }  # fmt: skip
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("failure", FAILURES)
 def test_failed_recording(tmp_path: Path, five: list[str], failure: str) -> None:
     """A recorder that fails says so in one line and stops; the program goes on, and the steps before are readable."""
@@ -194,6 +198,7 @@ def test_failed_recording_without_stderr(tmp_path: Path, five: list[str]) -> Non
     assert roots(tmp_path / "trace") == five[:1]
 
 
+@pytest.mark.whole
 def test_child_elsewhere(tmp_path: Path, five: list[str]) -> None:
     """The Python process below a shell is recorded; the trace is where it was asked for, wherever the program goes."""
     (tmp_path / "below").mkdir()
@@ -261,6 +266,7 @@ def test_help() -> None:
         assert any(line.strip().startswith(words) for line in done.stdout.splitlines())
 
 
+@pytest.mark.whole
 def test_signals_reach_the_program(tmp_path: Path) -> None:
     """A signal sent to the instrument alone, as a scheduler does, reaches the program, which ends in its own way."""
     program = (
@@ -279,6 +285,7 @@ def test_signals_reach_the_program(tmp_path: Path) -> None:
     assert "2 steps of 1 rank" in errors
 
 
+@pytest.mark.whole
 def test_an_incomplete_trace_does_not_agree(tmp_path: Path) -> None:
     """A recording that broke off, or whose program failed, proves nothing by agreeing as far as it goes: exit 3."""
     for out, steps, end in (("whole", 4, ""), ("failed", 2, "sys.exit(3)"), ("killed", 3, "os.kill(os.getpid(), 9)")):
@@ -291,6 +298,7 @@ def test_an_incomplete_trace_does_not_agree(tmp_path: Path) -> None:
         assert f"B is incomplete: {why}" in done.stdout
 
 
+@pytest.mark.whole
 def test_options_of_the_program_are_its_own(tmp_path: Path) -> None:
     """Without `--`, what follows the command is the command's; asking for what is not there is said."""
     command = python(tmp_path, TRAIN + "train(2)\nprint(sys.argv[1:])")

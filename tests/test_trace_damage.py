@@ -177,6 +177,7 @@ def test_a_flipped_byte_of_the_closing_line_is_detected(small: Path, tmp_path: P
     assert passed == []
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("mask", [0x01, 0x10, 0x80])
 def test_a_flipped_byte_of_the_columns_is_detected(small: Path, tmp_path: Path, mask: int) -> None:
     """No flipped byte of the sealed rows gives other rows, nor an error of another kind than one line.

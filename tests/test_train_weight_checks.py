@@ -46,6 +46,7 @@ def trained(folder: Path, *arguments: str, code: Path = CORE) -> subprocess.Comp
     return subprocess.CompletedProcess(command, code_, out.read_text(), err.read_text())
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("flags", [FLAGS[:1], FLAGS[1:]])
 def test_a_check_of_nothing_is_no_success(tmp_path: Path, flags: tuple[str, ...]) -> None:
     """Where the policy samples itself there is no sync: the run says so in one line, with exit 2."""
@@ -55,6 +56,7 @@ def test_a_check_of_nothing_is_no_success(tmp_path: Path, flags: tuple[str, ...]
     assert line.startswith("python -m repro_core.train: error: no weight sync was made: rollout_engine is the policy")
 
 
+@pytest.mark.whole
 def test_every_sync_of_a_run_is_judged(tmp_path: Path, sglang_server: Served) -> None:  # noqa: F811
     """Each of two syncs to SGLang is reported: its version, that all arrived, how many changed, and the first of them.
 

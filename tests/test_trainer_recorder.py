@@ -69,6 +69,7 @@ def start(folder: Path, script: str = SCRIPT) -> Repo:
     return repo
 
 
+@pytest.mark.whole
 def test_a_golden_run_holds_gradients_and_what_the_trainer_wrote(tmp_path: Path) -> None:
     """A launch script becomes a proved golden run: columns, weights and gradients; nothing of the user's is touched."""
     repo = start(tmp_path)
@@ -90,6 +91,7 @@ def test_a_golden_run_holds_gradients_and_what_the_trainer_wrote(tmp_path: Path)
     assert trace.header.subject["flags"][:2] == ["--debug-train-only", "--load-debug-rollout-data"]
 
 
+@pytest.mark.whole
 def test_a_bisect_names_the_column_before_the_gradients(tmp_path: Path) -> None:
     """The first signal that a culprit moves is the column that it computes, not the gradients behind it."""
     repo = start(tmp_path)
@@ -129,6 +131,7 @@ def ray_head() -> Iterator[tuple[list[int], str]]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(importlib.util.find_spec("aiohttp_cors") is None, reason="`ray job submit` needs ray[default]")
 def test_a_submitted_job_is_recorded_in_its_actor(tmp_path: Path, ray_head: tuple[list[int], str]) -> None:
     """Flags and recorder get through `ray job submit` with a runtime environment of its own into the training actor."""

@@ -42,6 +42,7 @@ def typed(text: str) -> list[tuple[str, list[str], int]]:
     return found
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda p: p.stem)
 def test_transcript(path: Path, request: pytest.FixtureRequest) -> None:
     """The commands print what the transcript shows and exit as it says."""

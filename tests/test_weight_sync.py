@@ -51,12 +51,14 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.whole
 def test_weights_that_arrive_are_equal_on_both_sides(said: dict[str, Any]) -> None:
     """What SGLang loads itself, takes by tensor and takes by disk has the fingerprints of what it should be."""
     assert [said[name] for name in ("start", "tensor", "disk")] == ["", "", ""]
     assert len({said[f"{name} digest"] for name in ("start", "tensor", "disk")}) == 3, "each moved the weights"
 
 
+@pytest.mark.whole
 def test_a_report_says_what_was_sent_and_what_changed(said: dict[str, Any]) -> None:
     """The version, the way, the number of tensors, bytes and changes, the digest, and as many tensors as asked for."""
     first, one, two, rest = said["tensor report"]
@@ -68,11 +70,13 @@ def test_a_report_says_what_was_sent_and_what_changed(said: dict[str, Any]) -> N
     assert rest == "  and 43 more"
 
 
+@pytest.mark.whole
 def test_a_checkpoint_that_was_brought_is_removed(said: dict[str, Any]) -> None:
     """A sync by disk leaves nothing behind in its folder."""
     assert not [name for name in said["scratch"] if "-weights-" in name]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("fault", CHANGES)
 def test_a_fault_on_the_way_to_sglang_is_caught_and_named(said: dict[str, Any], fault: str) -> None:
     """Tensor, kind and version stand in one line."""
@@ -96,6 +100,7 @@ ENGINES = {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("fault", ENGINES)
 def test_a_fault_inside_of_sglang_is_caught_and_named(said: dict[str, Any], fault: str) -> None:
     """An update that it refuses without raising, one from an older checkpoint, a buffer that was not loaded again."""
@@ -103,6 +108,7 @@ def test_a_fault_inside_of_sglang_is_caught_and_named(said: dict[str, Any], faul
     _check(said[fault], (part,), start)
 
 
+@pytest.mark.whole
 def test_a_tensor_that_is_wrong_on_both_sides_is_caught_by_the_checkpoint(said: dict[str, Any]) -> None:
     """No sync can see it, since both sides agree; what lies on disk can."""
     assert said["wrong on both sides"]["sync"] == ""
@@ -110,6 +116,7 @@ def test_a_tensor_that_is_wrong_on_both_sides_is_caught_by_the_checkpoint(said: 
     _check(said["wrong on both sides"]["start"], (f"{WIDE}: other values: absmax ", "in the checkpoint"), start)
 
 
+@pytest.mark.whole
 def test_an_update_that_sglang_refuses_is_an_error_where_its_answer_is_read(said: dict[str, Any]) -> None:
     """The engine's own message comes through, without a judge."""
     assert "must run between begin_weight_update() and end_weight_update()" in said["refused"]
@@ -131,6 +138,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("layout", ["tp2", "ep2", "pp2, tied"])
 def test_shards_of_megatron_agree_with_shards_of_the_engine(ranks: list[dict[str, Any]], layout: str) -> None:
     """By tensor and by disk, from two ranks to two processes that cut and fuse otherwise."""
@@ -139,6 +147,7 @@ def test_shards_of_megatron_agree_with_shards_of_the_engine(ranks: list[dict[str
     assert (first["tensor"], first["disk"]) == ("", "")
 
 
+@pytest.mark.whole
 def test_the_digest_of_the_weights_is_that_of_one_process(ranks: list[dict[str, Any]]) -> None:
     """Equal weights have one digest, however trainer and engine are laid out."""
     judge = SyncJudge(None, print)
@@ -146,6 +155,7 @@ def test_the_digest_of_the_weights_is_that_of_one_process(ranks: list[dict[str, 
     assert ranks[0]["tp2"]["digest"] == ranks[0]["ep2"]["digest"] == judge.digest
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("fault", ["all cast to bf16", "broadcast though not contiguous", "never sent"])
 def test_every_rank_hears_of_a_fault_with_its_name(ranks: list[dict[str, Any]], fault: str) -> None:
     """Kinds that need the senders' own shards or the engine's joined ones are told on every rank, in the same words."""
@@ -153,6 +163,7 @@ def test_every_rank_hears_of_a_fault_with_its_name(ranks: list[dict[str, Any]], 
     _check(ranks[0][fault], CHANGES[fault].says, "weights '2' did not arrive whole (tensor): ")
 
 
+@pytest.mark.whole
 def test_no_rank_is_left_alone_when_the_lead_fails(ranks: list[dict[str, Any]]) -> None:
     """The engine refuses in the middle, or something breaks that nobody expected: every rank has an error."""
     assert ranks[0]["fails"] == ["EngineError: full", "RuntimeError: bug"]
@@ -160,6 +171,7 @@ def test_no_rank_is_left_alone_when_the_lead_fails(ranks: list[dict[str, Any]]) 
     assert ranks[1]["fails"] == ["EngineError: full", told]
 
 
+@pytest.mark.whole
 def test_ranks_that_hold_different_copies_are_found_on_every_rank(ranks: list[dict[str, Any]]) -> None:
     """Replicas that have parted are no weights: the trainer does not send them, and the judge names both holders."""
     name = "model.norm.weight: two ranks hold the same elements of it, and they differ"
@@ -169,6 +181,7 @@ def test_ranks_that_hold_different_copies_are_found_on_every_rank(ranks: list[di
     assert f"model.norm.weight: {judged}" in ranks[0]["replicas"][1]
 
 
+@pytest.mark.whole
 def test_ranks_meet_in_spite_of_what_an_earlier_run_left(tmp_path: Path) -> None:
     """Hellos, answers and folders under the same names do not bring ranks of two runs together."""
     program = (

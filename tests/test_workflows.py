@@ -164,6 +164,7 @@ NIGHT: dict[str, Any] = {
 }
 
 
+@pytest.mark.whole
 def test_nights_are_kept_and_then_judged(world: World) -> None:
     """The first night starts both branches; the next goes on from it, survives a push in between, and fails last."""
     world.uncheckable()
@@ -344,6 +345,7 @@ def test_an_artefact_is_text_of_limited_size_or_nothing(spoil: str, tmp_path: Pa
     assert ran.code == 2 and "not posted" in ran.log and not (tmp_path / "pwned").exists()
 
 
+@pytest.mark.whole
 def test_golden_runs_are_pulled_or_missed_with_a_warning(tmp_path: Path) -> None:
     """With a remote they are there afterwards; without one, or where it fails, the job goes on and says so."""
     repo = Repo(tmp_path / "repo")
@@ -366,6 +368,7 @@ def test_golden_runs_are_pulled_or_missed_with_a_warning(tmp_path: Path) -> None
     assert ran.code == 2 and "secret alone" not in ran.log
 
 
+@pytest.mark.whole
 def test_repro_is_installed_into_an_environment_of_its_own(tmp_path: Path) -> None:
     """The trainer's setup runs, then one pip installs what was asked for, and later steps find it on PATH."""
     wheel = tmp_path / "repro_harness-9-py3-none-any.whl"

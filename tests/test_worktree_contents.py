@@ -50,6 +50,7 @@ def with_submodule(folder: Path) -> tuple[Repo, Repo]:
     return repo, outer
 
 
+@pytest.mark.whole
 def test_a_submodule_that_moved_the_numbers(tmp_path: Path) -> None:
     """A commit that only moves a submodule's commit is found; the submodules' own files and hooks are left alone."""
     repo, outer = with_submodule(tmp_path)
@@ -292,6 +293,7 @@ for _ in range(rounds):
 """
 
 
+@pytest.mark.whole
 def test_bisects_that_finish_together(tmp_path: Path) -> None:
     """Processes that open, fill and remove the same states at once: nobody fails, or sees a state that is half gone."""
     commands = [[sys.executable, "-c", HAMMER, str(tmp_path / "states"), str(seed), "300"] for seed in range(3)]

@@ -62,6 +62,7 @@ def test_the_zoo_is_large() -> None:
     assert {path.stem for path in ZOO.glob("*.py")} == {pair.program for pair in PAIRS.values()}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", sorted({pair.program for pair in PAIRS.values()}))
 def test_a_program_repeats_itself(observed: Path, name: str) -> None:
     """Two runs of a program save and log the same, so no pair differs by chance."""
@@ -70,6 +71,7 @@ def test_a_program_repeats_itself(observed: Path, name: str) -> None:
     assert first == second
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", PAIRS)
 def test_what_a_pair_says_is_true(observed: Path, name: str) -> None:
     """What the sides save and log, observed without the recorder, differs where the pair's file says, or nowhere."""
@@ -81,7 +83,13 @@ def test_what_a_pair_says_is_true(observed: Path, name: str) -> None:
     assert first is None or first.step == pair.step, first
 
 
-@pytest.mark.parametrize("name", PAIRS)
+QUICK = set(sorted(PAIRS)[::12])
+"""Pairs of the fast tier."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.whole) for name in PAIRS]
+)
 def test_the_verdict(recordings: Recordings, name: str) -> None:
     """Two recorded sides are judged as the pair's file says: the verdict, the place, and what must be mentioned."""
     pair = PAIRS[name]
@@ -90,6 +98,7 @@ def test_the_verdict(recordings: Recordings, name: str) -> None:
     assert not problems, "; ".join(problems)
 
 
+@pytest.mark.whole
 def test_a_fork_is_recorded_as_a_process_of_its_own(recordings: Recordings) -> None:
     """Forks of a process that has imported torch, which save time here, give the trace that a fresh process gives."""
     text = PAIRS["comments"].before
