@@ -42,7 +42,7 @@ imports: $(VENV)/.done
 
 # linters beside the tests, not before them
 test: $(VENV)/.done
-	$(MAKE) --no-print-directory -j3 --output-sync=line check fast
+	$(MAKE) --no-print-directory -j3 check fast
 
 fast: $(VENV)/.done
 	$(PYTEST) -m 'not whole and not campaign'
