@@ -38,7 +38,7 @@ types: $(VENV)/.done
 	$(BIN)/mypy
 
 imports: $(VENV)/.done
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 # linters beside the tests, not before them
 test: $(VENV)/.done
