@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,10 +79,12 @@ class Repo:
         """One repro command, as a user runs it, in a process that begins warm."""
         return warm_kit.run([sys.executable, "-m", "repro", *arguments], self.root, environment(), timeout)
 
-    def cold(self, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        """The same in a process that begins as a user's does."""
+    def cold(
+        self, *arguments: str, flags: Sequence[str] = (), timeout: float = 300
+    ) -> subprocess.CompletedProcess[str]:
+        """The same in a process that begins as a user's does; `flags` are Python's."""
         return subprocess.run(
-            [sys.executable, "-m", "repro", *arguments],
+            [sys.executable, *flags, "-m", "repro", *arguments],
             cwd=self.root, capture_output=True, text=True, timeout=timeout, env=environment(), check=False,
         )  # fmt: skip
 

@@ -49,11 +49,17 @@ def whole(*values: object) -> object:
     whole("report pr HEAD~3..HEAD", 1, "step 0"),
 ], ids=lambda value: " ".join(value.split()[:2]) if isinstance(value, str) else "")  # fmt: skip
 def test_a_command_begins_cold(day: Repo, words: str, code: int, said: str) -> None:
-    """Each command does its work in a process of its own, and so does what it starts."""
-    done = day.cold(*words.split())
-    assert done.returncode == code, done.stdout + done.stderr
-    assert said in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
+    """Each command does its work in a process of its own, and so does what it starts, and does not load torch."""
+    done = day.cold(*words.split(), flags=("-X", "importtime"))
+    imported, told = [], []
+    for line in done.stderr.splitlines():
+        (imported if line.startswith("import time:") else told).append(line)
+    assert done.returncode == code, (done.stdout, told)
+    assert said in "\n".join([done.stdout, *told])
+    assert not any("Traceback" in line for line in told)
+    modules = {line.rpartition("|")[2].strip() for line in imported}
+    assert "repro.cli" in modules
+    assert "torch" not in modules
 
 
 def test_a_fork_gives_the_bits_of_a_fresh_process(tmp_path: Path) -> None:
