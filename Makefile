@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 SEED ?= 7
+unexport PYTHONDONTWRITEBYTECODE # or each process that the tests start would compile all of us
 
 .PHONY: demo test test-all campaign mutants check lint types imports fast bench clean
 

@@ -1,11 +1,10 @@
 """A small trainer on megatron-core that knows nothing of the recorder: one layout, a few steps, on the CPU.
 
 Under torchrun it is one rank; without RANK it forks its ranks, so that Megatron is imported once. It prints, from rank
-0 and for every layout asked for, the losses and a hash of what all ranks end with.
+0, the losses and a hash of what all ranks end with.
 
     python megatron_trainer.py [tp=2] [pp=2] [dp=2] [ep=2] [distopt] [overlap] [bf16] [tie] [moe] [vocab=56] [bump=STEP]
                                [shown]
-    python megatron_trainer.py tp=2 / pp=2 tie / dp=2 distopt          one after the other
 """
 
 from __future__ import annotations
@@ -234,16 +233,15 @@ def main(words: Sequence[str]) -> None:
         run(words, int(os.environ["RANK"]), "")
         return
     fork = multiprocessing.get_context("fork")
-    for layout in " ".join(words).split("/"):
-        with tempfile.TemporaryDirectory() as folder:
-            own, store = layout.split(), str(Path(folder) / "store")
-            ranks = [fork.Process(target=run, args=(own, rank, store)) for rank in range(Asked(own).world)]
-            for process in ranks:
-                process.start()
-            for process in ranks:
-                process.join()
-        if any(process.exitcode for process in ranks):
-            sys.exit(f"{layout} failed")
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        ranks = [fork.Process(target=run, args=(words, rank, store)) for rank in range(Asked(words).world)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+    if any(process.exitcode for process in ranks):
+        sys.exit(f"{' '.join(words)} failed")
 
 
 if __name__ == "__main__":

@@ -99,6 +99,7 @@ def test_backward_calls_are_not_steps(recorded: Recorded) -> None:
         assert names(trace, step, "grad") == [f"{n}.{k}" for n in ("0", "3.0", "4") for k in ("bias", "weight")]
 
 
+@pytest.mark.whole
 def test_compilation_leaves_the_names(recorded: Recorded) -> None:
     """A compiled model's parameters have the names of the model."""
     trace, _ = recorded("compiled")

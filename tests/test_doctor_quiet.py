@@ -46,6 +46,7 @@ def test_a_probe_that_fails_is_diagnosed(tmp_path: Path) -> None:
     assert result["cost"]["reused"] > 0 and "illegal-memory-access" in repo.repro(*words).stdout
 
 
+@pytest.mark.whole
 def test_a_recording_is_preceded_by_what_is_wrong_with_its_launch(tmp_path: Path) -> None:
     """What is wrong with the case's launch or code is told before the recording; else nothing is."""
     fork = make_fork(tmp_path, commits=0, flags=["--debug-determinism"])

@@ -145,6 +145,7 @@ def test_a_base_that_leaves_its_own_bounds_judges_nothing(tmp_path: Path, nth: i
     assert "BASE" in found.reason if verdict == "unverifiable" else "bounds alone are judged" in found.notes[0]
 
 
+@pytest.mark.whole
 def test_a_side_that_crashes_is_never_equal(tmp_path: Path) -> None:
     """HEAD that does not run is an error in one line; BASE that crashes on its way is no baseline, not an equal one."""
     repo = start(tmp_path)

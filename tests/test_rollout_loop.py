@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,11 @@ from sglang_kit import Served, sglang_server  # noqa: F401 - a fixture
 
 from repro_golden.rollouts import RolloutSet
 
-pytest.importorskip("sglang", reason="SGLang is not installed: see docs/rollouts.md")
-pytest.importorskip("megatron.core", reason="Megatron-core 0.16.1 is not for this Python")
+if find_spec("sglang") is None:  # importing it takes long
+    pytest.skip("SGLang is not installed: see docs/rollouts.md", allow_module_level=True)
+if find_spec("megatron") is None:
+    pytest.skip("megatron-core 0.16.1 is not for this Python", allow_module_level=True)
+
 
 CASE = """\
 [case]

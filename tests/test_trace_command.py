@@ -209,6 +209,7 @@ def test_child_elsewhere(tmp_path: Path, five: list[str]) -> None:
     assert roots(tmp_path / "trace") == five[:3]
 
 
+@pytest.mark.whole
 def test_fork_that_trains(tmp_path: Path) -> None:
     """Two processes that train as one rank are an error of one line, never a trace mixed of both."""
     fork = "train(1)\nchild = os.fork()\nif child:\n    os.wait()\ntrain(2)\n"
@@ -232,6 +233,7 @@ print([m for m in ("repro_golden", "numpy", "torch", "repro") if m in sys.module
     assert done.stdout.splitlines() == [f"seen True {tmp_path / 'path' / 'sitecustomize.py'}", "[]"]
 
 
+@pytest.mark.whole
 def test_sitecustomize(tmp_path: Path, five: list[str]) -> None:
     """Whatever the user's sitecustomize does, importing torch and failing, the program is recorded."""
     (tmp_path / "path").mkdir()

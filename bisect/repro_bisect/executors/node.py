@@ -168,10 +168,14 @@ def _temporary(folder: Path) -> Iterator[None]:
 # -- what a killed worker leaves
 
 _WATCHMAN = f"""\
-import os, shutil, sys
+import os, shutil, sys, time
 import psutil
+first = os.getpid()
 if os.fork():
     os._exit(0)
+while os.getppid() == first:
+    time.sleep(0.01)
+print("watching", flush=True)
 ended = sys.stdin.buffer.read()
 for _ in range(3):
     found = []
@@ -196,7 +200,7 @@ if not ended:
 """Waits until the worker says that it ended, or is gone; then ends what there is of a probe's processes.
 
 Of a worker that is gone it removes the worktree too. It is not its child, because Ray ends those with it. Its output
-ends when it has done its work.
+begins when it is no longer, and ends when it has done its work.
 """
 
 
@@ -209,6 +213,8 @@ def _watched_over(folder: Path, repository: Path) -> Iterator[str]:
         cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:
+        assert watchman.stdout is not None
+        watchman.stdout.readline()  # from here on the worker may die
         yield mark
     finally:
         watchman.communicate(b"ended")
