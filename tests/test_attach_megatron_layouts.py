@@ -117,8 +117,8 @@ def test_bit_equal(layouts: Layouts, other: str) -> None:
     "name",
     [
         "tp2",
-        "pp2",
         "experts-ep2",
+        pytest.param("pp2", marks=pytest.mark.whole),
         pytest.param("dp2", marks=pytest.mark.whole),
         pytest.param("late", marks=pytest.mark.whole),
         pytest.param("tied-pp2-dp2", marks=pytest.mark.campaign),

@@ -95,6 +95,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Repo:
     return repo
 
 
+@pytest.mark.whole
 def test_golden_run_verify_and_bisect(guarded: Repo) -> None:
     """A command's golden run verifies, serves as GOOD's first run, and a bisect names the planted commit and signal."""
     assert guarded.repro("golden", "verify").returncode == 0

@@ -176,6 +176,7 @@ def test_refusals_are_the_same() -> None:
         assert words[0] == words[1]
 
 
+@pytest.mark.whole
 def test_memory_is_bounded() -> None:
     """Reading a tensor of 128 MiB takes a few MiB more, whatever its strides."""
     out = in_a_process("""
