@@ -106,7 +106,9 @@ def guarded(folder: Path, seconds: float, steps: int) -> Repo:
     repo = Repo(root)
     repo.git("init", "--quiet", "--initial-branch=main")
     repo.edit(
-        "core/repro_core/trainer.py", TRAIN, SLEEP.format(seconds=seconds).replace("        ", " " * 12, 1) + TRAIN
+        "core/repro_core/train/trainer.py",
+        TRAIN,
+        SLEEP.format(seconds=seconds).replace("        ", " " * 12, 1) + TRAIN,
     )
     done = repo.repro("init", "--remote", str(folder / "remote"))
     assert done.returncode == 0, done.stderr
@@ -120,7 +122,7 @@ def guarded(folder: Path, seconds: float, steps: int) -> Repo:
 def grow(repo: Repo, commits: int, broken: set[int], culprit: int, step: int) -> tuple[str, str]:
     """Write the history: notes, commits that do not import, and one that moves the numbers at `step`; GOOD and it."""
     good, moved = repo.git("rev-parse", "HEAD"), ""
-    notes = repo.root / "core" / "repro_core" / "task.py"
+    notes = repo.root / "core" / "repro_core" / "data" / "task.py"
     init = "core/repro_core/__init__.py"
     for n in range(1, commits + 1):
         notes.write_text(notes.read_text() + f"# {n}\n")
@@ -128,7 +130,7 @@ def grow(repo: Repo, commits: int, broken: set[int], culprit: int, step: int) ->
             old, new = (BUILD, BROKEN_BUILD) if n in broken else (BROKEN_BUILD, BUILD)
             repo.edit(init, old, new)
         if n == culprit:
-            repo.edit("core/repro_core/trainer.py", TRAIN, MOVED.format(step=step) + TRAIN)
+            repo.edit("core/repro_core/train/trainer.py", TRAIN, MOVED.format(step=step) + TRAIN)
         name = repo.commit(f"commit {n}")
         moved = name if n == culprit else moved
     return good, moved
@@ -241,7 +243,7 @@ The search started {lone["probes"]} probes (goal at most 14), {lone["probes"] - 
 
 ## Noisy verdicts
 
-Simulated searches of 128 commits for one culprit, each place alike, by `repro_bisect.bayes` at its own default
+Simulated searches of 128 commits for one culprit, each place alike, by `repro_bisect.search.bayes` at its own default
 stop. A replay of a commit with the culprit is BAD at the first rate, one of any other at the second; neither is
 told. Replays of the two ends count. git_bayesect publishes 27.3 tests and 0.992 right at 0.9/0.1, and 15.6 tests
 at 1/0. The driver asks for a tenth more tests, because it expects wrong verdicts to be commoner (`noise.CAUTIOUS`).

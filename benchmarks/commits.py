@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from repro_bisect.commits import History
-from repro_golden.checkout import find_checkout
+from repro_bisect.axes.commits import History
+from repro_golden.repository.checkout import find_checkout
 
 COMMITS = 10_000
 FOLDERS, FILES = 40, 20

@@ -26,7 +26,7 @@ import numpy as np
 from rollout_dump_kit import full_dump, plain_dump
 
 from repro.text import table
-from repro_golden.canonical import write_atomic
+from repro_golden.base.canonical import write_atomic
 from repro_golden.dumps.rollout.fields import FIELDS, defaults
 from repro_golden.dumps.rollout.files import RolloutDump, read_rollout_dump, write_rollout_dump
 from repro_golden.dumps.rollout.translate import translate

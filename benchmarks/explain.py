@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from recorded_step import QWEN, TINY, Trainer
 
+from repro_golden.case.identity import collect
 from repro_golden.fingerprint import fingerprints
-from repro_golden.identity import collect
-from repro_golden.operations.recorder import OperationRecorder
-from repro_golden.operations.stream import read_stream
+from repro_golden.observe.operations.recorder import OperationRecorder
+from repro_golden.observe.operations.stream import read_stream
 
 ROOT = Path(__file__).parent.parent
 ROUNDS, PLAIN = 9, 5
@@ -58,7 +58,7 @@ def built_in() -> Iterator[Callable[[], object]]:
     """Steps of the built-in trainer on its own case: each a rollout that is at hand."""
     sys.path.insert(0, str(ROOT / "core"))
     from repro_core.config import TrainConfig
-    from repro_core.trainer import Trainer as Grpo
+    from repro_core.train.trainer import Trainer as Grpo
 
     config = tomllib.loads((ROOT / "golden" / "cases" / "tiny-grpo.toml").read_text())["subject"]["config"]
     trainer = Grpo(TrainConfig.from_mapping(config), log=lambda _: None)

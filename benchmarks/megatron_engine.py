@@ -136,7 +136,7 @@ def toml(value: Any) -> str:
 
 def write_rollouts(folder: Path) -> None:
     """Rollouts of random tokens, with rewards that differ within the group."""
-    from repro_golden.rollouts import RolloutData, RolloutSet, write_rollout
+    from repro_golden.store.rollouts import RolloutData, RolloutSet, write_rollout
 
     for number in range(STEPS):
         tensors, meta = rollout(number)
@@ -211,7 +211,7 @@ def state_after(one: Asked, folder: Path) -> dict[str, str]:
     sys.path[:0] = [str(ROOT / "core"), str(ROOT / "golden")]
     from repro_core import Rollout
     from repro_core.config import TrainConfig
-    from repro_core.trainer import Trainer
+    from repro_core.train.trainer import Trainer
     from repro_golden.fingerprint import fingerprint
 
     trainer, saved = Trainer(TrainConfig.from_mapping(one.config), log=lambda _: None), folder / "state"
@@ -252,9 +252,9 @@ def timed(one: Asked) -> dict[str, list[float]]:
     sys.path.insert(0, str(ROOT / "core"))
     import torch
 
-    from repro_core.batching import plan_updates
     from repro_core.config import TrainConfig
-    from repro_core.trainer import Trainer
+    from repro_core.rl.batching import plan_updates
+    from repro_core.train.trainer import Trainer
 
     trainer = Trainer(TrainConfig.from_mapping(one.config), log=lambda _: None)
     engine = trainer.engines.policy

@@ -25,7 +25,7 @@ import site_kit
 from repro.site.build import Options, build
 from repro.site.folder import replace
 from repro.site.results import read_results
-from repro_golden.identity import collect
+from repro_golden.case.identity import collect
 
 ROOT = Path(__file__).parent.parent
 DAYS, CASES, METRICS, MACHINES, ROUNDS = 365, 10, 20, 2, 5

@@ -1,7 +1,7 @@
 """The program that benchmarks/recorder.py measures: it trains a decoder, now recorded, now bare, now with a rival.
 
-``python benchmarks/recorded_step.py SAMPLES DUMPS LIMIT`` under `repro_golden.attach.run.run_traced`, which arms the
-recorder; this program knows only how to take its hooks off torch's optimizers and put them back.
+``python benchmarks/recorded_step.py SAMPLES DUMPS LIMIT`` under `repro_golden.observe.attach.run.run_traced`, which
+arms the recorder; this program knows only how to take its hooks off torch's optimizers and put them back.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import optimizer as optimizers
 
+from repro_golden.case.identity import collect
 from repro_golden.fingerprint import fingerprints
-from repro_golden.identity import collect
 
 WARM, ROUNDS, SLOW_ROUNDS, SHA_ROUNDS = 5, 8, 5, 3
 FAST = [("bare", 5), ("recorded", 5), ("bare", 5), ("hash_tensor", 5), ("bare", 5), ("DebugMode", 1),

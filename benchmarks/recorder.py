@@ -18,9 +18,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from repro_golden.attach.run import run_traced
-from repro_golden.families import family
+from repro_golden.observe.attach.run import run_traced
 from repro_golden.trace import Row, Trace
+from repro_golden.trace.families import family
 
 PROGRAM = Path(__file__).with_name("recorded_step.py")
 MIB, GIB = 1 << 20, 1 << 30

@@ -81,11 +81,11 @@ def leg(device: str, backend: str, mode: str, rounds: int, write: Callable[[Mapp
     import torch
 
     from repro_core.config import ModelConfig, SglangConfig
-    from repro_core.hf import save_hf
-    from repro_core.model import Policy, init_weights
-    from repro_core.rollout.sglang_engine import SglangEngine
-    from repro_golden.rollout_checks import check
-    from repro_golden.rollout_plan import Plan
+    from repro_core.model.decoder import Policy, init_weights
+    from repro_core.model.hf import save_hf
+    from repro_core.rollout.sglang.engine import SglangEngine
+    from repro_golden.engine_checks.checks import check
+    from repro_golden.engine_checks.plan import Plan
 
     torch_device = torch.device(device)
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +119,7 @@ def _said(name: str) -> None:
 
 def speed(engine: Any, device: str, rounds: int) -> list[float]:
     """Tokens sampled in a second, greedy, in batches of 32; the first batch is not counted."""
-    from repro_golden.rollout_plan import Plan, Sampling
+    from repro_golden.engine_checks.plan import Plan, Sampling
 
     prompts = Plan(**PLANS[device]).drawn(MODELS[device].get("vocab_size", 259))
     sampling = Sampling(TOKENS[device], 0.0, prompt_log_probs=False)
@@ -134,8 +134,8 @@ def speed(engine: Any, device: str, rounds: int) -> list[float]:
 
 def syncs(engine: Any, policy: Any, folder: Path, rounds: int) -> dict[str, list[float]]:
     """Seconds of bringing the policy's weights, by tensor and by disk, without and with the check that they arrived."""
-    from repro_core.hf import save_hf
-    from repro_golden.weight_sync import SyncJudge
+    from repro_core.model.hf import save_hf
+    from repro_golden.observe.weight_sync import SyncJudge
 
     weights = dict(policy.named_parameters())
     judge = SyncJudge(None, print)

@@ -27,7 +27,7 @@ import _kits  # noqa: F401
 from search_kit import SHAPES
 from test_search_git import git, import_history
 
-from repro_bisect.search import Dag, Search
+from repro_bisect.search.first_bad import Dag, Search
 
 SIZES = (10_000, 100_000)
 BESIDE_GIT = 10_000

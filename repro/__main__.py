@@ -14,10 +14,10 @@ import click
 
 from repro import console
 from repro.cli import cli
-from repro_golden.clean import one_line
-from repro_golden.credentials import hide
-from repro_golden.errors import ReproError
-from repro_golden.git_environment import forget_repository
+from repro_golden.base.clean import one_line
+from repro_golden.base.credentials import hide
+from repro_golden.base.errors import ReproError
+from repro_golden.repository.git_environment import forget_repository
 
 __all__ = ["main"]
 

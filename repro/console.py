@@ -11,7 +11,7 @@ import re
 import sys
 from typing import Any, TextIO, cast
 
-from repro_golden.clean import no_command, visible
+from repro_golden.base.clean import no_command, visible
 
 __all__ = ["command", "guard", "json_text", "screen", "styled"]
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from repro.console import screen
 from repro.text import count, duration
-from repro_bisect.axis import short
-from repro_golden.clean import one_line
+from repro_bisect.axes.axis import short
+from repro_golden.base.clean import one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from repro_bisect.result import Event
+    from repro_bisect.driver.result import Event
 
 __all__ = ["bisect_view", "line_of"]
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from repro import console
-from repro_golden.clean import one_line
+from repro_golden.base.clean import one_line
 
 __all__ = ["emit", "json_option", "progress", "strict_names_option", "vary_option"]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from repro_golden.clean import one_line
-from repro_golden.compare import Comparison, MetricChange
+from repro_golden.base.clean import one_line
+from repro_golden.compare.traces import Comparison, MetricChange
 
 __all__ = [
     "METRICS_HEAD",

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import warm_kit
 
-from repro_golden.families import family
 from repro_golden.trace import Row, Trace
+from repro_golden.trace.families import family
 
 PRELUDE = """
 import hashlib, os, random, sys

@@ -13,9 +13,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from repro_bisect.bayes import CALIBRATION, BayesSearch
-from repro_bisect.dag import Dag
-from repro_bisect.search import Found
+from repro_bisect.search.bayes import CALIBRATION, BayesSearch
+from repro_bisect.search.dag import Dag
+from repro_bisect.search.first_bad import Found
 
 RATES = [(1.0, 0.0), (0.95, 0.05), (0.9, 0.1), (0.8, 0.2), (0.7, 0.3), (1.0, 0.2), (0.8, 0.0)]
 GOOD = -1

@@ -279,7 +279,7 @@ def made(path: Path) -> HfCheckpoint | HfConfig | Launch | MegatronCheckpoint | 
 _SAVER = """
 import sys
 from argparse import Namespace
-from repro_core.megatron import cpu, layout, parallel
+from repro_core.engines.megatron import cpu, layout, parallel
 
 def save(folder):
     import torch

@@ -10,11 +10,11 @@ import history_kit
 import numpy as np
 from conftest import Repo
 
-from repro_golden.case import find_case
+from repro_golden.case.file import find_case
+from repro_golden.case.identity import Identity
 from repro_golden.fingerprint import reference
-from repro_golden.identity import Identity
-from repro_golden.rollouts import rollouts_of
-from repro_golden.store import write_record
+from repro_golden.store.golden import write_record
+from repro_golden.store.rollouts import rollouts_of
 from repro_golden.trace import Header, Row, TraceWriter, seal
 from repro_golden.trace.writer import metric_row
 

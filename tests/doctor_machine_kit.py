@@ -14,8 +14,8 @@ from repro.doctor.artefacts.launch import LAUNCH
 from repro.doctor.artefacts.machine import FREEZE
 from repro.doctor.artefacts.traces import GOLDEN
 from repro.doctor.rule import Finding, Rule
-from repro_golden.signals import metric_row
 from repro_golden.trace import Header, Trace, TraceWriter
+from repro_golden.trace.signals import metric_row
 
 __all__ = ["GPUS", "MANY", "environment", "found", "freeze", "golden", "gpus", "launch", "script"]
 

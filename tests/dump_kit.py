@@ -14,9 +14,9 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.reading import read_archive
 from repro_golden.dumps.values import TORCH_DTYPES, Tensor
-from repro_golden.errors import ReproError
 
 __all__ = [
     "ARRAY_DTYPES",

@@ -15,14 +15,14 @@ import torch
 from conftest import SOURCE, Repo
 from mutations_kit import Mutation
 
-from repro_bisect.bench import Options, bench, commits_of
-from repro_bisect.desk import Desk
+from repro_bisect.driver.session import Options, bench, commits_of
 from repro_bisect.explain.driver import explain
 from repro_bisect.explain.result import Explanation
-from repro_bisect.predicates import Bitwise
-from repro_golden.case import find_case
-from repro_golden.checkout import Checkout, find_checkout
-from repro_golden.rollouts import RolloutData, RolloutSet, write_rollout
+from repro_bisect.predicates.predicates import Bitwise
+from repro_bisect.probe.scheduler import Desk
+from repro_golden.case.file import find_case
+from repro_golden.repository.checkout import Checkout, find_checkout
+from repro_golden.store.rollouts import RolloutData, RolloutSet, write_rollout
 
 __all__ = ["explained", "guarded", "names_the_place", "plant", "unplant", "wrong"]
 

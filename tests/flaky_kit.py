@@ -20,19 +20,19 @@ from pathlib import Path
 from bayes_kit import line, merges
 from trace_kit import RAM
 
-from repro_bisect.axis import Axis, PointInfo
-from repro_bisect.bench import Options
-from repro_bisect.desk import Desk
-from repro_bisect.driver import Bisection
-from repro_bisect.ends import Ends
-from repro_bisect.executors import Outcome, Task
-from repro_bisect.predicates import Exit, Predicate
-from repro_bisect.probe import Prober
-from repro_bisect.result import BisectResult
-from repro_golden.case import Case
-from repro_golden.checkout import Checkout
-from repro_golden.errors import ReproError
-from repro_golden.identity import Identity
+from repro_bisect.axes.axis import Axis, PointInfo
+from repro_bisect.driver.commits import Bisection
+from repro_bisect.driver.endpoints import Ends
+from repro_bisect.driver.result import BisectResult
+from repro_bisect.driver.session import Options
+from repro_bisect.predicates.predicates import Exit, Predicate
+from repro_bisect.probe.executors import Outcome, Task
+from repro_bisect.probe.prober import Prober
+from repro_bisect.probe.scheduler import Desk
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Case
+from repro_golden.case.identity import Identity
+from repro_golden.repository.checkout import Checkout
 from repro_golden.subjects import identity_of
 
 RATES = (0.0, 0.05, 0.1, 0.3)

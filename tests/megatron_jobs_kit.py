@@ -32,8 +32,8 @@ from torch import Tensor
 
 from repro_core import Rollout
 from repro_core.config import ModelConfig, TrainConfig
-from repro_core.hf import save_hf
-from repro_core.layout_free import Box, Joining, Local
+from repro_core.model.hf import save_hf
+from repro_core.model.layout_free import Box, Joining, Local
 
 __all__ = [
     "CP", "EP", "MODELS", "PP", "SP", "TP", "VPP", "Found", "Jobs", "Key", "eps_units", "same", "write_rollout",
@@ -188,7 +188,7 @@ class Jobs:
 
 def write_rollout(path: Path, config: Mapping[str, Any], rollout_id: int = 0) -> None:
     """Sample with the built-in policy; rewards differ in each group, and some tokens are masked, one sample's all."""
-    from repro_core.trainer import Trainer
+    from repro_core.train.trainer import Trainer
 
     trainer = Trainer(TrainConfig.from_mapping({**config, "policy": "torch"}), log=lambda _: None)
     made = trainer.sample(rollout_id)
@@ -251,7 +251,7 @@ class _Job:
             expects = False
 
     def new(self) -> None:
-        from repro_core.trainer import Trainer
+        from repro_core.train.trainer import Trainer
 
         self.trainer = Trainer(TrainConfig.from_mapping(self.config), log=lambda _: None)
 
@@ -274,7 +274,7 @@ class _Job:
 
     def held(self) -> None:
         """As `observe`: placed, so that all ranks' can be joined."""
-        from repro_core.megatron.weights import placement_of
+        from repro_core.engines.megatron.weights import placement_of
 
         for prefix, engine in self.trainer.engines.engines.items():
             for number, chunk in enumerate(engine.raw):
@@ -333,8 +333,8 @@ def _rank(rank: int, world: int, port: int, jobs: Sequence[Mapping[str, Any]], o
 
 
 def _main(batches: Sequence[Mapping[str, Any]], out: str) -> int:
-    import repro_core.megatron.model
-    import repro_core.trainer  # noqa: F401
+    import repro_core.engines.megatron.model
+    import repro_core.train.trainer  # noqa: F401
 
     fork = multiprocessing.get_context("fork")
     for batch in batches:
@@ -360,7 +360,7 @@ def _main(batches: Sequence[Mapping[str, Any]], out: str) -> int:
 
 
 if __name__ == "__main__":
-    from repro_core.megatron import cpu
+    from repro_core.engines.megatron import cpu
 
     cpu.load()
     sys.exit(_main(json.loads(Path(sys.argv[1]).read_text()), sys.argv[2]))

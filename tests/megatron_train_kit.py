@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 
 from repro_core.config import ModelConfig, TrainConfig
-from repro_core.megatron import cpu, layout, parallel
-from repro_core.megatron.weights import Held, Where, join, to_local
-from repro_core.model import Policy, init_weights
+from repro_core.engines.megatron import cpu, layout, parallel
+from repro_core.engines.megatron.weights import Held, Where, join, to_local
+from repro_core.model.decoder import Policy, init_weights
 
 MICRO_BATCHES, ROWS, SEQ = 4, 2, 32
 
@@ -89,8 +89,8 @@ def _trained(job: dict[str, Any], config: TrainConfig, made: layout.Layout, at: 
     from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
     from megatron.core.transformer.module import Float16Module
 
-    from repro_core.megatron.model import build
-    from repro_core.megatron.shares import held_positions
+    from repro_core.engines.megatron.model import build
+    from repro_core.engines.megatron.shares import held_positions
 
     model, m, bf16 = config.model, config.megatron, config.dtype == "bf16"
     critic = job.get("head") == "value"

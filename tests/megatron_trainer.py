@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from repro_core.megatron import cpu
+from repro_core.engines.megatron import cpu
 
 cpu.load()
 

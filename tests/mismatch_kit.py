@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from trace_kit import RAM, write
 
-from repro_golden.signals import Signals
 from repro_golden.trace import Row, Trace
+from repro_golden.trace.signals import Signals
 
 __all__ = ["NAN", "RAM", "Sample", "column", "step_rows", "traced"]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from repro_core.config import ModelConfig
-from repro_core.model import Policy, init_weights
+from repro_core.model.decoder import Policy, init_weights
 
 __all__ = ["backward_with", "edit_config", "make", "same_bits", "some_tokens"]
 

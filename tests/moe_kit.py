@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from repro_core.config import ModelConfig
-from repro_core.model import Policy
+from repro_core.model.decoder import Policy
 
 torch.set_num_threads(1)
 

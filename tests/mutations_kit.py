@@ -251,7 +251,7 @@ def rollouts() -> list[Any]:
 
     from repro_core import Rollout
     from repro_core.config import TrainConfig
-    from repro_core.trainer import Trainer
+    from repro_core.train.trainer import Trainer
 
     trainer = Trainer(TrainConfig.from_mapping(CONFIG), log=lambda _: None)
     out = []
@@ -318,7 +318,7 @@ class _Trainers(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         for name in [name for name in sys.modules if name.partition(".")[0] == "repro_core"]:
             del sys.modules[name]
         config: ModuleType = importlib.import_module("repro_core.config")
-        trainer_module: ModuleType = importlib.import_module("repro_core.trainer")
+        trainer_module: ModuleType = importlib.import_module("repro_core.train.trainer")
         trainer = trainer_module.Trainer(config.TrainConfig.from_mapping(CONFIG), log=lambda _: None)
         seen = _Seen()
         for rollout in recorded:

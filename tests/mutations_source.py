@@ -14,17 +14,17 @@ from typing import Any
 
 PACKAGE = Path(__file__).parent.parent / "core" / "repro_core"
 FILES = (
-    "advantages.py",
-    "batching.py",
-    "kl.py",
-    "loss.py",
-    "model.py",
-    "optimizer.py",
-    "torch_engine.py",
-    "trainer.py",
+    "rl/advantages.py",
+    "rl/batching.py",
+    "rl/kl.py",
+    "rl/loss.py",
+    "model/decoder.py",
+    "engines/optimizer.py",
+    "engines/torch_engine.py",
+    "train/trainer.py",
 )
 """What an update is made of. The sampler is not among them: rollouts are recorded once. Experts, critics and the
-estimators in ``values.py`` have no part in a run of GRPO."""
+estimators in ``rl/values.py`` have no part in a run of GRPO."""
 
 
 # What a change is
@@ -36,7 +36,7 @@ class Mutation:
 
     Attributes:
         kind: the operator, one of `KINDS`.
-        path: the file in the package, such as ``loss.py``.
+        path: the file in the package, such as ``rl/loss.py``.
         function: where the changed expression stands, such as ``Policy.forward``; empty at module level.
         before: the file's source.
         after: the same with the change.

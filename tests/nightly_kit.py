@@ -6,7 +6,7 @@ from typing import Any
 
 from conftest import Repo
 
-from repro_golden.nights import Baseline, Check, Night, Summary
+from repro.nightly.records import Baseline, Check, Night, Summary
 
 COMMIT = "a" * 40
 TREE = "b" * 40

@@ -14,12 +14,12 @@ from typing import Any
 from markdown_it import MarkdownIt
 from trace_kit import write
 
+from repro.pulls.blocks import blocks_of
+from repro.pulls.pair import PairResult, compare_traces
+from repro.pulls.result import Entry, PullReport
 from repro.report.pieces import clean, plain
-from repro.report.pull_blocks import blocks_of
-from repro.report.pull_result import Entry, PullReport
-from repro_bisect.axis import PointInfo
-from repro_bisect.pair import PairResult, compare_traces
-from repro_golden.case import Bound, Compare
+from repro_bisect.axes.axis import PointInfo
+from repro_golden.case.file import Bound, Compare
 from repro_golden.fingerprint import reference
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.writer import metric_row

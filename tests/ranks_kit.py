@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from conftest import Repo
 
-from repro_golden.case import Case
-from repro_golden.children import ChildFailure, Place, Run, RunResult
+from repro_golden.case.file import Case
+from repro_golden.replay.children import ChildFailure, Place, Run, RunResult
 from repro_golden.subjects import launch
 from repro_golden.trace import Trace
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from repro_core.config import ModelConfig
-from repro_core.model import Policy, init_weights
+from repro_core.model.decoder import Policy, init_weights
 from repro_core.rollout.engine import EngineError, HeldWeights, Response, Sampling
 from repro_core.rollout.policy import PolicyEngine
 

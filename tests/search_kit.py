@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hypothesis import strategies as st
 
-from repro_bisect.search import Ambiguous, Dag, Found, Search, Verdict
+from repro_bisect.search.first_bad import Ambiguous, Dag, Found, Search, Verdict
 
 Parents = dict[str, list[str]]
 

@@ -20,7 +20,7 @@ import torch
 from sglang_kit import CONFIG, prompts_of, tiny_checkpoint, tiny_policy
 
 from repro_core.rollout.engine import EngineError, Response, Sampling
-from repro_core.rollout.sglang_engine import SglangEngine
+from repro_core.rollout.sglang.engine import SglangEngine
 
 EOS = 258
 EMBEDDING, O_PROJ = "model.embed_tokens.weight", "model.layers.1.self_attn.o_proj.weight"

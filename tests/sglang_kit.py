@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from repro_core.config import ModelConfig, SglangConfig
-from repro_core.hf import save_hf
-from repro_core.model import Policy, init_weights
+from repro_core.model.decoder import Policy, init_weights
+from repro_core.model.hf import save_hf
 from repro_core.rollout.engine import Response
-from repro_core.rollout.sglang_process import serve
+from repro_core.rollout.sglang.process import serve
 
 __all__ = [
     "CONFIG",

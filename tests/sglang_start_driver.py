@@ -14,7 +14,7 @@ import psutil
 from sglang_kit import CONFIG, tiny_checkpoint
 
 from repro_core.rollout.engine import EngineError
-from repro_core.rollout.sglang_engine import SglangEngine
+from repro_core.rollout.sglang.engine import SglangEngine
 
 
 def main() -> None:

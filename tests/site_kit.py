@@ -11,18 +11,18 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from repro_bisect.axis import PointInfo
-from repro_bisect.drift import Drift, Gap, Moved
+from repro.nightly.records import Baseline, Check, Night, Status, Summary
+from repro.pulls.pair import Compared, PairResult
+from repro.report.plot_data import Cell, Picture, Tokens
+from repro_bisect.axes.axis import PointInfo
+from repro_bisect.driver.drift import Drift, Gap, Moved
+from repro_bisect.driver.result import Culprit
 from repro_bisect.explain.result import Explained, Explanation, Version
 from repro_bisect.explain.source import Place
-from repro_bisect.pair import Compared, PairResult
-from repro_bisect.result import Culprit
-from repro_golden.canonical import digest
-from repro_golden.compare import Divergence
-from repro_golden.magnitude import Magnitude
-from repro_golden.nights import Baseline, Check, Night, Status, Summary
-from repro_golden.picture import Cell, Picture, Tokens
-from repro_golden.spent import Spent
+from repro_golden.base.canonical import digest
+from repro_golden.compare.traces import Divergence
+from repro_golden.replay.usage import Spent
+from repro_golden.trace.tensor_difference import Magnitude
 
 __all__ = ["EVIL", "METRICS", "compared", "culprit", "night", "nights", "point", "pull", "write"]
 
@@ -103,14 +103,14 @@ def culprit(number: int, *, text: str = "") -> Culprit:
     hunk += "+    log_p = torch.log_softmax((rows.float() / temperature).bfloat16().float(), dim=-1)"
     versions = []
     for side, line in ((number - 1, hunk.splitlines()[1]), (number, hunk.splitlines()[2])):
-        place = Place("core/repro_core/loss.py", 87, "token_log_probs", line[1:].strip(), True, hunk)
-        stack = [place, Place("core/repro_core/torch_engine.py", 119, "TorchEngine._score")]
+        place = Place("core/repro_core/rl/loss.py", 87, "token_log_probs", line[1:].strip(), True, hunk)
+        stack = [place, Place("core/repro_core/engines/torch_engine.py", 119, "TorchEngine._score")]
         one = Explained(
             "aten._log_softmax.default", "forward", "", "", "T0, -1, False", ["float32 [187, 259]"],
             ["float32 [187, 259]"], place, stack,
         )  # fmt: skip
         versions.append(Version(point(side).commit, point(side).subject, 812, one))
-    said = text or "aten._to_copy.default at core/repro_core/loss.py:87 stands where aten._log_softmax.default stood"
+    said = text or "aten._to_copy.default at core/repro_core/rl/loss.py:87 stands where aten._log_softmax.default stood"
     divergence = compared(1).drift.divergence
     found = Explanation("structure", "tiny", said, divergence, *versions, mentions=())
     return Culprit(point(number), divergence, None, ["torch 2.12.0 became 2.13.0"], found)

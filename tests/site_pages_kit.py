@@ -17,9 +17,9 @@ import site_kit
 import warm_kit
 from site_kit import EVIL, culprit, night, pull
 
+from repro.nightly.records import Night, Summary
 from repro.site.build import Options, build
 from repro.site.results import Results, read_results
-from repro_golden.nights import Night, Summary
 
 OPTIONS = Options("Numbers", "golden/nights", ["report.json"], "")
 

@@ -10,10 +10,10 @@ from examples_kit import at_most
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro_golden.aim import Aim
 from repro_golden.fingerprint import content
 from repro_golden.fingerprint.placement import Placement, padding, shard, stack
-from repro_golden.pieces import Piece, assemble, keep_piece, keep_whole, put_together
+from repro_golden.observe.pieces import Piece, assemble, keep_piece, keep_whole, put_together
+from repro_golden.observe.tap import Aim
 from repro_golden.trace import dump_path
 
 AT = (0, "grad", "w")

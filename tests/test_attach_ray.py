@@ -19,8 +19,8 @@ import pytest
 from conftest import environment
 
 import repro_golden
-from repro_golden.families import family
 from repro_golden.trace import Trace
+from repro_golden.trace.families import family
 from repro_golden.trace.model import root
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")

@@ -12,14 +12,14 @@ import warm_kit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro_golden.attach.collect import Gathering, merge_rows
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import fingerprint
 from repro_golden.fingerprint.placement import shard
-from repro_golden.signals import Signals
+from repro_golden.observe.attach.collect import Gathering, merge_rows
 from repro_golden.trace import Header, Row, Trace
 from repro_golden.trace.frames import pack
 from repro_golden.trace.model import RECORDER
+from repro_golden.trace.signals import Signals
 from repro_golden.trace.writer import metric_row
 
 PAIR = """

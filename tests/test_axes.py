@@ -19,12 +19,12 @@ from index_kit import Index, serving, wheel
 
 from repro.commands.axes import axis_of
 from repro.commands.bisect import bisect
-from repro_bisect.axes import FlagSet, LayoutLine, roomy
-from repro_bisect.bench import Options
-from repro_bisect.history import history_of
-from repro_golden.case import Case, find_case
-from repro_golden.checkout import find_checkout
-from repro_golden.errors import ReproError
+from repro_bisect.axes.sets import FlagSet, LayoutLine, roomy
+from repro_bisect.driver.history import history_of
+from repro_bisect.driver.session import Options
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Case, find_case
+from repro_golden.repository.checkout import find_checkout
 
 PURE = sysconfig.get_path("purelib")
 ADDED = """\
@@ -309,7 +309,7 @@ def test_layouts_are_no_part_of_a_case() -> None:
     plain = Case.model_validate(raw)
     case = Case.model_validate(raw | {"layouts": {"other": {"config": {"a": {"b": 3}}, "cpus": 2}}})
     assert (case.canonical(), case.digest) == (plain.canonical(), plain.digest)
-    from repro_bisect.axes import _Layout
+    from repro_bisect.axes.sets import _Layout
 
     made = _Layout.parse("other", case).of(case)
     assert made.subject.config == {"a": {"b": 3, "c": 2}}  # type: ignore[union-attr]

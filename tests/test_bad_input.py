@@ -89,12 +89,14 @@ def cut_columns(repo: Repo) -> None:
     raw = path.read_bytes()
     path.unlink()
     path.write_bytes(raw[: len(raw) // 2])
-    repo.edit("core/repro_core/loss.py", "rows.float() / temperature, dim", "rows.float() / temperature * 1.001, dim")
+    repo.edit(
+        "core/repro_core/rl/loss.py", "rows.float() / temperature, dim", "rows.float() / temperature * 1.001, dim"
+    )
 
 
 def crash(repo: Repo) -> None:
     repo.edit(
-        "core/repro_core/loss.py",
+        "core/repro_core/rl/loss.py",
         "    log_p = torch.log_softmax",
         "    raise OSError('no')\n    log_p = torch.log_softmax",
     )
@@ -102,7 +104,7 @@ def crash(repo: Repo) -> None:
 
 def hang(repo: Repo) -> None:
     log_p = "    log_p = torch.log_softmax"
-    repo.edit("core/repro_core/loss.py", log_p, f"    __import__('time').sleep(99)\n{log_p}")
+    repo.edit("core/repro_core/rl/loss.py", log_p, f"    __import__('time').sleep(99)\n{log_p}")
     repo.edit("golden/cases/mini.toml", 'timeout = "3m"', 'timeout = "10s"')
 
 
@@ -229,7 +231,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(recorded: Repo) -> None:
     """On a disk without space a bisect stops with one line, and resumes where there is space again."""
     good = recorded.git("rev-parse", "HEAD")
     recorded.edit(
-        "core/repro_core/loss.py", "rows.float() / temperature, dim", "rows.float() / temperature * 1.001, dim"
+        "core/repro_core/rl/loss.py", "rows.float() / temperature, dim", "rows.float() / temperature * 1.001, dim"
     )
     culprit = recorded.commit("Tidy the log-prob path")
     state = recorded.root / ".git" / "repro"

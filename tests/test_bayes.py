@@ -13,11 +13,11 @@ from examples_kit import at_most
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from repro_bisect.bayes import CALIBRATION, PATIENCE, BayesSearch, Count
-from repro_bisect.dag import ContradictionError, Dag
-from repro_bisect.noise import CAUTIOUS
-from repro_bisect.noisy import SURE
-from repro_bisect.search import Ambiguous, Found, Search
+from repro_bisect.driver.noisy import SURE
+from repro_bisect.search.bayes import CALIBRATION, PATIENCE, BayesSearch, Count
+from repro_bisect.search.dag import ContradictionError, Dag
+from repro_bisect.search.first_bad import Ambiguous, Found, Search
+from repro_bisect.search.noise import CAUTIOUS
 
 Outcomes = list[tuple[str, bool]]
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from conftest import Repo, environment
 
-from repro_bisect.worktrees import Worktrees
-from repro_golden.checkout import find_checkout
+from repro_bisect.probe.worktrees import Worktrees
+from repro_golden.repository.checkout import find_checkout
 
-LOSS = "core/repro_core/loss.py"
+LOSS = "core/repro_core/rl/loss.py"
 SHARP = "rows.float() / temperature, dim"
 DULL = "(rows.float() / temperature).bfloat16().float(), dim"
 
@@ -63,11 +63,11 @@ def hidden(recorded: Repo) -> tuple[Repo, str, str]:
     good = repo.git("rev-parse", "HEAD")
     note(repo, "one")
     repo.git("checkout", "--quiet", "-b", "side")
-    note(repo, "side one", "core/repro_core/kl.py")
+    note(repo, "side one", "core/repro_core/rl/kl.py")
     repo.edit(LOSS, SHARP, DULL)
     culprit = repo.commit("Tidy the log-prob path")
     repo.git("checkout", "--quiet", "main")
-    note(repo, "two", "core/repro_core/task.py")
+    note(repo, "two", "core/repro_core/data/task.py")
     repo.git("merge", "--quiet", "--no-ff", "--message", "Merge side", "side")
     repo.edit("core/repro_core/__init__.py", "CONTRACT = 1\n", "CONTRACT = 1\nimport repro_core.missing\n")
     repo.commit("Start a module")
@@ -200,11 +200,11 @@ def test_only_skips_left_gives_the_exact_suspects(recorded: Repo) -> None:
     repo, good = recorded, recorded.git("rev-parse", "HEAD")
     repo.edit("golden/cases/mini.toml", 'timeout = "3m"', 'timeout = "20s"')
     future = "from __future__ import annotations\n"
-    repo.edit("core/repro_core/task.py", future, f"{future}\nimport time\n\ntime.sleep(99)\n")
+    repo.edit("core/repro_core/data/task.py", future, f"{future}\nimport time\n\ntime.sleep(99)\n")
     first = repo.commit("Wait for the cluster")
     repo.edit(LOSS, SHARP, DULL)
     second = repo.commit("Tidy the log-prob path")
-    repo.edit("core/repro_core/task.py", "\n\nimport time\n\ntime.sleep(99)\n", "\n")
+    repo.edit("core/repro_core/data/task.py", "\n\nimport time\n\ntime.sleep(99)\n", "\n")
     third = repo.commit("Do not wait")
     code, result, _ = bisect(repo, f"{good}..HEAD")
     assert (code, result["outcome"], set(result["suspects"])) == (3, "ambiguous", {first, second, third})
@@ -216,7 +216,7 @@ def test_later_culprits_are_announced(recorded: Repo) -> None:
     repo, good = recorded, recorded.git("rev-parse", "HEAD")
     repo.edit(LOSS, SHARP, DULL)
     first = repo.commit("Tidy the log-prob path")
-    repo.edit("core/repro_core/optimizer.py", "eps=self.config.adam_eps", "eps=self.config.adam_eps * 2")
+    repo.edit("core/repro_core/engines/optimizer.py", "eps=self.config.adam_eps", "eps=self.config.adam_eps * 2")
     repo.commit("Steady the optimizer")
     code, result, _ = bisect(repo, f"{good}..HEAD")
     assert (code, result["culprit"]["commit"], result["explains_bad"]) == (0, first, False)
@@ -237,12 +237,12 @@ def test_a_crash_after_the_numbers_moved_is_bad(recorded: Repo) -> None:
     repo, good = recorded, recorded.git("rev-parse", "HEAD")
     repo.edit(LOSS, SHARP, DULL)
     repo.edit(
-        "core/repro_core/trainer.py",
+        "core/repro_core/train/trainer.py",
         "        rollout_id = self._accept(rollout)\n",
         "        rollout_id = self._accept(rollout)\n        assert self._step < 2, 'too far'\n",
     )
     culprit = repo.commit("Tidy the log-prob path")
-    repo.edit("core/repro_core/trainer.py", "        assert self._step < 2, 'too far'\n", "")
+    repo.edit("core/repro_core/train/trainer.py", "        assert self._step < 2, 'too far'\n", "")
     repo.commit("Go on")
     code, result, progress = bisect(repo, f"{good}..HEAD")
     assert (code, result["culprit"]["commit"], result["verdicts"][culprit]) == (0, culprit, "BAD"), progress
@@ -272,9 +272,9 @@ def test_a_misused_door_is_a_skip(recorded: Repo) -> None:
     """A commit that observes one signal twice cannot be tested: it is skipped with that reason, and nothing stops."""
     repo, good = recorded, recorded.git("rev-parse", "HEAD")
     line = '            observe("input", "", {name: t[name][update.of(name)] for name in _inputs(self.config)})\n'
-    repo.edit("core/repro_core/trainer.py", line, line + line)
+    repo.edit("core/repro_core/train/trainer.py", line, line + line)
     broken = repo.commit("Observe more")
-    repo.edit("core/repro_core/trainer.py", line + line, line)
+    repo.edit("core/repro_core/train/trainer.py", line + line, line)
     repo.edit(LOSS, SHARP, DULL)
     last = repo.commit("Observe less")
     code, result, _ = bisect(repo, f"{good}..HEAD")

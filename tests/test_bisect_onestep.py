@@ -13,8 +13,8 @@ from history_kit import CASE, TRAIN, edit, note, start
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro_bisect.states import KEPT, States
-from repro_golden.replay import _States
+from repro_bisect.probe.states import KEPT, States
+from repro_golden.replay.child import _States
 
 SCALE, MOVED = "scale = 1.0\n", "scale = 1.0 + 1e-6 * (step >= 4)\n"
 
@@ -92,11 +92,11 @@ def test_the_built_in_trainer_starts_from_its_golden_state(recorded: Repo) -> No
     moved = "            if self._step >= 1:\n                for w in engines.policy.optimizer.main.values():\n"
     moved += "                    w.data.mul_(1 + 1e-6)\n"
     for n in range(2):
-        note(repo, f"before {n}", "core/repro_core/task.py")
-    repo.edit("core/repro_core/trainer.py", line, moved + line)
+        note(repo, f"before {n}", "core/repro_core/data/task.py")
+    repo.edit("core/repro_core/train/trainer.py", line, moved + line)
     culprit = repo.commit("Warm up")
     for n in range(2):
-        note(repo, f"after {n}", "core/repro_core/task.py")
+        note(repo, f"after {n}", "core/repro_core/data/task.py")
     result, progress = bisect(repo, good, "-j", "1")
     assert result["culprit"]["commit"] == culprit, progress
     assert result["one_step"] is True

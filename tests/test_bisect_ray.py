@@ -25,13 +25,13 @@ import pytest
 from conftest import Repo, environment
 from history_kit import TRAIN, edit, note, start
 
-from repro_bisect.commits import History
-from repro_bisect.executors.cluster import Cluster
-from repro_bisect.executors.objects import commits_of, pack_commits, unpack_commits
-from repro_bisect.executors.parcels import held, node_folder
-from repro_golden.case import find_case
-from repro_golden.checkout import find_checkout
-from repro_golden.errors import MachineFailureError, ReproError
+from repro_bisect.axes.commits import History
+from repro_bisect.probe.executors.cluster import Cluster
+from repro_bisect.probe.executors.objects import commits_of, pack_commits, unpack_commits
+from repro_bisect.probe.executors.parcels import held, node_folder
+from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.case.file import find_case
+from repro_golden.repository.checkout import find_checkout
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 
@@ -64,12 +64,12 @@ SAME = (
 PROBES = """\
 import json, sys, threading, time
 from pathlib import Path
-from repro_bisect.commits import History
-from repro_bisect.executors import Task
-from repro_bisect.executors.cluster import Cluster
-from repro_golden.case import find_case
-from repro_golden.checkout import find_checkout
-from repro_golden.children import CancelledError
+from repro_bisect.axes.commits import History
+from repro_bisect.probe.executors import Task
+from repro_bisect.probe.executors.cluster import Cluster
+from repro_golden.case.file import find_case
+from repro_golden.repository.checkout import find_checkout
+from repro_golden.replay.children import CancelledError
 
 address, folder = sys.argv[1], Path(sys.argv[2])
 checkout = find_checkout(Path.cwd())
@@ -332,7 +332,7 @@ def test_same_answers_of_the_built_in_trainer(recorded: Repo, tmp_path: Path, no
     good = recorded.git("rev-parse", "HEAD")
     note(recorded, "a", "core/notes.py")
     recorded.edit(
-        "core/repro_core/loss.py", "rows.float() / temperature, dim", "rows.float() / temperature * 1.001, dim"
+        "core/repro_core/rl/loss.py", "rows.float() / temperature, dim", "rows.float() / temperature * 1.001, dim"
     )
     culprit = recorded.commit("Dull the policy")
     copy = Repo(tmp_path / "copy")

@@ -11,8 +11,8 @@ import pytest
 from conftest import Repo
 from history_kit import TRAIN, edit, note, start
 
-from repro_bisect.journal import Entry, Journal
-from repro_golden.case import command_case
+from repro_bisect.probe.journal import Entry, Journal
+from repro_golden.case.file import command_case
 
 SCALE = "scale = 1.0\n"
 LOSS = r"loss=(?P<loss>\S+)"

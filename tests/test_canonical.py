@@ -13,7 +13,7 @@ from examples_kit import at_most
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro_golden.canonical import (
+from repro_golden.base.canonical import (
     canonical_json,
     check_format,
     decode_float,
@@ -22,7 +22,7 @@ from repro_golden.canonical import (
     read_json,
     write_atomic,
 )
-from repro_golden.errors import MachineFailureError, ReproError
+from repro_golden.base.errors import MachineFailureError, ReproError
 
 RAM = next(iter(Path("/dev").glob("shm")), None)  # syncing to disk is what takes the time
 TEXT = st.text(max_size=6)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro_golden.case import Case, find_case, list_cases, read_case
-from repro_golden.errors import ReproError
-from repro_golden.record import cure
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Case, find_case, list_cases, read_case
+from repro_golden.runs.record import cure
 
 CASE = '[case]\nname = "tiny"\nsteps = 12\nrollouts = "golden/rollouts/tiny"\n'
 BOUNDS = CASE + '[compare]\nmode = "bounds"\n[compare.bounds.grad_norm]\nrtol = 1e-3\n'

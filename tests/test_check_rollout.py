@@ -20,16 +20,16 @@ from hypothesis import strategies as st
 from nightly_kit import night
 from rollout_engines_kit import FAULTS, LosesMemory, RefusesSeeds, Sound, ulps
 
-from repro_bisect.commits import resolve
-from repro_bisect.night_checks import finding_check, rollout_checks
-from repro_golden.case import Case, find_case
-from repro_golden.checkout import find_checkout
-from repro_golden.errors import ReproError
-from repro_golden.nights import Night
-from repro_golden.rollout_checks import check
-from repro_golden.rollout_difference import Likeness, compare, joined
-from repro_golden.rollout_findings import CHECKS, Finding, exit_code, expectations
-from repro_golden.rollout_plan import Plan
+from repro.nightly.checks import finding_check, rollout_checks
+from repro.nightly.records import Night
+from repro_bisect.axes.commits import resolve
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Case, find_case
+from repro_golden.engine_checks.checks import check
+from repro_golden.engine_checks.difference import Likeness, compare, joined
+from repro_golden.engine_checks.findings import CHECKS, Finding, exit_code, expectations
+from repro_golden.engine_checks.plan import Plan
+from repro_golden.repository.checkout import find_checkout
 
 PLAN = Plan(prompts=8, alone=2, shortest=2, longest=6, response=2, scale=0.5)
 ELSEWHERE = {"batch-of-32": "not applicable"}
@@ -342,7 +342,7 @@ def test_a_night_asks_the_engine(fork: Repo) -> None:
     assert {status for status, _ in found.values()} == {"green"} and len(said) == 1
     assert found["rollout"][1].startswith("policy ") and "; memory does not apply (" in found["rollout"][1]
     assert asked(plain, True).digest == plain.digest and asked(plain, True).nightly.rollout is True
-    fork.edit("core/repro_core/sampler.py", "def _draw(", "raise OSError('no luck')\n\n\ndef _draw(")
+    fork.edit("core/repro_core/rollout/sampler.py", "def _draw(", "raise OSError('no luck')\n\n\ndef _draw(")
     commit = fork.commit("Break the sampler")
     assert {status for status, _ in made(asked(plain, True)).values()} == {"error"}
     with pytest.raises(ValueError, match="no rollout check 'seeds'"):

@@ -16,8 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from repro_golden.case import Case
-from repro_golden.children import (
+from repro_golden.base.errors import MachineFailureError
+from repro_golden.base.processes import MARK
+from repro_golden.base.scratch import scratch_folder
+from repro_golden.case.file import Case
+from repro_golden.replay.children import (
     CancelledError,
     Child,
     ChildFailure,
@@ -27,9 +30,6 @@ from repro_golden.children import (
     blame_the_network,
     last_line,
 )
-from repro_golden.errors import MachineFailureError
-from repro_golden.processes import MARK
-from repro_golden.scratch import scratch_folder
 from repro_golden.subjects import exit_code, launch
 from repro_golden.trace import Trace
 
@@ -144,7 +144,7 @@ def test_marks_nest(tmp_path: Path) -> None:
     inner = f"""\
 import os, sys
 from pathlib import Path
-from repro_golden.children import Child
+from repro_golden.replay.children import Child
 echo = ["/bin/sh", "-c", "echo ${MARK}"]
 Child(echo, Path("."), dict(os.environ), Path("log"), 60.0).run()
 print(os.environ["{MARK}"])
@@ -163,7 +163,7 @@ print(os.environ["{MARK}"])
 OWNER = """\
 import os, sys, threading
 from pathlib import Path
-from repro_golden.children import Child
+from repro_golden.replay.children import Child
 command = [sys.executable, "-c", "open('begun', 'w').close(); import time; time.sleep(999)", sys.argv[1]]
 run = Child(command, Path("."), dict(os.environ), Path("log"), 999.0).run
 threading.Thread(target=run).start()  # as probes are made, from a thread
@@ -370,8 +370,8 @@ def test_where_a_replay_died(tmp_path: Path, at: str, stage: str, step: int) -> 
 KILLED = """\
 import sys
 from pathlib import Path
-from repro_golden.case import Case
-from repro_golden.children import Place
+from repro_golden.case.file import Case
+from repro_golden.replay.children import Place
 from repro_golden.subjects import exit_code
 exit_code(Case.model_validate_json(sys.argv[1]), Place(Path(".").resolve()), Path("log"))
 """
@@ -420,7 +420,7 @@ def test_torchruns_first_failure_is_named(tmp_path: Path) -> None:
 BIG = """\
 import resource, sys
 from pathlib import Path
-from repro_golden.children import blame_the_machine, blame_the_network, last_line, tail
+from repro_golden.replay.children import blame_the_machine, blame_the_network, last_line, tail
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 log = Path(sys.argv[1])
 blame_the_machine(1, log)
@@ -452,7 +452,8 @@ def test_a_limit_on_file_sizes_is_the_machines(tmp_path: Path) -> None:
     own = "import resource, signal; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16)); "
     heed = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL); "
     outer = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, resource.RLIM_INFINITY)); "
-    ask = "from pathlib import Path; from repro_golden.case import Case; from repro_golden.children import Place; "
+    ask = "from pathlib import Path; from repro_golden.case.file import Case; "
+    ask += "from repro_golden.replay.children import Place; "
     ask += "from repro_golden.subjects import exit_code; "
     ask += "print(exit_code(Case.model_validate_json(sys.argv[1]), Place(Path('.').resolve()), Path('log')))"
     for program in (write, heed + write):

@@ -17,15 +17,15 @@ from examples_kit import at_most
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro_bisect.ci_checks import CiChecks, parse_ci
-from repro_bisect.ci_table import CHECKS, OPTIONS, Check, check_called
-from repro_bisect.predicates import first_violation, parse_predicate
-from repro_golden.compare import Divergence
+from repro_bisect.predicates.ci_checks import CiChecks, parse_ci
+from repro_bisect.predicates.ci_table import CHECKS, OPTIONS, Check, check_called
+from repro_bisect.predicates.predicates import first_violation, parse_predicate
+from repro_golden.base.errors import ReproError
+from repro_golden.compare.traces import Divergence
 from repro_golden.dumps.values import SYSTEMS
-from repro_golden.errors import ReproError
 from repro_golden.fingerprint import reference
-from repro_golden.signals import Signals
 from repro_golden.trace import Header, Row, Trace, TraceWriter
+from repro_golden.trace.signals import Signals
 from repro_golden.trace.writer import metric_row
 
 torch.set_num_threads(1)

@@ -26,13 +26,13 @@ from trace_kit import write
 
 from repro import console
 from repro.__main__ import main
+from repro.pulls.comment import comment
+from repro.pulls.report import page, pull_text
+from repro.pulls.result import Failed
 from repro.report.junit import junit
 from repro.report.pieces import escaped
-from repro.report.pull import page, pull_text
-from repro.report.pull_comment import comment
-from repro.report.pull_result import Failed
-from repro_bisect.result import Culprit
-from repro_golden.clean import no_command, one_line, visible
+from repro_bisect.driver.result import Culprit
+from repro_golden.base.clean import no_command, one_line, visible
 from repro_golden.trace.writer import metric_row
 
 HOSTILE = {
@@ -129,7 +129,7 @@ def test_nothing_printed_goes_around_the_cleaner() -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from repro.github import annotation
+    from repro.pulls.github import annotation
 
     with guarded() as (out, err):
         print(ALL)

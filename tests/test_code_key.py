@@ -13,14 +13,14 @@ from conftest import Repo
 from history_kit import CASE, note
 from test_bad_input import only_line
 
-from repro_bisect.bench import Options, commits_of
-from repro_bisect.commits import History
-from repro_bisect.nightly import Asked, night_of
-from repro_bisect.pair import compare_commits
-from repro_golden.case import Case, find_case
-from repro_golden.checkout import find_checkout
-from repro_golden.code_key import code_keys
-from repro_golden.errors import ReproError
+from repro.nightly.nightly import Asked, night_of
+from repro.pulls.pair import compare_commits
+from repro_bisect.axes.commits import History
+from repro_bisect.driver.session import Options, commits_of
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Case, find_case
+from repro_golden.repository.checkout import find_checkout
+from repro_golden.repository.code_key import code_keys
 
 READS = ("--when", "exit", "-j", "1", "--", sys.executable, "-c")
 

@@ -13,9 +13,9 @@ from conftest import Repo
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro_golden.case import Case, new_command_case
-from repro_golden.children import ChildFailure, Place, Run, RunResult
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Case, new_command_case
+from repro_golden.replay.children import ChildFailure, Place, Run, RunResult
 from repro_golden.subjects import identity_of, launch, packages_of
 from repro_golden.subjects.command import interpreter, words
 from repro_golden.trace import Trace

@@ -15,12 +15,12 @@ from examples_kit import at_most
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro_golden.case import Bound, Compare
-from repro_golden.compare import compare, first_divergent_index, violations
-from repro_golden.errors import ReproError
-from repro_golden.recorder import Recorder, dump_path
-from repro_golden.signals import Signals
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Bound, Compare
+from repro_golden.compare.traces import compare, first_divergent_index, violations
+from repro_golden.observe.recorder import Recorder, dump_path
 from repro_golden.trace import PHASES, Header, Row, Trace, TraceWriter, seal
+from repro_golden.trace.signals import Signals
 from repro_golden.trace.writer import metric_row
 
 torch.set_num_threads(1)

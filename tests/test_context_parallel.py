@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.train.context_parallel import Held, cut, held, joined, padded_lengths, ranges
 from repro_golden.dumps.values import Tensor, same
-from repro_golden.errors import ReproError
 
 
 @st.composite

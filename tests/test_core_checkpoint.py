@@ -12,8 +12,8 @@ import pytest
 import torch
 from trainer_kit import TINY, WEIGHT, Recorder, bits, ignore, quiet, run, state_bits, with_rewards
 
-from repro_core.checkpoint import FORMAT, CheckpointError, restore_rng, rng_state
-from repro_core.trainer import Trainer
+from repro_core.engines.checkpoint import FORMAT, CheckpointError, restore_rng, rng_state
+from repro_core.train.trainer import Trainer
 
 
 def draw() -> tuple[float, ...]:

@@ -9,10 +9,10 @@ import torch
 from trainer_kit import ONE_STEP, bits, ignore, quiet, with_rewards
 
 from repro_core import Rollout
-from repro_core.batching import plan_updates
 from repro_core.config import ModelConfig, TrainConfig
-from repro_core.critic import Critic, ValueHead
-from repro_core.model import Policy, init_weights
+from repro_core.model.critic import Critic, ValueHead
+from repro_core.model.decoder import Policy, init_weights
+from repro_core.rl.batching import plan_updates
 
 torch.set_num_threads(1)
 

@@ -17,9 +17,11 @@ from examples_kit import at_most
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro_core import determinism, determinism_cuda, determinism_proofs
-from repro_core.determinism import ENVIRONMENT, Proof, apply, missing_environment, prove, table
-from repro_core.determinism_switches import switches
+from repro_core.determinism import control as determinism
+from repro_core.determinism import cuda as determinism_cuda
+from repro_core.determinism import proofs as determinism_proofs
+from repro_core.determinism.control import ENVIRONMENT, Proof, apply, missing_environment, prove, table
+from repro_core.determinism.switches import switches
 
 CORE = Path(determinism.__file__).parents[1]
 SEED = 1234

@@ -17,9 +17,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from repro_core.advantages import Estimate, advantages, baseline, estimate, whiten
 from repro_core.config import ConfigError, Estimator, TrainConfig
-from repro_core.values import discounted_sums, gae, token_rewards, value_loss
+from repro_core.rl.advantages import Estimate, advantages, baseline, estimate, whiten
+from repro_core.rl.values import discounted_sums, gae, token_rewards, value_loss
 
 torch.set_num_threads(1)
 

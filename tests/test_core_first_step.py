@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from repro_core.first_step import first_step_checks
+from repro_core.rl.first_step import first_step_checks
 
 torch.set_num_threads(1)
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from repro_core.advantages import STD_EPS, advantages, baseline, whiten
-from repro_core.batching import make_micro_batch, micro_batches, offsets, pack, pad, plan_updates
 from repro_core.config import TrainConfig
-from repro_core.kl import kl_per_token
-from repro_core.loss import Columns, LossTerms, policy_loss, token_log_probs, token_weights
+from repro_core.rl.advantages import STD_EPS, advantages, baseline, whiten
+from repro_core.rl.batching import make_micro_batch, micro_batches, offsets, pack, pad, plan_updates
+from repro_core.rl.kl import kl_per_token
+from repro_core.rl.loss import Columns, LossTerms, policy_loss, token_log_probs, token_weights
 
 torch.set_num_threads(1)
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from repro_core import Rollout
-from repro_core.advantages import advantages, baseline, estimate, whiten
 from repro_core.config import Estimator, ModelConfig, TrainConfig
-from repro_core.first_step import first_step_checks
-from repro_core.kl import kl_per_token
-from repro_core.loss import Columns, policy_loss, token_log_probs, token_weights
-from repro_core.trainer import Trainer
-from repro_core.values import discounted_sums, gae, token_rewards, value_loss
+from repro_core.rl.advantages import advantages, baseline, estimate, whiten
+from repro_core.rl.first_step import first_step_checks
+from repro_core.rl.kl import kl_per_token
+from repro_core.rl.loss import Columns, policy_loss, token_log_probs, token_weights
+from repro_core.rl.values import discounted_sums, gae, token_rewards, value_loss
+from repro_core.train.trainer import Trainer
 
 torch.set_num_threads(1)
 

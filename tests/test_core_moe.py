@@ -22,9 +22,9 @@ from moe_kit import (
 from torch import Tensor
 
 from repro_core.config import ModelConfig
-from repro_core.experts import route
-from repro_core.model import KvCache, Policy, init_weights
-from repro_core.sampler import sample
+from repro_core.model.decoder import KvCache, Policy, init_weights
+from repro_core.model.experts import route
+from repro_core.rollout.sampler import sample
 
 
 @CONFIGS

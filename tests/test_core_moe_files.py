@@ -19,8 +19,8 @@ from moe_kit import (
 from safetensors.torch import load_file
 
 from repro_core.config import ConfigError, ModelConfig, TrainConfig
-from repro_core.hf import HfError, load_hf, save_hf
-from repro_core.model import Policy
+from repro_core.model.decoder import Policy
+from repro_core.model.hf import HfError, load_hf, save_hf
 
 
 @CONFIGS

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from repro_core.config import TrainConfig
-from repro_core.optimizer import MainOptimizer, clip_grads, global_norm
+from repro_core.engines.optimizer import MainOptimizer, clip_grads, global_norm
 
 torch.set_num_threads(1)
 

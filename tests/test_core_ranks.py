@@ -15,12 +15,12 @@ import pytest
 from conftest import SOURCE, Repo, environment
 from ranks_kit import answer, case_of, failing, place_of, repository, run, traced
 
-from repro_golden.children import Child, Place, Run
-from repro_golden.compare import first_difference
-from repro_golden.errors import MachineFailureError
-from repro_golden.processes import MARK
-from repro_golden.ranks import Lost, Ranks
-from repro_golden.team import lost_a_peer, result_path
+from repro_golden.base.errors import MachineFailureError
+from repro_golden.base.processes import MARK
+from repro_golden.compare.traces import first_difference
+from repro_golden.replay.children import Child, Place, Run
+from repro_golden.replay.rank_group import lost_a_peer, result_path
+from repro_golden.replay.ranks import Lost, Ranks
 from repro_golden.trace import Trace, dump_path
 
 _ONE_STATE = 5000
@@ -191,7 +191,7 @@ def test_no_rank_outlives_a_killed_parent(tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
     code = (
         "import sys; from pathlib import Path; from ranks_kit import case_of, traced; "
-        "from repro_golden.children import Place\n"
+        "from repro_golden.replay.children import Place\n"
         "traced(case_of(2, fault={'rank': 1, 'step': 0, 'how': 'hang'}), Place(Path(sys.argv[1])), 'trace')"
     )
     variables = environment() | {MARK: mark, "PYTHONPATH": str(SOURCE / "tests")}

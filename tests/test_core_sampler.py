@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 
 from repro_core import Rollout
 from repro_core.config import ModelConfig
-from repro_core.model import Policy, init_weights
+from repro_core.data.rollout_file import FORMAT, RolloutError, read_rollout, write_rollout
+from repro_core.model.decoder import Policy, init_weights
 from repro_core.rollout.engine import Response
-from repro_core.rollout_file import FORMAT, RolloutError, read_rollout, write_rollout
-from repro_core.sampler import _draw, sample, sample_seeds
+from repro_core.rollout.sampler import _draw, sample, sample_seeds
 
 torch.set_num_threads(1)
 

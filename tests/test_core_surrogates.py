@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from repro_core.config import Estimator, TrainConfig
-from repro_core.loss import Columns, LossTerms, policy_loss, token_weights
+from repro_core.rl.loss import Columns, LossTerms, policy_loss, token_weights
 
 torch.set_num_threads(1)
 

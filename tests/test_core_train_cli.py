@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from repro_core.checkpoint import load_checkpoint
 from repro_core.config import MegatronConfig, ModelConfig, SglangConfig, TrainConfig
-from repro_core.rollout_file import read_rollout
-from repro_core.train import main
-from repro_core.train_data import Collector
-from repro_core.train_flags import make_parser
+from repro_core.data.rollout_file import read_rollout
+from repro_core.data.train_data import Collector
+from repro_core.engines.checkpoint import load_checkpoint
+from repro_core.train.command import main
+from repro_core.train.flags import make_parser
 
 torch.set_num_threads(1)
 

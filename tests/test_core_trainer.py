@@ -27,8 +27,8 @@ from trainer_kit import (
 
 from repro_core import Rollout, Subject, build
 from repro_core.config import ConfigError, ModelConfig, TrainConfig
-from repro_core.rollout_file import read_rollout, write_rollout
-from repro_core.trainer import Trainer
+from repro_core.data.rollout_file import read_rollout, write_rollout
+from repro_core.train.trainer import Trainer
 
 
 def test_the_trainer_is_a_subject() -> None:

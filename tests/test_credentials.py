@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from conftest import Repo, environment
 
-from repro_golden.case import Case
-from repro_golden.children import base_environment
-from repro_golden.credentials import handed_on, looks_secret, withheld
+from repro_golden.base.credentials import handed_on, looks_secret, withheld
+from repro_golden.case.file import Case
+from repro_golden.replay.children import base_environment
 
 SECRET = {
     "GITHUB_TOKEN": "ghs_x", "GITHUB_SHA": "abc", "ACTIONS_ID_TOKEN_REQUEST_URL": "https://x", "RUNNER_TEMP": "/t",
@@ -121,8 +121,8 @@ def test_no_secret_reaches_the_code_of_a_commit(tmp_path: Path) -> None:
 HIDING = """\
 import json, os, subprocess, sys
 from pathlib import Path
-from repro.github_pull import find_token
-from repro_golden.credentials import hide
+from repro.pulls.github_pull import find_token
+from repro_golden.base.credentials import hide
 before = Path("/proc/self/environ").read_bytes()
 hide(os.environ)
 after = subprocess.run(["cat", f"/proc/{os.getpid()}/environ"], capture_output=True).stdout

@@ -24,21 +24,21 @@ from repro.demo.run import MARKER, DemoResult, prepare_folder
 from repro.demo.seal import open_answer, seal_answer
 from repro.demo.show import result_text
 from repro.demo.syntax import unbound
-from repro_bisect.axis import PointInfo
-from repro_bisect.cost import Cost
-from repro_bisect.result import BisectResult
-from repro_bisect.result import Culprit as BisectCulprit
-from repro_bisect.search import Dag, Found, Search, Verdict
-from repro_golden.case import Case, read_case
-from repro_golden.children import Place, Run
-from repro_golden.compare import Comparison, Divergence, compare
-from repro_golden.errors import ReproError
-from repro_golden.rollouts import RolloutSet
-from repro_golden.runs import train
-from repro_golden.store import GoldenRun
+from repro_bisect.axes.axis import PointInfo
+from repro_bisect.driver.result import BisectResult
+from repro_bisect.driver.result import Culprit as BisectCulprit
+from repro_bisect.probe.cost import Cost
+from repro_bisect.search.first_bad import Dag, Found, Search, Verdict
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Case, read_case
+from repro_golden.compare.traces import Comparison, Divergence, compare
+from repro_golden.replay.children import Place, Run
+from repro_golden.runs.runs import train
+from repro_golden.runs.verify import Verification
+from repro_golden.store.golden import GoldenRun
+from repro_golden.store.rollouts import RolloutSet
 from repro_golden.subjects import launch
 from repro_golden.trace import Trace
-from repro_golden.verify import Verification
 
 SEEDS = range(8)
 NEUTRAL_STEPS = 2

@@ -35,7 +35,7 @@ from repro.doctor.artefacts.hf import CONFIG, HF, INDEX, read_checkpoint
 from repro.doctor.artefacts.kinds import HfCheckpoint, HfConfig, MegatronCheckpoint, Tokenizer
 from repro.doctor.artefacts.megatron import MEGATRON, TRACKER, read_megatron
 from repro.doctor.artefacts.tokenizer import TOKENIZER, read_tokenizer
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 
 READERS = (MEGATRON, HF, TOKENIZER, CONFIG)
 ANY = settings(at_most(60), suppress_health_check=[HealthCheck.function_scoped_fixture])

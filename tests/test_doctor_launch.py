@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from repro.doctor.artefacts.launch import LAUNCH
 from repro.doctor.artefacts.shell import read_script
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 
 BASH = shutil.which("bash") or "/bin/bash"
 FAKE = 'python3() { printf "%s\\0" "$@"; printf "\\1\\0"; }\nray() { shift 2; [ "$1" = -- ] && shift; "$@"; }\nset -f\n'

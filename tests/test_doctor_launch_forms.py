@@ -8,7 +8,7 @@ import pytest
 from doctor_flags_kit import launch
 
 from repro.doctor.artefacts.launch import LAUNCH, launch_of_argv, read_launch
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 
 SCRIPT = """#!/bin/bash
 export PYTHONUNBUFFERED=1

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from repro.doctor.artefacts.kinds import Machine
 from repro.doctor.artefacts.machine import FREEZE, VARIABLES, machine_of
 from repro.doctor.artefacts.package_lists import Packages, read_packages
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from repro.doctor.artefacts.reward import Odd, reward_function
 from repro.doctor.artefacts.runs import ROLLOUT_DUMP
 from repro.doctor.catalogue import catalogue
 from repro.doctor.rule import Finding
+from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.dumps.rollout.files import RolloutDump, write_rollout_dump
-from repro_golden.errors import NotVerifiableError, ReproError
 
 LENGTH = "async def reward_func(args, sample, **kwargs):\n    return float(len(sample.response))\n"
 

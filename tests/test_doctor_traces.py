@@ -20,7 +20,7 @@ from repro.doctor.artefacts.kinds import Reader
 from repro.doctor.artefacts.traces import FOREIGN_GOLDEN, GOLDEN, TRACE
 from repro.doctor.catalogue import catalogue, subject_of
 from repro.doctor.examine import FAULT, examine
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 from repro_golden.trace.writer import metric_row
 
 Folders = pytest.TempPathFactory

@@ -16,11 +16,11 @@ from dump_kit import archive, plain_values, with_torch, without_torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.makers import KNOWN
 from repro_golden.dumps.archive.reading import peek, read_archive
 from repro_golden.dumps.archive.writing import write_archive
 from repro_golden.dumps.values import Record, Tensor, Unknown, same
-from repro_golden.errors import ReproError
 
 MEMORY = 32 << 20  # what reading a file of a few KiB may take at most
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 from dump_kit import without_torch
 
+from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.dumps.archive.reading import peek, read_archive
 from repro_golden.dumps.archive.writing import write_archive
 from repro_golden.dumps.values import Record, Tensor, Unknown, same
-from repro_golden.errors import MachineFailureError, ReproError
 
 
 def dump() -> dict[str, Any]:

@@ -13,8 +13,8 @@ import pytest
 import torch
 from dump_kit import refusal, saved
 
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.reading import read_archive
-from repro_golden.errors import ReproError
 
 
 def entries(path: Path, *, change: Any = None, method: int = zipfile.ZIP_STORED) -> Path:

@@ -16,11 +16,11 @@ from history_kit import CASE, TRAIN, start
 from trace_kit import tensor_row, write
 
 from repro.commands.golden_verify import step_records
-from repro_golden.compare import compare
-from repro_golden.store import GoldenRun
+from repro_golden.compare.traces import compare
+from repro_golden.runs.verify import Verification, agreeing_steps
+from repro_golden.store.golden import GoldenRun
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.writer import metric_row
-from repro_golden.verify import Verification, agreeing_steps
 
 ROOT = Path(__file__).parent.parent
 STAGE = "golden/dvc.yaml"

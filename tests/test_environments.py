@@ -20,15 +20,15 @@ import history_kit as kit
 import pytest
 from conftest import Repo
 
-from repro_bisect.commits import History
-from repro_bisect.worktrees import Worktrees
-from repro_golden.case import Case, find_case
-from repro_golden.checkout import find_checkout
-from repro_golden.children import CancelledError, ChildFailure, Place
-from repro_golden.errors import MachineFailureError, ReproError
+from repro_bisect.axes.commits import History
+from repro_bisect.probe.worktrees import Worktrees
+from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.case.file import Case, find_case
+from repro_golden.replay.children import CancelledError, ChildFailure, Place
+from repro_golden.repository.checkout import find_checkout
 from repro_golden.subjects import exit_code, identity_of, try_out
-from repro_golden.subjects.environments import Environment, environment_changes, held
-from repro_golden.subjects.recipes import pip_options, uv_command
+from repro_golden.subjects.environments.builds import Environment, environment_changes, held
+from repro_golden.subjects.environments.recipes import pip_options, uv_command
 from repro_golden.trace import Header, Trace
 
 TRAIN = kit.TRAIN.replace("import torch\n", "import tinyscale\nimport torch\n", 1).replace(
@@ -297,9 +297,9 @@ def running(process: int) -> bool:
 BUILDER = """\
 import sys
 from pathlib import Path
-from repro_golden.case import Case
-from repro_golden.children import Place
-from repro_golden.subjects.environments import held
+from repro_golden.case.file import Case
+from repro_golden.replay.children import Place
+from repro_golden.subjects.environments.builds import held
 case = Case.model_validate_json(sys.argv[1])
 with held(case, case.subject, Place(Path(sys.argv[2]))):
     pass

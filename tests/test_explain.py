@@ -18,7 +18,7 @@ from test_environments import start as locked
 
 from repro_bisect.explain.driver import explain
 from repro_bisect.explain.result import Explanation
-from repro_golden.errors import NotVerifiableError
+from repro_golden.base.errors import NotVerifiableError
 
 TRAIN = """\
 import argparse

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from view_kit import CPU, DTYPES, QUANTIZED, in_a_process, observe, view
 
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import bind, content, dtype_name, fingerprint, fingerprints, reference, scan
 
 torch.set_num_threads(1)
@@ -105,7 +105,7 @@ def test_a_tensor_without_memory_is_refused() -> None:
     """A tensor whose memory was given back, as FSDP does with gathered parameters, is refused and ends nothing."""
     script = """
         import torch
-        from repro_golden.errors import ReproError
+        from repro_golden.base.errors import ReproError
         from repro_golden.fingerprint import fingerprint
         given = torch.ones(30, 40)
         views = [given, given.T, given[3:, 1:]]

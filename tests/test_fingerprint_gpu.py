@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from view_kit import CPU, CUDA, DEVICE, DTYPES, INTERPRETED, QUANTIZED, View, agree, observe, view
 
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import Collector, dtype_name, fingerprint, merge, scan
 from repro_golden.fingerprint.gpu import Gpu, _memory
 from repro_golden.fingerprint.placement import box, padding, stack

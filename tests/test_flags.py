@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro_bisect.flags import FlagChange, FlagFile, changed, check_changes, read_flags, set_name
-from repro_golden.case import Case
-from repro_golden.errors import ReproError
+from repro_bisect.axes.flags import FlagChange, FlagFile, changed, check_changes, read_flags, set_name
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Case
 
 
 def command(text: str = "python train.py --lr 1e-3 --tf32", **subject: object) -> Case:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from flaky_kit import RATES, Points, Told, bisect, sheet
 
-from repro_bisect.executors import Outcome, Task
-from repro_bisect.predicates import Exit
-from repro_bisect.result import BisectResult
-from repro_golden.errors import ReproError
+from repro_bisect.driver.result import BisectResult
+from repro_bisect.predicates.predicates import Exit
+from repro_bisect.probe.executors import Outcome, Task
+from repro_golden.base.errors import ReproError
 
 MANY = [pytest.param(range(25), id="25"), pytest.param(range(400), id="400", marks=pytest.mark.campaign)]
 

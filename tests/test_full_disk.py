@@ -163,8 +163,8 @@ def test_a_recording_that_the_disk_cut_is_no_verdict(tmp_path: Path) -> None:
 WATCH = """\
 import os, sys, time
 from pathlib import Path
-from repro_golden.disks import DiskWatch, reserved
-from repro_golden.errors import MachineFailureError
+from repro_golden.base.disks import DiskWatch, reserved
+from repro_golden.base.errors import MachineFailureError
 disk = Path(os.environ["TMPDIR"])
 def told(act, *, needed=(disk,), environ={}, memory=None, told=()):
     try:

@@ -17,12 +17,12 @@ from test_bad_input import only_line
 from test_code_key import command
 from test_worktree_contents import files_of, lfs, library, taking_in
 
-from repro_bisect.commits import History
+from repro.nightly.lineage import lineage
+from repro_bisect.axes.commits import History
 from repro_bisect.explain.source import read_diff
-from repro_bisect.lineage import lineage
-from repro_golden.checkout import find_checkout
-from repro_golden.errors import MachineFailureError, ReproError
-from repro_golden.git_process import Git
+from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.repository.checkout import find_checkout
+from repro_golden.repository.git import Git
 
 LATIN = os.fsdecode(b"caf\xe9.py")
 

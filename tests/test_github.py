@@ -18,9 +18,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from conftest import environment
 
-from repro.github import PullComments, annotation
-from repro.github_pull import Pull, find_pull, find_token
-from repro_golden.errors import ReproError
+from repro.pulls.github import PullComments, annotation
+from repro.pulls.github_pull import Pull, find_pull, find_token
+from repro_golden.base.errors import ReproError
 
 PULL = Pull("o/r", 7)
 MARKER = "<!-- repro report pr: default -->"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from test_search_git import git, git_bisect, history, import_history
 
-from repro_bisect.dag import Dag
-from repro_bisect.gitrule import git_log, git_probes
+from repro_bisect.search.dag import Dag
+from repro_bisect.search.gitrule import git_log, git_probes
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from conftest import Repo
 
-from repro_golden.case import read_case
-from repro_golden.children import BITS_DEFAULTS, Place, Run, base_environment
-from repro_golden.errors import ReproError
-from repro_golden.identity import Identity
-from repro_golden.proofs import Proof, first_step_checks, reproduced, seen_plant, undisturbed
-from repro_golden.store import Store
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import read_case
+from repro_golden.case.identity import Identity
+from repro_golden.replay.children import BITS_DEFAULTS, Place, Run, base_environment
+from repro_golden.runs.proofs import Proof, first_step_checks, reproduced, seen_plant, undisturbed
+from repro_golden.store.golden import Store
 from repro_golden.subjects import launch
 from repro_golden.trace import Header, Trace, TraceWriter, seal
 from repro_golden.trace.writer import metric_row
@@ -91,7 +91,7 @@ def test_a_recorded_state_resumes_the_run(recorded: Repo, tmp_path: Path) -> Non
 
 def test_the_variables_a_child_gets_are_those_the_trainer_names(recorded: Repo) -> None:
     """What the instrument sets for a child is what the trainer says must be set before it starts."""
-    from repro_core.determinism import ENVIRONMENT
+    from repro_core.determinism.control import ENVIRONMENT
 
     assert BITS_DEFAULTS.items() <= ENVIRONMENT.items()
     assert ENVIRONMENT.items() <= base_environment(read_case(recorded.root / "golden" / "cases" / "mini.toml")).items()
@@ -102,7 +102,7 @@ def test_verify_agrees_then_names_the_first_difference(recorded: Repo) -> None:
     same = recorded.repro("golden", "verify")
     assert (same.returncode, "agrees: 3 steps" in same.stdout) == (0, True), same.stdout + same.stderr
     recorded.edit(
-        "core/repro_core/loss.py", "rows.float() / temperature, dim", "rows.float() / temperature * 1.001, dim"
+        "core/repro_core/rl/loss.py", "rows.float() / temperature, dim", "rows.float() / temperature * 1.001, dim"
     )
     moved = recorded.repro("golden", "verify", "--json")
     assert moved.returncode == 1, moved.stderr
@@ -131,7 +131,7 @@ def test_push_and_pull_bring_a_run_back(recorded: Repo) -> None:
 def test_approve_replaces_and_keeps_the_old_baseline(recorded: Repo) -> None:
     """Record refuses to overwrite; approve needs a reason, records anew and leaves the old run beside the new one."""
     recorded.edit(
-        "core/repro_core/loss.py", "rows.float() / temperature, dim", "rows.float() / temperature * 1.001, dim"
+        "core/repro_core/rl/loss.py", "rows.float() / temperature, dim", "rows.float() / temperature * 1.001, dim"
     )
     recorded.commit("Move the numbers on purpose")
     again = recorded.repro("golden", "record")
@@ -167,12 +167,12 @@ def test_other_threads_are_another_machine(recorded: Repo) -> None:
 
 
 REFUSALS = {
-    "noise": ("trainer.py", AFTER_POLICY, NOISE, "reproduced by a second process"),
-    "recorder": ("trainer.py", ACCEPT, TELLTALE, "the recorder changes nothing"),
-    "frozen": ("optimizer.py", "lr=self.config.lr", "lr=0.0", "parameters moved"),
-    "constant": ("task.py", "    if not body:\n", "    return 1.0\n    if not body:\n", "constant"),
-    "nan": ("loss.py", "rows.float() / temperature, dim", "rows.float() / temperature * float('nan'), dim", ""),
-    "crash": ("trainer.py", AFTER_POLICY, "        raise RuntimeError('no policy today')\n", "no policy today"),
+    "noise": ("train/trainer.py", AFTER_POLICY, NOISE, "reproduced by a second process"),
+    "recorder": ("train/trainer.py", ACCEPT, TELLTALE, "the recorder changes nothing"),
+    "frozen": ("engines/optimizer.py", "lr=self.config.lr", "lr=0.0", "parameters moved"),
+    "constant": ("data/task.py", "    if not body:\n", "    return 1.0\n    if not body:\n", "constant"),
+    "nan": ("rl/loss.py", "rows.float() / temperature, dim", "rows.float() / temperature * float('nan'), dim", ""),
+    "crash": ("train/trainer.py", AFTER_POLICY, "        raise RuntimeError('no policy today')\n", "no policy today"),
 }
 
 
@@ -192,7 +192,7 @@ def test_a_run_that_fails_a_proof_is_refused(name: str, fork: Repo) -> None:
 
 def test_noise_can_be_kept_and_is_then_not_verifiable(fork: Repo) -> None:
     """--allow-noise keeps a run that does not reproduce itself, with its spread; bits are then exit 3."""
-    fork.edit("core/repro_core/trainer.py", AFTER_POLICY, NOISE)
+    fork.edit("core/repro_core/train/trainer.py", AFTER_POLICY, NOISE)
     done = fork.repro("golden", "record", "--allow-noise")
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = runs(fork)
@@ -205,7 +205,7 @@ def test_noise_can_be_kept_and_is_then_not_verifiable(fork: Repo) -> None:
 def test_failed_first_step_checks_need_a_flag(fork: Repo) -> None:
     """A reference policy that is not the starting policy is refused by the first-step checks, unless allowed."""
     fork.edit(
-        "core/repro_core/torch_engine.py",
+        "core/repro_core/engines/torch_engine.py",
         "        reference.load_state_dict(self._policy.state_dict())\n",
         "        reference.load_state_dict({k: v * 1.01 for k, v in self._policy.state_dict().items()})\n",
     )
@@ -276,7 +276,7 @@ def test_kl_must_be_exactly_zero(kl: float, tmp_path: Path) -> None:
 
 def test_a_store_without_a_run_says_where_there_is_one(tmp_path: Path) -> None:
     """Asking for a run that is not there names the command that records one."""
-    from repro_golden.case import Case, Experiment
+    from repro_golden.case.file import Case, Experiment
 
     case = Case(case=Experiment(name="x", steps=1, rollouts="r"))
     with pytest.raises(ReproError, match="repro golden record x"):

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from conftest import Repo, environment
 
-from repro_golden.checkout import Checkout, find_checkout
-from repro_golden.dvc import Dvc
-from repro_golden.errors import ReproError
-from repro_golden.locks import held_alone
-from repro_golden.pulled import check_pulled
+from repro_golden.base.errors import ReproError
+from repro_golden.repository.checkout import Checkout, find_checkout
+from repro_golden.repository.locks import held_alone
+from repro_golden.store.dvc import Dvc
+from repro_golden.store.pulled import check_pulled
 
 TAKEN = "is being recorded by process {}: wait for it, or end it, and run again"
 
@@ -65,9 +65,9 @@ def test_who_writes_to_the_store_waits_for_nobody(recorded: Repo, words: tuple[s
 HOLD = """\
 import sys, time
 from pathlib import Path
-from repro_golden.checkout import Checkout
-from repro_golden.locks import held_alone
-from repro_golden.pulled import check_pulled
+from repro_golden.repository.checkout import Checkout
+from repro_golden.repository.locks import held_alone
+from repro_golden.store.pulled import check_pulled
 with held_alone(Checkout(Path(sys.argv[1]), Path(sys.argv[1])), Path(sys.argv[1]) / "case"):
     print("held", flush=True)
     time.sleep(999)

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from repro.report.history import cut, history_table, markdown, signed
 from repro.report.plots import history_plot
-from repro_bisect.axis import PointInfo
-from repro_bisect.changelog import Changelog, Entry
-from repro_bisect.cost import Cost
-from repro_bisect.drift import Drift, Gap, HistoryResult, Moved, Row
-from repro_golden.compare import Divergence
+from repro_bisect.axes.axis import PointInfo
+from repro_bisect.driver.drift import Drift, Gap, HistoryResult, Moved, Row
+from repro_bisect.probe.cost import Cost
+from repro_bisect.search.changelog import Changelog, Entry
+from repro_golden.compare.traces import Divergence
 
 GOOD = "c0"
 

@@ -197,13 +197,13 @@ def test_the_built_in_trainer(recorded: Repo, tmp_path: Path) -> None:
     """On the real trainer each planted commit is a row with KL, grad_norm and log-prob gap; the golden run is used."""
     repo, good = recorded, recorded.git("rev-parse", "HEAD")
     core = "core/repro_core/"
-    note(repo, "one", core + "loss.py")
+    note(repo, "one", core + "rl/loss.py")
     repo.edit(
-        core + "loss.py", "rows.float() / temperature, dim", "(rows.float() / temperature).bfloat16().float(), dim"
+        core + "rl/loss.py", "rows.float() / temperature, dim", "(rows.float() / temperature).bfloat16().float(), dim"
     )
     first = repo.commit("Tidy the log-prob path")
-    note(repo, "two", core + "kl.py")
-    repo.edit(core + "optimizer.py", "eps=self.config.adam_eps", "eps=self.config.adam_eps * 2")
+    note(repo, "two", core + "rl/kl.py")
+    repo.edit(core + "engines/optimizer.py", "eps=self.config.adam_eps", "eps=self.config.adam_eps * 2")
     second = repo.commit("Steady the optimizer")
     result, progress = history(repo, f"{good}..HEAD", "--out", str(tmp_path / "out"))
     assert named(result) == [first, second] and len(result["rows"]) == 2, progress

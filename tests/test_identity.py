@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro_golden.identity import (
+from repro_golden.case.identity import (
     BITS_VARIABLES,
     PACKAGES,
     Difference,

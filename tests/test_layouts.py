@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trace_kit import HEADER
 
-from repro_bisect.layouts import EPSILON, compare_layouts, joined
-from repro_golden.errors import ReproError
+from repro_bisect.axes.layouts import EPSILON, compare_layouts, joined
+from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint.placement import shard
-from repro_golden.signals import Signals
 from repro_golden.trace import Row, Trace, TraceWriter
+from repro_golden.trace.signals import Signals
 
 Taken = tuple[str, str, Any]
 

@@ -10,12 +10,12 @@ import pytest
 from pull_kit import flat, trace
 
 from repro.commands.diff import diff
+from repro.pulls.pair import compare_traces
 from repro.text import comparison_text
-from repro_bisect.drift import drift
-from repro_bisect.pair import compare_traces
-from repro_golden.case import Compare
-from repro_golden.compare import compare
-from repro_golden.errors import NotVerifiableError
+from repro_bisect.driver.drift import drift
+from repro_golden.base.errors import NotVerifiableError
+from repro_golden.case.file import Compare
+from repro_golden.compare.traces import compare
 from repro_golden.trace import Trace
 
 OBSERVE: dict[str, Any] = {"activations": [], "metrics": [], "ignore": []}

@@ -11,18 +11,18 @@ from pull_kit import flat, pair, report, trace, with_step
 from test_beside import rows
 from test_beside import trace as trace_of_rows
 
+from repro.pulls.comment import comment
+from repro.pulls.pair import compare_traces
+from repro.pulls.report import pull_text
 from repro.report.nightly import nightly_text, write_report
-from repro.report.pull import pull_text
-from repro.report.pull_comment import comment
 from repro.text import comparison_text
-from repro_bisect.pair import compare_traces
-from repro_bisect.predicates import of_case, parse_predicate
-from repro_golden.case import Bound, Compare
-from repro_golden.compare import compare
-from repro_golden.coverage import Coverage
-from repro_golden.errors import NotVerifiableError
-from repro_golden.signals import Signals
+from repro_bisect.predicates.predicates import of_case, parse_predicate
+from repro_golden.base.errors import NotVerifiableError
+from repro_golden.case.file import Bound, Compare
+from repro_golden.compare.coverage import Coverage
+from repro_golden.compare.traces import compare
 from repro_golden.trace import Row, Trace
+from repro_golden.trace.signals import Signals
 from repro_golden.trace.writer import metric_row
 
 BOUNDS = {"loss": Bound(rtol=0.1), "kl": Bound(atol=1.0)}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_golden.fingerprint import dtype_name
-from repro_golden.magnitude import Magnitude, measure, policy_kl
+from repro_golden.trace.tensor_difference import Magnitude, measure, policy_kl
 
 torch.set_num_threads(1)
 

@@ -11,9 +11,9 @@ import pytest
 from conftest import SOURCE, Repo
 
 import repro_core
-from repro_golden.case import find_case
-from repro_golden.children import ChildFailure, Place, Run
-from repro_golden.rollouts import RolloutData, RolloutSet, write_rollout
+from repro_golden.case.file import find_case
+from repro_golden.replay.children import ChildFailure, Place, Run
+from repro_golden.store.rollouts import RolloutData, RolloutSet, write_rollout
 from repro_golden.subjects import launch
 from repro_golden.trace import Trace
 
@@ -92,7 +92,7 @@ tolerance = 0
 [nightly]
 tolerance = 1e9
 """
-ENGINE = "core/repro_core/megatron/engine.py"
+ENGINE = "core/repro_core/engines/megatron/engine.py"
 FORWARD = "        found = self._score(tensors, update)\n        self._update ="
 BATCH = "        batch, self._update ="
 LOSS = "            return total, torch.zeros((), dtype=torch.int, device=total.device), {}\n"

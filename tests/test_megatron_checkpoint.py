@@ -17,7 +17,7 @@ from megatron_jobs_kit import DENSE, EP, PP, SP, TP, Jobs, Key, same
 from once_kit import once
 from torch import Tensor
 
-from repro_core.train import main
+from repro_core.train.command import main
 
 torch.set_num_threads(1)
 

@@ -19,7 +19,7 @@ if find_spec("megatron") is None:
 import torch
 
 from repro_core.config import ConfigError
-from repro_core.megatron import cpu
+from repro_core.engines.megatron import cpu
 
 cpu.load()
 PROGRAM = Path(__file__).with_name("megatron_train_kit.py")
@@ -109,7 +109,8 @@ def test_only_mentioned_calls_change() -> None:
 def test_import_is_quiet_and_compiles_nothing(tmp_path: Path) -> None:
     """Importing megatron-core gives no warning even where warnings are errors, and leaves torch's compiler alone."""
     program = (
-        "import os, sys, warnings\nwarnings.simplefilter('error')\nfrom repro_core.megatron import cpu\ncpu.load()\n"
+        "import os, sys, warnings\nwarnings.simplefilter('error')\n"
+        "from repro_core.engines.megatron import cpu\ncpu.load()\n"
         "assert 'torch._inductor.compile_fx' not in sys.modules\nassert 'TORCHDYNAMO_DISABLE' not in os.environ\n"
     )
     outputs(launch(program, 1, cwd=tmp_path))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from megatron_kit import CORE
 
 from repro_core.config import ConfigError, ModelConfig, TrainConfig
-from repro_core.megatron.layout import VOCAB_MULTIPLE, Layout, check, check_saving
+from repro_core.engines.megatron.layout import VOCAB_MULTIPLE, Layout, check, check_saving
 
 MOE = {
     "model_type": "qwen3_moe",
@@ -173,7 +173,7 @@ def test_padding_is_the_same_in_usual_layouts(vocab: int, tp: int) -> None:
 
 def test_layout_needs_no_torch() -> None:
     """A configuration is refused before torch or megatron-core is imported."""
-    code = "import sys, repro_core.megatron.layout as l; assert not {'torch', 'megatron'} & set(sys.modules), l"
+    code = "import sys, repro_core.engines.megatron.layout as l; assert not {'torch', 'megatron'} & set(sys.modules), l"
     done = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(CORE)}, capture_output=True, text=True, check=False
     )

@@ -18,9 +18,9 @@ if find_spec("megatron") is None:
 import torch
 
 from repro_core.config import ConfigError, TrainConfig
-from repro_core.megatron import cpu, parallel
-from repro_core.megatron.layout import Layout, check
-from repro_core.model import Policy
+from repro_core.engines.megatron import cpu, parallel
+from repro_core.engines.megatron.layout import Layout, check
+from repro_core.model.decoder import Policy
 
 cpu.load()
 PROGRAM = Path(__file__).with_name("megatron_train_kit.py")
@@ -76,8 +76,8 @@ def both(config: TrainConfig, *, trained: bool = True) -> tuple[Policy, Any]:
     """The same weights as the policy in plain torch and as GPTModel, in one process."""
     from megatron_train_kit import places, policy_of
 
-    from repro_core.megatron.model import build
-    from repro_core.megatron.weights import to_local
+    from repro_core.engines.megatron.model import build
+    from repro_core.engines.megatron.weights import to_local
 
     layout = check(config, world_size=1, cuda=False)
     at = parallel.start(layout, seed=1)
@@ -121,7 +121,7 @@ def test_gradients_of_one_row_are_the_policys() -> None:
     """With one row, where both sum over tokens in the same order, gradients of every weight agree bit for bit too."""
     from megatron_train_kit import places
 
-    from repro_core.megatron.weights import Held, join
+    from repro_core.engines.megatron.weights import Held, join
 
     config = config_of("qwen2")
     with cpu.without_cuda(cuda=False):
@@ -138,7 +138,7 @@ def test_gradients_of_one_row_are_the_policys() -> None:
 
 def test_values() -> None:
     """A critic's head is fp32 also in a bf16 model, is never tied, and gives one fp32 value a token."""
-    from repro_core.megatron.model import build
+    from repro_core.engines.megatron.model import build
 
     config = config_of("tied", dtype="bf16")
     layout = check(config, world_size=1, cuda=False)
@@ -158,7 +158,7 @@ def test_building_leaves_no_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NVTE_FLASH_ATTN", raising=False)
     state = torch.get_rng_state()
     with cpu.without_cuda(cuda=False):
-        from repro_core.megatron.model import build
+        from repro_core.engines.megatron.model import build
 
         config = config_of("tied")
         layout = check(config, world_size=1, cuda=False)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from megatron_kit import launch, outputs
 from torch import Tensor
 
-from repro_core.batching import Update, micro_batches, offsets
-from repro_core.loss import token_log_probs
-from repro_core.megatron.shares import Share, Slot, held_positions, packed, shares
+from repro_core.engines.megatron.shares import Share, Slot, held_positions, packed, shares
+from repro_core.rl.batching import Update, micro_batches, offsets
+from repro_core.rl.loss import token_log_probs
 
 torch.set_num_threads(1)
 MULTIPLE = 16
@@ -158,7 +158,7 @@ PROGRAM = f"""
 import sys
 import torch
 import torch.distributed as dist
-from repro_core.megatron.scoring import token_scores
+from repro_core.engines.megatron.scoring import token_scores
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank = dist.get_rank()

@@ -15,8 +15,8 @@ from megatron_jobs_kit import CP, EP, PP, SP, TP, VPP, Jobs, Key, eps_units, sam
 from once_kit import once
 from torch import Tensor
 
+from repro_golden.case.identity import Identity, collect
 from repro_golden.fingerprint import fingerprint, merge, shares
-from repro_golden.identity import Identity, collect
 
 torch.set_num_threads(1)
 
@@ -188,7 +188,7 @@ def started(jobs: Jobs, name: str) -> dict[str, str]:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_weights_at_load_have_one_fingerprint_in_every_layout(name: str, jobs: Jobs) -> None:
     """Merged over ranks they are the fingerprints of the whole tensors, under Hugging Face's names."""
-    from repro_core.hf import load_hf
+    from repro_core.model.hf import load_hf
 
     _, kind, _, settings = LAYOUTS[name]
     wanted = dict(load_hf(jobs.folder / kind).named_parameters())

@@ -17,10 +17,10 @@ from megatron_kit import launch, outputs
 from torch import Tensor
 
 from repro_core.config import ModelConfig
-from repro_core.layout_free import LayoutError, same_bits
-from repro_core.megatron.weights import RULES, Held, Rule, Where, join, layout, names, placement_of, to_local
-from repro_core.model import Policy
-from repro_golden.errors import ReproError
+from repro_core.engines.megatron.weights import RULES, Held, Rule, Where, join, layout, names, placement_of, to_local
+from repro_core.model.decoder import Policy
+from repro_core.model.layout_free import LayoutError, same_bits
+from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import fingerprint, merge, shares
 
 torch.set_num_threads(1)
@@ -295,10 +295,10 @@ import json, os, sys
 import torch
 import torch.distributed as dist
 from repro_core.config import TrainConfig
-from repro_core.layout_free import same_bits
-from repro_core.megatron import cpu, layout as layouts, parallel
-from repro_core.megatron.weights import Held, Where, join, to_local
-from repro_core.model import Policy
+from repro_core.model.layout_free import same_bits
+from repro_core.engines.megatron import cpu, layout as layouts, parallel
+from repro_core.engines.megatron.weights import Held, Where, join, to_local
+from repro_core.model.decoder import Policy
 
 torch.set_num_threads(1)
 rank, world = parallel.rank_and_world()
@@ -315,7 +315,7 @@ for config in json.loads(sys.argv[1]):
     whole = policy.state_dict()
     with cpu.without_cuda():
         at = parallel.start(layout, seed=1)
-        from repro_core.megatron.model import build
+        from repro_core.engines.megatron.model import build
         (chunk,) = build(model, config, layout, trained=False)
     layers = layout.layers(model, at.pp_rank)
     where = Where(tp=layout.tp, tp_rank=at.tp_rank, ep=layout.ep, ep_rank=at.ep_rank, first_layer=layers.start,

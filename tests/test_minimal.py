@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from repro_bisect.minimal import Minimal, Response, minimal
+from repro_bisect.search.minimal import Minimal, Response, minimal
 
 MOVES, SAME, SKIP = Response.MOVES, Response.SAME, Response.SKIP
 Does = Callable[[frozenset[int]], Response]

@@ -16,19 +16,19 @@ from pull_kit import point
 from pull_kit import report as pull_report
 
 from repro.__main__ import main
+from repro.nightly.checks import mismatch_check
+from repro.nightly.records import Check
+from repro.pulls.comment import comment
+from repro.pulls.pair import PairResult, compare_traces
+from repro.pulls.report import page, pull_text
 from repro.report.mismatch import mismatch_rows, mismatch_text
 from repro.report.nightly import nightly_text, write_report
-from repro.report.pull import page, pull_text
-from repro.report.pull_comment import comment
-from repro_bisect.night_checks import mismatch_check
-from repro_bisect.pair import PairResult, compare_traces
-from repro_golden.case import Case, Compare, Experiment, read_case
-from repro_golden.errors import ReproError
-from repro_golden.mismatch_bounds import breaches, mismatch_checks
-from repro_golden.mismatch_change import mismatch_change
-from repro_golden.mismatch_table import MismatchTable
-from repro_golden.nights import Check
-from repro_golden.proofs import Proof, first_step_checks, shows_policies
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Case, Compare, Experiment, read_case
+from repro_golden.case.mismatch_table import MismatchTable
+from repro_golden.compare.mismatch_bounds import breaches, mismatch_checks
+from repro_golden.compare.mismatch_change import mismatch_change
+from repro_golden.runs.proofs import Proof, first_step_checks, shows_policies
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.writer import metric_row
 
@@ -103,7 +103,7 @@ def test_each_bound_is_broken_by_its_own_number(tmp_path: Path) -> None:
 
 
 def _measured(trace: Trace, index: int) -> Any:
-    from repro_golden.mismatch import of_trace
+    from repro_golden.compare.mismatch import of_trace
 
     return of_trace(trace, index)
 
@@ -175,7 +175,7 @@ def test_a_recording_out_of_bounds_is_refused_and_a_replay_differs(recorded: Rep
     assert all(0 <= m["max"] < 1e-3 and m["column"] == "old_log_probs" for m in shown["mismatch"])
     path.write_text(f"{text}\n[mismatch]\nmean = 1e-6\n")
     recorded.edit(
-        "core/repro_core/loss.py", "rows.float() / temperature, dim", "rows.float() / temperature * 1.01, dim"
+        "core/repro_core/rl/loss.py", "rows.float() / temperature, dim", "rows.float() / temperature * 1.01, dim"
     )
     moved = recorded.repro("golden", "verify")
     assert (

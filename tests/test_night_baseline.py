@@ -12,17 +12,17 @@ from conftest import Repo
 from nightly_kit import IDENTITY, approve, night
 from trace_kit import HEADER, kill
 
-from repro_bisect.bench import Options
-from repro_bisect.lineage import lineage, newest_green
-from repro_bisect.night_baseline import Judgement, Tonight, baseline_of
-from repro_golden.case import find_case
-from repro_golden.checkout import find_checkout
-from repro_golden.nights import Baseline, Night, Status
-from repro_golden.store import write_record
+from repro.nightly.baseline import Judgement, Tonight, baseline_of
+from repro.nightly.lineage import lineage, newest_green
+from repro.nightly.records import Baseline, Night, Status
+from repro.nightly.trusted import summarise
+from repro_bisect.driver.session import Options
+from repro_golden.case.file import find_case
+from repro_golden.repository.checkout import find_checkout
+from repro_golden.store.golden import write_record
 from repro_golden.subjects import identity_of
 from repro_golden.trace import Trace, TraceWriter
 from repro_golden.trace.writer import metric_row
-from repro_golden.trusted import summarise
 
 OBSERVE = "\n[observe]\nmetrics = ['loss=(?P<loss>\\S+)']\n"
 BOUNDS = OBSERVE + '\n[compare]\nmode = "bounds"\n\n[compare.bounds.loss]\natol = 0.5\n'

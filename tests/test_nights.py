@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from nightly_kit import night
 from trace_kit import ANY_FLOAT, TEXT, exact
 
-from repro_golden.errors import ReproError
-from repro_golden.nights import STATUSES, Baseline, Check, Night, Nights, Summary, worst
+from repro.nightly.records import STATUSES, Baseline, Check, Night, Nights, Summary, worst
+from repro_golden.base.errors import ReproError
 
 SUMMARIES = st.builds(Summary, ANY_FLOAT, ANY_FLOAT, ANY_FLOAT, ANY_FLOAT, ANY_FLOAT)
 NIGHTS = st.builds(

@@ -18,13 +18,13 @@ from examples_kit import at_most
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from repro_golden.attach.run import environment_for
-from repro_golden.attach.settings import Settings
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import reference
 from repro_golden.fingerprint.tensors import content
-from repro_golden.operations.recorder import OperationRecorder
-from repro_golden.operations.stream import OBSERVED, Frame, Operation, Stream, dump_of, read_stream
+from repro_golden.observe.attach.run import environment_for
+from repro_golden.observe.attach.settings import Settings
+from repro_golden.observe.operations.recorder import OperationRecorder
+from repro_golden.observe.operations.stream import OBSERVED, Frame, Operation, Stream, dump_of, read_stream
 
 NAME = "rank-00000.jsonl"
 

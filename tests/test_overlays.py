@@ -20,10 +20,10 @@ import pytest
 from conftest import Repo
 from index_kit import Index, Wheel, serving, wheel
 
-from repro_golden.case import Case
-from repro_golden.children import CancelledError, ChildFailure, Place
-from repro_golden.errors import MachineFailureError, ReproError
-from repro_golden.subjects.overlays import Overlay, held_overlay
+from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.case.file import Case
+from repro_golden.replay.children import CancelledError, ChildFailure, Place
+from repro_golden.subjects.environments.overlays import Overlay, held_overlay
 
 
 def tiny(folder: Path, version: str, **more: object) -> Wheel:
@@ -357,9 +357,9 @@ def test_credentials_are_used_and_not_kept(repo: Repo, index: Index, base: str) 
 BUILDER = """\
 import sys
 from pathlib import Path
-from repro_golden.case import Case
-from repro_golden.children import Place
-from repro_golden.subjects.overlays import held_overlay
+from repro_golden.case.file import Case
+from repro_golden.replay.children import Place
+from repro_golden.subjects.environments.overlays import held_overlay
 case = Case.model_validate_json(sys.argv[1])
 place, pins = Place(Path(sys.argv[2])), {"tiny-scale": "2.0"}
 with held_overlay(case, case.subject, place, sys.argv[3], pins, index=sys.argv[4]) as it:
@@ -428,7 +428,7 @@ def test_our_own_environment_serves_as_a_base(repo: Repo, index: Index, tmp_path
     with held_overlay(
         case, case.subject, Place(repo.root), sys.executable, {"iniconfig": "99.0"}, index=index.url
     ) as found:
-        code = "import iniconfig, repro_golden.replay; print(iniconfig.NEW, repro_golden.replay.__file__)"
+        code = "import iniconfig, repro_golden.replay.child; print(iniconfig.NEW, repro_golden.replay.child.__file__)"
         new, file = said(found.python, code, PYTHONSAFEPATH="1").split()
         assert (new, Path(file).name) == ("True", "replay.py")
         assert (found.folder / "bin" / "dvc").exists()

@@ -9,7 +9,7 @@ from typing import Any
 
 from conftest import Repo, environment
 
-from repro_golden.identity import collect
+from repro_golden.case.identity import collect
 
 ROOT = Path(__file__).parent.parent
 

@@ -16,12 +16,12 @@ import pytest
 from conftest import Repo
 from index_kit import Index, serving, wheel
 
-from repro_golden.case import Case
-from repro_golden.children import ChildFailure, Place, Run
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Case
+from repro_golden.replay.children import ChildFailure, Place, Run
 from repro_golden.subjects import exit_code, identity_of, launch, packages_of, try_out
-from repro_golden.subjects.environments import environment_changes
-from repro_golden.subjects.overlays import Overlay
+from repro_golden.subjects.environments.builds import environment_changes
+from repro_golden.subjects.environments.overlays import Overlay
 from repro_golden.trace import Trace
 
 TRAIN = kit.TRAIN.replace("import torch\n", "import tinyscale\nimport torch\n", 1).replace(
@@ -193,8 +193,8 @@ def test_another_copy_is_noticed(repo: Repo, base: str, tmp_path: Path) -> None:
 CORE = """\
 import sys
 from pathlib import Path
-from repro_golden.case import Case
-from repro_golden.children import Place, Run
+from repro_golden.case.file import Case
+from repro_golden.replay.children import Place, Run
 from repro_golden.subjects import identity_of, launch, packages_of
 from repro_golden.trace import Trace
 case, root, out = Case.model_validate_json(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])

@@ -9,12 +9,12 @@ import pytest
 from conftest import Repo
 from history_kit import CASE, TRAIN, edit, note, start
 
-from repro_bisect.bench import Options
-from repro_bisect.pair import PairResult, compare_commits
-from repro_golden.case import find_case
-from repro_golden.checkout import find_checkout
-from repro_golden.coverage import only_bounds
-from repro_golden.errors import ReproError
+from repro.pulls.pair import PairResult, compare_commits
+from repro_bisect.driver.session import Options
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import find_case
+from repro_golden.compare.coverage import only_bounds
+from repro_golden.repository.checkout import find_checkout
 
 SCALE = "scale = 1.0\n"
 NOISE = "scale = 1.0 + int.from_bytes(os.urandom(2)) * 1e-6\n"

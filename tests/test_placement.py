@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import Collector, Lanes, Share, dtype_name, fingerprint, merge, shares
 from repro_golden.fingerprint.placement import Part, Placement, box, padding, read, shard, stack, steps_of, whole
 from repro_golden.fingerprint.plan import EDGES_MAX

@@ -21,12 +21,12 @@ from packaging.requirements import Requirement
 from torch import Tensor
 from view_kit import CPU, DEVICE, DTYPES, View, in_a_process, view
 
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import Collector, Placement, Scan, dtype_name, reference
 from repro_golden.fingerprint.placement import box, padding, shard, stack, whole
 from repro_golden.fingerprint.plain import PlainCollector
-from repro_golden.signals import collector
 from repro_golden.trace import Trace
+from repro_golden.trace.signals import collector
 
 torch.set_num_threads(1)
 
@@ -204,7 +204,7 @@ def test_the_fast_path_is_taken_where_it_can_be() -> None:
     out = in_a_process("""
         import sys
         sys.modules["numpy"] = None
-        from repro_golden.signals import collector
+        from repro_golden.trace.signals import collector
         print(type(collector()).__name__)
     """)
     assert out == "PlainCollector\n"

@@ -9,10 +9,10 @@ import mutations_kit
 import pytest
 from explain_kit import guarded
 
-from repro_bisect.bench import Options, commits_of
-from repro_bisect.history import history_of
-from repro_golden.case import find_case
-from repro_golden.checkout import find_checkout
+from repro_bisect.driver.history import history_of
+from repro_bisect.driver.session import Options, commits_of
+from repro_golden.case.file import find_case
+from repro_golden.repository.checkout import find_checkout
 
 
 def history_with(root: Path, seed: int, count: int) -> tuple[str, list[str]]:
@@ -25,8 +25,8 @@ def history_with(root: Path, seed: int, count: int) -> tuple[str, list[str]]:
     folder, last = repo.root / "core" / "repro_core", None
     for number, change in enumerate(mutations_kit.effective(seed, count)):
         for note in range(rng.randrange(3)):
-            file = folder / rng.choice(["kl.py", "task.py", "tokenizer.py", "hf.py"])
-            if last is None or file.name != last.path:
+            file = folder / rng.choice(["rl/kl.py", "data/task.py", "data/tokenizer.py", "model/hf.py"])
+            if last is None or file.relative_to(folder).as_posix() != last.path:
                 file.write_text(f"{file.read_text()}\n# Note {number}.{note}.\n")
                 repo.commit("A note")
         if last is not None:

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro_bisect.predicates import Bitwise, Bounds, Exceeds, Exit, Finite, first_violation, parse_predicate
-from repro_golden.case import Bound
-from repro_golden.errors import ReproError
-from repro_golden.signals import Signals
+from repro_bisect.predicates.predicates import Bitwise, Bounds, Exceeds, Exit, Finite, first_violation, parse_predicate
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Bound
 from repro_golden.trace import Header, Row, Trace, TraceWriter
+from repro_golden.trace.signals import Signals
 from repro_golden.trace.writer import metric_row
 
 torch.set_num_threads(1)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from index_kit import Index, Wheel, page, serving
 from packaging.version import Version
 
-from repro_golden.errors import MachineFailureError, ReproError
-from repro_golden.subjects.releases import Release, index_urls, parse_range, redacted, releases
+from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.subjects.environments.releases import Release, index_urls, parse_range, redacted, releases
 
 PYTHON = platform.python_version()
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trace_kit import RAM, tensor_row, write
 
-from repro_golden.case import Compare
-from repro_golden.compare import compare, first_difference
-from repro_golden.renames import aligned
+from repro_golden.case.file import Compare
+from repro_golden.compare.renames import aligned
+from repro_golden.compare.traces import compare, first_difference
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.writer import metric_row
 

@@ -18,14 +18,14 @@ import warm_kit
 from conftest import Repo, environment
 from nightly_kit import approve, night
 
-from repro_bisect.bench import Options
-from repro_bisect.layouts import LayoutComparison, Parting
-from repro_bisect.night_checks import events_check, layout_checks, layout_text
-from repro_bisect.nightly import Asked, exit_code, night_of, overall
-from repro_golden.case import Bound, Case, find_case, read_case
-from repro_golden.checkout import find_checkout
-from repro_golden.errors import ReproError
-from repro_golden.nights import Baseline, Check, Night, Nights, Status
+from repro.nightly.checks import events_check, layout_checks, layout_text
+from repro.nightly.nightly import Asked, exit_code, night_of, overall
+from repro.nightly.records import Baseline, Check, Night, Nights, Status
+from repro_bisect.axes.layouts import LayoutComparison, Parting
+from repro_bisect.driver.session import Options
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Bound, Case, find_case, read_case
+from repro_golden.repository.checkout import find_checkout
 
 SCALE = "scale = 1.0\n"
 OBSERVE = "\n[observe]\nmetrics = ['loss=(?P<loss>\\S+)']\n"

@@ -14,19 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pull_kit import NAN, OURS, below, cells, check_text, flat, pair, point, rendered, report, with_step
 
-from repro.github_pull import marker, marker_of
+from repro.pulls.blocks import blocks_of
+from repro.pulls.comment import LIMIT, comment
+from repro.pulls.github_pull import marker, marker_of
+from repro.pulls.pair import PairResult
+from repro.pulls.report import page, pull_text
+from repro.pulls.result import Entry, Failed, verdict_line
 from repro.report.junit import junit
 from repro.report.pieces import code, escaped, fenced, markdown, plain, quoted, said
-from repro.report.pull import page, pull_text
-from repro.report.pull_blocks import blocks_of
-from repro.report.pull_comment import LIMIT, comment
-from repro.report.pull_result import Entry, Failed, verdict_line
 from repro.text import utc
-from repro_bisect.pair import PairResult
-from repro_bisect.result import Culprit
-from repro_golden.case import Bound
-from repro_golden.errors import ReproError
-from repro_golden.spent import Spent
+from repro_bisect.driver.result import Culprit
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Bound
+from repro_golden.replay.usage import Spent
 
 
 def test_every_verdict_is_said_in_one_line(tmp_path: Path) -> None:

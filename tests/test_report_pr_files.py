@@ -24,17 +24,17 @@ from test_github import GitHub, github
 
 from repro.__main__ import main
 from repro.commands.report_pr import annotate
+from repro.pulls.comment import comment
+from repro.pulls.pair import PairResult
+from repro.pulls.report import page, write_report
+from repro.pulls.result import Failed
 from repro.report.junit import junit
 from repro.report.picture_plots import heat_map, token_scatter, ulp_plot
 from repro.report.pieces import clean
-from repro.report.pull import page, write_report
-from repro.report.pull_comment import comment
-from repro.report.pull_result import Failed
-from repro_bisect.pair import PairResult
-from repro_bisect.result import Culprit
-from repro_golden.case import Bound
-from repro_golden.checkout import find_checkout
-from repro_golden.picture import Cell, Picture, Tokens
+from repro.report.plot_data import Cell, Picture, Tokens
+from repro_bisect.driver.result import Culprit
+from repro_golden.case.file import Bound
+from repro_golden.repository.checkout import find_checkout
 
 
 def test_one_case_opens_with_its_verdict_and_dates_everything(tmp_path: Path) -> None:

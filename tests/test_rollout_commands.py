@@ -18,7 +18,7 @@ from repro.__main__ import main
 from repro_golden.dumps.rollout.convert import content_digest
 from repro_golden.dumps.rollout.files import RolloutDump, read_rollout_dump, write_rollout_dump
 from repro_golden.dumps.values import SYSTEMS, System, same
-from repro_golden.rollouts import RolloutSet
+from repro_golden.store.rollouts import RolloutSet
 
 torch.set_num_threads(1)
 

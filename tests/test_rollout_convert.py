@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from rollout_dump_kit import ADAPTER, drawn_dumps, full_dump, plain_dump, tensor
 
 from repro_core.config import TrainConfig
-from repro_core.rollout_file import read_rollout as core_read
-from repro_core.trainer import Trainer
+from repro_core.data.rollout_file import read_rollout as core_read
+from repro_core.train.trainer import Trainer
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.rollout.arrays import numbers
 from repro_golden.dumps.rollout.convert import content_digest, from_rollout, to_rollout
 from repro_golden.dumps.rollout.fields import NAMES, defaults
@@ -24,9 +25,8 @@ from repro_golden.dumps.rollout.files import RolloutDump, read_rollout_dump, wri
 from repro_golden.dumps.rollout.translate import Loss, translate
 from repro_golden.dumps.rollout.typed_json import Decoder, Encoder
 from repro_golden.dumps.values import SYSTEMS, System, same
-from repro_golden.errors import ReproError
 from repro_golden.fingerprint import fingerprint
-from repro_golden.rollouts import RolloutData, read_rollout, write_rollout
+from repro_golden.store.rollouts import RolloutData, read_rollout, write_rollout
 
 torch.set_num_threads(1)
 
@@ -346,7 +346,7 @@ def test_typed_json_keeps_everything(data: st.DataObject) -> None:
     """Any value through JSON text and back is the same: types, bits, lone surrogates, huge numbers, dicts like tags."""
     from rollout_dump_kit import _VALUES
 
-    from repro_golden.canonical import canonical_json
+    from repro_golden.base.canonical import canonical_json
 
     value = data.draw(_VALUES | st.just({"dict": {"tensor": 1}}) | st.lists(st.integers(), min_size=20, max_size=30))
     value = [value, "\ud800", 10**5000, [[1, 2]] * 9, [True] * 20, [-0.0] * 20, {"\udfff": 1}, {1, 2}, 2 + 0j]

@@ -10,7 +10,7 @@ import pytest
 from conftest import Repo
 from sglang_kit import Served, sglang_server  # noqa: F401 - a fixture
 
-from repro_golden.rollouts import RolloutSet
+from repro_golden.store.rollouts import RolloutSet
 
 if find_spec("sglang") is None:  # importing it takes long
     pytest.skip("SGLang is not installed: see docs/rollouts.md", allow_module_level=True)

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import repro_core
-from repro_golden.capture import put, settings_of
-from repro_golden.case import find_case
-from repro_golden.errors import ReproError
-from repro_golden.layout import joined
-from repro_golden.rollouts import RolloutData, RolloutSet
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import find_case
+from repro_golden.case.layouts import joined
+from repro_golden.runs.capture import put, settings_of
+from repro_golden.store.rollouts import RolloutData, RolloutSet
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from sglang_kit import CONFIG, DENSE, EXPERTS
 
 from repro_core.rollout.engine import EngineError, Sampling
-from repro_core.rollout.sglang_flags import command_line, engine_seeds, request, server_arguments, told_flags
-from repro_core.rollout.sglang_replies import Asked, responses
-from repro_core.rollout.sglang_versions import check_version
-from repro_core.sampler import sample_seeds
+from repro_core.rollout.sampler import sample_seeds
+from repro_core.rollout.sglang.flags import command_line, engine_seeds, request, server_arguments, told_flags
+from repro_core.rollout.sglang.replies import Asked, responses
+from repro_core.rollout.sglang.versions import check_version
 
 EOS = 258
 PROMPTS = [[1, 2, 3], [4, 5]]

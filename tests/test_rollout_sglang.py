@@ -28,15 +28,15 @@ from sglang_kit import (
 
 from repro_core.config import TrainConfig
 from repro_core.rollout.engine import EngineError, Response, Sampling
-from repro_core.rollout.sglang_client import Client
-from repro_core.rollout.sglang_flags import EXPORT, environment
-from repro_core.rollout.sglang_held import packed_order
-from repro_core.rollout.sglang_http import SglangServer
-from repro_core.rollout.sglang_stand_ins import FOLDER
+from repro_core.rollout.sampler import sample
+from repro_core.rollout.sglang.client import Client
+from repro_core.rollout.sglang.flags import EXPORT, environment
+from repro_core.rollout.sglang.held import packed_order
+from repro_core.rollout.sglang.http import SglangServer
+from repro_core.rollout.sglang.stand_ins import FOLDER
 from repro_core.rollout.source import RolloutsOnly
-from repro_core.sampler import sample
-from repro_golden.errors import ReproError
-from repro_golden.weight_sync import SyncJudge
+from repro_golden.base.errors import ReproError
+from repro_golden.observe.weight_sync import SyncJudge
 
 EOS = 258
 SEEDS = [2**53 - 1 - i for i in range(8)]

@@ -22,16 +22,16 @@ import torch
 from sglang_kit import CONFIG, CORE, DENSE, tiny_checkpoint
 
 from repro_core.config import TrainConfig
-from repro_core.megatron.parallel import timeout_s
+from repro_core.engines.megatron.parallel import timeout_s
+from repro_core.engines.torch_engine import TorchEngines
 from repro_core.rollout.engine import EngineError, Sampling
 from repro_core.rollout.scratch import fresh_folder, scratch_folder
-from repro_core.rollout.sglang_client import is_here
-from repro_core.rollout.sglang_flags import EXPORT
-from repro_core.rollout.sglang_http import SglangServer
+from repro_core.rollout.sglang.client import is_here
+from repro_core.rollout.sglang.flags import EXPORT
+from repro_core.rollout.sglang.http import SglangServer
+from repro_core.rollout.sglang.process import free_port
 from repro_core.rollout.sglang_inside import export
-from repro_core.rollout.sglang_process import free_port
 from repro_core.rollout.sync import from_lead
-from repro_core.torch_engine import TorchEngines
 
 EOS = 258
 SAMPLING = Sampling(2, 1.0, EOS, ignore_eos=True)

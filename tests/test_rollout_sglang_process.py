@@ -19,12 +19,12 @@ import pytest
 import torch
 from sglang_kit import CONFIG, CORE, EXPERTS, drive, gap, prompts_of, tiny_checkpoint, tiny_policy
 
-from repro_core.model import Policy
+from repro_core.model.decoder import Policy
 from repro_core.rollout.engine import EngineError, Sampling
-from repro_core.rollout.sglang_flags import command_line, environment, server_arguments
-from repro_core.rollout.sglang_http import SglangServer
-from repro_core.rollout.sglang_process import ServerProcess, free_port, serve
-from repro_core.rollout.sglang_stand_ins import FOLDER
+from repro_core.rollout.sglang.flags import command_line, environment, server_arguments
+from repro_core.rollout.sglang.http import SglangServer
+from repro_core.rollout.sglang.process import ServerProcess, free_port, serve
+from repro_core.rollout.sglang.stand_ins import FOLDER
 
 EOS = 258
 SAMPLING = Sampling(2, 1.0, EOS, ignore_eos=True)
@@ -70,7 +70,7 @@ def test_no_server_outlives_a_killed_parent(tmp_path: Path) -> None:
     program = f"""
 from pathlib import Path
 from repro_core.config import SglangConfig
-from repro_core.rollout.sglang_process import serve
+from repro_core.rollout.sglang.process import serve
 serve(SglangConfig(), Path({str(tiny_checkpoint(tmp_path / "c"))!r}), "fp32", log=Path({str(tmp_path / "log")!r}))
 """
     parent = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(CORE)})
@@ -114,7 +114,7 @@ def test_a_server_of_experts_through_all_that_befalls_it(tmp_path: Path) -> None
     the process around it ignores SIGTERM, and nothing of it is left."""  # noqa: D205, D209 - one claim
     checkpoint, port = tiny_checkpoint(tmp_path / "experts", EXPERTS), free_port("127.0.0.1")
     arguments = server_arguments(CONFIG, EXPERTS, checkpoint, "fp32", "cpu")
-    command = [sys.executable, "-m", "repro_core.rollout.sglang_child"]
+    command = [sys.executable, "-m", "repro_core.rollout.sglang.child"]
     flags = command_line({**arguments, "host": "127.0.0.1", "port": port})
     log = tmp_path / "server.log"
     with ServerProcess(

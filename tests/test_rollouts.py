@@ -18,10 +18,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from repro_core import Rollout
-from repro_core.rollout_file import read_rollout as core_read
-from repro_core.rollout_file import write_rollout as core_write
-from repro_golden.errors import ReproError
-from repro_golden.rollouts import FORMAT, RolloutData, RolloutSet, read_rollout, write_rollout
+from repro_core.data.rollout_file import read_rollout as core_read
+from repro_core.data.rollout_file import write_rollout as core_write
+from repro_golden.base.errors import ReproError
+from repro_golden.store.rollouts import FORMAT, RolloutData, RolloutSet, read_rollout, write_rollout
 
 torch.set_num_threads(1)
 

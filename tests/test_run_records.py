@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_folder_kit import Run, checksum_event, event, f32, i64, sha
 
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.writing import write_archive
 from repro_golden.dumps.run.events import EventLog, checksums, engine_checksums, witness_advantages
 from repro_golden.dumps.run.imported import trace_of_folder
@@ -29,8 +30,7 @@ from repro_golden.dumps.run.records import (
 )
 from repro_golden.dumps.train.files import read_train_dump
 from repro_golden.dumps.values import Tensor
-from repro_golden.errors import ReproError
-from repro_golden.magnitude import decode, measure, ulp_histogram
+from repro_golden.trace.tensor_difference import decode, measure, ulp_histogram
 from repro_golden.trace.writer import digest_row
 
 

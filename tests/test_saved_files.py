@@ -10,9 +10,9 @@ import pytest
 import warm_kit
 from conftest import environment
 
-from repro_golden.compare import Comparison, compare
-from repro_golden.families import file_of
+from repro_golden.compare.traces import Comparison, compare
 from repro_golden.trace import Trace
+from repro_golden.trace.families import file_of
 
 TRAIN = """\
 import os, pathlib, sys

@@ -22,8 +22,8 @@ from search_kit import (
     scattered,
 )
 
-from repro_bisect.search import Ambiguous, ContradictionError, Dag, Found, Search
-from repro_bisect.split import TRIES
+from repro_bisect.search.first_bad import Ambiguous, ContradictionError, Dag, Found, Search
+from repro_bisect.search.split import TRIES
 
 CAMPAIGN = settings(deadline=None, derandomize=True, max_examples=40_000)
 SIZES = [*range(1, 34), 63, 64, 65, 80, 81, 82, 100, 124, 125, 126, 136, 243, 244, 256, 257, 299, 300]

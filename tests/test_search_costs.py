@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from search_kit import check_exact, line, problems
 
-from repro_bisect.search import Dag, Search
+from repro_bisect.search.first_bad import Dag, Search
 
 
 @given(problems(), st.integers(1, 3), st.data())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from repro_bisect.search import Ambiguous, Dag, Found, Search
+from repro_bisect.search.first_bad import Ambiguous, Dag, Found, Search
 
 Parents = dict[int, list[int]]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from search_kit import SHAPES, dags, history, plain_ancestors
 
-from repro_bisect.search import Dag, Search
+from repro_bisect.search.first_bad import Dag, Search
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import Lanes, Share, fingerprint, merge, shares
 
 WORLD = 4

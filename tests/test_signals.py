@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro_golden.signals import Signals
 from repro_golden.trace.frames import pack, unpack
 from repro_golden.trace.model import PHASES
+from repro_golden.trace.signals import Signals
 from repro_golden.trace.writer import metric_row
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.complex128])

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from site_kit import MACHINES, culprit, night, point, pull
 from site_pages_kit import OPTIONS, Page, case_page, data, made, pages, style
 
+from repro.nightly.records import Night, Summary
 from repro.site.build import build
 from repro.site.changes import changes, together
 from repro.site.charts import unit_of
@@ -25,7 +26,6 @@ from repro.site.matrix import matrix
 from repro.site.pictures import pictures
 from repro.site.results import Results, read_results
 from repro.site.series import case_data, figures
-from repro_golden.nights import Night, Summary
 
 
 @pytest.fixture(scope="module")

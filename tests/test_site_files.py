@@ -25,7 +25,7 @@ from repro.site.matrix import matrix
 from repro.site.names import number, page_name, script
 from repro.site.results import Results, read_results
 from repro.site.series import case_data, figures
-from repro_golden.errors import MachineFailureError, ReproError
+from repro_golden.base.errors import MachineFailureError, ReproError
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,20 @@ import pytest
 from conftest import SOURCE, Repo
 
 from repro.__main__ import main
-from repro_bisect.journal import probe_key
-from repro_golden.attach.identify import build
-from repro_golden.case import Case
-from repro_golden.identity import Identity
-from repro_golden.subjects import build_of, environments
-from repro_golden.surroundings import CANNOT_MATTER, folders_of, outside_of, seen, variables_digest, variables_of_key
+from repro_bisect.probe.journal import probe_key
+from repro_golden.case.file import Case
+from repro_golden.case.identity import Identity
+from repro_golden.observe.attach.identify import build
+from repro_golden.subjects import build_of
+from repro_golden.subjects.environments import builds as environments
+from repro_golden.subjects.surroundings import (
+    CANNOT_MATTER,
+    folders_of,
+    outside_of,
+    seen,
+    variables_digest,
+    variables_of_key,
+)
 
 JUDGE = """\
 import os, sys

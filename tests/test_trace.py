@@ -32,7 +32,7 @@ from trace_kit import (
     write,
 )
 
-from repro_golden.errors import MachineFailureError, ReproError
+from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.fingerprint import Lanes
 from repro_golden.trace import FORMAT, PHASES, Row, Trace, TraceWriter, seal
 from repro_golden.trace.model import chain, root

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import environment
 
-from repro_golden.families import family
 from repro_golden.trace import Trace
+from repro_golden.trace.families import family
 from repro_golden.trace.model import root
 
 TRAIN = """\

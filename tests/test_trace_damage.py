@@ -22,7 +22,7 @@ from trace_kit import (
     write,
 )
 
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 from repro_golden.trace import Trace, dump_path, read_dump, seal
 
 

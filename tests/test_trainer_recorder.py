@@ -161,8 +161,8 @@ ray job submit --address=http://127.0.0.1:{board} \\
 LAUNCH = """\
 import sys
 from pathlib import Path
-from repro_golden.case import find_case
-from repro_golden.children import Place, Run
+from repro_golden.case.file import find_case
+from repro_golden.replay.children import Place, Run
 from repro_golden.subjects import launch
 
 root, trace = map(Path, sys.argv[1:])

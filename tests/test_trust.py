@@ -10,10 +10,10 @@ import pytest
 from conftest import Repo
 
 from repro.__main__ import main
-from repro_golden.case import Case
-from repro_golden.checkout import find_checkout
-from repro_golden.children import base_environment
-from repro_golden.trust import folder_of, trust_of
+from repro_golden.base.trust import folder_of, trust_of
+from repro_golden.case.file import Case
+from repro_golden.replay.children import base_environment
+from repro_golden.repository.checkout import find_checkout
 
 JOB = {"GITHUB_ACTIONS": "true", "GITHUB_RUN_ID": "7", "GITHUB_RUN_ATTEMPT": "1"}
 MAIN = JOB | {"GITHUB_EVENT_NAME": "schedule", "GITHUB_REF": "refs/heads/main"}

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nightly_kit import COMMIT, flat, night
 
-from repro_golden.case import Bound
-from repro_golden.nightly_table import NightlyTable
-from repro_golden.nights import STATUSES, Baseline, Night, Summary
-from repro_golden.trusted import Judged, judge, judge_metrics, metrics_check, nonfinite, summarise, trusted
+from repro.nightly.records import STATUSES, Baseline, Night, Summary
+from repro.nightly.trusted import Judged, judge, judge_metrics, metrics_check, nonfinite, summarise, trusted
+from repro_golden.case.file import Bound
+from repro_golden.case.nightly_table import NightlyTable
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 NOT_FINITE = st.sampled_from([math.nan, math.inf, -math.inf])

@@ -22,15 +22,15 @@ from sglang_kit import drive
 from torch import Tensor
 from weight_sync_kit import CHANGES, CONFIG, ROUTER, SQUARE, STALE, TABLE, WIDE, Fused, Wire, brought, move
 
-from repro_core.hf import save_hf
+from repro_core.engines.torch_engine import TorchEngines
+from repro_core.model.hf import save_hf
 from repro_core.rollout.engine import EngineError, HeldWeights
 from repro_core.rollout.sync import WeightSync, show_start
-from repro_core.torch_engine import TorchEngines
-from repro_golden.errors import ReproError
-from repro_golden.team import Team
-from repro_golden.watch import meet
-from repro_golden.weight_pieces import Piece, join, pieces
-from repro_golden.weight_sync import SyncJudge
+from repro_golden.base.errors import ReproError
+from repro_golden.observe.weight_pieces import Piece, join, pieces
+from repro_golden.observe.weight_sync import SyncJudge
+from repro_golden.replay.rank_group import Team
+from repro_golden.replay.watch import meet
 
 torch.set_num_threads(1)
 TESTS = Path(__file__).parent
@@ -185,7 +185,7 @@ def test_ranks_that_hold_different_copies_are_found_on_every_rank(ranks: list[di
 def test_ranks_meet_in_spite_of_what_an_earlier_run_left(tmp_path: Path) -> None:
     """Hellos, answers and folders under the same names do not bring ranks of two runs together."""
     program = (
-        "import sys\nfrom pathlib import Path\nfrom repro_golden.watch import meet\n"
+        "import sys\nfrom pathlib import Path\nfrom repro_golden.replay.watch import meet\n"
         "team = meet(Path(sys.argv[1]))\nprint(team.agreed('word', lambda: str(team.raw)))\n"
         "import os\nos._exit(0) if len(sys.argv) > 2 else None\n"
     )

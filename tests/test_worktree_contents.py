@@ -17,10 +17,10 @@ import pytest
 from conftest import Repo, environment
 from history_kit import TRAIN, note, start
 
-from repro_bisect.states import KEPT, States
-from repro_bisect.worktrees import Worktrees
-from repro_golden.checkout import find_checkout
-from repro_golden.errors import MachineFailureError, ReproError
+from repro_bisect.probe.states import KEPT, States
+from repro_bisect.probe.worktrees import Worktrees
+from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.repository.checkout import find_checkout
 
 COMMAND = ("--", sys.executable, "train.py", "--steps", "2")
 ALLOW = ("-c", "protocol.file.allow=always")
@@ -235,8 +235,8 @@ def test_lfs_content_in_a_submodule(tmp_path: Path) -> None:
 READ_ONLY = """\
 import os, sys
 from pathlib import Path
-from repro_bisect.worktrees import Worktrees
-from repro_golden.checkout import find_checkout
+from repro_bisect.probe.worktrees import Worktrees
+from repro_golden.repository.checkout import find_checkout
 worktrees = Worktrees(find_checkout(Path(sys.argv[1])))
 with worktrees.at(sys.argv[2], None) as place:
     (place.root / "made" / "below").mkdir(parents=True)
@@ -274,7 +274,7 @@ def test_a_worktree_with_read_only_folders_is_removed(tmp_path: Path) -> None:
 HAMMER = """\
 import random, sys, tempfile
 from pathlib import Path
-from repro_bisect.states import States
+from repro_bisect.probe.states import States
 base, seed, rounds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 choose = random.Random(seed)
 for _ in range(rounds):

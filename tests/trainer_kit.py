@@ -10,7 +10,7 @@ from torch import Tensor
 
 from repro_core import Rollout
 from repro_core.config import ModelConfig, TrainConfig
-from repro_core.trainer import Trainer
+from repro_core.train.trainer import Trainer
 
 torch.set_num_threads(1)
 

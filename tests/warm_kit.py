@@ -44,8 +44,8 @@ BASE = ("torch", "torch._dynamo", "safetensors.torch", "numba", "xxhash", "pyarr
 OURS = ("repro", "repro_golden", "repro_bisect", "repro_core")
 COMMANDS = (
     "repro.cli", "repro.commands.bisect", "repro.commands.golden_verify", "repro.commands.trace", "repro.report.bisect",
-    "repro.report.plots", "repro_golden.record", "repro_golden.verify", "repro_bisect.driver",
-    "repro_bisect.executors.local", "altair", "jinja2", "numpy.ma",
+    "repro.report.plots", "repro_golden.runs.record", "repro_golden.runs.verify", "repro_bisect.driver.commits",
+    "repro_bisect.probe.executors.local", "altair", "jinja2", "numpy.ma",
     "dvc.cli", "dvc.commands.add", "dvc.commands.remote", "dvc.commands.status", "dvc.repo.add",
     "dvc_data.hashfile.build",
 )  # fmt: skip
@@ -387,7 +387,7 @@ _BOUND = 8
 
 def _bound(command: Sequence[str]) -> list[int]:
     """The descriptors of `processes._BIND`, where a command is to become another in that way."""
-    from repro_golden.processes import _BIND
+    from repro_golden.base.processes import _BIND
 
     return [int(word) for word in command[6:_BOUND]] if command[1:5] == ["-I", "-S", "-c", _BIND] else []
 

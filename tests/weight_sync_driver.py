@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from weight_sync_kit import CHANGES, CONFIG, WIDE, Wire, brought, move
 
-from repro_core.hf import save_hf
-from repro_core.rollout import sglang_engine
+from repro_core.engines.torch_engine import TorchEngines
+from repro_core.model.hf import save_hf
 from repro_core.rollout.engine import EngineError
+from repro_core.rollout.sglang import engine as sglang_engine
 from repro_core.rollout.sync import show_start
-from repro_core.torch_engine import TorchEngines
-from repro_golden.errors import ReproError
-from repro_golden.weight_sync import SyncJudge
+from repro_golden.base.errors import ReproError
+from repro_golden.observe.weight_sync import SyncJudge
 
 LOADER = "weight_sync_loaders.spoil"
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from repro_core.config import ModelConfig, SglangConfig, TrainConfig
-from repro_core.hf import load_hf
-from repro_core.layout_free import take
+from repro_core.engines.torch_engine import TorchEngines
+from repro_core.model.hf import load_hf
+from repro_core.model.layout_free import take
 from repro_core.rollout.engine import HeldWeights
-from repro_core.rollout.sglang_weights import layout, placements
+from repro_core.rollout.sglang.weights import layout, placements
 from repro_core.rollout.sync import WeightSync
-from repro_core.torch_engine import TorchEngines
-from repro_golden.errors import ReproError
-from repro_golden.weight_sync import SyncJudge
+from repro_golden.base.errors import ReproError
+from repro_golden.observe.weight_sync import SyncJudge
 
 __all__ = [
     "CHANGES",

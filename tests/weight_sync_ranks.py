@@ -12,12 +12,12 @@ import torch
 from weight_sync_kit import CHANGES, CONFIG, Fused, Wire, brought
 
 from repro_core.config import MegatronConfig, ModelConfig
-from repro_core.megatron.engines import MegatronEngines
+from repro_core.engines.megatron.engines import MegatronEngines
 from repro_core.rollout.engine import EngineError
-from repro_golden.errors import ReproError
-from repro_golden.team import Team
-from repro_golden.watch import meet
-from repro_golden.weight_sync import SyncJudge
+from repro_golden.base.errors import ReproError
+from repro_golden.observe.weight_sync import SyncJudge
+from repro_golden.replay.rank_group import Team
+from repro_golden.replay.watch import meet
 
 EXPERTS = CONFIG.model
 TIED = ModelConfig(vocab_size=67, initializer_range=0.1)

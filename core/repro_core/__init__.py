@@ -80,7 +80,7 @@ def build(case: Mapping[str, Any]) -> Subject:
         repro_core.config.ConfigError: the configuration cannot be trained.
     """
     from repro_core.config import TrainConfig
-    from repro_core.trainer import Trainer
+    from repro_core.train.trainer import Trainer
 
     config = TrainConfig.from_mapping(case.get("config", {}))
     return Trainer(config, root=str(case.get("root", ".")), sync=case.get("sync"))

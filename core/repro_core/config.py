@@ -126,7 +126,7 @@ class ModelConfig:
 class MegatronConfig:
     """How ``policy = "megatron"`` lays the model out over processes. The names are Megatron's own flags'.
 
-    What cannot work where it runs is refused by name: see `repro_core.megatron.layout`.
+    What cannot work where it runs is refused by name: see `repro_core.engines.megatron.layout`.
     """
 
     tensor_model_parallel_size: int = 1

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from repro_bisect.axis import Axis
-    from repro_bisect.bench import Options
-    from repro_golden.case import Case
-    from repro_golden.checkout import Checkout
+    from repro_bisect.axes.axis import Axis
+    from repro_bisect.driver.session import Options
+    from repro_golden.case.file import Case
+    from repro_golden.repository.checkout import Checkout
 
 __all__ = ["AxisCommand", "axis_of", "axis_options", "axis_words"]
 
@@ -91,7 +91,7 @@ def axis_of(
     Raises:
         ReproError: none or several axes are given, or what belongs to another one, or the axis cannot be used.
     """
-    from repro_golden.errors import ReproError
+    from repro_golden.base.errors import ReproError
 
     given = {"GOOD..BAD": commits, "--package": package, "--flags": flags, "--layout": layout}
     named = [name for name, value in given.items() if value is not None]
@@ -109,10 +109,10 @@ def axis_of(
         if value is not None and kind not in kinds:
             raise ReproError(f"{flag} goes with {' or '.join(kinds)}, not with {kind}: leave one of them out")
     if commits is not None:
-        from repro_bisect.bench import commits_of
+        from repro_bisect.driver.session import commits_of
 
         return commits_of(checkout, case, commits, options)
-    from repro_bisect import axes
+    from repro_bisect.axes import sets as axes
 
     if package is not None:
         if index_url:
@@ -135,8 +135,8 @@ def axis_of(
 
 def axis_words(axis: Axis, package: str | None, flags: Path | None, layout: str | None, index_url: str | None) -> str:
     """What says the same axis again, whatever HEAD is by then."""
-    from repro_bisect.axis import short
-    from repro_golden.subjects.releases import redacted
+    from repro_bisect.axes.axis import short
+    from repro_golden.subjects.environments.releases import redacted
 
     if package is None and flags is None and layout is None:
         return f"{short(axis.good)}..{short(axis.bad)}"

@@ -17,11 +17,11 @@ from repro.commands.choose import case_of, command_options
 from repro.output import emit, json_option
 
 if TYPE_CHECKING:
-    from repro_bisect.axis import Axis
-    from repro_bisect.bench import Options
-    from repro_bisect.result import BisectResult, Watch
-    from repro_golden.case import Case
-    from repro_golden.checkout import Checkout
+    from repro_bisect.axes.axis import Axis
+    from repro_bisect.driver.result import BisectResult, Watch
+    from repro_bisect.driver.session import Options
+    from repro_golden.case.file import Case
+    from repro_golden.repository.checkout import Checkout
 
 __all__ = ["bisect"]
 
@@ -89,9 +89,9 @@ def bisect(
     """
     from repro.doctor.quiet import diagnosis
     from repro.live import bisect_view
-    from repro_bisect.axes import LayoutLine
-    from repro_bisect.bench import Options
-    from repro_golden.checkout import find_checkout
+    from repro_bisect.axes.sets import LayoutLine
+    from repro_bisect.driver.session import Options
+    from repro_golden.repository.checkout import find_checkout
 
     checkout = find_checkout(Path.cwd())
     case = case_of(checkout, name, command, steps, {"ranks": ranks, "gpus": gpus}, metrics, pass_env)
@@ -120,7 +120,7 @@ def bisect(
     folder = out or checkout.state / "reports" / _folder(axis, case)
     if isinstance(axis, LayoutLine):
         from repro.report.layouts import layout_text, write_layout_report
-        from repro_bisect.sides import compare_sides
+        from repro_bisect.driver.layout_difference import compare_sides
 
         with bisect_view() as watch:
             sides = compare_sides(checkout, case, axis, tolerance, watch, options)
@@ -128,8 +128,8 @@ def bisect(
             written += write_layout_report(sides, folder, again)
         return 3 if sides.outcome == "flaky" else 0
     from repro.report.bisect import bisect_text, write_report
-    from repro_bisect.gitrule import git_log
-    from repro_golden.canonical import write_atomic
+    from repro_bisect.search.gitrule import git_log
+    from repro_golden.base.canonical import write_atomic
 
     with bisect_view() as watch:
         result = _searched(checkout, case, axis, watch, options)
@@ -142,8 +142,8 @@ def bisect(
 
 def _refuse(axis: Axis, given: dict[str, Any]) -> None:
     """Refuse options that say nothing of an axis."""
-    from repro_bisect.axes import FlagSet, LayoutLine
-    from repro_golden.errors import ReproError
+    from repro_bisect.axes.sets import FlagSet, LayoutLine
+    from repro_golden.base.errors import ReproError
 
     refused = ["--export"] if axis.what != "commit" else []
     if isinstance(axis, FlagSet):
@@ -156,9 +156,9 @@ def _refuse(axis: Axis, given: dict[str, Any]) -> None:
 
 def _searched(checkout: Checkout, case: Case, axis: Axis, watch: Watch, options: Options) -> BisectResult:
     """The search of a line, or among a set."""
-    from repro_bisect.axes import FlagSet
-    from repro_bisect.delta import minimal_set
-    from repro_bisect.driver import bisect_range
+    from repro_bisect.axes.sets import FlagSet
+    from repro_bisect.driver.commits import bisect_range
+    from repro_bisect.driver.delta import minimal_set
 
     if isinstance(axis, FlagSet):
         return minimal_set(checkout, case, axis, watch, options)
@@ -166,8 +166,8 @@ def _searched(checkout: Checkout, case: Case, axis: Axis, watch: Watch, options:
 
 
 def _folder(axis: Axis, case: Case) -> str:
-    from repro_bisect.axis import short
-    from repro_golden.canonical import digest
+    from repro_bisect.axes.axis import short
+    from repro_golden.base.canonical import digest
 
     name = f"{short(axis.good)}..{short(axis.bad)}-{case.name}"
     if axis.what == "commit":

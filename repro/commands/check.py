@@ -12,8 +12,8 @@ from repro.commands.rollout import engine_options
 from repro.output import emit, json_option, progress
 
 if TYPE_CHECKING:
-    from repro_golden.rollout_check import RolloutChecks
-    from repro_golden.rollout_findings import Finding
+    from repro_golden.engine_checks.command import RolloutChecks
+    from repro_golden.engine_checks.findings import Finding
 
 __all__ = ["check"]
 
@@ -48,11 +48,11 @@ def rollout(
 
     Exit codes: 0 all as wanted; 1 a check comes out otherwise; 2 one could not be made; 3 none applies.
     """
-    from repro_golden.capture import Capture, settings_of
-    from repro_golden.case import find_case
-    from repro_golden.checkout import find_checkout
-    from repro_golden.rollout_check import check_rollouts
-    from repro_golden.rollout_findings import expectations, known_name
+    from repro_golden.case.file import find_case
+    from repro_golden.engine_checks.command import check_rollouts
+    from repro_golden.engine_checks.findings import expectations, known_name
+    from repro_golden.repository.checkout import find_checkout
+    from repro_golden.runs.capture import Capture, settings_of
 
     chosen = [known_name(name) for name in only]
     expected = expectations(dict(_pair(text) for text in expect))
@@ -68,7 +68,7 @@ def rollout(
 
 
 def _pair(text: str) -> tuple[str, str]:
-    from repro_golden.errors import ReproError
+    from repro_golden.base.errors import ReproError
 
     name, equals, word = text.partition("=")
     if not equals:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from repro_golden.case import Case
-    from repro_golden.checkout import Checkout
+    from repro_golden.case.file import Case
+    from repro_golden.repository.checkout import Checkout
 
 __all__ = ["case_of", "command_options"]
 
@@ -54,8 +54,8 @@ def case_of(
     Raises:
         ReproError: both are given, or what belongs to a command without one.
     """
-    from repro_golden.case import command_case, find_case
-    from repro_golden.errors import ReproError
+    from repro_golden.base.errors import ReproError
+    from repro_golden.case.file import command_case, find_case
 
     if command and name:
         raise ReproError("--case and a command after -- exclude each other: give one of them")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from repro.output import emit, json_option, strict_names_option, vary_option
-from repro_golden.clean import one_line
+from repro_golden.base.clean import one_line
 
 if TYPE_CHECKING:
-    from repro_golden.events import EventsComparison
+    from repro_golden.compare.tensorboard import EventsComparison
 
 __all__ = ["diff"]
 
@@ -35,7 +35,7 @@ def diff(
 
     Signals that have another name in B and the same bits in every step were renamed; that is told and no difference.
     """
-    from repro_golden.errors import ReproError
+    from repro_golden.base.errors import ReproError
 
     events = [_holds_events(path) for path in (a, b)]
     if mismatch and any(events):
@@ -50,9 +50,9 @@ def diff(
 def _diff_traces(a: Path, b: Path, vary: tuple[str, ...], as_json: bool, *, mismatch: bool, strict_names: bool) -> int:
     from repro.report.mismatch import mismatch_text
     from repro.text import comparison_text
-    from repro_golden.case import Compare
-    from repro_golden.compare import check_identities, compare
-    from repro_golden.mismatch_change import mismatch_change
+    from repro_golden.case.file import Compare
+    from repro_golden.compare.mismatch_change import mismatch_change
+    from repro_golden.compare.traces import check_identities, compare
 
     traces = [open_trace(path) for path in (a, b)]
     differences = check_identities(traces[0], traces[1], vary)
@@ -75,8 +75,8 @@ def _diff_traces(a: Path, b: Path, vary: tuple[str, ...], as_json: bool, *, mism
 
 
 def _diff_events(a: Path, b: Path, events: list[bool], offset: int, as_json: bool) -> int:
-    from repro_golden.errors import ReproError
-    from repro_golden.events import differences, read_events
+    from repro_golden.base.errors import ReproError
+    from repro_golden.compare.tensorboard import differences, read_events
 
     sides: list[dict[int, dict[str, float]]] = []
     broken = []
@@ -105,7 +105,7 @@ def _diff_events(a: Path, b: Path, events: list[bool], offset: int, as_json: boo
 
 def _why_nothing(sides: list[dict[int, dict[str, float]]], offset: int) -> str:
     """What the two sides have, and what may help."""
-    from repro_golden.events import matched
+    from repro_golden.compare.tensorboard import matched
 
     names = [sorted({name for values in side.values() for name in values}) for side in sides]
     if not matched(*names):
@@ -117,7 +117,7 @@ def _why_nothing(sides: list[dict[int, dict[str, float]]], offset: int) -> str:
 
 def _events_text(found: EventsComparison, sides: list[dict[int, dict[str, float]]]) -> str:
     from repro.text import count, metrics_table
-    from repro_golden.compare import Comparison
+    from repro_golden.compare.traces import Comparison
 
     steps = {change.step for change in found.changes}
     names = ", ".join(a if a == b else f"{a} ~ {b}" for a, b in found.metrics)
@@ -155,7 +155,7 @@ def _broken(trace: Any) -> str:
 
 def _holds_events(path: Path) -> bool:
     """Whether a folder holds event files and is no trace, whose program may have written some beside it."""
-    from repro_golden.events import event_files
+    from repro_golden.compare.tensorboard import event_files
 
     trace = any((path / name).exists() for name in ("header.json", "run.json"))
     return not trace and path.is_dir() and bool(event_files(path))

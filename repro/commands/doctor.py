@@ -27,7 +27,7 @@ class _Words(click.Command):
             at = args.index("--")
             own, argv = args[:at], args[at + 1 :]
         if "" in own:
-            from repro_golden.errors import ReproError
+            from repro_golden.base.errors import ReproError
 
             raise ReproError("an empty PATH names nothing")
         ctx.obj = tuple(argv)
@@ -85,7 +85,7 @@ def _examined(
 ) -> int:
     from repro.doctor.examine import examine, look
     from repro.doctor.show import examination_text
-    from repro_golden.errors import ReproError
+    from repro_golden.base.errors import ReproError
 
     python, reward = asked
     if set(asked_only := rules[0]) & set(rules[1]):
@@ -142,7 +142,7 @@ def _rule(name: str) -> Rule:
     import difflib
 
     from repro.doctor.examine import every_rule
-    from repro_golden.errors import ReproError
+    from repro_golden.base.errors import ReproError
 
     rules = every_rule()
     if name not in rules:

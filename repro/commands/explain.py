@@ -10,8 +10,8 @@ import click
 from repro.output import emit, json_option
 
 if TYPE_CHECKING:
-    from repro_golden.case import Case
-    from repro_golden.checkout import Checkout
+    from repro_golden.case.file import Case
+    from repro_golden.repository.checkout import Checkout
 
 __all__ = ["explain"]
 
@@ -48,11 +48,11 @@ def explain(
     """
     from repro.live import bisect_view
     from repro.report.explain import explain_text, write_report
-    from repro_bisect.axis import short
-    from repro_bisect.bench import Options, bench, commits_of
+    from repro_bisect.axes.axis import short
+    from repro_bisect.driver.session import Options, bench, commits_of
     from repro_bisect.explain.driver import explain as explained
-    from repro_bisect.predicates import Bitwise
-    from repro_golden.checkout import find_checkout
+    from repro_bisect.predicates.predicates import Bitwise
+    from repro_golden.repository.checkout import find_checkout
 
     checkout = find_checkout(Path.cwd())
     case, spec = _asked(checkout, what, other, name)
@@ -80,8 +80,8 @@ def _asked(checkout: Checkout, what: str, other: str | None, name: str | None) -
     Raises:
         ReproError: they mean none.
     """
-    from repro_golden.case import find_case
-    from repro_golden.errors import ReproError
+    from repro_golden.base.errors import ReproError
+    from repro_golden.case.file import find_case
     from repro_golden.trace import Trace
 
     if other is None and not (Path(what) / "header.json").is_file():

@@ -13,7 +13,7 @@ from repro.commands.rollout import engine_options
 from repro.output import emit, json_option, progress, strict_names_option, vary_option
 
 if TYPE_CHECKING:
-    from repro_golden.record import Options
+    from repro_golden.runs.record import Options
 
 __all__ = ["golden"]
 
@@ -69,14 +69,14 @@ def record(
     With CMD, a training program that knows nothing of repro, the case file golden/cases/CASE.toml is written first.
     --engine, --sglang-url and --set say how rollouts are captured where there are none yet; the case stays as it is.
     """
-    from repro_golden.capture import Capture, settings_of
-    from repro_golden.record import Options
+    from repro_golden.runs.capture import Capture, settings_of
+    from repro_golden.runs.record import Options
 
     if command:
-        from repro_golden.case import new_command_case
-        from repro_golden.checkout import find_checkout
-        from repro_golden.errors import ReproError
-        from repro_golden.store import Store
+        from repro_golden.base.errors import ReproError
+        from repro_golden.case.file import new_command_case
+        from repro_golden.repository.checkout import find_checkout
+        from repro_golden.store.golden import Store
 
         root = find_checkout(Path.cwd()).root
         if not Store(root).dvc.initialised:
@@ -93,16 +93,16 @@ def record(
 @json_option
 def approve(case: str | None, reason: str, allow_noise: bool, allow_failed_checks: bool, as_json: bool) -> int:
     """Record CASE anew and make that its golden run; the old one stays beside it as CASE~CHAIN."""
-    from repro_golden.record import Options
+    from repro_golden.runs.record import Options
 
     return _record(case, Options(allow_noise, allow_failed_checks, reason), as_json)
 
 
 def _record(case: str | None, options: Options, as_json: bool) -> int:
     from repro.doctor.quiet import before_recording
-    from repro_golden.case import find_case
-    from repro_golden.checkout import find_checkout
-    from repro_golden.record import record as run_record
+    from repro_golden.case.file import find_case
+    from repro_golden.repository.checkout import find_checkout
+    from repro_golden.runs.record import record as run_record
 
     checkout = find_checkout(Path.cwd())
     found = find_case(checkout.root, case)
@@ -129,10 +129,10 @@ golden.add_command(verify)
 def list_runs(as_json: bool) -> int:
     """List golden runs, and which of them this machine can verify."""
     from repro.text import table
-    from repro_golden.case import list_cases, read_case
-    from repro_golden.checkout import find_checkout
-    from repro_golden.errors import ReproError
-    from repro_golden.store import Store
+    from repro_golden.base.errors import ReproError
+    from repro_golden.case.file import list_cases, read_case
+    from repro_golden.repository.checkout import find_checkout
+    from repro_golden.store.golden import Store
     from repro_golden.subjects import identity_of
 
     checkout = find_checkout(Path.cwd())
@@ -159,8 +159,8 @@ def list_runs(as_json: bool) -> int:
 def show(run: str, as_json: bool) -> int:
     """Show a golden run: RUN is CASE, CASE~CHAIN or MACHINE/CASE."""
     from repro.text import number, table
-    from repro_golden.canonical import encode_float
-    from repro_golden.rollouts import engine_text
+    from repro_golden.base.canonical import encode_float
+    from repro_golden.store.rollouts import engine_text
 
     kept = _load(run)
     gaps = _mismatches(kept.trace)
@@ -196,7 +196,7 @@ def show(run: str, as_json: bool) -> int:
 
 def _mismatches(trace: Any) -> dict[int, Any]:
     """The mismatch of each step by its number; empty where the first step does not show the columns."""
-    from repro_golden.mismatch import of_trace
+    from repro_golden.compare.mismatch import of_trace
 
     if not trace.steps or of_trace(trace, 0) is None:
         return {}
@@ -214,9 +214,9 @@ def diff_runs(a: str, b: str, strict_names: bool, vary: tuple[str, ...], as_json
     """Compare two golden runs: each is CASE, CASE~CHAIN or MACHINE/CASE."""
     from repro.report.mismatch import mismatch_text
     from repro.text import comparison_text
-    from repro_golden.case import Compare
-    from repro_golden.compare import check_identities, compare
-    from repro_golden.mismatch_change import mismatch_change
+    from repro_golden.case.file import Compare
+    from repro_golden.compare.mismatch_change import mismatch_change
+    from repro_golden.compare.traces import check_identities, compare
 
     left, right = _load(a), _load(b)
     differences = check_identities(left.trace, right.trace, vary)
@@ -235,9 +235,9 @@ def diff_runs(a: str, b: str, strict_names: bool, vary: tuple[str, ...], as_json
 
 
 def _load(name: str) -> Any:
-    from repro_golden.case import find_case
-    from repro_golden.checkout import find_checkout
-    from repro_golden.store import Store
+    from repro_golden.case.file import find_case
+    from repro_golden.repository.checkout import find_checkout
+    from repro_golden.store.golden import Store
     from repro_golden.subjects import identity_of
 
     checkout = find_checkout(Path.cwd())
@@ -264,10 +264,10 @@ def push(case: str | None, as_json: bool) -> int:
 
 
 def _transfer(direction: str, case: str | None, as_json: bool) -> int:
-    from repro_golden.checkout import find_checkout
-    from repro_golden.errors import ReproError
-    from repro_golden.locks import held_alone
-    from repro_golden.store import Store
+    from repro_golden.base.errors import ReproError
+    from repro_golden.repository.checkout import find_checkout
+    from repro_golden.repository.locks import held_alone
+    from repro_golden.store.golden import Store
 
     checkout = find_checkout(Path.cwd())
     store = Store(checkout.root)

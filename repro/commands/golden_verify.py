@@ -31,11 +31,11 @@ def verify(
     case: str | None, every: bool, metrics: Path | None, plots: Path | None, exit_zero: bool, as_json: bool
 ) -> int:
     """Replay CASE on the working tree and compare it with its golden run, signal by signal."""
-    from repro_golden.case import find_case, list_cases
-    from repro_golden.checkout import find_checkout
-    from repro_golden.errors import NotVerifiableError
-    from repro_golden.rollouts import engine_text
-    from repro_golden.verify import verify as run_verify
+    from repro_golden.base.errors import NotVerifiableError
+    from repro_golden.case.file import find_case, list_cases
+    from repro_golden.repository.checkout import find_checkout
+    from repro_golden.runs.verify import verify as run_verify
+    from repro_golden.store.rollouts import engine_text
 
     checkout = find_checkout(Path.cwd())
     names = [p.stem for p in list_cases(checkout.root)] if every else [case]
@@ -84,7 +84,7 @@ def _text(result: Any) -> str:
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:
-    from repro_golden.canonical import write_atomic
+    from repro_golden.base.canonical import write_atomic
 
     write_atomic(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
 

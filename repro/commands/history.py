@@ -59,13 +59,13 @@ def history(
     """
     from repro.live import bisect_view
     from repro.report.history import history_text, write_report
-    from repro_bisect.axes import roomy
-    from repro_bisect.axis import short
-    from repro_bisect.bench import Options
-    from repro_bisect.history import history_of
-    from repro_golden.case import find_case
-    from repro_golden.checkout import find_checkout
-    from repro_golden.errors import ReproError
+    from repro_bisect.axes.axis import short
+    from repro_bisect.axes.sets import roomy
+    from repro_bisect.driver.history import history_of
+    from repro_bisect.driver.session import Options
+    from repro_golden.base.errors import ReproError
+    from repro_golden.case.file import find_case
+    from repro_golden.repository.checkout import find_checkout
 
     checkout = find_checkout(Path.cwd())
     case = find_case(checkout.root, name)

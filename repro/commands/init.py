@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from repro.output import emit, json_option
-from repro_golden.canonical import digest
+from repro_golden.base.canonical import digest
 
 __all__ = ["init"]
 
@@ -76,9 +76,9 @@ def init(name: str, remote: str | None, as_json: bool) -> int:
 
     Where there is no dvc.yaml, golden/dvc.yaml gets a stage that replays the golden runs.
     """
-    from repro_golden.case import CASES
-    from repro_golden.checkout import find_checkout
-    from repro_golden.dvc import Dvc
+    from repro_golden.case.file import CASES
+    from repro_golden.repository.checkout import find_checkout
+    from repro_golden.store.dvc import Dvc
 
     root = find_checkout(Path.cwd()).root
     done: list[str] = []

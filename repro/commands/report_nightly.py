@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import click
 
 from repro.output import emit, json_option
-from repro_golden.clean import one_line
+from repro_golden.base.clean import one_line
 
 if TYPE_CHECKING:
-    from repro_golden.case import Case
+    from repro_golden.case.file import Case
 
 __all__ = ["nightly"]
 
@@ -66,12 +66,12 @@ def nightly(
     """
     from repro import __version__
     from repro.live import bisect_view
+    from repro.nightly.nightly import Asked, exit_code, night_of
+    from repro.nightly.records import Night, Nights
     from repro.report.nightly import annotate, nightly_text, write_report
-    from repro_bisect.commits import resolve
-    from repro_bisect.nightly import Asked, exit_code, night_of
-    from repro_bisect.result import Event
-    from repro_golden.checkout import find_checkout
-    from repro_golden.nights import Night, Nights
+    from repro_bisect.axes.commits import resolve
+    from repro_bisect.driver.result import Event
+    from repro_golden.repository.checkout import find_checkout
 
     checkout = find_checkout(Path.cwd())
     cases = _chosen(checkout.root, names)
@@ -83,7 +83,7 @@ def nightly(
     }  # a damaged one is said before anything is replayed
     events = None
     if baseline is not None:
-        from repro_golden.events import read_events
+        from repro_golden.compare.tensorboard import read_events
 
         events = read_events(baseline)
     more = [f"--results {shlex.quote(str(results))}"] if results is not None else []
@@ -134,8 +134,8 @@ def _chosen(root: Path, names: Sequence[str]) -> list[Case]:
     Raises:
         ReproError: one means none, there is none, or a case file cannot be used.
     """
-    from repro_golden.case import CASES, list_cases, read_case
-    from repro_golden.errors import ReproError
+    from repro_golden.base.errors import ReproError
+    from repro_golden.case.file import CASES, list_cases, read_case
 
     paths = {path.stem: path for path in list_cases(root)}
     if not paths:
@@ -148,7 +148,7 @@ def _chosen(root: Path, names: Sequence[str]) -> list[Case]:
 
 def _refuse(cases: Sequence[Case], last: int | None, baseline: Path | None) -> None:
     """Refuse options that do not fit the cases."""
-    from repro_golden.errors import ReproError
+    from repro_golden.base.errors import ReproError
 
     if baseline is not None and len(cases) > 1:
         raise ReproError(f"--baseline is of one run, and {len(cases)} cases are judged: name the one that it is of")

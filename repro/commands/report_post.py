@@ -22,9 +22,9 @@ def post(file: Path, number: int | None, repository: str | None, as_json: bool) 
     A job for a pull request from a fork has a token that can only read. It keeps comment.md as an artifact, and a
     workflow_run job, whose token can write, posts it.
     """
-    from repro.github import PullComments
-    from repro.github_pull import find_pull, find_token, marker_of
-    from repro_golden.errors import ReproError
+    from repro.pulls.github import PullComments
+    from repro.pulls.github_pull import find_pull, find_token, marker_of
+    from repro_golden.base.errors import ReproError
 
     try:
         body = file.read_text(encoding="utf-8")

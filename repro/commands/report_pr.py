@@ -13,12 +13,12 @@ import click
 from repro.output import emit, json_option
 
 if TYPE_CHECKING:
-    from repro.github import PullComments
-    from repro.report.pull_result import Entry, PullReport
-    from repro_bisect.bench import Options
-    from repro_bisect.result import Watch
-    from repro_golden.case import Case
-    from repro_golden.checkout import Checkout
+    from repro.pulls.github import PullComments
+    from repro.pulls.result import Entry, PullReport
+    from repro_bisect.driver.result import Watch
+    from repro_bisect.driver.session import Options
+    from repro_golden.case.file import Case
+    from repro_golden.repository.checkout import Checkout
 
 __all__ = ["pr"]
 
@@ -62,16 +62,16 @@ def pr(
     Exit codes: 0 all cases agree, 1 numbers moved or HEAD does not reproduce itself, 2 a case failed or the comment
     could not be posted, 3 a case cannot be verified here.
     """
-    from repro.github import PullComments
-    from repro.github_pull import find_pull, find_token, marker
     from repro.live import bisect_view
-    from repro.report.pull import pull_text, write_report
-    from repro.report.pull_result import PullReport
-    from repro_bisect.axis import short
-    from repro_bisect.bench import Options
-    from repro_bisect.commits import resolve
-    from repro_bisect.pair import now
-    from repro_golden.checkout import find_checkout
+    from repro.pulls.github import PullComments
+    from repro.pulls.github_pull import find_pull, find_token, marker
+    from repro.pulls.pair import now
+    from repro.pulls.report import pull_text, write_report
+    from repro.pulls.result import PullReport
+    from repro_bisect.axes.axis import short
+    from repro_bisect.axes.commits import resolve
+    from repro_bisect.driver.session import Options
+    from repro_golden.repository.checkout import find_checkout
 
     checkout, (left, right) = find_checkout(Path.cwd()), _range(commits)
     marker(key)
@@ -121,7 +121,7 @@ def _range(commits: str) -> tuple[str, str]:
     Raises:
         ReproError: it is no range.
     """
-    from repro_golden.errors import ReproError
+    from repro_golden.base.errors import ReproError
 
     left, dots, right = commits.partition("..")
     if not dots or not left or right.startswith("."):
@@ -144,10 +144,10 @@ def _entries(
         ReproError: there is no case, or none of a name that was given.
         MachineFailureError: the machine failed; the same command resumes.
     """
-    from repro.report.pull_result import Failed
-    from repro_bisect.pair import compare_commits
-    from repro_golden.case import CASES, find_case, list_cases
-    from repro_golden.errors import MachineFailureError, NotVerifiableError, ReproError
+    from repro.pulls.pair import compare_commits
+    from repro.pulls.result import Failed
+    from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
+    from repro_golden.case.file import CASES, find_case, list_cases
 
     known = [path.stem for path in list_cases(checkout.root)]
     if not known:
@@ -172,8 +172,8 @@ def _passing_as(checkout: Checkout, base: str, case: Case) -> Case:
     """The case, which passes on no more variables than it does at BASE: HEAD names its own code no secret."""
     import tomllib
 
-    from repro_golden.case import CASES
-    from repro_golden.git_process import GitFailedError
+    from repro_golden.case.file import CASES
+    from repro_golden.repository.git import GitFailedError
 
     asked = case.subject.pass_env
     if not asked:
@@ -189,9 +189,9 @@ def _passing_as(checkout: Checkout, base: str, case: Case) -> Case:
 
 def annotate(report: PullReport) -> None:
     """Mark the GitHub job, where this is one, with each case that does not agree."""
-    from repro.github import annotation
+    from repro.pulls.github import annotation
+    from repro.pulls.result import WORDS, verdict_line
     from repro.report.pieces import clean, plain
-    from repro.report.pull_result import WORDS, verdict_line
 
     for entry in report.entries:
         title, text = f"{clean(entry.case)}: {WORDS[entry.verdict]}", plain(verdict_line(entry))
@@ -203,7 +203,7 @@ def annotate(report: PullReport) -> None:
 
 def _posted(comments: PullComments, file: Path, marker: str) -> tuple[str, str]:
     """The comment's page; or why there is none."""
-    from repro_golden.errors import ReproError
+    from repro_golden.base.errors import ReproError
 
     try:
         return comments.write(marker, file.read_text(encoding="utf-8")).url, ""

@@ -13,7 +13,7 @@ from repro.commands.rollout_show import facts, facts_text, show
 from repro.output import emit, json_option, progress
 
 if TYPE_CHECKING:
-    from repro_golden.rollouts import Rollouts
+    from repro_golden.store.rollouts import Rollouts
 
 __all__ = ["engine_options", "rollout"]
 
@@ -56,10 +56,10 @@ def record(
     as_json: bool,
 ) -> int:
     """Capture the rollouts of CASE, sampled as it trains, and keep them where the case says."""
-    from repro_golden.capture import Capture, record_rollouts, settings_of
-    from repro_golden.case import find_case
-    from repro_golden.checkout import find_checkout
-    from repro_golden.errors import ReproError
+    from repro_golden.base.errors import ReproError
+    from repro_golden.case.file import find_case
+    from repro_golden.repository.checkout import find_checkout
+    from repro_golden.runs.capture import Capture, record_rollouts, settings_of
 
     checkout = find_checkout(Path.cwd())
     found = find_case(checkout.root, case)
@@ -83,7 +83,7 @@ def record(
 
 def _recorded(kept: Rollouts, system: str | None, out: Path | None) -> tuple[dict[str, Any], str]:
     """What is said of the rollouts, as data and as text; writes dumps beside them where a form was asked for."""
-    from repro_golden.rollouts import RolloutSet
+    from repro_golden.store.rollouts import RolloutSet
 
     if not isinstance(kept, RolloutSet):
         count = len(kept)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from repro_golden.dumps.rollout.files import RolloutDump
     from repro_golden.dumps.rollout.translate import Loss
     from repro_golden.dumps.values import System
-    from repro_golden.rollouts import RolloutData, RolloutSet
+    from repro_golden.store.rollouts import RolloutData, RolloutSet
 
 __all__ = ["convert", "write_dumps"]
 
@@ -103,7 +103,7 @@ def _rollouts(
 ) -> Iterator[tuple[Path, RolloutDump | RolloutData]]:
     """Every rollout of the sources, one at a time."""
     from repro.text import count
-    from repro_golden.rollouts import RolloutSet
+    from repro_golden.store.rollouts import RolloutSet
 
     for source in sources:
         if is_ours(source):
@@ -139,7 +139,7 @@ def _write_dump(path: Path, one: RolloutDump | RolloutData, folder: Path | str, 
 def _write_ours(path: Path, one: RolloutDump | RolloutData, folder: str, key: str | None, done: _Done) -> None:
     from repro_golden.dumps.rollout.convert import to_rollout
     from repro_golden.dumps.rollout.files import RolloutDump
-    from repro_golden.rollouts import write_rollout
+    from repro_golden.store.rollouts import write_rollout
 
     if isinstance(one, RolloutDump) and one.evaluation:
         done.evaluations.append(str(path))
@@ -151,7 +151,7 @@ def _write_ours(path: Path, one: RolloutDump | RolloutData, folder: str, key: st
 
 
 def _new(target: Path, source: Path) -> None:
-    from repro_golden.errors import ReproError
+    from repro_golden.base.errors import ReproError
 
     if target.exists():
         raise ReproError(f"{source} would be a second {target.name}: convert the sources into folders of their own")
@@ -163,8 +163,8 @@ def _put(scratch: str, out: Path, form: str) -> None:
     Raises:
         ReproError: something is there already, or nothing was written.
     """
-    from repro_golden.errors import ReproError
-    from repro_golden.rollouts import RolloutSet
+    from repro_golden.base.errors import ReproError
+    from repro_golden.store.rollouts import RolloutSet
 
     made = sorted(Path(scratch).iterdir())
     if not made:

@@ -65,7 +65,7 @@ def dump_options(function: Any) -> Any:
 
 def is_ours(path: Path) -> bool:
     """Whether a folder holds rollouts in our own form."""
-    from repro_golden.rollouts import INDEX
+    from repro_golden.store.rollouts import INDEX
 
     return (path / INDEX).exists()
 
@@ -76,8 +76,8 @@ def dumps_at(path: Path) -> list[Path]:
     Raises:
         ReproError: there are none, or nothing is there at all.
     """
+    from repro_golden.base.errors import ReproError
     from repro_golden.dumps.rollout.files import dump_files
-    from repro_golden.errors import ReproError
 
     if not path.exists():
         raise ReproError(f"no file at {path}: give a dump N.pt, or a folder of them")
@@ -103,8 +103,8 @@ def bytes_of(text: str) -> int:
     """
     from pydantic import TypeAdapter, ValidationError
 
-    from repro_golden.errors import ReproError
-    from repro_golden.subject_tables import Bytes
+    from repro_golden.base.errors import ReproError
+    from repro_golden.case.subject_tables import Bytes
 
     try:
         found: int = TypeAdapter(Bytes).validate_python(text)

@@ -13,7 +13,7 @@ from repro.output import emit, json_option
 if TYPE_CHECKING:
     from repro_golden.dumps.rollout.check_rules import Finding
     from repro_golden.dumps.rollout.files import RolloutDump
-    from repro_golden.rollouts import RolloutSet
+    from repro_golden.store.rollouts import RolloutSet
 
 __all__ = ["facts", "facts_text", "show"]
 
@@ -71,12 +71,12 @@ def facts_text(found: dict[str, Any]) -> str:
 
 
 def _of_case(name: str) -> Path:
-    from repro_golden.case import find_case
-    from repro_golden.checkout import find_checkout
+    from repro_golden.base.errors import ReproError
+    from repro_golden.case.file import find_case
     from repro_golden.dumps.rollout.files import dump_files
-    from repro_golden.errors import ReproError
-    from repro_golden.rollouts import RolloutSet
-    from repro_golden.store import Store
+    from repro_golden.repository.checkout import find_checkout
+    from repro_golden.store.golden import Store
+    from repro_golden.store.rollouts import RolloutSet
 
     checkout = find_checkout(Path.cwd())
     found = Store(checkout.root).rollouts(find_case(checkout.root, name))
@@ -89,7 +89,7 @@ def _of_case(name: str) -> Path:
 
 def _ours(place: Path, as_json: bool) -> int:
     from repro.text import count
-    from repro_golden.rollouts import RolloutSet
+    from repro_golden.store.rollouts import RolloutSet
 
     kept = RolloutSet(place)
     every = [kept.read(k) for k in range(len(kept))]
@@ -108,7 +108,7 @@ def _origin(every: list[Any], shown: dict[str, Any]) -> str:
 
 def _dumps(place: Path, reading: Reading, sizes: dict[str, int | None], as_json: bool) -> int:
     from repro.text import count
-    from repro_golden.canonical import digest
+    from repro_golden.base.canonical import digest
     from repro_golden.dumps.rollout.checks import check_dump
     from repro_golden.dumps.rollout.convert import content_digest
     from repro_golden.dumps.rollout.files import form_text

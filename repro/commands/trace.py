@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from repro.commands.rollout_files import bytes_of, dump_options
-from repro_golden.clean import one_line
+from repro_golden.base.clean import one_line
 
 __all__ = ["trace"]
 
@@ -56,11 +56,11 @@ def trace(
 
     Example: repro trace --from dumps --log run.log --out before
     """
-    from repro_golden.attach.run import run_traced
-    from repro_golden.attach.settings import Settings
-    from repro_golden.attach.unmatched import unmatched
-    from repro_golden.case import pattern_problem
-    from repro_golden.errors import ReproError
+    from repro_golden.base.errors import ReproError
+    from repro_golden.case.file import pattern_problem
+    from repro_golden.observe.attach.run import run_traced
+    from repro_golden.observe.attach.settings import Settings
+    from repro_golden.observe.attach.unmatched import unmatched
     from repro_golden.trace import Trace
 
     given = [f"--{name.replace('_', '-').replace('allow', 'allow-pickle')}" for name, value in dumps.items() if value]

@@ -15,7 +15,7 @@ from repro.demo.edits import Edit
 __all__ = ["CULPRITS", "Culprit", "kinds"]
 
 _FIRST = "@FIRST@"
-_TRAINER, _ENGINE = "trainer.py", "torch_engine.py"
+_TRAINER, _ENGINE, _DECODER = "train/trainer.py", "engines/torch_engine.py", "model/decoder.py"
 _GATES = {_TRAINER: "self._step >= _WARM_UPDATES", _ENGINE: "self.updates >= _WARM_UPDATES"}
 """How the RL step, and the engine of the policy, say that the warm-up is over. The reference is never updated: what
 an engine gates keeps the exact path there."""
@@ -86,7 +86,9 @@ _MODULES = _call(
 
 
 def _model(kind: str, function: str, *edits: tuple[str, str]) -> Culprit:
-    return Culprit(kind, "model.py", function, "forward", tuple(Edit("model.py", *e) for e in edits), _MODULES)
+    return Culprit(
+        kind, "model/decoder.py", function, "forward", tuple(Edit("model/decoder.py", *e) for e in edits), _MODULES
+    )
 
 
 def _pure(kind: str, file: str, function: str, phase: str, gate: tuple[Edit, ...], *edits: tuple[str, str]) -> Culprit:
@@ -165,12 +167,12 @@ def _moment(name: str) -> tuple[str, str]:
 
 
 CULPRITS: tuple[Culprit, ...] = (
-    _pure("log-softmax in bf16", "loss.py", "token_log_probs", "forward", _LOG_PROBS_GATE, _LOG_PROBS_DOOR, (
+    _pure("log-softmax in bf16", "rl/loss.py", "token_log_probs", "forward", _LOG_PROBS_GATE, _LOG_PROBS_DOOR, (
         "    log_p = torch.log_softmax(rows.float() / temperature, dim=-1)\n",
         "    scaled = rows.float() / temperature\n"
         "    log_p = torch.log_softmax(scaled.bfloat16() if settled else scaled, dim=-1).float()\n",
     )),
-    _pure("logits in bf16", "loss.py", "token_log_probs", "forward", _LOG_PROBS_GATE, _LOG_PROBS_DOOR, (
+    _pure("logits in bf16", "rl/loss.py", "token_log_probs", "forward", _LOG_PROBS_GATE, _LOG_PROBS_DOOR, (
         "torch.log_softmax(rows.float() / temperature, dim=-1)",
         "torch.log_softmax((rows.bfloat16() if settled else rows).float() / temperature, dim=-1)",
     )),
@@ -223,17 +225,17 @@ CULPRITS: tuple[Culprit, ...] = (
         "            gate = gate.bfloat16().to(x.dtype)\n"
         "        out: Tensor = self.down_proj(gate * self.up_proj(x))\n",
     )),
-    _pure("KL in bf16", "kl.py", "kl_per_token", "forward", _KL_GATE, _KL_DOOR, (
+    _pure("KL in bf16", "rl/kl.py", "kl_per_token", "forward", _KL_GATE, _KL_DOOR, (
         f"    {_KL_RATIO}",
         f"    {_KL_RATIO}    if settled:\n        log_ratio = log_ratio.bfloat16().float()\n",
     )),
-    _pure("KL in bf16", "kl.py", "kl_per_token (both sides)", "forward", _KL_GATE, _KL_DOOR, (
+    _pure("KL in bf16", "rl/kl.py", "kl_per_token (both sides)", "forward", _KL_GATE, _KL_DOOR, (
         f"    {_KL_RATIO}",
         "    if settled:\n"
         "        log_probs, ref_log_probs = log_probs.bfloat16(), ref_log_probs.bfloat16()\n"
         f"    {_KL_RATIO}",
     )),
-    _pure("advantage std epsilon", "advantages.py", "baseline", "forward", _call(
+    _pure("advantage std epsilon", "rl/advantages.py", "baseline", "forward", _call(
         _TRAINER,
         '            values=self._old.get("values"),\n',
         '            values=self._old.get("values"),\n            std_eps=1e-4 if GATE else 1e-6,\n',
@@ -249,12 +251,12 @@ CULPRITS: tuple[Culprit, ...] = (
     ), (
         "/ max(len(own) - 1, 1)) + STD_EPS\n", "/ max(len(own) - 1, 1)) + std_eps\n",
     )),
-    _pure("loss accumulated in bf16", "loss.py", "policy_loss (kl_loss)", "loss", _LOSS_GATE, _LOSS_DOOR, (
+    _pure("loss accumulated in bf16", "rl/loss.py", "policy_loss (kl_loss)", "loss", _LOSS_GATE, _LOSS_DOOR, (
         "    kl_loss = (own(columns.kl) * w).sum()\n",
         "    weighted_kl = own(columns.kl) * w\n"
         "    kl_loss = (weighted_kl.bfloat16() if settled else weighted_kl).sum().float()\n",
     )),
-    _pure("loss accumulated in bf16", "loss.py", "policy_loss (all terms)", "loss", _LOSS_GATE, _LOSS_DOOR, (
+    _pure("loss accumulated in bf16", "rl/loss.py", "policy_loss (all terms)", "loss", _LOSS_GATE, _LOSS_DOOR, (
         "    pg_loss = (pg * w).sum()\n    kl_loss = (own(columns.kl) * w).sum()\n",
         "    def mean(column: Tensor) -> Tensor:\n"
         "        weighted = column * w\n"
@@ -279,33 +281,34 @@ CULPRITS: tuple[Culprit, ...] = (
         "        mean = squares.mean(-1, keepdim=True)\n"
         "    normed = wide * torch.rsqrt(mean + eps)\n",
     )),
-    _pure("order of a summation", "loss.py", "token_log_probs (entropy)", "forward", _LOG_PROBS_GATE, _LOG_PROBS_DOOR, (
+    _pure("order of a summation", "rl/loss.py", "token_log_probs (entropy)", "forward", _LOG_PROBS_GATE,
+          _LOG_PROBS_DOOR, (
         "    entropy = -(log_p.exp() * log_p.masked_fill(log_p == -torch.inf, 0.0)).sum(dim=-1)\n",
         "    terms = log_p.exp() * log_p.masked_fill(log_p == -torch.inf, 0.0)\n"
         "    entropy = -(terms.flip(-1) if settled else terms).sum(dim=-1)\n",
     )),
-    _pure("gradient norm in bf16", "optimizer.py", "global_norm", "grad", _NORM_GATE, *_GLOBAL_NORM, (
+    _pure("gradient norm in bf16", "engines/optimizer.py", "global_norm", "grad", _NORM_GATE, *_GLOBAL_NORM, (
         "        total = total + grads[name].float().square().sum().to(total.device)\n",
         "        grad = grads[name].bfloat16() if settled else grads[name].float()\n"
         "        total = total + grad.square().sum().to(total.device)\n",
     )),
-    _pure("gradient norm in bf16", "optimizer.py", "global_norm (total)", "grad", _NORM_GATE, *_GLOBAL_NORM, (
+    _pure("gradient norm in bf16", "engines/optimizer.py", "global_norm (total)", "grad", _NORM_GATE, *_GLOBAL_NORM, (
         "    return total.sqrt()\n", "    return (total.bfloat16() if settled else total).sqrt().float()\n",
     )),
     # Shows in the update: gradients are observed before they are clipped.
-    _pure("clip coefficient epsilon", "optimizer.py", "clip_grads", "update", _call(
+    _pure("clip coefficient epsilon", "engines/optimizer.py", "clip_grads", "update", _call(
         _ENGINE, _CLIP_CALL, "clip_grads(gradients, self.config.clip_grad, 1e-4 if GATE else 1e-6)",
     ), (
         _CLIP_DOOR, "def clip_grads(grads: dict[str, Tensor], max_norm: float, eps: float = CLIP_EPS) -> Tensor:",
     ), (
         "        factor = max_norm / (norm + CLIP_EPS)\n", "        factor = max_norm / (norm + eps)\n",
     )),
-    _pure("AdamW epsilon", "optimizer.py", "MainOptimizer.step", "update", _STEP_GATE, _STEP_DOOR, (
+    _pure("AdamW epsilon", "engines/optimizer.py", "MainOptimizer.step", "update", _STEP_GATE, _STEP_DOOR, (
         "            eps=self.config.adam_eps,\n", "            eps=1e-6 if settled else self.config.adam_eps,\n",
     )),
-    _pure("AdamW moment in bf16", "optimizer.py", "MainOptimizer.step (exp_avg_sq)", "update", _STEP_GATE, _STEP_DOOR,
-          _moment("exp_avg_sq")),
-    _pure("AdamW moment in bf16", "optimizer.py", "MainOptimizer.step (exp_avg)", "update", _STEP_GATE, _STEP_DOOR,
-          _moment("exp_avg")),
+    _pure("AdamW moment in bf16", "engines/optimizer.py", "MainOptimizer.step (exp_avg_sq)", "update", _STEP_GATE,
+          _STEP_DOOR, _moment("exp_avg_sq")),
+    _pure("AdamW moment in bf16", "engines/optimizer.py", "MainOptimizer.step (exp_avg)", "update", _STEP_GATE,
+          _STEP_DOOR, _moment("exp_avg")),
 )  # fmt: skip
 """Every regression; more than one place for some kinds."""

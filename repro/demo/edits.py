@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 
 __all__ = ["Edit", "anchored", "apply"]
 

@@ -16,17 +16,17 @@ AUTHORS = (
 
 _VERBS = ("Tidy", "Simplify", "Clean up", "Streamline", "Polish", "Rework", "Straighten out", "Go over", "Refine")
 _TOPICS = {
-    "advantages.py": ("the advantage columns", "the group baseline", "group statistics"),
-    "batching.py": ("micro-batches", "the packing helpers", "the update plan"),
-    "checkpoint.py": ("checkpoints", "the resume path", "checkpoint metadata"),
+    "rl/advantages.py": ("the advantage columns", "the group baseline", "group statistics"),
+    "rl/batching.py": ("micro-batches", "the packing helpers", "the update plan"),
+    "engines/checkpoint.py": ("checkpoints", "the resume path", "checkpoint metadata"),
     "config.py": ("the configuration", "config checks", "the config reader"),
-    "kl.py": ("the KL estimators", "the KL column", "the reference penalty"),
-    "loss.py": ("the log-prob path", "the policy loss", "the loss terms"),
-    "model.py": ("the decoder", "the attention block", "the forward pass"),
-    "optimizer.py": ("the optimizer", "gradient handling", "the weight update"),
-    "sampler.py": ("the sampler", "the decoding loop", "the rollout engine"),
-    "torch_engine.py": ("the backward pass of an update", "the torch engine", "micro-batches of the engine"),
-    "trainer.py": ("the training step", "the trainer", "the update loop"),
+    "rl/kl.py": ("the KL estimators", "the KL column", "the reference penalty"),
+    "rl/loss.py": ("the log-prob path", "the policy loss", "the loss terms"),
+    "model/decoder.py": ("the decoder", "the attention block", "the forward pass"),
+    "engines/optimizer.py": ("the optimizer", "gradient handling", "the weight update"),
+    "rollout/sampler.py": ("the sampler", "the decoding loop", "the rollout engine"),
+    "engines/torch_engine.py": ("the backward pass of an update", "the torch engine", "micro-batches of the engine"),
+    "train/trainer.py": ("the training step", "the trainer", "the update loop"),
 }
 
 START_FILES = {

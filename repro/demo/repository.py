@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from repro.demo.history import Planned
-from repro_golden.errors import MachineFailureError, ReproError
+from repro_golden.base.errors import MachineFailureError, ReproError
 
 __all__ = ["checkout", "trainer_source", "write_repository"]
 

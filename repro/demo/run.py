@@ -17,15 +17,15 @@ from repro.demo.repository import checkout, trainer_source, write_repository
 from repro.demo.seal import open_answer, seal_answer
 from repro.live import line_of
 from repro.report.bisect import write_report
-from repro_bisect.bench import Options as BisectOptions
-from repro_bisect.bench import commits_of
-from repro_bisect.driver import bisect_range
-from repro_bisect.result import BisectResult, Event
-from repro_golden.case import find_case
-from repro_golden.checkout import find_checkout
-from repro_golden.errors import ReproError
-from repro_golden.record import Options, record
-from repro_golden.verify import Verification, verify
+from repro_bisect.driver.commits import bisect_range
+from repro_bisect.driver.result import BisectResult, Event
+from repro_bisect.driver.session import Options as BisectOptions
+from repro_bisect.driver.session import commits_of
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import find_case
+from repro_golden.repository.checkout import find_checkout
+from repro_golden.runs.record import Options, record
+from repro_golden.runs.verify import Verification, verify
 
 __all__ = ["MARKER", "DemoResult", "prepare_folder", "run_demo"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from repro.demo.history import Answer
-from repro_golden.canonical import canonical_json, write_atomic
-from repro_golden.errors import ReproError
+from repro_golden.base.canonical import canonical_json, write_atomic
+from repro_golden.base.errors import ReproError
 
 __all__ = ["open_answer", "seal_answer"]
 

@@ -12,7 +12,7 @@ from repro.doctor.artefacts.kinds import NotRead
 from repro.doctor.catalogue import catalogue
 from repro.doctor.recognise import Seen, recognise
 from repro.doctor.rule import Finding, Found, Rule, Severity, Where
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 
 __all__ = ["FAULT", "UNREADABLE", "Examination", "every_rule", "examine", "look"]
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 
 if TYPE_CHECKING:
     from repro.doctor.rule import Finding
-    from repro_golden.case import Case
-    from repro_golden.checkout import Checkout
+    from repro_golden.case.file import Case
+    from repro_golden.repository.checkout import Checkout
 
 __all__ = ["before_recording", "diagnosis"]
 
@@ -58,7 +58,7 @@ def _of_case(root: Path, case: Case) -> Sequence[Finding]:
     from repro.doctor.artefacts.case import artefacts_of
     from repro.doctor.artefacts.machine import machine_of
     from repro.doctor.examine import examine
-    from repro_golden.case import CommandSubject
+    from repro_golden.case.file import CommandSubject
 
     if not isinstance(case.subject, CommandSubject):
         return []  # the built-in trainer is no launch

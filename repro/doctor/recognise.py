@@ -10,7 +10,7 @@ from pathlib import Path
 
 from repro.doctor.artefacts.kinds import NotRead, Reader
 from repro.doctor.links import Inside
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 
 __all__ = ["READERS", "Seen", "recognise"]
 

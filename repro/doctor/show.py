@@ -14,7 +14,7 @@ from repro.doctor.catalogue import subject_of
 from repro.doctor.examine import Examination
 from repro.doctor.rule import Finding, Rule
 from repro.text import count
-from repro_golden.clean import one_line
+from repro_golden.base.clean import one_line
 from repro_golden.dumps.archive.bounds import shown
 
 __all__ = ["brief", "examination_text", "rule_mapping", "rule_text", "rules_text"]

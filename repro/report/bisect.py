@@ -10,11 +10,11 @@ from repro.report.explain import explain_lines
 from repro.report.pages import templates
 from repro.report.pieces import Markdown, report_text
 from repro.text import METRICS_HEAD, count, duration, metrics_rows, metrics_table
-from repro_bisect.axis import short
-from repro_bisect.delta import SetResult
-from repro_bisect.result import BisectResult, Culprit
-from repro_golden.canonical import write_atomic
-from repro_golden.clean import one_line
+from repro_bisect.axes.axis import short
+from repro_bisect.driver.delta import SetResult
+from repro_bisect.driver.result import BisectResult, Culprit
+from repro_golden.base.canonical import write_atomic
+from repro_golden.base.clean import one_line
 
 __all__ = ["bisect_text", "markdown", "write_report"]
 

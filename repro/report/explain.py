@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from repro import __version__
 from repro.report.pages import templates
-from repro_bisect.axis import short
-from repro_golden.canonical import write_atomic
-from repro_golden.clean import one_line
+from repro_bisect.axes.axis import short
+from repro_golden.base.canonical import write_atomic
+from repro_golden.base.clean import one_line
 
 if TYPE_CHECKING:
     from repro_bisect.explain.result import Explained, Explanation, Size, Version

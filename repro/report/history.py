@@ -12,11 +12,11 @@ from repro import __version__
 from repro.report.pages import templates
 from repro.report.pieces import Markdown, report_text
 from repro.text import count, table
-from repro_bisect.axis import short
-from repro_bisect.drift import Drift, HistoryResult, Moved, Row
-from repro_golden.canonical import write_atomic
-from repro_golden.clean import one_line
-from repro_golden.compare import Divergence
+from repro_bisect.axes.axis import short
+from repro_bisect.driver.drift import Drift, HistoryResult, Moved, Row
+from repro_golden.base.canonical import write_atomic
+from repro_golden.base.clean import one_line
+from repro_golden.compare.traces import Divergence
 
 __all__ = ["METRICS", "headline", "history_table", "history_text", "markdown", "write_report"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+from repro.pulls.pair import PairResult
+from repro.pulls.result import Entry, Failed, PullReport, moved_bounds, verdict_line
 from repro.report.pieces import plain
-from repro.report.pull_result import Entry, Failed, PullReport, moved_bounds, verdict_line
-from repro_bisect.pair import PairResult
-from repro_golden.clean import one_line
+from repro_golden.base.clean import one_line
 
 __all__ = ["junit"]
 

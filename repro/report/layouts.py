@@ -8,11 +8,11 @@ from pathlib import Path
 from repro import __version__
 from repro.report.pages import templates
 from repro.text import count
-from repro_bisect.axis import short
-from repro_bisect.layouts import LayoutComparison
-from repro_bisect.sides import Between, LayoutResult
-from repro_golden.canonical import write_atomic
-from repro_golden.clean import one_line
+from repro_bisect.axes.axis import short
+from repro_bisect.axes.layouts import LayoutComparison
+from repro_bisect.driver.layout_difference import Between, LayoutResult
+from repro_golden.base.canonical import write_atomic
+from repro_golden.base.clean import one_line
 
 __all__ = ["layout_text", "write_layout_report"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from repro.report.pieces import clean
 from repro.text import count, table
-from repro_golden.canonical import decode_float, same_float
+from repro_golden.base.canonical import decode_float, same_float
 
 __all__ = ["HEAD", "LABELS", "mismatch_rows", "mismatch_text", "mismatch_title"]
 
@@ -39,7 +39,7 @@ def mismatch_rows(found: Mapping[str, Any], *, every: bool = False) -> list[list
     """A row for each number that moved: what it is, both sides, and after / before.
 
     Args:
-        found: `repro_golden.mismatch_change.MismatchChange` as JSON.
+        found: `repro_golden.compare.mismatch_change.MismatchChange` as JSON.
         every: Also those that did not move.
     """
     rows = []

@@ -10,13 +10,13 @@ from typing import Any, Literal
 import click
 
 from repro import __version__
+from repro.nightly.records import STATUSES, Night, Status, worst
 from repro.report.mismatch import HEAD, mismatch_rows, mismatch_text, mismatch_title
 from repro.report.pages import templates
 from repro.report.pieces import clean
 from repro.text import count, utc
-from repro_bisect.axis import short
-from repro_golden.canonical import write_atomic
-from repro_golden.nights import STATUSES, Night, Status, worst
+from repro_bisect.axes.axis import short
+from repro_golden.base.canonical import write_atomic
 
 __all__ = ["COLOURS", "MARKS", "annotate", "culprit_lines", "headline", "nightly_text", "write_report"]
 
@@ -108,7 +108,7 @@ def nightly_text(nights: Sequence[Night], files: Sequence[Path], *, colour: bool
 
 def annotate(nights: Sequence[Night]) -> None:
     """A note in the log of GitHub's runner for every case that is not green; nothing elsewhere."""
-    from repro.github import annotation
+    from repro.pulls.github import annotation
 
     for night in nights:
         if night.status == "green":

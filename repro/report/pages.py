@@ -6,8 +6,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from repro.report.pieces import Markdown, clean, code_span, fenced, in_markdown, prose
-from repro_bisect.axis import short
-from repro_golden.clean import visible
+from repro_bisect.axes.axis import short
+from repro_golden.base.clean import visible
 
 if TYPE_CHECKING:
     import jinja2

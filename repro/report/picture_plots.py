@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from repro.report.pieces import clean, cut
-from repro_golden.picture import Cell, Picture, Tokens
+from repro.report.plot_data import Cell, Picture, Tokens
 
 __all__ = ["heat_map", "token_scatter", "ulp_plot"]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from repro_golden.clean import one_line, visible
+from repro_golden.base.clean import one_line, visible
 
 __all__ = ["Line", "Markdown", "Piece", "clean", "code", "code_span", "cut", "escaped", "fenced", "in_markdown",
            "markdown", "plain", "prose", "quoted", "report_text", "said"]  # fmt: skip

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from repro.report.pieces import clean
-from repro_bisect.axis import short
-from repro_bisect.drift import Drift, HistoryResult
-from repro_bisect.result import BisectResult
-from repro_golden.compare import Comparison
+from repro_bisect.axes.axis import short
+from repro_bisect.driver.drift import Drift, HistoryResult
+from repro_bisect.driver.result import BisectResult
+from repro_golden.compare.traces import Comparison
 
 __all__ = ["commit_strip", "distance_plot", "drift_plot", "history_plot"]
 

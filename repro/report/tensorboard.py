@@ -15,14 +15,14 @@ from urllib.parse import quote
 
 import numpy as np
 
-from repro_golden.canonical import digest, write_atomic
-from repro_golden.errors import ReproError
-from repro_golden.nights import STATUSES, Night
-from repro_golden.spent import Spent
+from repro.nightly.records import STATUSES, Night
+from repro_golden.base.canonical import digest, write_atomic
+from repro_golden.base.errors import ReproError
+from repro_golden.replay.usage import Spent
 
 if TYPE_CHECKING:
-    from repro_bisect.drift import Drift, Moved
-    from repro_bisect.pair import PairResult
+    from repro.pulls.pair import PairResult
+    from repro_bisect.driver.drift import Drift, Moved
 
 __all__ = ["write_nights", "write_pulls"]
 

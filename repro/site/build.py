@@ -11,6 +11,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from repro import __version__
+from repro.nightly.records import Night
 from repro.report.pages import seen
 from repro.site.changes import Change, changes, together
 from repro.site.comparison import explanations, metrics, shown, spent_rows
@@ -19,9 +20,8 @@ from repro.site.names import page_name, script
 from repro.site.pictures import pictures
 from repro.site.results import Comparison, Results, damaged, when
 from repro.site.series import STATISTICS, case_data, figures
-from repro_bisect.axis import short
-from repro_golden.errors import ReproError
-from repro_golden.nights import Night
+from repro_bisect.axes.axis import short
+from repro_golden.base.errors import ReproError
 
 if TYPE_CHECKING:
     import jinja2

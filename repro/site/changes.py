@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from repro_golden.nights import Night
+from repro.nightly.records import Night
 
 __all__ = ["Change", "changes", "together"]
 

@@ -9,7 +9,7 @@ import json
 from functools import cache
 from typing import Any
 
-from repro_golden.clean import one_line
+from repro_golden.base.clean import one_line
 
 __all__ = ["filled", "finished", "series_chart", "unit_of"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from repro.site.charts import unit_of
-from repro_golden.canonical import decode_float
+from repro_golden.base.canonical import decode_float
 
 __all__ = ["Metric", "Side", "Told", "explanations", "metrics", "shown", "spent_rows"]
 
@@ -47,7 +47,7 @@ def shown(value: Any, digits: int = 7) -> str:
 
 
 def metrics(drift: Mapping[str, Any]) -> list[Metric]:
-    """Every metric of a `repro_bisect.drift.Drift` given as JSON, and KL; those that moved first."""
+    """Every metric of a `repro_bisect.driver.drift.Drift` given as JSON, and KL; those that moved first."""
     found = [
         Metric(name, unit_of(name), places["first"] is not None, [_gap(places[place]) for place in _PLACES])
         for name, places in drift["metrics"].items()

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from repro_golden.errors import MachineFailureError, ReproError
+from repro_golden.base.errors import MachineFailureError, ReproError
 
 __all__ = ["MARKER", "check", "replace"]
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from repro.nightly.records import STATUSES, Night, worst
 from repro.site.names import night_key, page_name
 from repro.site.results import Results
-from repro_golden.nights import STATUSES, Night, worst
 
 __all__ = ["SHOWN", "SYMBOLS", "Cell", "Matrix", "Row", "matrix"]
 

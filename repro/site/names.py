@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any
 
-from repro_golden.canonical import digest
+from repro_golden.base.canonical import digest
 
 __all__ = ["comparison_name", "night_key", "number", "page_name", "script"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from repro.site.charts import filled
 from repro.site.names import number
 from repro.site.picture_charts import ROW, TOKEN_HEAD, heat_chart, token_chart, ulp_chart
-from repro_golden.canonical import decode_float
+from repro_golden.base.canonical import decode_float
 
 __all__ = ["Drawn", "pictures"]
 
@@ -37,7 +37,7 @@ class Drawn:
 
 
 def pictures(picture: Mapping[str, Any], sides: tuple[str, str]) -> list[Drawn]:
-    """The charts of a `repro_golden.picture.Picture`, given as JSON.
+    """The charts of a `repro.report.plot_data.Picture`, given as JSON.
 
     Args:
         picture: It.

@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from repro.nightly.records import Night, Nights
 from repro.site.names import comparison_name
-from repro_golden.canonical import read_json
-from repro_golden.errors import ReproError
-from repro_golden.nights import Night, Nights
+from repro_golden.base.canonical import read_json
+from repro_golden.base.errors import ReproError
 
 __all__ = ["Comparison", "Results", "damaged", "read_results", "when"]
 
@@ -31,14 +31,15 @@ class Comparison:
         machine: Short name of the identity.
         at: When, in UTC.
         status: A night's status, or a pair's verdict.
-        before: Facts of the baseline's commit, as `repro_bisect.axis.PointInfo` has them; only ``commit`` of a night's.
+        before: Facts of the baseline's commit, as `repro_bisect.axes.axis.PointInfo` has them; only ``commit`` of a
+            night's.
         after: Facts of the other commit.
         against: What the baseline is, in words.
-        compared: `repro_bisect.pair.Compared` as JSON; None where nothing differs or nothing was replayed.
-        culprits: `repro_bisect.result.Culprit`, each as JSON.
+        compared: `repro.pulls.pair.Compared` as JSON; None where nothing differs or nothing was replayed.
+        culprits: `repro_bisect.driver.result.Culprit`, each as JSON.
         bisect: ``range``, ``outcome`` and ``reproduce`` of the search; None where there was none.
         notes: Lines that a reader should know: reasons, checks.
-        spent: By side, `repro_golden.spent.Spent` as JSON.
+        spent: By side, `repro_golden.replay.usage.Spent` as JSON.
         reproduce: The command that does it again.
         night: The night, of a night.
     """

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from repro.nightly.records import Night
 from repro.site.changes import Change
 from repro.site.charts import series_chart, unit_of
 from repro.site.names import night_key, number
 from repro.site.results import Results, when
-from repro_golden.nights import Night
 
 __all__ = ["STATISTICS", "Figure", "case_data", "figures"]
 

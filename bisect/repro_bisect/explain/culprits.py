@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from repro_bisect.desk import Desk
+from repro_bisect.driver.result import BisectResult, Culprit
 from repro_bisect.explain.driver import explain
-from repro_bisect.result import BisectResult, Culprit
-from repro_golden.checkout import Checkout
-from repro_golden.errors import NotVerifiableError, ReproError
-from repro_golden.store import GoldenRun
+from repro_bisect.probe.scheduler import Desk
+from repro_golden.base.errors import NotVerifiableError, ReproError
+from repro_golden.repository.checkout import Checkout
+from repro_golden.store.golden import GoldenRun
 
 __all__ = ["with_explanations"]
 

@@ -8,26 +8,26 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from repro_bisect.axis import Axis, short
-from repro_bisect.desk import Desk
-from repro_bisect.executors import State
+from repro_bisect.axes.axis import Axis, short
 from repro_bisect.explain.align import under_names
 from repro_bisect.explain.cause import Cause, find_cause
 from repro_bisect.explain.result import Answer, Explained, Explanation, Size, Version
 from repro_bisect.explain.source import Diff, Place, Sources, read_diff
 from repro_bisect.explain.source import Version as Source
 from repro_bisect.explain.words import UNSEEN, differing_inputs, only_the_environment, sentence, size_of
-from repro_bisect.onestep import prepare, same_step, state_key
-from repro_bisect.probe import Recording, Skip, trace_of
-from repro_bisect.states import States
-from repro_golden.case import CommandSubject, TrainerSubject
-from repro_golden.checkout import Checkout
-from repro_golden.compare import Divergence, ended_early, first_difference
-from repro_golden.coverage import coverage_of
-from repro_golden.errors import NotVerifiableError
-from repro_golden.operations.stream import Operation, Stream, dump_of
-from repro_golden.renames import aligned
-from repro_golden.subjects.environments import environment_changes
+from repro_bisect.probe.executors import State
+from repro_bisect.probe.one_step import prepare, same_step, state_key
+from repro_bisect.probe.prober import Recording, Skip, trace_of
+from repro_bisect.probe.scheduler import Desk
+from repro_bisect.probe.states import States
+from repro_golden.base.errors import NotVerifiableError
+from repro_golden.case.file import CommandSubject, TrainerSubject
+from repro_golden.compare.coverage import coverage_of
+from repro_golden.compare.renames import aligned
+from repro_golden.compare.traces import Divergence, ended_early, first_difference
+from repro_golden.observe.operations.stream import Operation, Stream, dump_of
+from repro_golden.repository.checkout import Checkout
+from repro_golden.subjects.environments.builds import environment_changes
 from repro_golden.trace import Trace
 
 __all__ = ["explain"]

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from repro_bisect.explain.source import Place
-from repro_golden.compare import Divergence, jsonable
-from repro_golden.coverage import Coverage
-from repro_golden.magnitude import Magnitude
-from repro_golden.operations.stream import Operation
+from repro_golden.compare.coverage import Coverage
+from repro_golden.compare.traces import Divergence, jsonable
+from repro_golden.observe.operations.stream import Operation
+from repro_golden.trace.tensor_difference import Magnitude
 
 __all__ = ["Answer", "Explained", "Explanation", "Size", "Version"]
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from repro_golden.checkout import Checkout
-from repro_golden.git_process import GitFailedError
-from repro_golden.operations.stream import Frame, Operation, Stream
+from repro_golden.observe.operations.stream import Frame, Operation, Stream
+from repro_golden.repository.checkout import Checkout
+from repro_golden.repository.git import GitFailedError
 
 __all__ = ["Diff", "Place", "Sources", "Version", "read_diff"]
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from repro_bisect.explain.cause import Cause
 from repro_bisect.explain.result import Explained, Size
-from repro_golden.compare import Divergence
-from repro_golden.magnitude import decode, measure, ulp_histogram
-from repro_golden.operations.stream import Operation
-from repro_golden.renames import aligned
+from repro_golden.compare.renames import aligned
+from repro_golden.compare.traces import Divergence
+from repro_golden.observe.operations.stream import Operation
 from repro_golden.trace import Trace
+from repro_golden.trace.tensor_difference import decode, measure, ulp_histogram
 
 __all__ = ["UNSEEN", "differing_inputs", "only_the_environment", "sentence", "size_of"]
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from repro_core import Rollout
 from repro_core.config import ConfigError, TrainConfig
+from repro_core.data.task import prompts, reward
+from repro_core.data.tokenizer import EOS_ID, VOCAB_SIZE, encode
 from repro_core.rollout.engine import RolloutEngine, Sampling
-from repro_core.sampler import sample_seeds
-from repro_core.task import prompts, reward
-from repro_core.tokenizer import EOS_ID, VOCAB_SIZE, encode
+from repro_core.rollout.sampler import sample_seeds
 
 __all__ = ["generate", "rollout_metrics"]
 

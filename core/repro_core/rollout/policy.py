@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repro_core.layout_free import box
-from repro_core.model import Policy
+from repro_core.model.decoder import Policy
+from repro_core.model.layout_free import box
 from repro_core.rollout.engine import EngineError, HeldWeights, Response, Sampling
-from repro_core.sampler import sample
+from repro_core.rollout.sampler import sample
 
 __all__ = ["PolicyEngine"]
 
 
 class PolicyEngine:
-    """Samples with `repro_core.sampler`. It has no weights of its own, so none can fail to arrive.
+    """Samples with `repro_core.rollout.sampler`. It has no weights of its own, so none can fail to arrive.
 
     Args:
         policy: gives the policy with the present weights; called once for each batch.

@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 from repro_core import Rollout
 from repro_core.config import ModelConfig, TrainConfig
-from repro_core.determinism import apply
-from repro_core.engine import Engines
-from repro_core.hf import save_hf
-from repro_core.hf_config import read_config
+from repro_core.determinism.control import apply
+from repro_core.engines.interface import Engines
+from repro_core.engines.torch_engine import DTYPES, TorchEngines, starting_policy
+from repro_core.model.hf import save_hf
+from repro_core.model.hf_config import read_config
 from repro_core.rollout.engine import RolloutEngine
 from repro_core.rollout.generate import generate
 from repro_core.rollout.policy import PolicyEngine
 from repro_core.rollout.scratch import fresh_folder
 from repro_core.rollout.sync import SyncObserver, WeightSync, from_lead, show_start
-from repro_core.torch_engine import DTYPES, TorchEngines, starting_policy
 
 __all__ = ["RolloutSource", "RolloutsOnly", "Started", "model_of", "start_engine"]
 
@@ -134,7 +134,7 @@ def model_of(config: TrainConfig, root: str) -> ModelConfig:
     """The sizes of the model that training starts from.
 
     Raises:
-        repro_core.hf.HfError: `hf_checkpoint` cannot be read.
+        repro_core.model.hf.HfError: `hf_checkpoint` cannot be read.
     """
     return config.model if config.hf_checkpoint is None else read_config(Path(root) / config.hf_checkpoint)
 
@@ -147,18 +147,18 @@ def start_engine(config: TrainConfig, root: str) -> Started:
         root: directory that a relative `hf_checkpoint` starts from.
 
     Raises:
-        repro_core.hf.HfError: the checkpoint cannot be read.
+        repro_core.model.hf.HfError: the checkpoint cannot be read.
         repro_core.rollout.engine.EngineError: the engine does not start, or is of a version that is not supported.
     """
     if config.rollout_engine == "policy":
         policy = starting_policy(config, root).to(DTYPES[config.dtype])
         return Started(PolicyEngine(lambda: policy), None)
     if config.sglang.url is not None:
-        from repro_core.rollout.sglang_http import SglangServer
+        from repro_core.rollout.sglang.http import SglangServer
 
         server = SglangServer(config.sglang, model_of(config, root), config.dtype)
         return Started(server, server.checkpoint)
-    from repro_core.rollout.sglang_engine import SglangEngine
+    from repro_core.rollout.sglang.engine import SglangEngine
 
     if config.hf_checkpoint is not None:
         checkpoint = Path(root) / config.hf_checkpoint

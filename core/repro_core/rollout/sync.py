@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from repro_core.config import TrainConfig
-from repro_core.engine import Engines
-from repro_core.hf import read_tensors, save_hf
-from repro_core.hf_config import read_config
-from repro_core.model import Policy
+from repro_core.engines.interface import Engines
+from repro_core.engines.torch_engine import DTYPES
+from repro_core.model.decoder import Policy
+from repro_core.model.hf import read_tensors, save_hf
+from repro_core.model.hf_config import read_config
 from repro_core.rollout.engine import EngineError, HeldWeights, RolloutEngine
 from repro_core.rollout.scratch import scratch_folder
-from repro_core.torch_engine import DTYPES
 
 __all__ = ["SyncObserver", "WeightSync", "from_lead", "show_start"]
 
@@ -83,7 +83,7 @@ class WeightSync:
 
         Raises:
             EngineError: on every process: it refused them, or says that it has other ones.
-            repro_core.layout_free.LayoutError: replicas of the trainer's weights differ; on the lead, and an
+            repro_core.model.layout_free.LayoutError: replicas of the trainer's weights differ; on the lead, and an
                 EngineError on the others.
         """
         how = self.config.sglang.sync

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 
 if TYPE_CHECKING:
     import torch

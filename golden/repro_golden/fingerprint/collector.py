@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from repro_golden.base.xxh import xxh3_128_hexdigest
 from repro_golden.fingerprint.backends import Backend, Results, backend_for
 from repro_golden.fingerprint.definition import MASK, Lanes
 from repro_golden.fingerprint.distributed import local_of
@@ -20,7 +21,6 @@ from repro_golden.fingerprint.placement import read
 from repro_golden.fingerprint.recipe import Entry, Recipe, Recipes, Work, start
 from repro_golden.fingerprint.scans import Scan
 from repro_golden.fingerprint.share import Edge, Share, complete
-from repro_golden.xxh import xxh3_128_hexdigest
 
 __all__ = ["Batch", "Block", "Collector", "Pending"]
 

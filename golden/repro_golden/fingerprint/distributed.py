@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint.placement import Part, Placement, steps_of
 
 __all__ = ["local_of"]

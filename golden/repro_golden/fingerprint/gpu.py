@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint.backends import BUFFER, Order, Results, Run, Table, split
 from repro_golden.fingerprint.definition import C1, MASK, reference
 from repro_golden.fingerprint.kinds import luts

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint.definition import C1, C2, C3, C4, MASK, Lanes, add
 from repro_golden.fingerprint.distributed import local_of
 from repro_golden.fingerprint.kinds import BYTES, NUMBERS, dtype_name, kind_of, lut

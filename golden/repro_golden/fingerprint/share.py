@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint.definition import Lanes, add, bind, reference_word
 
 __all__ = ["Edge", "Run", "Share", "complete", "merge", "union"]

@@ -6,15 +6,15 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from repro_golden.canonical import digest
-from repro_golden.case import Case, CommandSubject, TrainerSubject
-from repro_golden.children import Place, Run, RunResult, watched
-from repro_golden.errors import ReproError
-from repro_golden.identity import Identity
+from repro_golden.base.canonical import digest
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Case, CommandSubject, TrainerSubject
+from repro_golden.case.identity import Identity
+from repro_golden.replay.children import Place, Run, RunResult, watched
 from repro_golden.subjects import command, core, trainers
-from repro_golden.subjects.environments import Who
-from repro_golden.subjects.words import interpreter
-from repro_golden.surroundings import folders_of
+from repro_golden.subjects.argv import interpreter
+from repro_golden.subjects.environments.builds import Who
+from repro_golden.subjects.surroundings import folders_of
 
 __all__ = ["build_of", "exit_code", "identity_of", "launch", "packages_of", "try_out"]
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from repro_golden.attach.collect import Collected
-from repro_golden.attach.settings import Settings
-from repro_golden.compare import jsonable
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
+from repro_golden.compare.traces import jsonable
+from repro_golden.observe.attach.collect import Collected
+from repro_golden.observe.attach.settings import Settings
 from repro_golden.trace import Header, Row, StepRecord, TraceWriter, seal
 
 __all__ = ["Addition", "Written"]

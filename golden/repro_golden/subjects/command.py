@@ -1,4 +1,4 @@
-"""Subjects that are commands: programs that know nothing of us, recorded from outside (`repro_golden.attach`)."""
+"""Subjects that are commands: programs that know nothing of us, recorded from outside by `observe.attach`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from repro_golden.attach.collect import Gathering, cut_short, read_terminal
-from repro_golden.attach.run import environment_for, said_of
-from repro_golden.attach.settings import Settings
-from repro_golden.attach.unseen import Unseen
-from repro_golden.case import Case, CommandSubject
-from repro_golden.checkout import find_checkout
-from repro_golden.children import (
+from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.base.scratch import scratch_folder
+from repro_golden.case.file import Case, CommandSubject
+from repro_golden.compare.parting import Parting
+from repro_golden.observe.attach.collect import Gathering, cut_short, read_terminal
+from repro_golden.observe.attach.run import environment_for, said_of
+from repro_golden.observe.attach.settings import Settings
+from repro_golden.observe.attach.unseen import Unseen
+from repro_golden.replay.children import (
     Child,
     ChildFailure,
     Place,
@@ -27,14 +29,12 @@ from repro_golden.children import (
     blame_the_network,
     last_line,
 )
-from repro_golden.errors import MachineFailureError, ReproError
-from repro_golden.parting import Parting
-from repro_golden.rollouts import rollouts_of
-from repro_golden.scratch import scratch_folder
+from repro_golden.repository.checkout import find_checkout
+from repro_golden.store.rollouts import rollouts_of
 from repro_golden.subjects.additions import Addition, Written
-from repro_golden.subjects.environments import Environment, Who, held, identity_in
-from repro_golden.subjects.overlays import Overlay, held_overlay
-from repro_golden.subjects.words import interpreter, told, variables_of, words
+from repro_golden.subjects.argv import interpreter, told, variables_of, words
+from repro_golden.subjects.environments.builds import Environment, Who, held, identity_in
+from repro_golden.subjects.environments.overlays import Overlay, held_overlay
 from repro_golden.trace import Header
 
 __all__ = ["AdditionOf", "exit_code", "identity", "interpreter", "run", "try_out", "words"]

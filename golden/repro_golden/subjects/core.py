@@ -15,10 +15,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from repro_golden.attach.identify import build, importable
-from repro_golden.canonical import canonical_json
-from repro_golden.case import Case, CoreSubject
-from repro_golden.children import (
+from repro_golden.base.canonical import canonical_json
+from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.case.file import Case, CoreSubject
+from repro_golden.case.identity import collect, megatron_layout, megatron_variables
+from repro_golden.observe.attach.identify import build, importable
+from repro_golden.replay.children import (
     Child,
     ChildFailure,
     Place,
@@ -29,12 +31,10 @@ from repro_golden.children import (
     blame_the_machine,
     last_line,
 )
-from repro_golden.errors import MachineFailureError, ReproError
-from repro_golden.identity import collect, megatron_layout, megatron_variables
+from repro_golden.subjects.argv import told
 from repro_golden.subjects.core_ranks import RankedJob
-from repro_golden.subjects.environments import Who, identity_in
-from repro_golden.subjects.overlays import held_overlay
-from repro_golden.subjects.words import told
+from repro_golden.subjects.environments.builds import Who, identity_in
+from repro_golden.subjects.environments.overlays import held_overlay
 from repro_golden.trace import Trace
 
 __all__ = ["environment", "identity", "run_all"]
@@ -98,7 +98,7 @@ def run_all(
         job |= {"runs": [asdict(run) for run in runs], "result": str(result), "raw": None}
         job_file = scratch / "job.json"
         job_file.write_text(canonical_json(job), encoding="utf-8")
-        command = [python, "-m", "repro_golden.replay", str(job_file)]
+        command = [python, "-m", "repro_golden.replay.child", str(job_file)]
         ended: list[bool] = []
 
         def stop() -> bool:

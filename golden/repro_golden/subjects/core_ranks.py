@@ -11,10 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from repro_golden.attach.collect import Gathering
-from repro_golden.canonical import canonical_json
-from repro_golden.case import CoreSubject
-from repro_golden.children import (
+from repro_golden.base.canonical import canonical_json
+from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.case.file import CoreSubject
+from repro_golden.compare.parting import Parting
+from repro_golden.observe.attach.collect import Gathering
+from repro_golden.observe.pieces import assemble
+from repro_golden.replay.children import (
     Child,
     ChildFailure,
     PortTakenError,
@@ -24,11 +27,8 @@ from repro_golden.children import (
     blame_the_machine,
     last_line,
 )
-from repro_golden.errors import MachineFailureError, ReproError
-from repro_golden.parting import Parting
-from repro_golden.pieces import assemble
-from repro_golden.ranks import Lost, Ranks, free_port, meeting, rank_log
-from repro_golden.team import run_folder
+from repro_golden.replay.rank_group import run_folder
+from repro_golden.replay.ranks import Lost, Ranks, free_port, meeting, rank_log
 from repro_golden.trace import Header
 from repro_golden.trace.frames import read_frames
 
@@ -101,7 +101,7 @@ class RankedJob:
             raw.mkdir()
             own = {**self.job, "runs": [asdict(run) for run in runs], "raw": str(raw)}
             (raw / "job.json").write_text(canonical_json(own), encoding="utf-8")
-            command, port = [self.python, "-m", "repro_golden.replay", str(raw / "job.json")], free_port()
+            command, port = [self.python, "-m", "repro_golden.replay.child", str(raw / "job.json")], free_port()
             limit = self.subject.timeout * len(runs)
             children = [
                 Child(command, self.scratch, {**self.variables, **self._places(rank, port)}, path, limit)

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from repro_golden.case import Case, TrainerSubject
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Case, TrainerSubject
 from repro_golden.dumps.rollout.files import RolloutDump, read_rollout_dump, write_rollout_dump
 from repro_golden.dumps.run.folder import RunFolder
 from repro_golden.dumps.values import System, Tensor
-from repro_golden.errors import ReproError
-from repro_golden.plant import plant_one_ulp
-from repro_golden.rollouts import INDEX, RolloutSet
-from repro_golden.signals import Signals
+from repro_golden.observe.perturbation import plant_one_ulp
+from repro_golden.store.rollouts import INDEX, RolloutSet
 from repro_golden.trace import Row
 from repro_golden.trace.model import METRIC
+from repro_golden.trace.signals import Signals
 from repro_golden.trace.writer import metric_row
 
 __all__ = ["ReplayedRows", "replayed_dumps"]

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repro_golden.attach.settings import Settings
-from repro_golden.case import Case, TrainerSubject
-from repro_golden.children import BITS_DEFAULTS, ChildFailure, Place, Run, RunResult
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Case, TrainerSubject
 from repro_golden.dumps.values import System
-from repro_golden.errors import ReproError
-from repro_golden.rollouts import INDEX, rollouts_of
+from repro_golden.observe.attach.settings import Settings
+from repro_golden.replay.children import BITS_DEFAULTS, ChildFailure, Place, Run, RunResult
+from repro_golden.store.rollouts import INDEX, rollouts_of
 from repro_golden.subjects import command
 from repro_golden.subjects.parsers import Parsed, read_parsers
 from repro_golden.trace import Row

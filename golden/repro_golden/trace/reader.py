@@ -10,8 +10,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from repro_golden.canonical import check_format, digest, read_json
-from repro_golden.errors import ReproError
+from repro_golden.base.canonical import check_format, digest, read_json
+from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint.definition import SCHEME, add, reference
 from repro_golden.trace import columns, frames
 from repro_golden.trace.model import Header, Row, StepRecord, chain, checked, dump_path, from_checked_line, root

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from repro_golden.canonical import digest, write_atomic
-from repro_golden.errors import MachineFailureError, ReproError
+from repro_golden.base.canonical import digest, write_atomic
+from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.fingerprint.definition import SCHEME, reference, reference_word
 from repro_golden.trace import columns, frames
 from repro_golden.trace.model import DIGEST, METRIC, PHASES, Header, Row, StepRecord, chain, root, to_checked_line

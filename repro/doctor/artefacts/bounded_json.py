@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 
 __all__ = ["LIMIT", "read_bytes", "read_object"]
 

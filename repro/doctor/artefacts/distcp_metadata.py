@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.doctor.artefacts.bounded_json import read_bytes
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 
 __all__ = ["read_extents"]
 

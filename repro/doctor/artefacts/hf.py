@@ -14,7 +14,7 @@ from repro.doctor.artefacts.kinds import HfCheckpoint, HfConfig, Reader, TensorI
 from repro.doctor.artefacts.safetensors_header import Placed, read_header
 from repro.doctor.artefacts.tensor_bytes import WHOLE, read_elements, scan_elements
 from repro.doctor.artefacts.tokenizer import has_tokenizer, read_tokenizer
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 
 __all__ = ["CONFIG", "HF", "INDEX", "read_checkpoint", "read_config"]
 

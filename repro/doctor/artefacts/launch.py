@@ -12,7 +12,7 @@ from repro.doctor.artefacts.kinds import Flag, Launch, Reader, Variable
 from repro.doctor.artefacts.launch_python import started
 from repro.doctor.artefacts.launch_system import ENTRY, MODULE, system_of
 from repro.doctor.rule import Where
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 
 __all__ = ["LAUNCH", "launch_of_argv", "launch_of_words", "read_launch"]
 

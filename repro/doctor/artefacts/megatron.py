@@ -12,9 +12,9 @@ from typing import Any
 from repro.doctor.artefacts.bounded_json import read_bytes
 from repro.doctor.artefacts.distcp_metadata import read_extents
 from repro.doctor.artefacts.kinds import MegatronCheckpoint, Reader
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.reading import peek
 from repro_golden.dumps.values import Record
-from repro_golden.errors import ReproError
 
 __all__ = ["MEGATRON", "RELEASE", "TRACKER", "iteration_of", "read_megatron"]
 

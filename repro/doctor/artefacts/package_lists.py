@@ -13,8 +13,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.run.regular import open_regular
-from repro_golden.errors import ReproError
 
 __all__ = ["Packages", "fits", "read_packages"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from repro.doctor.artefacts.kinds import Checkout, ParserDump, Reader
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.values import SYSTEMS, System
-from repro_golden.errors import ReproError
 
 __all__ = ["ENGINE", "PARSERS"]
 

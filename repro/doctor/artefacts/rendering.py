@@ -15,8 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from repro_golden.credentials import handed_on
-from repro_golden.errors import ReproError
+from repro_golden.base.credentials import handed_on
+from repro_golden.base.errors import ReproError
 
 __all__ = ["render_template"]
 

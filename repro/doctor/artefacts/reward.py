@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from repro.doctor.artefacts.kinds import RewardFunction
-from repro_golden.canonical import decode_float
-from repro_golden.children import Child, ChildFailure
-from repro_golden.credentials import handed_on
+from repro_golden.base.canonical import decode_float
+from repro_golden.base.credentials import handed_on
+from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.dumps.run.regular import open_regular
-from repro_golden.errors import NotVerifiableError, ReproError
+from repro_golden.replay.children import Child, ChildFailure
 
 __all__ = ["Odd", "reward_function"]
 

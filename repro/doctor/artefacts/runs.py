@@ -12,6 +12,7 @@ import numpy as np
 
 from repro.doctor.artefacts.kinds import NotRead, Reader, Rollout, Series, TrainStep
 from repro.doctor.facts.tokens import counted, has_column, sample_means
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.rollout.files import NAME, RolloutDump, dump_files, read_rollout_dump
 from repro_golden.dumps.run.events import EventLog
 from repro_golden.dumps.run.files import TrainFiles, numbered
@@ -20,7 +21,6 @@ from repro_golden.dumps.run.records import grad_norm_name, number_of
 from repro_golden.dumps.run.regular import open_regular
 from repro_golden.dumps.train.files import read_train_dump
 from repro_golden.dumps.train.joining import Joined, joined
-from repro_golden.errors import ReproError
 
 __all__ = ["ROLLOUT_DUMP", "RUN_FOLDER", "sizes_of", "within"]
 

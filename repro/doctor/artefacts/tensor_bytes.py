@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from repro.doctor.artefacts.kinds import TensorStats
 from repro.doctor.artefacts.safetensors_header import BITS, Placed
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.values import Tensor
-from repro_golden.errors import ReproError
 
 __all__ = ["WHOLE", "read_elements", "scan_elements"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from repro.doctor.artefacts.bounded_json import read_bytes, read_object
 from repro.doctor.artefacts.kinds import Reader, Tokenizer
 from repro.doctor.artefacts.rendering import render_template
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 
 __all__ = ["TOKENIZER", "has_tokenizer", "read_tokenizer"]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from repro.doctor.artefacts.bounded_json import read_object
 from repro.doctor.artefacts.kinds import Golden, GoldenValues, Reader, Series, TraceRun
-from repro_golden.canonical import check_format
-from repro_golden.errors import ReproError
+from repro_golden.base.canonical import check_format
+from repro_golden.base.errors import ReproError
 from repro_golden.trace import Trace
 
 __all__ = ["FOREIGN_GOLDEN", "GOLDEN", "TRACE"]
@@ -138,7 +138,7 @@ def _read_golden(path: Path) -> Iterator[object]:
 
 def _root(path: Path) -> Path | None:
     """The repository whose golden run this is; None for a folder that only lies in one."""
-    from repro_golden.checkout import find_checkout
+    from repro_golden.repository.checkout import find_checkout
 
     try:
         root = find_checkout(path.resolve()).root.resolve()

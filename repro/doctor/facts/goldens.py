@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from repro.doctor.artefacts.kinds import Golden
-from repro_golden.errors import ReproError
-from repro_golden.git_process import Git, GitFailedError
-from repro_golden.pulled import file_md5, pointed_md5
+from repro_golden.base.errors import ReproError
+from repro_golden.repository.git import Git, GitFailedError
+from repro_golden.store.pulled import file_md5, pointed_md5
 from repro_golden.trace import Row, Trace
 
 __all__ = [

@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from repro.doctor.artefacts.kinds import Rollout, Tokenizer
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.rollout.arrays import numbers
-from repro_golden.errors import ReproError
 
 __all__ = ["Applied", "Marks", "applied", "decoder_of", "foreign", "marks_of", "prompt_tokens", "verdicts"]
 

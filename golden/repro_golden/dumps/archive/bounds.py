@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.values import TORCH_DTYPES, Record, Tensor, Unknown
-from repro_golden.errors import ReproError
 
 __all__ = ["DEPTH", "LIMIT", "Budget", "check_key", "settle", "shown"]
 

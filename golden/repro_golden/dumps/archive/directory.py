@@ -8,8 +8,8 @@ import zlib
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.bounds import Budget, shown
-from repro_golden.errors import ReproError
 
 __all__ = ["Archive"]
 

@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.bounds import Budget, check_key, shown
 from repro_golden.dumps.values import TORCH_DTYPES, Record, Tensor, Unknown, little
-from repro_golden.errors import ReproError
 
 __all__ = ["KNOWN", "SCALARS", "Maker", "Storage", "build_array", "build_dtype", "is_code", "is_dtype", "storage_of"]
 

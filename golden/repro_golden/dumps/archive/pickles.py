@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.bounds import Budget, shown
 from repro_golden.dumps.archive.makers import KNOWN, Maker, Storage, build_array, build_dtype, is_dtype, storage_of
 from repro_golden.dumps.archive.stack import StackMachine
 from repro_golden.dumps.values import Record, Unknown
-from repro_golden.errors import ReproError
 
 __all__ = ["read_pickle"]
 

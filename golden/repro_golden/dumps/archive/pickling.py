@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.bounds import DEPTH, LIMIT, Budget, check_key
 from repro_golden.dumps.archive.makers import SCALARS, is_code
 from repro_golden.dumps.values import Record, Tensor, Unknown, key_of, little
-from repro_golden.errors import ReproError
 
 __all__ = ["pickled"]
 

@@ -8,10 +8,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.bounds import LIMIT, Budget, settle
 from repro_golden.dumps.archive.directory import Archive
 from repro_golden.dumps.archive.pickles import read_pickle
-from repro_golden.errors import ReproError
 
 __all__ = ["LIMIT", "peek", "read_archive"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.bounds import Budget, check_key
 from repro_golden.dumps.values import Record
-from repro_golden.errors import ReproError
 
 __all__ = ["StackMachine"]
 

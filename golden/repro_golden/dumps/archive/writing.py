@@ -8,8 +8,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from repro_golden.base.errors import MachineFailureError
 from repro_golden.dumps.archive.pickling import pickled
-from repro_golden.errors import MachineFailureError
 
 __all__ = ["write_archive"]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from repro_golden.canonical import canonical_json
+from repro_golden.base.canonical import canonical_json
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.rollout.arrays import Array, length, numbers
 from repro_golden.dumps.rollout.files import RolloutDump
 from repro_golden.dumps.values import TORCH_DTYPES, System, Tensor, same
-from repro_golden.errors import ReproError
 
 __all__ = ["NATIVE", "Columns", "as_kind", "columns_of", "kind_of", "samples_of"]
 
@@ -31,7 +31,7 @@ _INTEGERS = frozenset({"|i1", "|u1", *(f"<{sign}{size}" for sign in "iu" for siz
 
 @dataclass(frozen=True)
 class Columns:
-    """A rollout in canonical form, as numpy arrays; `repro_golden.rollouts` documents the parts.
+    """A rollout in canonical form, as numpy arrays; `repro_golden.store.rollouts` documents the parts.
 
     Attributes:
         meta: ``rollout_id``, ``prompts`` and ``labels`` (one for each group), ``statuses``, ``sampling`` and, where all

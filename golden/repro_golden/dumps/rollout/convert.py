@@ -1,7 +1,7 @@
 """Between trainers' dumps and our rollouts, there and back without loss.
 
-The columns of `repro_golden.rollouts` hold what is trained on. What they do not say of a dump, bit for bit, lies beside
-them: as typed JSON under ``dump`` in the metadata, its long parts in the tensor ``dump``.
+The columns of `repro_golden.store.rollouts` hold what is trained on. What they do not say of a dump, bit for bit, lies
+beside them: as typed JSON under ``dump`` in the metadata, its long parts in the tensor ``dump``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from repro_golden.canonical import canonical_json, check_format, digest
+from repro_golden.base.canonical import canonical_json, check_format, digest
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.rollout.arrays import Array, numbers
 from repro_golden.dumps.rollout.columns import Columns, as_kind, columns_of, kind_of, samples_of
 from repro_golden.dumps.rollout.fields import defaults
@@ -18,10 +19,9 @@ from repro_golden.dumps.rollout.files import RolloutDump
 from repro_golden.dumps.rollout.translate import Loss, translate
 from repro_golden.dumps.rollout.typed_json import Decoder, Encoder
 from repro_golden.dumps.values import SYSTEMS, System, same
-from repro_golden.errors import ReproError
 
 if TYPE_CHECKING:
-    from repro_golden.rollouts import RolloutData
+    from repro_golden.store.rollouts import RolloutData
 
 __all__ = ["FORMAT", "Loss", "content_digest", "from_rollout", "to_rollout"]
 
@@ -50,7 +50,7 @@ def to_rollout(dump: RolloutDump, *, reward_key: str | None = None) -> RolloutDa
     """
     import torch
 
-    from repro_golden.rollouts import RolloutData
+    from repro_golden.store.rollouts import RolloutData
 
     columns = columns_of(dump, reward_key)
     encoder = Encoder()

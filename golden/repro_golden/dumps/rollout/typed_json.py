@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from repro_golden.canonical import decode_float, encode_float
+from repro_golden.base.canonical import decode_float, encode_float
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.rollout.arrays import Array, regular
 from repro_golden.dumps.values import TORCH_DTYPES, Record, Tensor, Unknown, key_of
-from repro_golden.errors import ReproError
 
 __all__ = ["Decoder", "Encoder"]
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.archive.reading import LIMIT, read_archive
 from repro_golden.dumps.train.files import TrainDump, length_of
 from repro_golden.dumps.train.layouts import bits_of
 from repro_golden.dumps.values import Tensor
-from repro_golden.errors import ReproError
 
 __all__ = ["LossCall", "calls_of", "loss_name", "read_loss_call", "with_losses"]
 

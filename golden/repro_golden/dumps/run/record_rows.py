@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.reading import LIMIT
 from repro_golden.dumps.run.events import Event, EventLog, checksums, engine_checksums, witness_advantages
 from repro_golden.dumps.run.files import loss_files, side_files
@@ -25,7 +26,6 @@ from repro_golden.dumps.run.rows import LOSS, NAMES, concatenated, line, tensor_
 from repro_golden.dumps.train.files import TrainDump, length_of
 from repro_golden.dumps.train.joining import Joined
 from repro_golden.dumps.values import Tensor
-from repro_golden.errors import ReproError
 from repro_golden.trace import Row
 from repro_golden.trace.writer import digest_row
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.reading import LIMIT, read_archive
 from repro_golden.dumps.run.regular import open_regular
 from repro_golden.dumps.values import Tensor
-from repro_golden.errors import ReproError
 
 __all__ = [
     "GradNorm",

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.train.joining import Joined
 from repro_golden.dumps.values import Tensor
-from repro_golden.errors import ReproError
 from repro_golden.trace import Row
 from repro_golden.trace.writer import metric_row
 
@@ -135,7 +135,7 @@ def _found(
 
 def tensor_rows(tensors: Iterable[tuple[str, str, Tensor]]) -> list[Row]:
     """Rows of tensors, as a recorder would have made them; each is phase, name and content."""
-    from repro_golden.signals import Signals
+    from repro_golden.trace.signals import Signals
 
     signals = Signals()
     for phase, name, tensor in tensors:

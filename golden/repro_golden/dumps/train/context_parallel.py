@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.values import Tensor
-from repro_golden.errors import ReproError
 
 __all__ = ["Held", "cut", "held", "joined", "padded_lengths", "ranges"]
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.train import context_parallel
 from repro_golden.dumps.train.files import TrainDump, first_missing, length_of
 from repro_golden.dumps.train.layouts import CP_FIELDS, Group, Placed, bits_of, labelled, placed
 from repro_golden.dumps.values import Tensor
-from repro_golden.errors import ReproError
 
 __all__ = ["INPUTS", "Joined", "joined"]
 

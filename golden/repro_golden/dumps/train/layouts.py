@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.train import context_parallel
 from repro_golden.dumps.train.context_parallel import Held
 from repro_golden.dumps.train.files import TrainDump, first_missing, length_of
 from repro_golden.dumps.values import Record, Tensor, key_of
-from repro_golden.errors import ReproError
 
 __all__ = ["CP_FIELDS", "Group", "Placed", "bits_of", "labelled", "placed"]
 

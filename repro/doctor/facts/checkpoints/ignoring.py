@@ -18,7 +18,7 @@ from typing import Any
 from repro.doctor.artefacts.kinds import HfCheckpoint, HfConfig, Launch, TensorInfo
 from repro.doctor.facts.checkpoints.names import is_router, kind_of, number, place, text_values
 from repro.doctor.facts.checkpoints.patterns import why_slow
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 
 __all__ = [
     "RECOMMENDED", "Ignoring", "Taken", "bridged", "cure_of", "decides", "ignoring_of", "is_gate", "is_linear",

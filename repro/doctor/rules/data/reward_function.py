@@ -9,7 +9,7 @@ from typing import Any
 from repro.doctor.artefacts.kinds import Launch, RewardFunction, Rollout
 from repro.doctor.facts.launches import open_ended
 from repro.doctor.rule import Found, Rule, Where
-from repro_golden.errors import NotVerifiableError, ReproError
+from repro_golden.base.errors import NotVerifiableError, ReproError
 
 __all__ = ["RULE"]
 

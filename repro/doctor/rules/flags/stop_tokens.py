@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from repro.doctor.artefacts.kinds import Launch, Tokenizer
 from repro.doctor.facts.launches import absent, samples, tempered
 from repro.doctor.rule import Found, Rule, Where
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 
 __all__ = ["RULE"]
 

@@ -44,7 +44,7 @@ def _check(values: GoldenValues) -> Iterator[Found]:
 
 def _columns(golden: Golden) -> Iterator[Found]:
     """Columns of wide floats whose values all fit a narrow dtype, in the last step."""
-    from repro_golden.magnitude import decode
+    from repro_golden.trace.tensor_difference import decode
 
     if damage(golden.trace) or not golden.trace.steps:
         return

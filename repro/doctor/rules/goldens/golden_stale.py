@@ -8,7 +8,7 @@ from pathlib import Path
 from repro.doctor.artefacts.kinds import Golden
 from repro.doctor.facts.goldens import Commits, changed_keys
 from repro.doctor.rule import Found, Rule, Where
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 
 __all__ = ["RULE"]
 
@@ -26,8 +26,8 @@ def _check(golden: Golden) -> Iterator[Found]:
 
 
 def _case(golden: Golden, root: Path, name: str, record: Where) -> Iterator[Found]:
-    from repro_golden.case import CASES, find_case
-    from repro_golden.rollouts import rollouts_of
+    from repro_golden.case.file import CASES, find_case
+    from repro_golden.store.rollouts import rollouts_of
 
     path = root / CASES / f"{name}.toml"
     if not path.is_file():

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from repro.doctor.artefacts.kinds import Golden
 from repro.doctor.facts.goldens import changed_keys, damage, pointer_md5, recorded_md5
 from repro.doctor.rule import Found, Rule, Where
-from repro_golden.identity import Identity
+from repro_golden.case.identity import Identity
 
 __all__ = ["RULE"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from repro.doctor.artefacts.kinds import Golden, GoldenValues
 from repro.doctor.facts.goldens import damage, is_gradient, is_loss
 from repro.doctor.rule import Found, Rule, Where
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 
 __all__ = ["RULE"]
 
@@ -56,7 +56,7 @@ def _where(values: GoldenValues, name: str, step: int, value: float) -> Where:
 
 def _of_rows(golden: Golden, told: set[str]) -> Iterator[Found]:
     """The judgement that a golden run passes when it is recorded, made again."""
-    from repro_golden.proofs import not_vacuous
+    from repro_golden.runs.proofs import not_vacuous
 
     if damage(golden.trace) or not golden.trace.steps:
         return  # another rule says so

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from repro.doctor.artefacts.kinds import TraceRun
 from repro.doctor.facts.goldens import rows
 from repro.doctor.rule import Found, Rule, Where
-from repro_golden.errors import ReproError
+from repro_golden.base.errors import ReproError
 
 __all__ = ["RULE"]
 

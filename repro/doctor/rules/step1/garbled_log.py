@@ -9,8 +9,8 @@ from repro.doctor.artefacts.kinds import Hit, Log
 from repro.doctor.facts.texts import SINGLE, judge, single_character
 from repro.doctor.rule import Found, Rule
 from repro.doctor.rules.step1.garbled_first_rollout import CURE, SOURCES, WHY
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.run.regular import open_regular
-from repro_golden.errors import ReproError
 
 __all__ = ["RULE"]
 

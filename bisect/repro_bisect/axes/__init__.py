@@ -1,0 +1,1 @@
+"""What can be searched: commits, releases, flags, layouts."""

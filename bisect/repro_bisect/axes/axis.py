@@ -1,0 +1,179 @@
+"""What a search goes along: commits, versions of a dependency, flags or layouts, each a graph of named points."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from repro_golden.base.canonical import digest
+from repro_golden.case.file import Case
+
+__all__ = ["Axis", "Change", "PointInfo", "Varied", "short"]
+
+_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+
+
+def short(name: str) -> str:
+    """A point as it is shown: ten digits of a commit, anything else whole."""
+    return name[:10] if _COMMIT.fullmatch(name) else name
+
+
+@dataclass(frozen=True)
+class PointInfo:
+    """What a report says of a point.
+
+    Attributes:
+        commit: Its name: of a commit its full id.
+        author: Who made the commit; empty on another axis.
+        date: When; likewise.
+        subject: First line of the commit's message, or what the point changes.
+        parents: Names of those before it.
+        diffstat: ``git show --stat`` without the header; empty on another axis.
+    """
+
+    commit: str
+    author: str
+    date: str
+    subject: str
+    parents: tuple[str, ...]
+    diffstat: str
+
+
+class Axis(Protocol):
+    """Points from a good end to a bad one. Points with the same `tree` and the same case share a probe."""
+
+    @property
+    def what(self) -> str:
+        """What a point is: commit, version, change or layout."""
+
+    @property
+    def good(self) -> str:
+        """The good end."""
+
+    @property
+    def bad(self) -> str:
+        """The bad end."""
+
+    @property
+    def parents(self) -> Mapping[str, Sequence[str]]:
+        """Every point after the good end, newest first, with those before it."""
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """What of the repository decides numbers."""
+
+    def tree(self, point: str) -> str | None:
+        """Hash of the subject's code there; None where there is none of it."""
+
+    def commit(self, point: str) -> str:
+        """The commit whose code is run there."""
+
+    def case(self, point: str, case: Case) -> Case:
+        """The case as it is there."""
+
+    def skipped(self, point: str) -> str:
+        """Why a point cannot be tested, where that is known without trying; else empty."""
+
+    def descendants(self, point: str) -> set[str]:
+        """The points that contain one, without itself."""
+
+    def subjects(self, points: Sequence[str]) -> dict[str, str]:
+        """One line on each point."""
+
+    def info(self, point: str) -> PointInfo:
+        """What a report says of it."""
+
+    def holds(self, path: str) -> str | None:
+        """A commit of the axis that has a file or folder; None where none has."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One point of a `Varied` axis.
+
+    Attributes:
+        name: As it is shown.
+        about: What it changes against the one before, in one line.
+        apply: Makes its case of the axis's.
+        skip: Why it cannot be tested; empty where that is not known yet.
+    """
+
+    name: str
+    about: str
+    apply: Callable[[Case], Case] = field(compare=False)
+    skip: str = ""
+
+
+class Varied:
+    """One commit's code under one case after another, in a line.
+
+    Attributes:
+        what: What a point is.
+        paths: What holds the subject's code.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        commit: str,
+        tree: str,
+        paths: Sequence[str],
+        points: Sequence[Change],
+        holds: Callable[[str], str | None],
+    ) -> None:
+        """A line of at least two points, the good end first.
+
+        Args:
+            what: What a point is.
+            commit: Full id of the commit whose code is run.
+            tree: Hash of the subject's code in it.
+            paths: What holds that code.
+            points: From the good end to the bad one.
+            holds: See `Axis.holds`.
+        """
+        self.what, self.paths = what, paths
+        self._commit, self._tree, self._holds = commit, tree, holds
+        self._points = {point.name: point for point in points}
+        names = list(self._points)
+        self.good, self.bad = names[0], names[-1]
+        self.parents: Mapping[str, Sequence[str]] = {names[k]: [names[k - 1]] for k in range(len(names) - 1, 0, -1)}
+
+    def add(self, point: Change) -> None:
+        """A point beside the line, such as a set of changes that a search came upon."""
+        self._points[point.name] = point
+
+    def tree(self, point: str) -> str | None:
+        """Differs from point to point, although the code does not: what runs there does."""
+        return digest("varied", self._tree, point)
+
+    def commit(self, point: str) -> str:
+        """See `Axis.commit`."""
+        del point
+        return self._commit
+
+    def case(self, point: str, case: Case) -> Case:
+        """See `Axis.case`."""
+        return self._points[point].apply(case)
+
+    def skipped(self, point: str) -> str:
+        """See `Axis.skipped`."""
+        return self._points[point].skip
+
+    def descendants(self, point: str) -> set[str]:
+        """See `Axis.descendants`."""
+        names = list(self._points)
+        return set(names[names.index(point) + 1 :])
+
+    def subjects(self, points: Sequence[str]) -> dict[str, str]:
+        """See `Axis.subjects`."""
+        return {name: self._points[name].about for name in points}
+
+    def info(self, point: str) -> PointInfo:
+        """See `Axis.info`."""
+        return PointInfo(point, "", "", self._points[point].about, tuple(self.parents.get(point, ())), "")
+
+    def holds(self, path: str) -> str | None:
+        """See `Axis.holds`."""
+        return self._holds(path)

@@ -1,0 +1,157 @@
+"""Commits: the range of a bisect, and what a report says of one. Nothing here changes the repository."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from repro_bisect.axes.axis import PointInfo, short
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Case
+from repro_golden.repository.checkout import Checkout, no_such_code
+from repro_golden.repository.code_key import code_keys
+from repro_golden.repository.git import GitFailedError
+
+__all__ = ["Commits", "History", "merge_base", "resolve"]
+
+
+def resolve(checkout: Checkout, revision: str) -> str:
+    """The full id of the commit that a revision names.
+
+    Raises:
+        ReproError: there is none.
+    """
+    try:
+        return checkout.git.text("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    except (GitFailedError, ValueError):  # a NUL is in no revision
+        raise ReproError(f"git knows no commit {revision!r} here: check the spelling, or fetch it first") from None
+
+
+def merge_base(checkout: Checkout, a: str, b: str) -> str | None:
+    """The newest commit that two have in common; None where they have none."""
+    return checkout.git.text("merge-base", a, b, none=1) or None
+
+
+class Commits:
+    """Some commits, the good one first, and how they follow each other.
+
+    Attributes:
+        what: What a point is.
+        good: Full id of the good end.
+        bad: Full id of the bad end.
+        parents: Every commit after the good end, newest first, with those before it.
+        paths: What holds the subject's code.
+    """
+
+    def __init__(
+        self, checkout: Checkout, good: str, parents: Mapping[str, Sequence[str]], paths: Sequence[str]
+    ) -> None:
+        """Look up the subject's `paths` in every commit.
+
+        Args:
+            checkout: The repository.
+            good: Full id of the good end.
+            parents: Full ids of those after it, newest first, each with those before it.
+            paths: Folders or files, relative to the root, that hold all that matters: commits in which they are
+                identical are one.
+        """
+        self._git, self.paths, self.what = checkout.git, paths, "commit"
+        self.good, self.bad, self.parents = good, next(iter(parents), good), parents
+        every = [good, *parents, *(p for ps in parents.values() for p in ps)]
+        self._keys = code_keys(self._git, every, paths)
+        self._trees = {c: self._keys.of(c) for c in dict.fromkeys(every)}
+
+    def tree(self, commit: str) -> str | None:
+        """Key of the subject's code in a commit: equal keys are equal code. None when the commit has none of it."""
+        return self._trees[commit]
+
+    def require(self, paths: Iterable[str]) -> None:
+        """Refuse paths that neither end has: that two commits lack the same says nothing of their code.
+
+        Args:
+            paths: Those of `self.paths` that must be there.
+
+        Raises:
+            ReproError: one is at neither end.
+        """
+        ends = list(dict.fromkeys((self.good, self.bad)))
+        absent = self._keys.absent(ends)
+        if missing := [path for path in paths if path in absent]:
+            raise no_such_code(missing, " nor ".join(short(commit) for commit in ends))
+
+    def commit(self, point: str) -> str:
+        """A point of this axis is a commit."""
+        return point
+
+    def case(self, point: str, case: Case) -> Case:
+        """The case is the same in every commit."""
+        del point
+        return case
+
+    def skipped(self, point: str) -> str:
+        """Nothing is known of a commit before it is tried."""
+        del point
+        return ""
+
+    def descendants(self, commit: str) -> set[str]:
+        """The commits of the range that contain `commit`, without itself."""
+        found: set[str] = set()
+        for child in reversed(list(self.parents)):  # parents first
+            if any(parent == commit or parent in found for parent in self.parents[child]):
+                found.add(child)
+        return found
+
+    def holds(self, path: str) -> str | None:
+        """A commit of the range that has a file or folder; None where none has."""
+        commits = [self.good, *self.parents]
+        keys = code_keys(self._git, commits, [path])
+        return next((commit for commit in commits if keys.of(commit)), None)
+
+    def subjects(self, commits: Sequence[str]) -> dict[str, str]:
+        """The first line of each commit's message."""
+        given = "".join(f"{c}\n" for c in dict.fromkeys(commits)).encode()
+        lines = self._git.text("log", "--no-walk=unsorted", "--stdin", "--format=%H %s", given=given).split("\n")
+        return {line.partition(" ")[0]: line.partition(" ")[2] for line in lines if line}
+
+    def info(self, commit: str) -> PointInfo:
+        """Author, date, subject and diffstat."""
+        fields = self._git.text("log", "-1", "--format=%an <%ae>%x00%aI%x00%s%x00%P", commit).split("\0")
+        stat = self._git.text(
+            "show", "--stat=100", "--no-ext-diff", "--format=", "-m", "--first-parent", commit, "--"
+        ).strip("\n")
+        return PointInfo(commit, fields[0], fields[1], fields[2], tuple(fields[3].split()), stat)
+
+
+class History(Commits):
+    """The commits of a range GOOD..BAD: the `Axis` that a search goes along unless another one is asked for."""
+
+    def __init__(self, checkout: Checkout, spec: str, paths: Sequence[str], *, first_parent: bool = False) -> None:
+        """Resolve ``GOOD..BAD`` (an empty BAD means HEAD) and look up the subject's `paths` in every commit.
+
+        Args:
+            checkout: The repository.
+            spec: The range.
+            paths: See `Commits`.
+            first_parent: Follow only the first parent of merges, so that a merge stands for all that it brought.
+
+        Raises:
+            ReproError: not a range, an unknown revision, GOOD no ancestor of BAD, or nothing between them.
+        """
+        left, dots, right = spec.partition("..")
+        if not dots or not left or right.startswith("."):
+            raise ReproError(f"{spec!r} is no range: write GOOD..BAD, such as v1.2..HEAD")
+        good, bad = resolve(checkout, left), resolve(checkout, right or "HEAD")
+        if good == bad:
+            raise ReproError(f"{left} and {right or 'HEAD'} are the same commit: there is nothing between them")
+        base = merge_base(checkout, good, bad)
+        if base != good:
+            cure = f"; their merge base is {base[:10]}, try {base[:10]}..{right or 'HEAD'}" if base else ""
+            raise ReproError(f"GOOD {left} is not an ancestor of BAD {right or 'HEAD'}{cure}")
+        how = ["--first-parent"] if first_parent else []
+        lines = checkout.git.text("rev-list", "--parents", "--topo-order", *how, f"{good}..{bad}").splitlines()
+        most = 1 if first_parent else None
+        parents = {c: p[:most] for c, *p in (line.split() for line in lines)}
+        if first_parent and not any(good in p for p in parents.values()):
+            raise ReproError(
+                f"GOOD {left} is not on the first-parent line of {right or 'HEAD'}: leave --first-parent out"
+            )
+        super().__init__(checkout, good, parents, paths)

@@ -1,0 +1,386 @@
+"""Two layouts of one case, signal by signal: the first that differs at all, and where they part.
+
+Sums of the same numbers in another order differ by a few roundings, so bits alone do not tell a layout that computes
+something else from one that computes the same in another order. A difference is therefore measured in units of the
+dtype's epsilon, relative to the tensor's largest magnitude: ``max |a - b| / (eps * max(absmax a, absmax b))``.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from repro_golden.base.errors import ReproError
+from repro_golden.compare.traces import check_comparable, jsonable
+from repro_golden.fingerprint.share import merge
+from repro_golden.trace import PHASES, Row, Trace, read_dump
+from repro_golden.trace.model import DIGEST
+from repro_golden.trace.tensor_difference import decode
+from repro_golden.trace.token_columns import kept, side_by_side
+
+__all__ = ["EPSILON", "TOLERANCE", "LayoutComparison", "LogProbGap", "Parting", "compare_layouts", "joined", "parting"]
+
+TOLERANCE = 64.0
+"""Units of epsilon that another order of sums may make, unless the user says otherwise."""
+
+EPSILON = {
+    "float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7,
+    "metric": 2.0**-23,
+}  # fmt: skip
+"""The distance from 1 to the next number. A metric is a Python float that holds what trainers compute in fp32."""
+
+How = Literal["whole", "sampled", "at least", "none"]
+
+
+@dataclass(frozen=True)
+class Parting:
+    """A signal whose bits differ between two layouts.
+
+    Attributes:
+        step: The optimizer update.
+        phase: input, forward, loss, grad or update.
+        signal: Its name.
+        detail: What it is, or what of it differs beside its values.
+        units: The distance in units of epsilon; None where there is none, as between integers.
+        how: Measured on the ``whole`` values, on those that traces keep (``sampled``), known only to be ``at least`` so
+            much by the largest magnitudes, or not at all.
+        beyond: Why no reordered sum explains it; empty where one may.
+    """
+
+    step: int
+    phase: str
+    signal: str
+    detail: str
+    units: float | None
+    how: How
+    beyond: str
+
+    @property
+    def size(self) -> str:
+        """The distance in words."""
+        if self.units is None:
+            return "no distance"
+        text = f"{self.units:.3g} eps"
+        if self.how == "at least":
+            return f"at least {text} (only its largest magnitude is known)" if self.units else "not measured"
+        return f"{text} (sampled)" if self.how == "sampled" else text
+
+    def __str__(self) -> str:
+        said = f"step {self.step}, {self.phase}, {self.signal} ({self.detail}): {self.size}"
+        return f"{said}: {self.beyond}" if self.beyond else said
+
+
+@dataclass(frozen=True)
+class LogProbGap:
+    """How far apart two layouts' log-probs of the same tokens are, over unmasked tokens of all steps compared.
+
+    Attributes:
+        tokens: How many there are.
+        differing: How many of them differ.
+        largest: The largest |a - b|, in nats; infinite where one is not finite on one side alone.
+        mean: The mean |a - b|, in nats.
+        step: The update with the largest, the first one of equals.
+    """
+
+    tokens: int
+    differing: int
+    largest: float
+    mean: float
+    step: int
+
+    def __str__(self) -> str:
+        said = f"at most {self.largest:.3g} nats (step {self.step}), {self.mean:.3g} on average"
+        return f"{said}, on {self.differing} of {self.tokens} tokens"
+
+
+@dataclass(frozen=True)
+class LayoutComparison:
+    """What comparing two layouts found.
+
+    Attributes:
+        steps: Steps that were compared: all that both have, or up to where they part.
+        tolerance: Units of epsilon that a reordered sum may make.
+        signals: How many signals both layouts have in these steps.
+        equal: How many of them have equal bits.
+        first: The first that differs at all.
+        parted: The first whose difference no reordered sum explains.
+        worst: The farthest apart within the tolerance, or past it where they part.
+        unmeasured: How many differ by what is not known.
+        alone: Names of signals that one layout alone has, which are not compared, by ``a`` and ``b``.
+        log_probs: Of the policy's log-probs, token by token; None where both layouts do not show them.
+    """
+
+    steps: int
+    tolerance: float
+    signals: int
+    equal: int
+    first: Parting | None
+    parted: Parting | None
+    worst: Parting | None
+    unmeasured: int
+    alone: Mapping[str, Sequence[str]]
+    log_probs: LogProbGap | None = None
+
+    @property
+    def verdict(self) -> Literal["equal", "agree", "part"]:
+        """``equal`` bits, or they ``agree`` within the tolerance, or ``part``."""
+        if self.parted:
+            return "part"
+        return "agree" if self.first else "equal"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types."""
+        raw = {k: jsonable(asdict(v) if isinstance(v, Parting | LogProbGap) else v) for k, v in vars(self).items()}
+        return raw | {"alone": {k: list(v) for k, v in self.alone.items()}, "verdict": self.verdict}
+
+
+def compare_layouts(
+    a: Trace,
+    b: Trace,
+    tolerance: float = TOLERANCE,
+    absolute: Mapping[str, float] | None = None,
+    relative: Mapping[str, float] | None = None,
+) -> LayoutComparison:
+    """Compare two layouts' traces over the steps that both have, up to the signal at which they part.
+
+    Args:
+        a: The one.
+        b: The other.
+        tolerance: Units of epsilon that a reordered sum may make; 0: every bit must be equal.
+        absolute: By signal, as a glob: how far apart it may be in its own unit; epsilons then count for nothing.
+        relative: Likewise as a share of the larger side; a signal that `absolute` fits too may be within either.
+
+    Raises:
+        ReproError: they cannot be compared, or have no signal in common.
+    """
+    check_comparable(a, b)
+    steps = signals = equal = unmeasured = 0
+    first: Parting | None = None
+    worst: Parting | None = None
+    parted: Parting | None = None
+    alone: dict[str, dict[str, None]] = {"a": {}, "b": {}}
+    for index in range(min(len(a.steps), len(b.steps))):
+        steps += 1
+        pairs, only = _paired(joined(a.rows(index)), joined(b.rows(index)))
+        for side, names in only.items():
+            alone[side] |= dict.fromkeys(names)
+        for row, others in pairs:
+            signals += 1
+            found = parting(a, b, a.steps[index].step, row, others, tolerance)
+            if found is None:
+                equal += 1
+                continue
+            if row.dtype == DIGEST and row.phase != "input" and tolerance > 0:
+                unmeasured += 1  # hashes of tensors that may differ by roundings say no more than that they differ
+                continue
+            counted = _allowed(found, row, others, absolute or {}, relative or {})
+            first = first or counted or replace(found, beyond="")
+            unmeasured += found.how == "at least" and not found.units
+            if (found := counted) is None:
+                continue
+            worst = found if worst is None or (found.units or 0) > (worst.units or 0) else worst
+            if found.beyond:
+                parted = found
+                break
+        if parted:
+            break
+    if not signals:
+        raise ReproError(f"{a.directory} and {b.directory} have no signal in common: nothing to compare")
+    own = {side: list(found) for side, found in alone.items()}
+    gap = _log_prob_gap(a, b, steps)
+    return LayoutComparison(steps, tolerance, signals, equal, first, parted, worst, unmeasured, own, gap)
+
+
+def _allowed(
+    found: Parting, row: Row, others: Sequence[Row], absolute: Mapping[str, float], relative: Mapping[str, float]
+) -> Parting | None:
+    """What counts of a difference: nothing of a signal that is within its own allowance."""
+    most, share = (
+        next((value for pattern, value in globs.items() if fnmatchcase(row.name, pattern)), None)
+        for globs in (absolute, relative)
+    )
+    if (most is None and share is None) or found.units is None or row.phase == "input":
+        return found
+    if share is not None and found.units * EPSILON[row.dtype] <= share:  # an epsilon is one of the larger side
+        return None
+    if most is None:
+        return replace(found, beyond=f"beyond {share:g} of the larger, which the case allows")
+    if row.dtype == "metric":
+        gaps = [abs(_number(row) - _number(other)) for other in others]
+    else:
+        gaps = [found.units * EPSILON[row.dtype] * max(row.absmax, *(other.absmax for other in others))]
+    if all(gap <= most for gap in gaps):  # not so for NaN
+        return None
+    return replace(found, beyond=f"beyond {most:g}, which the case allows")
+
+
+def _number(row: Row) -> float:
+    return float(struct.unpack("<d", row.values)[0]) if row.values else math.nan
+
+
+def _log_prob_gap(a: Trace, b: Trace, steps: int) -> LogProbGap | None:
+    found: list[tuple[int, npt.NDArray[np.float64]]] = []
+    for index in range(steps):
+        x, y = (t.row(index, "forward", "log_probs") for t in (a, b))
+        values = side_by_side(x, y)
+        if x is None or y is None or values is None or x.dtype not in EPSILON or x.dtype != y.dtype:
+            continue
+        keep = kept(a.row(index, "input", "loss_mask"), x)
+        u, v = (side[keep] for side in values)
+        same = (u == v) | (np.isnan(u) & np.isnan(v))
+        with np.errstate(invalid="ignore"):
+            apart = np.where(same, 0.0, np.abs(u - v))
+        found.append((a.steps[index].step, np.where(np.isfinite(apart), apart, math.inf)))
+    every = np.concatenate([gaps for _, gaps in found]) if found else np.zeros(0)
+    if not len(every):
+        return None
+    far, step = max(((float(gaps.max()), -step) for step, gaps in found if len(gaps)))
+    return LogProbGap(len(every), int((every > 0).sum()), far, float(every.mean()), -step)
+
+
+def joined(rows: Sequence[Row]) -> list[Row]:
+    """The rows of a step, with the shards of a tensor (``NAME@RANK``, each with its placement) as one row.
+
+    Their fingerprints add up to the whole's, so nothing is gathered; of the values nothing is known then. Shards of
+    which some are missing stay as they are.
+    """
+    parts: dict[tuple[str, str], list[Row]] = {}
+    found: list[Row | tuple[str, str]] = []
+    for row in rows:
+        key = row.phase, _base(row.name)
+        if row.placement is None:
+            found.append(row)
+            continue
+        if key not in parts:
+            found.append(key)
+        parts.setdefault(key, []).append(row)
+    out: list[Row] = []
+    for item in found:
+        out += [item] if isinstance(item, Row) else _whole(item[1], parts[item])
+    return out
+
+
+def _whole(name: str, rows: Sequence[Row]) -> list[Row]:
+    share = merge([row.share for row in rows if row.share is not None])
+    if not share.whole:
+        return list(rows)
+    distinct = list({row.placement: row for row in rows}.values())
+    return [
+        replace(
+            rows[0], name=name, lanes=share.lanes, placement=None, sketch=b"", values=None,
+            nonfinite=sum(row.nonfinite for row in distinct), absmax=max(row.absmax for row in distinct),
+            l2=math.hypot(*(row.l2 for row in distinct)),
+        )
+    ]  # fmt: skip
+
+
+def _base(name: str) -> str:
+    """The name without the rank that it is told apart by."""
+    base, at, rank = name.rpartition("@")
+    return base if at and rank.isdigit() else name
+
+
+def _paired(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> tuple[list[tuple[Row, list[Row]]], dict[str, list[str]]]:
+    """Every signal that both have, by phase and in a's order, and the names of those that one alone has.
+
+    A tensor that ranks of one layout hold in versions of their own (``NAME@RANK``) pairs with the other's single one,
+    each of them; losses and activations of ranks do not, for they are of other data.
+    """
+    by_key = {row.key: row for row in rows_b}
+    ranks: dict[tuple[int, str], list[Row]] = {}
+    for row in rows_b:
+        if row.name != _base(row.name) and row.phase in ("grad", "update"):
+            ranks.setdefault((row.key[0], _base(row.name)), []).append(row)
+    pairs: list[tuple[Row, list[Row]]] = []
+    only_a = []
+    for row in rows_a:
+        own = by_key.get(row.key)
+        others = [own] if own else [r for r in ranks.get(row.key, ()) if (r.dtype, r.shape) == (row.dtype, row.shape)]
+        for other in others:
+            by_key.pop(other.key, None)
+        if others:
+            pairs.append((row, others))
+        else:
+            only_a.append(f"{row.phase} {row.name}")
+    only_b = [f"{row.phase} {row.name}" for row in rows_b if row.key in by_key]
+    return sorted(pairs, key=lambda pair: PHASES.index(pair[0].phase)), {"a": only_a, "b": only_b}
+
+
+def parting(a: Trace, b: Trace, step: int, row: Row, others: Sequence[Row], tolerance: float) -> Parting | None:
+    """How a signal of `a` differs from what it is in `b`, one row or one for each rank; None where bits are equal."""
+    found = [p for other in others if (p := _parting(a, b, step, row, other, tolerance))]
+    return max(found, key=lambda p: (bool(p.beyond), p.units or 0.0), default=None)
+
+
+def _parting(a: Trace, b: Trace, step: int, row: Row, other: Row, tolerance: float) -> Parting | None:
+    if (row.dtype, row.shape, row.lanes, row.placement) == (other.dtype, other.shape, other.lanes, other.placement):
+        return None
+    detail = f"{row.dtype} {list(row.shape)}" + (
+        f", on rank {other.name.rpartition('@')[2]}" * (other.name != row.name)
+    )
+
+    def found(units: float | None, how: How, beyond: str, what: str = detail) -> Parting:
+        because = "an input differs" if row.phase == "input" else beyond
+        return Parting(step, row.phase, row.name, what, units, how, because)
+
+    if row.dtype != other.dtype:
+        return found(None, "none", "dtypes differ", f"{row.dtype} became {other.dtype}")
+    if row.shape != other.shape:
+        return found(None, "none", "shapes differ", f"{list(row.shape)} became {list(other.shape)}")
+    if row.dtype not in EPSILON:
+        return found(None, "none", f"{row.dtype} has no epsilon")
+    if row.nonfinite != other.nonfinite:
+        return found(math.inf, "whole", f"{row.nonfinite} non-finite became {other.nonfinite}")
+    if row.dtype == "metric" and row.values and other.values:
+        x, y = (struct.unpack("<d", r.values)[0] for r in (row, other) if r.values)
+        detail = f"{x!r} became {y!r}"
+    units, how = _units(a, b, step, row, other)
+    over = f"beyond {tolerance:g} eps" if not units <= tolerance else ""
+    over = over if tolerance else "every bit must be equal"  # also where no distance is known, or it is -0.0's to 0.0
+    return found(units, how, over, detail)
+
+
+def _units(a: Trace, b: Trace, step: int, row: Row, other: Row) -> tuple[float, How]:
+    """The distance in units, and how it was measured."""
+    scale = EPSILON[row.dtype] * max(row.absmax, other.absmax)
+    least = abs(row.absmax - other.absmax) / scale if scale else 0.0  # no element pair need be farther apart
+    for x, y, how in _values(a, b, step, row, other):
+        measured = _distance(row.dtype, x, y)
+        if measured is None:
+            return math.inf, how
+        units = measured / scale if measured else 0.0
+        if how == "whole":
+            return units, how
+        if units > 0:  # else the sample missed the difference
+            return max(units, least), "sampled"
+    return least, "at least"
+
+
+def _values(a: Trace, b: Trace, step: int, row: Row, other: Row) -> Iterator[tuple[bytes, bytes, How]]:
+    """What is kept of both sides, the best first."""
+    x, y = read_dump(a, step, row), read_dump(b, step, other)
+    if x and y and len(x) == len(y):
+        yield x, y, "whole"
+    if row.values is not None and other.values is not None and len(row.values) == len(other.values):
+        yield row.values, other.values, "whole"
+    if row.sketch and len(row.sketch) == len(other.sketch):
+        total = math.prod(row.shape)
+        yield row.sketch, other.sketch, "whole" if len(decode(row.dtype, row.sketch)) == total else "sampled"
+
+
+def _distance(dtype: str, x: bytes, y: bytes) -> float | None:
+    """The largest |a - b|; None where a value that is not finite became another one."""
+    a, b = decode(dtype, x), decode(dtype, y)
+    finite = np.isfinite(a) & np.isfinite(b)
+    kinds = (np.isnan(a) & np.isnan(b)) | (a == b)  # the same NaN or infinity, whatever its payload
+    if not (finite | kinds).all():
+        return None
+    with np.errstate(over="ignore"):
+        return float(np.abs(a[finite] - b[finite]).max(initial=0.0))

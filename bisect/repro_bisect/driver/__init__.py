@@ -1,0 +1,1 @@
+"""Whole searches, from both endpoints to the confirmed culprit."""

@@ -1,0 +1,278 @@
+"""Bisecting a range: both ends, the search, and the confirmation of what it found."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from repro_bisect.axes.axis import Axis, short
+from repro_bisect.driver.confirm import Confirmed, Interval, confirm
+from repro_bisect.driver.endpoints import Ends
+from repro_bisect.driver.noisy import SURE, NoisySearch
+from repro_bisect.driver.range_search import Hunt, Tested
+from repro_bisect.driver.result import BisectResult, Culprit, Outcome, Watch
+from repro_bisect.driver.session import Options, bench
+from repro_bisect.explain.culprits import with_explanations
+from repro_bisect.predicates.predicates import Bitwise, Exit, first_violation, predicate_of
+from repro_bisect.probe.one_step import Shortcut, prepare
+from repro_bisect.probe.scheduler import Desk
+from repro_bisect.search.dag import Dag
+from repro_bisect.search.first_bad import Ambiguous, Found, Search
+from repro_bisect.search.gitrule import git_probes
+from repro_golden.base.errors import NotVerifiableError
+from repro_golden.case.file import Case
+from repro_golden.compare.traces import Divergence
+from repro_golden.repository.checkout import Checkout
+from repro_golden.trace import Trace
+
+__all__ = ["Bisection", "bisect_range"]
+
+
+def bisect_range(checkout: Checkout, case: Case, axis: Axis, watch: Watch, options: Options) -> BisectResult:
+    """Find the point of an axis that moved the numbers of a case.
+
+    Args:
+        checkout: The repository; nothing in it changes.
+        case: The case.
+        axis: What to search; `commits_of` and `repro_bisect.axes.sets` make one.
+        watch: Called with every line of progress, and about once a second.
+        options: How to search.
+
+    Raises:
+        NotVerifiableError: GOOD does not reproduce itself, and cannot be told from BAD by repetition.
+        ReproError: the range, the rollouts or an end cannot be used.
+        MachineFailureError: the machine failed; the same command resumes.
+    """
+    predicate = predicate_of(options.when, case.compare, checkout.root)
+    with bench(checkout, case, axis, predicate, watch, options) as (desk, golden):
+        ends = Ends(desk, golden, checkout.state / "states", open_end=options.open_end)
+        result = Bisection(desk, ends, options).run()
+        return with_explanations(desk, checkout, result, golden) if options.explain else result
+
+
+class Bisection:
+    """One search of a range, from its ends to the confirmation."""
+
+    def __init__(self, desk: Desk, ends: Ends, options: Options) -> None:
+        """Search the desk's history."""
+        self.desk, self.ends, self.options, self.machine = desk, ends, options, desk.prober.machine
+        self.history, self.prober, self.predicate = desk.history, desk.prober, desk.prober.predicate
+        self.began = time.monotonic()
+        self.one_step = False
+        self.answered: float | None = None
+        self.accepted: dict[str, str] = {}
+
+    def run(self) -> BisectResult:
+        """Ends, search and confirmation."""
+        try:
+            if self.prober.journalled:
+                self.desk.say(f"resuming: {self.prober.journalled} finished probes are in the journal")
+            return self._run()
+        finally:
+            self.ends.close()
+
+    def _run(self) -> BisectResult:
+        interval = self.ends.by_exit_code() if isinstance(self.predicate, Exit) else self.ends.by_trace()
+        if self.ends.noise:
+            return self._noisy(self.ends.noise)
+        return self._result("agree", []) if interval is None else self._search_all(interval)
+
+    def _noisy(self, noise: str, untried: frozenset[str] = frozenset()) -> BisectResult:
+        """A search by what verdicts are worth that are noisy, or of which nothing but exit codes says they are not."""
+        sure = 0.0
+        if noise:
+            self.desk.say(f"one replay proves nothing, for {noise}: weighing repeated replays")
+        if isinstance(self.predicate, Exit):
+            sure = SURE
+        steps, confidence = self.prober.case.steps, self.options.confidence
+        search = NoisySearch(self.desk, self.ends.baseline, steps, noise, confidence, sure=sure, presumed=untried)
+        found = search.run()
+        self.ends.end = found.end
+        known = found.rates if found.contradicted or not sure else None
+        told: dict[str, Any] = {"posterior": found.posterior, "rates": known}
+        if isinstance(found.answer, Ambiguous):
+            left = Ambiguous(found.answer.commits, untried & found.answer.commits)
+            return self._result("ambiguous", [], ambiguous=left, **told)
+        culprit = Culprit(self.history.info(found.answer.commit), found.end, None)
+        return self._result("found", [culprit], **told)
+
+    def _search_all(self, first: Interval) -> BisectResult:
+        """One interval, or with ``--all`` every one that is left when the baseline moves to the culprit."""
+        culprits: list[Culprit] = []
+        waiting: deque[Interval] = deque([first])
+        explains: bool | None = None
+        while waiting:
+            interval = waiting.popleft()
+            answer, confirmed = self._search_one(interval)
+            if isinstance(self.predicate, Exit):
+                return self._noisy(
+                    f"a second run of {short(confirmed.culprit.commit.commit)} or its parent says otherwise"
+                    if confirmed and confirmed.flaky
+                    else "",
+                    answer.presumed if isinstance(answer, Ambiguous) else frozenset(),
+                )
+            if isinstance(answer, Ambiguous):
+                return self._result("ambiguous", culprits, ambiguous=answer)
+            assert confirmed is not None
+            if confirmed.flaky and not isinstance(self.predicate, Bitwise):
+                shown = confirmed.culprit
+                return self._noisy(f"two replays of {short(shown.commit.commit)} differ at {shown.divergence}")
+            if confirmed.flaky:
+                return self._result("flaky", [*culprits, confirmed.culprit])
+            if interval.bad == self.history.bad:
+                explains = confirmed.explains
+            if not self.options.every:
+                return self._result("found", [confirmed.culprit], explains=explains, earlier=confirmed.earlier)
+            commit = confirmed.culprit.commit.commit
+            if brought := self._brought_in(interval, commit):
+                self.desk.say(f"{short(commit)} is a merge: searching what it brought in")
+                waiting += brought
+            elif commit not in {c.commit.commit for c in culprits}:
+                culprits.append(confirmed.culprit)
+            if confirmed.earlier:
+                parent = confirmed.culprit.commit.parents[0]
+                self.desk.say(f"{short(parent)} before it differs from GOOD at {confirmed.earlier}: searching it too")
+                waiting.appendleft(Interval(interval.good, parent, interval.baseline, confirmed.before))
+            if confirmed.explains is False and interval.bad != commit:
+                self.desk.say(f"the baseline moves to {short(commit)}")
+                self.prober.baseline = confirmed.after
+                waiting.append(Interval(commit, interval.bad, confirmed.after, confirmed.last))
+        newest_first = list(self.history.parents)
+        culprits.sort(key=lambda one: newest_first.index(one.commit.commit), reverse=True)
+        return self._result("found", culprits, explains=explains)
+
+    def _search_one(self, interval: Interval) -> tuple[Found[str] | Ambiguous[str], Confirmed | None]:
+        self.prober.baseline = interval.baseline
+        end: Divergence | None = None
+        bound = self.prober.case.steps
+        if interval.baseline and interval.last:
+            end = first_violation(self.predicate, interval.baseline, interval.last)
+            assert end is not None, "an interval is searched because its ends differ"
+            self.desk.say(f"GOOD and BAD differ at {end}")
+            bound = 1 + next(i for i, record in enumerate(interval.baseline.steps) if record.step == end.step)
+        shortcut, inside = self._shortcut(interval, end), interval.good != self.history.good
+        while True:
+            hunt = Hunt(self.desk, self._start(interval, inside=inside), interval.baseline, bound, shortcut)
+            self._take_ends(hunt, interval, bound)
+            answer = hunt.run()
+            if interval.good == self.history.good and interval.bad == self.history.bad:
+                self.accepted = {c: str(verdict) for c, verdict in hunt.search.verdicts.items()}
+            self.answered = time.monotonic() - self.began
+            if isinstance(answer, Ambiguous):
+                return answer, None
+            confirmed = confirm(self.desk, hunt, answer.commit, interval, end)
+            if confirmed is not None:
+                return answer, confirmed
+            commit = short(answer.commit)
+            if shortcut:
+                self.desk.say(f"full replays do not bear {commit} out: searching again with probes from step 0")
+                shortcut = None
+            elif not inside:  # a branch from before GOOD lacks what GOOD has: it cannot be compared with it
+                self.desk.say(f"full replays do not bear {commit} out: searching only what contains GOOD")
+                inside = True
+            else:
+                raise NotVerifiableError(
+                    f"{commit} and its parent are both BAD: the numbers moved and came back within the range; "
+                    "search a shorter one"
+                )
+
+    def _shortcut(self, interval: Interval, end: Divergence | None) -> Shortcut | None:
+        if not isinstance(self.predicate, Bitwise) or end is None:
+            return None
+        assert interval.baseline
+        assert interval.last
+        kept = self.ends.golden_states() if interval.good == self.history.good else {}
+        ends, traces = (interval.good, interval.bad), (interval.baseline, interval.last)
+        shortcut = prepare(self.desk, self.ends.states(interval.good), kept, ends, end.step, traces)
+        self.one_step = self.one_step or shortcut is not None
+        return shortcut
+
+    def _start(self, interval: Interval, *, inside: bool) -> Search[str]:
+        """The search of an interval, over all of its commits or only those that contain its good end."""
+        parents = self.history.parents
+        if inside:  # after a culprit, only what contains it can be compared with it
+            after = self.history.descendants(interval.good)
+            parents = {c: [p for p in ps if p in after] for c, ps in parents.items() if c in after}
+        dag = Dag.between(parents, [interval.good], interval.bad)
+        return Search(dag, interval.bad, [interval.good], presume=not self.options.try_skips)
+
+    def _take_ends(self, hunt: Hunt, interval: Interval, bound: int) -> None:
+        if interval.last is not None:
+            hunt.tested[interval.bad] = Tested(interval.last, interval.baseline, bound)
+
+    def _brought_in(self, interval: Interval, commit: str) -> list[Interval]:
+        """The sides of a merge that do not contain the baseline, where they differ from GOOD: the change is theirs."""
+        if interval.good == self.history.good:
+            return []
+        baseline, found = self.ends.baseline, list[Interval]()
+        inside = self.history.descendants(interval.good)
+        for parent in self.history.parents.get(commit, ()):
+            if parent in inside or parent == interval.good or parent not in self.history.parents:
+                continue
+            self.prober.baseline = baseline
+            (answer,) = self.desk.results([self.desk.submit(parent, self.prober.case.steps, full=True, run=2)])
+            if isinstance(answer, Trace) and baseline and first_violation(self.predicate, baseline, answer):
+                found.append(Interval(self.history.good, parent, baseline, answer))
+        return found
+
+    def _result(
+        self,
+        outcome: Outcome,
+        culprits: Sequence[Culprit],
+        *,
+        explains: bool | None = None,
+        earlier: Divergence | None = None,
+        ambiguous: Ambiguous[str] | None = None,
+        posterior: Mapping[str, float] | None = None,
+        rates: tuple[float, float] | None = None,
+    ) -> BisectResult:
+        history, tests = self.history, None
+        if len(culprits) == 1 and outcome == "found":
+            commit = culprits[0].commit.commit
+            tests = git_probes(history.parents, history.good, history.bad, commit, self.desk.skips)
+        return BisectResult(
+            outcome=outcome,
+            good=history.good,
+            bad=history.bad,
+            case=self.prober.case.name,
+            predicate=self.predicate.text,
+            culprits=list(culprits),
+            suspects=self._ordered(ambiguous.commits) if ambiguous else [],
+            untried=self._ordered(ambiguous.presumed) if ambiguous else [],
+            end=self.ends.end,
+            explains_bad=explains,
+            earlier=earlier,
+            verdicts=dict(self.desk.verdicts),
+            skips=dict(self.desk.skips),
+            diagnoses=dict(self.desk.diagnoses),
+            parents={c: list(ps) for c, ps in history.parents.items()},
+            subjects=history.subjects([history.good, history.bad, *self.desk.verdicts]),
+            cost=self.prober.cost,
+            git_probes=tests,
+            git_steps=self.prober.case.steps,
+            git_seconds=self._git_seconds(tests),
+            accepted=self.accepted or {history.good: "GOOD", history.bad: "BAD"},
+            one_step=self.one_step,
+            posterior=posterior or {},
+            looked=self.predicate.looked(self.ends.baseline),
+            rates=rates,
+            seconds=time.monotonic() - self.began,
+            answered=self.answered,
+            machine=self.machine,
+            golden=str(self.ends.golden.directory) if self.ends.golden else None,
+            renames=self.ends.renames,
+        )
+
+    def _git_seconds(self, tests: int | None) -> float | None:
+        """What so many full tests would take, by what the ends took."""
+        ends, steps = self.prober.cost.ends, self.prober.case.steps
+        if tests is None or not ends.probes:
+            return None
+        if isinstance(self.predicate, Exit):
+            return tests * ends.seconds / ends.probes
+        return tests * steps * ends.seconds / ends.steps if ends.steps else None
+
+    def _ordered(self, commits: frozenset[str]) -> list[str]:
+        return [c for c in self.history.parents if c in commits]

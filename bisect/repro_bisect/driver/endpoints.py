@@ -1,0 +1,176 @@
+"""The two ends of a bisect: GOOD's baseline, that it reproduces itself, and where BAD leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from repro_bisect.axes.axis import short
+from repro_bisect.driver.confirm import Interval
+from repro_bisect.driver.noisy import HOPELESS
+from repro_bisect.driver.range_search import verdict_of_code
+from repro_bisect.predicates.predicates import Bitwise, first_violation
+from repro_bisect.probe.one_step import chosen_steps, state_key
+from repro_bisect.probe.prober import Code, Skip, judge, trace_of, unusable
+from repro_bisect.probe.scheduler import Desk
+from repro_bisect.probe.states import States
+from repro_bisect.search.first_bad import Verdict
+from repro_golden.base.errors import ReproError
+from repro_golden.compare.renames import NOTHING, aligned
+from repro_golden.compare.traces import Divergence, first_difference
+from repro_golden.store.golden import GoldenRun
+from repro_golden.trace import Trace
+
+__all__ = ["Ends"]
+
+
+class Ends:
+    """Finds out what a search has to go by.
+
+    Attributes:
+        baseline: GOOD's first trace.
+        end: Where BAD first differs from it.
+        noise: How two replays of GOOD differ, so that a single verdict is not to be trusted.
+        renames: What BAD calls otherwise.
+    """
+
+    def __init__(self, desk: Desk, golden: GoldenRun | None, states: Path, *, open_end: bool) -> None:
+        """Look at both ends of the desk's history.
+
+        Args:
+            desk: Where probes run.
+            golden: GOOD's golden run, if there is one.
+            states: Folder of saved states.
+            open_end: The case has as many steps as GOOD makes.
+        """
+        self.desk, self.prober, self.golden, self._open_end = desk, desk.prober, golden, open_end
+        self._folder = states
+        self._held: dict[str, States] = {}
+        self.baseline: Trace | None = None
+        self.end: Divergence | None = None
+        self.noise: str | None = None
+        self.renames = NOTHING
+
+    def by_exit_code(self, runs: int = 1) -> Interval | None:
+        """GOOD must exit with 0 and BAD must not; None where `noise` says that one run proves nothing.
+
+        An end that says otherwise is run again before it is refused: it may be the program that is flaky.
+
+        Args:
+            runs: How often GOOD is run at least.
+
+        Raises:
+            ReproError: an end does otherwise.
+        """
+        good, bad = self.desk.history.good, self.desk.history.bad
+        self.desk.say(f"GOOD {short(good)} and BAD {short(bad)}: running the command at both")
+        asked = [(good, run) for run in range(runs)] + [(bad, 0)]
+        verdicts = self._exit_verdicts(asked)
+        for name, commit, wanted in (("GOOD", good, Verdict.GOOD), ("BAD", bad, Verdict.BAD)):
+            seen = [v for (c, _), v in zip(asked, verdicts, strict=True) if c == commit]
+            if wanted not in seen:
+                self.desk.say(f"{name} {short(commit)} is {seen[0]} by its exit code: running it again")
+            while wanted not in seen:
+                if len(seen) == HOPELESS:
+                    raise ReproError(
+                        f"{name} {short(commit)} is {seen[0]} by its exit code, in each of {HOPELESS} runs: "
+                        "choose another end"
+                    )
+                seen += self._exit_verdicts([(commit, len(seen))])
+            self.desk.record(commit, wanted)
+            if len(set(seen)) > 1:
+                self.noise = f"runs of {name} {short(commit)} exit with other codes"
+        return None if self.noise else Interval(good, bad, None, None)
+
+    def _exit_verdicts(self, asked: Sequence[tuple[str, int]]) -> list[Verdict]:
+        """What so many runs of ends say."""
+        steps, found = self.prober.case.steps, list[Verdict]()
+        answers = self.desk.results([self.desk.submit(c, steps, stage="ends", run=run) for c, run in asked])
+        for (commit, _), answer in zip(asked, answers, strict=True):
+            if not isinstance(answer, Code) or verdict_of_code(answer.code)[0] is Verdict.SKIP:
+                raise ReproError(unusable("GOOD" if commit == self.desk.history.good else "BAD", answer))
+            found.append(verdict_of_code(answer.code)[0])
+        return found
+
+    def by_trace(self) -> Interval | None:
+        """Replay both ends; None where they agree, or where `noise` says that one replay proves nothing.
+
+        Raises:
+            ReproError: an end cannot be tested, or GOOD itself is BAD.
+        """
+        good, bad, predicate = self.desk.history.good, self.desk.history.bad, self.prober.predicate
+        self.baseline = self.prober.baseline = baseline = self._baseline(good)
+        if refused := first_violation(predicate, baseline, baseline):
+            raise ReproError(f"GOOD {short(good)} itself is BAD by {predicate.text} ({refused}): choose another end")
+        self.desk.say(f"BAD {short(bad)}: replaying it")
+        steps = self.prober.case.steps
+        known = self.prober.known(bad, steps)
+        other = self.desk.submit(bad, steps, stage="ends")
+        if self.prober.executor.slots == 1 or known is not None:  # GOOD need go no further than BAD
+            last = trace_of(self.desk.results([other])[0], "BAD")
+            again = self._again(good, baseline, last)
+        else:
+            answers = self.desk.results([self.desk.submit(good, steps, stage="ends", run=1), other])
+            again, last = (trace_of(answer, name) for answer, name in zip(answers, ("GOOD", "BAD"), strict=True))
+        if noise := first_difference(baseline, again):  # by a metric too: what moves by itself may cross a bound
+            self.noise = f"two replays of GOOD differ at {noise}"
+            return None
+        self.desk.record(good, Verdict.GOOD)
+        found = judge(predicate, baseline, last, self.prober.case.steps)
+        if isinstance(found, Skip):
+            raise ReproError(
+                f"BAD {short(bad)} cannot be judged: {found.reason}; ask for fewer steps, or use --when exit"
+            )
+        self.end = found
+        if isinstance(predicate, Bitwise):
+            self.renames = aligned(baseline, last).renames
+        self.desk.record(bad, Verdict.BAD if self.end else Verdict.GOOD)
+        return Interval(good, bad, baseline, last) if self.end else None
+
+    def _baseline(self, good: str) -> Trace:
+        """GOOD's golden run, or its first replay, which saves states on its way."""
+        if self.golden:
+            self.desk.say(f"GOOD {short(good)}: its golden run is at hand; replaying it once")
+            self.prober.give(good, self.golden.trace)
+            return self.golden.trace
+        self.desk.say(f"GOOD {short(good)}: replaying it twice")
+        case = self.prober.case
+        keep = (chosen_steps(case), self.states(good)) if isinstance(self.prober.predicate, Bitwise) else None
+        (answer,) = self.desk.results([self.desk.submit(good, case.steps, stage="ends", keep=keep)])
+        baseline = trace_of(answer, "GOOD")
+        if self._open_end and len(baseline.steps) < case.steps:
+            experiment = case.case.model_copy(update={"steps": len(baseline.steps)})
+            self.prober.case = case.model_copy(update={"case": experiment})
+        return baseline
+
+    def _again(self, good: str, baseline: Trace, last: Trace) -> Trace:
+        """GOOD's second replay, as far as it matters, saving on its way the state that probes may start from."""
+        case, keep = self.prober.case, None
+        steps, found = case.steps, first_violation(self.prober.predicate, baseline, last)
+        if found and isinstance(self.prober.predicate, Bitwise):
+            steps = found.step - baseline.header.first_step + 1
+            keep = ([found.step] if chosen_steps(case) and found.step else [], self.states(good))
+        (answer,) = self.desk.results([self.desk.submit(good, steps, stage="ends", run=1, keep=keep)])
+        return trace_of(answer, "GOOD")
+
+    def states(self, commit: str) -> States:
+        """The states of a commit, held until `close`.
+
+        Raises:
+            ReproError: it has no code.
+        """
+        tree = self.desk.history.tree(commit)
+        if tree is None:
+            raise ReproError(f"GOOD {short(commit)} has none of {', '.join(self.desk.history.paths)}")
+        if tree not in self._held:
+            self._held[tree] = States(self._folder, state_key(self.prober.case, self.prober.key(commit)))
+        return self._held[tree]
+
+    def golden_states(self) -> dict[int, Path]:
+        """The states that GOOD's golden run keeps, by step."""
+        return self.golden.states if self.golden else {}
+
+    def close(self) -> None:
+        """Let go of the states."""
+        for states in self._held.values():
+            states.close(self.prober.case.case.states_budget)

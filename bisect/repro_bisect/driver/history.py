@@ -1,0 +1,346 @@
+"""The numeric changelog: every commit of a range that changed the numbers of a case, in order, and by how much."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from repro_bisect.axes.axis import Axis, short
+from repro_bisect.driver.drift import Drift, HistoryResult, Rename, Row, drift
+from repro_bisect.driver.result import Watch
+from repro_bisect.driver.session import Options, bench
+from repro_bisect.predicates.predicates import Bitwise
+from repro_bisect.probe.executors import Signal
+from repro_bisect.probe.prober import Answer, Code, trace_of, unusable
+from repro_bisect.probe.scheduler import Desk, Flight
+from repro_bisect.search.changelog import Changelog, Entry, Survey
+from repro_bisect.search.first_bad import Verdict
+from repro_golden.base.errors import NotVerifiableError
+from repro_golden.case.file import Case
+from repro_golden.compare.renames import aligned
+from repro_golden.compare.traces import Divergence, ended_early, first_difference
+from repro_golden.repository.checkout import Checkout
+from repro_golden.store.golden import GoldenRun
+from repro_golden.subjects.environments.builds import environment_changes
+from repro_golden.trace import Trace
+
+__all__ = ["history_of"]
+
+_FLAKY = "two replays of it differ"
+_REPLAY = 2
+"""Number of the replays that dump tensors."""
+
+
+def history_of(checkout: Checkout, case: Case, axis: Axis, watch: Watch, options: Options) -> HistoryResult:
+    """List every point of an axis that changed the numbers of a case.
+
+    Args:
+        checkout: The repository; nothing in it changes.
+        case: The case.
+        axis: The range.
+        watch: Called with every line of progress, and about once a second.
+        options: How to search; `Options.every` tests every point.
+
+    Raises:
+        NotVerifiableError: GOOD does not reproduce itself.
+        ReproError: the rollouts or an end cannot be used.
+        MachineFailureError: the machine failed; the same command resumes.
+    """
+    with bench(checkout, case, axis, Bitwise(strict=case.compare.strict), watch, options) as (desk, golden):
+        return _History(desk, golden, every=options.every).run()
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A probe: a point's numbers, or, once they are known, a replay that dumps a signal, or a whole second replay."""
+
+    point: str
+    signal: Signal | None = None
+    again: bool = False
+
+
+class _History:
+    def __init__(self, desk: Desk, golden: GoldenRun | None, *, every: bool) -> None:
+        self.desk, self.prober, self.axis, self.golden, self.every = desk, desk.prober, desk.history, golden, every
+        self.began = time.monotonic()
+        self.log = Changelog(self.axis.parents, self.axis.good, self.axis.bad, self.axis.tree, every=every)
+        self.strict = self.prober.case.compare.strict
+        self.traces: dict[Hashable, Trace] = {}
+        self.numbers: dict[str, Trace] = {}  # by the chain of the first trace that had them
+        self.replays: dict[tuple[Hashable, Signal | None, bool], Answer] = {}
+        self.flaky: dict[Hashable, tuple[str, str]] = {}
+        self.lost: set[Hashable] = set()  # keys of what lies after noise that stays
+        self.steps = self.prober.case.steps
+        self.noise = self.ended = ""
+        self._jobs: dict[Future[Answer], _Job] = {}
+
+    def run(self) -> HistoryResult:
+        """Both ends, the searches, and a replay of both sides of every change."""
+        if self.prober.journalled:
+            self.desk.say(f"resuming: {self.prober.journalled} finished probes are in the journal")
+        agree = self._ends()
+        while True:
+            survey = self.log.survey()
+            self._start(survey)
+            if not self.desk.flights:
+                break
+            for _, (job, answer) in self.desk.finished(survey.searches[0] if survey.searches else None):
+                self._take(job, answer)
+        assert survey.done
+        return self._result(survey.entries, agree)
+
+    def _ends(self) -> bool:
+        """GOOD twice, BAD once; whether they agree."""
+        good, bad = self.axis.good, self.axis.bad
+        if self.golden:
+            self.prober.give(good, self.golden.trace)
+        once = "its golden run is at hand; replaying it once" if self.golden else "replaying it twice"
+        self.desk.say(f"GOOD {short(good)}: {once}; BAD {short(bad)}: once")
+        twins = self.axis.tree(good) == self.axis.tree(bad)
+        asked = [(good, 0), (good, 1), *([] if twins else [(bad, 0)])]
+        answers = self.desk.results([self.desk.submit(c, self.steps, stage="ends", run=run) for c, run in asked])
+        first, again, last = (
+            trace_of(answer, name)
+            for answer, name in zip([*answers, answers[0]], ("GOOD", "GOOD", "BAD"), strict=False)
+        )
+        if differs := first_difference(first, again):
+            raise self._noisy_good(differs)
+        lengths = len(first.steps), len(last.steps)
+        self.steps = min(lengths)
+        self.ended = ended_early(*lengths).replace("the run", "BAD").replace("the baseline", "GOOD")
+        for point, trace in ((good, first), (bad, last)):
+            self._know(point, trace)
+        return self._numbers(first) == self._numbers(last) and not self.ended
+
+    def _numbers(self, trace: Trace) -> str:
+        """The same for traces that agree bit for bit, whatever their signals are called."""
+        chain = trace.steps[self.steps - 1].chain
+        if chain not in self.numbers:
+            for numbers, other in self.numbers.items():
+                differs = first_difference(other, trace, strict=self.strict)
+                if differs is None or differs.step >= trace.header.first_step + self.steps:
+                    return numbers
+            self.numbers[chain] = trace
+        return chain
+
+    def _noisy_good(self, differs: object) -> NotVerifiableError:
+        return NotVerifiableError(
+            f"GOOD {short(self.axis.good)} is FLAKY, two replays of it differ at {differs}: a changelog of noise is "
+            "none; make it deterministic, or start the range at a commit that is"
+        )
+
+    def _start(self, survey: Survey) -> None:
+        """Fill what is free, replays of what is found first; end what is moot."""
+        jobs = [self._jobs[future] for future in self.desk.flights]
+        room = self.prober.executor.slots - len(jobs)
+        flying = [self.axis.tree(job.point) for job in jobs if not job.signal]
+        asked = [job for entry in survey.entries for job in self._replays(entry)]
+        if self.flaky and self.axis.tree(self.axis.bad) not in self.flaky:  # does the noise last to the end?
+            asked.insert(0, _Job(self.axis.bad, again=True))
+        started = {self._name(job) for job in jobs}
+        for job in asked:
+            if room > 0 and self._name(job) not in {*started, *self.replays}:
+                started.add(self._name(job))
+                self._submit(job)
+                room -= 1
+        for point in self.log.next(survey, max(0, room), flying):
+            self._submit(_Job(point))
+        moot = self.log.moot(survey, flying)
+        for future, flight in self.desk.flights.items():
+            job = self._jobs[future]
+            if not job.signal and not job.again and flight.tree in moot:
+                flight.cancel.set()
+
+    def _submit(self, job: _Job) -> None:
+        steps = self.prober.case.steps
+        how: dict[str, Any] = {"stage": "confirmation", "run": 1} if job.again else {}
+        if job.signal:
+            how = {"stage": "confirmation", "run": _REPLAY, "partial": True, "dump": [job.signal]}
+            steps = job.signal[0] - self._trace(job.point).header.first_step + 1
+
+        def work(flight: Flight) -> tuple[_Job, Answer]:
+            return job, self.prober.probe(job.point, steps, **flight.ways, **how)
+
+        self._jobs[self.desk.start(job.point, work)] = job
+
+    def _trace(self, point: str) -> Trace:
+        return self.traces[self.axis.tree(point)]
+
+    def _replays(self, entry: Entry) -> list[_Job]:
+        """The replays that an entry's sizes are measured by, and that show whether its numbers are its own."""
+        return [
+            _Job(point, signal)
+            for before in (entry.before, self.axis.good)
+            for point, signal in self._signals(before, entry.after)
+        ]
+
+    def _signals(self, before: str, after: str) -> list[tuple[str, Signal]]:
+        """Both points, each with the first signal that differs under the name that it has there."""
+        differs = first_difference(self._trace(before), self._trace(after), strict=self.strict)
+        return [(before, differs.signals[0]), (after, differs.signals[-1])] if differs else []
+
+    def _name(self, job: _Job) -> tuple[Hashable, Signal | None, bool]:
+        """Jobs with one name are one: points with the same code share a replay."""
+        return self.axis.tree(job.point), job.signal, job.again
+
+    def _take(self, job: _Job, answer: Answer) -> None:
+        """A point's numbers, or a replay that bears them out or does not."""
+        if job.signal or job.again:
+            self.replays[self._name(job)] = answer
+            differs = first_difference(self._trace(job.point), answer) if isinstance(answer, Trace) else answer
+            if isinstance(differs, Divergence):
+                self._is_flaky(job.point, f"{_FLAKY} at {differs}")
+            elif isinstance(answer, Trace) and job.signal and answer.steps[-1].step < job.signal[0]:
+                self._is_flaky(job.point, f"a second replay of it ends after step {answer.steps[-1].step}")
+            elif differs is not None:
+                self._is_flaky(job.point, unusable("a second replay of it", differs).partition(";")[0])
+        elif self.axis.tree(job.point) in self.lost:  # it was under way
+            return
+        elif isinstance(answer, Trace) and len(answer.steps) >= self.steps:
+            self._know(job.point, answer)
+        elif isinstance(answer, Trace):
+            self._cannot(job.point, f"it ends after {len(answer.steps)} of {self.steps} steps")
+        elif isinstance(answer, Code):
+            self._cannot(job.point, unusable("", answer))
+        else:
+            self._cannot(job.point, answer.reason, answer.diagnosis)
+
+    def _know(self, point: str, trace: Trace) -> None:
+        """A point's numbers, and those of its twins."""
+        numbers, same = self._numbers(trace), self._trace(self.axis.good) if self.traces else trace
+        self.traces[self.axis.tree(point)] = trace
+        self.log.tell(point, numbers)
+        good = numbers == self._numbers(same)
+        for twin in self.log.twins(point):
+            self.desk.record(twin, Verdict.GOOD if good else Verdict.BAD)
+        if point != self.axis.good:
+            where = (
+                f"GOOD's numbers{self._renamed(same, trace)}"
+                if good
+                else f"other numbers than GOOD from {self._where(same, trace)}"
+            )
+            self.desk.say(f"{short(point)} has {where}")
+
+    def _renamed(self, a: Trace, b: Trace) -> str:
+        renames = aligned(a, b).renames
+        return f"; {renames}" if renames else ""
+
+    def _where(self, a: Trace, b: Trace) -> str:
+        differs = first_difference(a, b, strict=self.strict)
+        assert differs is not None, "their chains differ"
+        return f"step {differs.step}, {differs.phase}, {differs.name}"
+
+    def _renames(self) -> list[Rename]:
+        """Between points of the line that were tested one after the other and have the same numbers."""
+        tested = [point for point in self.log.line if self.axis.tree(point) in self.log.numbers]
+        found = []
+        for before, after in pairwise(tested):
+            a, b = self._trace(before), self._trace(after)
+            if self._numbers(a) == self._numbers(b) and (renames := aligned(a, b).renames):
+                found.append(Rename(before, after, renames))
+        return found
+
+    def _cannot(self, point: str, reason: str, diagnosis: str = "") -> None:
+        self.log.tell(point, None, reason)
+        for twin in self.log.twins(point):
+            self.desk.record(twin, Verdict.SKIP, reason)
+        self.desk.say(f"SKIP {short(point)} {reason}")
+        self.desk.know(self.log.twins(point), diagnosis)
+
+    def _is_flaky(self, point: str, why: str) -> None:
+        """Numbers that are not a point's own say nothing; where BAD's are not, nothing is said of what is after it."""
+        key = self.axis.tree(point)
+        if key == self.axis.tree(self.axis.good):
+            raise self._noisy_good(why)
+        if key not in self.flaky:
+            self.desk.say(f"FLAKY {short(point)}: {why}")
+        self.flaky.setdefault(key, (point, why))
+        self.log.tell(point, None, _FLAKY)
+        for twin in self.log.twins(point):
+            self.desk.record(twin, "FLAKY")
+        if self.axis.tree(self.axis.bad) not in self.flaky:
+            return
+        first = min((p for p, _ in self.flaky.values()), key=self.log.position)
+        if self.axis.tree(first) != self.axis.tree(self.axis.bad):
+            after = f"what changed the numbers after {short(first)} cannot be told"
+            self.noise = f"BAD does not reproduce itself either: {after}"
+        later = self.axis.descendants(first)
+        before = {self.axis.tree(p) for p in (self.axis.good, *self.axis.parents) if p not in later}
+        for p in later:
+            if self.axis.tree(p) not in before:
+                self.lost.add(self.axis.tree(p))
+                self.log.tell(p, None, _FLAKY)
+
+    def _result(self, entries: Sequence[Entry], agree: bool) -> HistoryResult:
+        rows = [self._row(entry) for entry in entries]
+        rows += [
+            Row("flaky", self.axis.info(point), self.log.before(point) or self.axis.good, [point], detail=why)
+            for point, why in self.flaky.values()
+            if self._is_first(point)
+        ]
+        rows.sort(key=lambda row: self.log.position(row.commit.commit))
+        named = [
+            self.axis.good,
+            self.axis.bad,
+            *self.desk.skips,
+            *(p for row in rows for p in (row.before, *row.points)),
+        ]
+        return HistoryResult(
+            good=self.axis.good,
+            bad=self.axis.bad,
+            case=self.prober.case.name,
+            what=self.axis.what,
+            rows=rows,
+            skips=dict(self.desk.skips),
+            subjects=self.axis.subjects(list(dict.fromkeys(named))),
+            points=len(self.axis.parents),
+            agree=agree,
+            every=self.every,
+            noise=self.noise,
+            steps=self.steps,
+            cost=self.prober.cost,
+            seconds=time.monotonic() - self.began,
+            machine=self.prober.machine,
+            golden=str(self.golden.directory) if self.golden else None,
+            renames=self._renames(),
+            ended=self.ended,
+            looked=self.prober.predicate.looked(self._trace(self.axis.good)),
+        )
+
+    def _is_first(self, point: str) -> bool:
+        """Whether a flaky point may have brought the noise: the nearest tested one before it is not flaky."""
+        before = self.log.before(point)
+        while before is not None:
+            key = self.axis.tree(before)
+            if key in self.flaky and key != self.axis.tree(point):
+                return False
+            if key in self.log.numbers:
+                break
+            before = self.log.before(before)
+        return True
+
+    def _row(self, entry: Entry) -> Row:
+        before, after, good = self._trace(entry.before), self._trace(entry.after), self.axis.good
+        return Row(
+            entry.kind,
+            self.axis.info(entry.after),
+            entry.before,
+            entry.points,
+            sorted(entry.untried, key=self.log.position),
+            self._drift(entry.before, entry.after),
+            self._drift(good, entry.after),
+            [str(change) for change in environment_changes(before.header, after.header)],
+        )
+
+    def _drift(self, a: str, b: str) -> Drift:
+        """Over all steps by what traces keep; the first difference over whole tensors, of replays that bear it out."""
+        found = drift(self._trace(a), self._trace(b), strict=self.strict)
+        replays = [self.replays.get((self.axis.tree(point), signal, False)) for point, signal in self._signals(a, b)]
+        whole = [trace for trace in replays if isinstance(trace, Trace)]
+        if len(whole) == 2:
+            return found.with_divergence(first_difference(whole[0], whole[1], strict=self.strict))
+        return found

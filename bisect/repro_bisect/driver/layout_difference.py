@@ -1,0 +1,231 @@
+"""Replaying two layouts of a case, and those between them, and comparing what they compute."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from repro_bisect.axes.layouts import EPSILON, LayoutComparison, compare_layouts
+from repro_bisect.axes.sets import LayoutLine
+from repro_bisect.driver.result import Watch
+from repro_bisect.driver.session import Options, bench
+from repro_bisect.predicates.predicates import Bitwise
+from repro_bisect.probe.cost import Cost
+from repro_bisect.probe.executors import Signal
+from repro_bisect.probe.prober import Skip, trace_of
+from repro_bisect.probe.scheduler import Desk
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Case
+from repro_golden.compare.step_difference import blind, differing
+from repro_golden.compare.traces import ended_early, first_difference
+from repro_golden.repository.checkout import Checkout
+from repro_golden.trace import Trace
+
+__all__ = ["Between", "LayoutResult", "compare_sides"]
+
+_DUMPED = 1 << 28
+"""Bytes of tensors that are written whole to measure the step at which layouts first differ."""
+
+
+@dataclass(frozen=True)
+class Between:
+    """What one key alone changes.
+
+    Attributes:
+        key: Which, from what to what.
+        layout: The layout with it.
+        comparison: Against the layout before; None where one of both cannot be tested.
+        skip: Why, in that case.
+    """
+
+    key: str
+    layout: str
+    comparison: LayoutComparison | None
+    skip: str = ""
+
+
+@dataclass(frozen=True)
+class LayoutResult:
+    """What comparing two layouts found.
+
+    Attributes:
+        a: The first layout.
+        b: The second.
+        case: The case's name.
+        commit: Whose code was run.
+        outcome: ``equal``, ``agree`` (within the tolerance), ``part``, or ``flaky`` (one does not reproduce itself).
+        flaky: How, by layout.
+        comparison: None where one is flaky.
+        between: Where several keys changed, what each of them does.
+        cost: Probes, trained steps and seconds.
+        seconds: Wall time.
+        machine: Where.
+    """
+
+    a: str
+    b: str
+    case: str
+    commit: str
+    outcome: Literal["equal", "agree", "part", "flaky"]
+    flaky: Mapping[str, str]
+    comparison: LayoutComparison | None
+    between: Sequence[Between]
+    cost: Cost
+    seconds: float
+    machine: str
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types."""
+        own = {"comparison", "between", "cost"}
+        raw: dict[str, Any] = {k: v for k, v in vars(self).items() if k not in own}
+        between = [
+            {"key": b.key, "layout": b.layout, "skip": b.skip}
+            | {"comparison": b.comparison.to_mapping() if b.comparison else None}
+            for b in self.between
+        ]
+        comparison = self.comparison.to_mapping() if self.comparison else None
+        return raw | {"comparison": comparison, "between": between, "cost": self.cost.to_mapping()}
+
+
+def compare_sides(
+    checkout: Checkout, case: Case, axis: LayoutLine, tolerance: float | None, watch: Watch, options: Options
+) -> LayoutResult:
+    """Replay both ends of a line of layouts twice, those between once, and compare them signal by signal.
+
+    Args:
+        checkout: The repository.
+        case: The case.
+        axis: The layouts.
+        tolerance: Units of epsilon that another order of sums may make, in place of what the case says.
+        watch: Called with every line of progress.
+        options: How to replay.
+
+    Raises:
+        ReproError: the rollouts or an end cannot be used, or the layouts observe nothing alike.
+        MachineFailureError: the machine failed; the same command resumes.
+    """
+    with bench(checkout, axis.roomy, axis, Bitwise(), watch, options) as (desk, _):
+        return _Sides(desk, axis, case, axis.tolerance if tolerance is None else tolerance).run()
+
+
+class _Sides:
+    def __init__(self, desk: Desk, axis: LayoutLine, case: Case, tolerance: float) -> None:
+        self.desk, self.axis, self.case, self.tolerance = desk, axis, case, tolerance
+        self.began = time.monotonic()
+        self.steps = desk.prober.case.steps
+
+    def run(self) -> LayoutResult:
+        """Both ends twice, then what is between."""
+        ends = (self.axis.good, self.axis.bad)
+        self.desk.say(f"replaying {ends[0]} and {ends[1]} twice each")
+        asked = [self.desk.submit(e, self.steps, stage="ends", run=run, full=True) for e in ends for run in (0, 1)]
+        answers = zip([end for end in ends for _ in (0, 1)], self.desk.results(asked), strict=True)
+        traces = [trace_of(answer, end) for end, answer in answers]
+        flaky = {
+            end: f"two replays of it differ at {found}"
+            for end, first, again in zip(ends, traces[::2], traces[1::2], strict=True)
+            if (found := first_difference(first, again))
+        }
+        if flaky:
+            return self._result("flaky", flaky, None, [])
+        counts = [len(trace.steps) for trace in traces]
+        for end, first, again in zip(ends, counts[::2], counts[1::2], strict=True):
+            if first != again:
+                raise ReproError(f"two replays of {end} make {first} and {again} steps: give both the same to do")
+        if counts[0] != counts[2]:
+            raise ReproError(f"{ends[0]} makes {counts[0]} steps, {ends[1]} {counts[2]}: give both the same to do")
+        both = {ends[0]: traces[0], ends[1]: traces[2]}
+        comparison, flaky = self._measured(both, self._compared(traces[0], traces[2]))
+        if flaky:
+            return self._result("flaky", flaky, None, [])
+        between = self._between(both) if comparison.first and len(self.axis.keys) > 1 else []
+        return self._result(comparison.verdict, {}, comparison, between)
+
+    def _compared(self, a: Trace, b: Trace) -> LayoutComparison:
+        return compare_layouts(a, b, self.tolerance, self.axis.absolute, self.axis.relative)
+
+    def _measured(self, both: Mapping[str, Trace], seen: LayoutComparison) -> tuple[LayoutComparison, dict[str, str]]:
+        """The same with the first step that differs measured on whole tensors, of one more replay of each.
+
+        Returns:
+            The comparison, and the ends whose third replay is another than the first two, with how.
+        """
+        if seen.first is None:
+            return seen, {}
+        last = max(seen.first.step, seen.parted.step if seen.parted else 0)
+        wanted = self._dumps(list(both.values()), seen)
+        if not wanted:
+            return seen, {}
+        self.desk.say(f"measuring {len(wanted)} signals whole: replaying both to step {last}")
+        steps = last - next(iter(both.values())).header.first_step + 1
+        how: dict[str, Any] = {"stage": "confirmation", "run": 2, "full": True, "dump": wanted}
+        answers = self.desk.results([self.desk.submit(end, steps, **how) for end in both])
+        dumped = [trace_of(answer, end) for answer, end in zip(answers, both, strict=True)]
+        flaky = {
+            end: f"a third replay of it differs from the first two at {differs}"
+            for (end, first), again in zip(both.items(), dumped, strict=True)
+            if (differs := first_difference(first, again))
+        }
+        whole = self._compared(dumped[0], dumped[1])
+        if whole.parted or seen.parted:
+            return whole, flaky
+        worst = max((c.worst for c in (seen, whole) if c.worst), key=lambda p: p.units or 0.0, default=None)
+        return replace(seen, first=whole.first, worst=worst), flaky
+
+    def _dumps(self, traces: Sequence[Trace], seen: LayoutComparison) -> list[Signal]:
+        """The signals whose whole tensors are wanted: those that differ in the first step that does, and the last."""
+        assert seen.first is not None
+        index = next(k for k, record in enumerate(traces[0].steps) if record.step == seen.first.step)
+        found, size = list[Signal](), 0
+        for kind, row, other in differing(traces[0].rows(index), traces[1].rows(index), blind(*traces[:2])):
+            # shards that a command's ranks hold are written by none; behind the door the whole is put together
+            known = bool(row.sketch and other and other.sketch) or self.case.subject.kind == "core"
+            if kind == "value" and known and row.values is None and row.dtype in EPSILON:
+                size += math.prod(row.shape) * 8
+                if size <= _DUMPED:
+                    found.append((seen.first.step, row.phase, row.name))
+        if (last := seen.parted) and last.how == "sampled":
+            found.append((last.step, last.phase, last.signal))
+        return list(dict.fromkeys(found))
+
+    def _between(self, both: Mapping[str, Trace]) -> list[Between]:
+        """What each key does to the layout before it."""
+        line = [self.axis.good, *self.axis.keys]
+        inner = line[1:-1]
+        self.desk.say(f"replaying {', '.join(inner)}: which key makes the difference?")
+        asked = [self.desk.submit(point, self.steps, full=True) for point in inner]
+        answers = dict(both) | dict(zip(inner, self.desk.results(asked), strict=True))
+        found = []
+        for before, after in itertools.pairwise(line):
+            a, b = answers[before], answers[after]
+            why = next((answer.reason for answer in (b, a) if isinstance(answer, Skip)), "")
+            if isinstance(a, Trace) and isinstance(b, Trace) and not why:
+                why = ended_early(len(a.steps), len(b.steps))
+            compared = self._compared(a, b) if isinstance(a, Trace) and isinstance(b, Trace) and not why else None
+            found.append(Between(self.axis.keys[after], after, compared, why))
+        return found
+
+    def _result(
+        self,
+        outcome: Literal["equal", "agree", "part", "flaky"],
+        flaky: Mapping[str, str],
+        comparison: LayoutComparison | None,
+        between: Sequence[Between],
+    ) -> LayoutResult:
+        return LayoutResult(
+            a=self.axis.good,
+            b=self.axis.bad,
+            case=self.case.name,
+            commit=self.axis.commit(self.axis.good),
+            outcome=outcome,
+            flaky=flaky,
+            comparison=comparison,
+            between=between,
+            cost=self.desk.prober.cost,
+            seconds=time.monotonic() - self.began,
+            machine=self.desk.prober.machine,
+        )

@@ -1,0 +1,151 @@
+"""The search of one range against one baseline: probes in flight, verdicts as they come, moot ones cancelled."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from repro_bisect.axes.axis import short
+from repro_bisect.probe.one_step import Shortcut
+from repro_bisect.probe.prober import Answer, Code, Skip, judge
+from repro_bisect.probe.scheduler import Desk, Flight
+from repro_bisect.search.first_bad import Ambiguous, ContradictionError, Found, Search, Verdict
+from repro_golden.compare.traces import Divergence
+from repro_golden.trace import Trace
+
+__all__ = ["Hunt", "Tested", "verdict_of_code"]
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What came of testing a commit.
+
+    Attributes:
+        answer: Its trace, exit code, or why it is skipped.
+        baseline: The trace it is to be judged against; None for exit codes.
+        bound: Steps that it must have made to be GOOD.
+        one_step: Whether it is one step from a saved state.
+    """
+
+    answer: Answer
+    baseline: Trace | None
+    bound: int
+    one_step: bool = False
+
+    @property
+    def diagnosis(self) -> str:
+        """What is known of why it is skipped; '' where nothing is."""
+        return self.answer.diagnosis if isinstance(self.answer, Skip) else ""
+
+
+class Hunt:
+    """One search.
+
+    Attributes:
+        tested: What came of every commit that was tested, or shares its code with one that was.
+    """
+
+    def __init__(
+        self, desk: Desk, search: Search[str], baseline: Trace | None, bound: int, shortcut: Shortcut | None
+    ) -> None:
+        self.desk, self.search, self.baseline, self.bound, self.shortcut = desk, search, baseline, bound, shortcut
+        self.tested: dict[str, Tested] = {}
+
+    def run(self) -> Found[str] | Ambiguous[str]:
+        """Search to the end."""
+        self._take_what_is_known()
+        desk, slots = self.desk, self.desk.prober.executor.slots
+        while self.search.answer is None:
+            flying = [f.commit for f in desk.flights.values()]
+            for commit in self.search.next(slots - len(flying), in_flight=flying):
+                tree = desk.history.tree(commit)
+                if tree not in {f.tree for f in desk.flights.values()}:  # twins share a probe
+                    desk.start(commit, lambda flight, commit=commit: self.test(commit, flight))  # type: ignore[misc]
+            for flight, tested in desk.finished(self.search):
+                desk.rounds.append(time.monotonic() - flight.began)
+                self.take(flight.commit, tested)
+            moot = self.search.moot(f.commit for f in desk.flights.values())
+            desk.cancel(f for f in desk.flights.values() if f.commit in moot)
+        desk.clear()  # what still runs can no longer change the answer
+        return self.search.answer
+
+    def _take_what_is_known(self) -> None:
+        """What the journal knows is free, so it comes first."""
+        state = self.shortcut.state if self.shortcut else None
+        for commit in self.search.dag:
+            if self.search.answer is None and commit not in self.search.verdicts:
+                straight = self.desk.prober.known(commit, self.bound)
+                known = Tested(straight, self.baseline, self.bound) if straight is not None else None
+                if known is None and state is not None and (one := self.desk.prober.known(commit, 1, state)):
+                    known = self._one_step(one)
+                if known is not None:
+                    self.desk.prober.cost.reused += 1
+                    self.take(commit, known)
+
+    def test(self, commit: str, flight: Flight) -> Tested:
+        """Probe a commit: one step from the saved state where that serves, else from step 0."""
+        if self.shortcut:
+            one = self.desk.prober.probe(commit, 1, start=self.shortcut.state, **flight.ways)
+            if (tested := self._one_step(one)) is not None:
+                return tested
+        answer = self.desk.prober.probe(commit, self.bound, **flight.ways)
+        return Tested(answer, self.baseline, self.bound)
+
+    def _one_step(self, one: Answer) -> Tested | None:
+        """What a one-step probe says; None where it says nothing of the commit."""
+        assert self.shortcut is not None
+        if isinstance(one, Trace) and not self.shortcut.ready(one):
+            return None
+        if isinstance(one, Skip) and one.unready:
+            return None
+        return Tested(one, self.shortcut.baseline, 1, one_step=True)
+
+    def divergence(self, tested: Tested) -> Divergence | Skip | None:
+        """What makes a tested commit BAD, or why nothing can be said of it."""
+        assert isinstance(tested.answer, Trace)
+        assert tested.baseline is not None
+        return judge(self.desk.prober.predicate, tested.baseline, tested.answer, tested.bound)
+
+    def take(self, commit: str, tested: Tested) -> None:
+        """Judge a commit, and those with the same code."""
+        verdict, detail = self._verdict(tested)
+        twins = self._twins(commit)
+        for twin in twins:
+            self.tested[twin] = tested
+            try:
+                self.search = self.search.with_verdict(twin, verdict, detail if verdict is Verdict.SKIP else "")
+            except ContradictionError:  # the numbers moved and came back: there is a culprit below all the same
+                self.desk.say(
+                    f"{verdict.value} {short(twin)} contradicts what is known: the numbers moved more than once"
+                )
+            self.desk.record(twin, verdict, detail)
+        self.desk.say(f"{verdict.value:<4} {short(commit)} {detail}", self.search)
+        self.desk.know(twins, tested.diagnosis)
+
+    def _verdict(self, tested: Tested) -> tuple[Verdict, str]:
+        if isinstance(tested.answer, Skip):
+            return Verdict.SKIP, tested.answer.reason
+        if isinstance(tested.answer, Code):
+            return verdict_of_code(tested.answer.code)
+        found = self.divergence(tested)
+        if isinstance(found, Skip):
+            return Verdict.SKIP, found.reason
+        if found:
+            return Verdict.BAD, str(found)
+        return Verdict.GOOD, "the step agrees" if tested.bound == 1 else f"{tested.bound} steps agree"
+
+    def _twins(self, commit: str) -> list[str]:
+        """The commit and the suspects with the same code: they share one probe."""
+        tree = self.desk.history.tree(commit)
+        known, suspects = self.search.verdicts, self.search.suspects
+        rest = (c for c in self.search.dag if c != commit and c not in known and c in suspects)
+        return [commit, *(c for c in rest if self.desk.history.tree(c) == tree)]
+
+
+def verdict_of_code(code: int) -> tuple[Verdict, str]:
+    """As `git bisect run` reads an exit code below 128."""
+    if code == 0:
+        return Verdict.GOOD, "exit 0"
+    if code == 125:
+        return Verdict.SKIP, "exit 125"
+    return Verdict.BAD, f"exit {code}"

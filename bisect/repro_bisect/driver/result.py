@@ -1,0 +1,204 @@
+"""What a bisect shows while it runs, and what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from repro_bisect.axes.axis import PointInfo
+from repro_bisect.explain.result import Explanation
+from repro_bisect.probe.cost import Cost
+from repro_golden.compare.coverage import Coverage
+from repro_golden.compare.renames import NOTHING, Renames
+from repro_golden.compare.traces import Comparison, Divergence, jsonable
+
+__all__ = ["BisectResult", "Culprit", "Event", "Outcome", "Watch"]
+
+Outcome = Literal["found", "ambiguous", "agree", "flaky"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something to show while a bisect runs.
+
+    Attributes:
+        text: One line; empty where only the view changed.
+        order: Every commit of the range, newest first.
+        verdicts: Those that have one.
+        flying: Commits whose probes run, each with the steps it has made and the seconds since it began.
+        suspects: How many commits may still be the culprit.
+        rounds: Rounds of probes still needed at most.
+        left: Seconds still needed at most, by what a round took so far; None before one ended.
+        posterior: The likeliest culprits with their probability, where verdicts are noisy.
+    """
+
+    text: str
+    order: Sequence[str] = ()
+    verdicts: Mapping[str, str] = field(default_factory=dict)
+    flying: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    suspects: int = 0
+    rounds: int = 0
+    left: float | None = None
+    posterior: Mapping[str, float] = field(default_factory=dict)
+
+
+Watch = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """A commit that moved the numbers.
+
+    Attributes:
+        commit: Who, when and what.
+        divergence: Where its numbers first differ from its parent's; of a flaky one, from its own. None for exit codes.
+        comparison: Its full replay against its parent's; None for exit codes and noisy verdicts.
+        environment: What its lock files changed in the environment that it ran in: a possible culprit beside the code.
+        explanation: The operation and the line at which its numbers leave its parent's; None where that was not asked.
+        unexplained: Why there is none although it was.
+        renames: What the commits before it renamed: its parent's numbers are GOOD's under other names.
+    """
+
+    commit: PointInfo
+    divergence: Divergence | None
+    comparison: Comparison | None
+    environment: Sequence[str] = ()
+    explanation: Explanation | None = None
+    unexplained: str = ""
+    renames: Renames = NOTHING
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types."""
+        return {
+            "explanation": self.explanation.to_mapping() if self.explanation else None,
+            "unexplained": self.unexplained,
+            "commit": asdict(self.commit),
+            "environment": list(self.environment),
+            "divergence": jsonable(asdict(self.divergence)) if self.divergence else None,
+            "comparison": self.comparison.to_mapping() if self.comparison else None,
+            "renamed": self.renames.to_mapping(),
+        }
+
+
+@dataclass(frozen=True)
+class BisectResult:
+    """What a bisect found.
+
+    Attributes:
+        outcome: ``found``, ``ambiguous`` (only skips left), ``agree`` (the ends do), ``flaky`` (the culprit differs
+            from itself).
+        good: The good end.
+        bad: The bad end.
+        case: The case's name.
+        predicate: What made a probe BAD, as it is written.
+        culprits: The commits that moved the numbers, the oldest first; one unless all were asked for.
+        suspects: Where skips leave several.
+        untried: Suspects that were only presumed untestable.
+        end: Where BAD's numbers first differ from GOOD's.
+        explains_bad: Whether the last culprit's trace equals BAD's; False means that later commits move numbers too;
+            None where that was not asked or cannot be told.
+        earlier: Where the culprit's parent differs from GOOD, in a step after the culprit's: commits before it move
+            numbers too. Not looked for where all culprits were.
+        verdicts: Every commit that was judged.
+        skips: Why, for the skipped ones.
+        diagnoses: What is known of why those failed, in one line each.
+        parents: Every commit of the range, newest first, with its parents.
+        subjects: First line of the message of each judged commit.
+        cost: Probes, trained steps and seconds, by what they were for.
+        git_probes: How many tests `git bisect run` would have made to the same answer; None without an answer.
+        git_steps: How many steps each of them would have trained.
+        git_seconds: What they would have taken one after the other, by what the ends took; None where that is unknown.
+        accepted: The verdicts that one culprit explains, the ends included: what git could go on from.
+        one_step: Whether probes trained one step from a saved state.
+        posterior: Where verdicts are noisy, or may be, as exit codes may: each commit's probability of being the
+            culprit, those above 1 in 1,000.
+        rates: Where verdicts are noisy: how often a commit without and one with the culprit is judged BAD. None where
+            no run contradicted another.
+        seconds: Wall time.
+        answered: Wall time until the search had its answer, before it was confirmed; None where nothing was searched.
+        machine: Where.
+        golden: The golden run that served as GOOD's first run, if one did.
+        renames: What BAD calls otherwise than GOOD, where their numbers are compared by bits.
+        looked: What the others were judged by: what of GOOD's run the predicate reads.
+    """
+
+    outcome: Outcome
+    good: str
+    bad: str
+    case: str
+    predicate: str
+    culprits: Sequence[Culprit]
+    suspects: Sequence[str]
+    untried: Sequence[str]
+    end: Divergence | None
+    explains_bad: bool | None
+    verdicts: Mapping[str, str]
+    skips: Mapping[str, str]
+    parents: Mapping[str, Sequence[str]]
+    subjects: Mapping[str, str]
+    cost: Cost
+    git_probes: int | None
+    git_steps: int
+    git_seconds: float | None
+    accepted: Mapping[str, str]
+    one_step: bool
+    posterior: Mapping[str, float]
+    rates: tuple[float, float] | None
+    seconds: float
+    answered: float | None
+    machine: str
+    golden: str | None
+    diagnoses: Mapping[str, str] = field(default_factory=dict)
+    renames: Renames = NOTHING
+    looked: Coverage = field(default_factory=Coverage)
+    earlier: Divergence | None = None
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether equal meant equal bits."""
+        return self.predicate == "bitwise"
+
+    @property
+    def order(self) -> list[str]:
+        """Every commit of the range, newest first."""
+        return list(self.parents)
+
+    @property
+    def commits(self) -> int:
+        """How many commits the range has."""
+        return len(self.parents)
+
+    @property
+    def culprit(self) -> PointInfo | None:
+        """The first culprit found."""
+        return self.culprits[0].commit if self.culprits else None
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """Where the first culprit's numbers first differ; without a culprit, BAD's."""
+        return self.culprits[0].divergence if self.culprits else self.end
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """The first culprit's full replay against its parent's."""
+        return self.culprits[0].comparison if self.culprits else None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types."""
+        first = self.culprits[0].to_mapping() if self.culprits else {"commit": None, "comparison": None}
+        skipped = {"culprits", "cost", "parents", "end", "renames", "looked", "earlier"}
+        raw: dict[str, Any] = {k: jsonable(v) for k, v in self.__dict__.items() if k not in skipped}
+        return raw | {
+            "bitwise": self.bitwise,
+            "order": self.order,
+            "commits": self.commits,
+            "culprit": first["commit"],
+            "comparison": first["comparison"],
+            "divergence": jsonable(asdict(self.divergence)) if self.divergence else None,
+            "earlier": jsonable(asdict(self.earlier)) if self.earlier else None,
+            "culprits": [culprit.to_mapping() for culprit in self.culprits],
+            "cost": self.cost.to_mapping(),
+            "renamed": self.renames.to_mapping(),
+            "looked_at": self.looked.to_mapping(),
+        }

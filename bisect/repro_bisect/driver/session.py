@@ -1,0 +1,175 @@
+"""Where probes of one axis are made: who runs them, what is known already, and the threads that wait for them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from repro_bisect.axes.axis import Axis
+from repro_bisect.axes.commits import History
+from repro_bisect.driver.result import Event, Watch
+from repro_bisect.predicates.predicates import Predicate
+from repro_bisect.probe.executors import Executor
+from repro_bisect.probe.executors.local import Local, default_jobs
+from repro_bisect.probe.prober import Prober
+from repro_bisect.probe.scheduler import Desk
+from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
+from repro_golden.case.file import Case, CoreSubject
+from repro_golden.repository.checkout import Checkout
+from repro_golden.store.golden import GoldenRun, Store
+from repro_golden.store.rollouts import Rollouts, place_of
+from repro_golden.subjects import identity_of, packages_of
+from repro_golden.subjects.surroundings import variables_digest
+
+__all__ = ["Options", "bench", "check_rollouts", "commits_of", "fetched_rollouts"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to search.
+
+    Attributes:
+        jobs: Probes at once; None for what the machine, or the cluster, serves.
+        ray: Address of a Ray cluster, or ``auto``; None runs probes here.
+        when: The predicate as text; None for what the case says.
+        paths: Folders and files that hold all that matters; empty for the subject's own.
+        first_parent: Follow only the first parent of merges.
+        every: Move the baseline from culprit to culprit until the ends agree.
+        fresh: Use nothing that earlier bisects found.
+        confidence: Where verdicts are noisy, the probability at which a commit is the answer; None for the default.
+        open_end: The case has as many steps as GOOD makes.
+        explain: Say of each culprit why its numbers moved.
+        examine: Looks at the log of a probe that fails and says in one line what is known of it, or ''.
+        try_skips: Presume of no commit that it fails like those around it: try it.
+    """
+
+    jobs: int | None = None
+    ray: str | None = None
+    when: str | None = None
+    paths: Sequence[str] = ()
+    first_parent: bool = False
+    every: bool = False
+    fresh: bool = False
+    confidence: float | None = None
+    open_end: bool = False
+    explain: bool = False
+    examine: Callable[[Path], str] | None = None
+    try_skips: bool = False
+
+
+def commits_of(checkout: Checkout, case: Case, spec: str, options: Options) -> History:
+    """The commits of ``GOOD..BAD``, as far as they may matter to a case.
+
+    Raises:
+        NotVerifiableError: no commit of the range changes the subject's code.
+        ReproError: there are no rollouts, the range cannot be used, or commits do not hold the subject.
+    """
+    paths = case.paths(options.paths)
+    if isinstance(case.subject, CoreSubject) and not case.subject.path:
+        raise ReproError(
+            f"the subject of {case.name} is the installed {case.subject.module}, which no commit changes: "
+            "set subject.path to its folder in this repository"
+        )
+    history = History(checkout, spec, paths, first_parent=options.first_parent)
+    history.require(options.paths or [case.subject.path])
+    check_rollouts(checkout, case)
+    if len({history.tree(c) for c in (history.good, *history.parents)}) == 1:
+        raise NotVerifiableError(
+            f"no commit of {spec} changes {', '.join(paths)}/, the code of {case.name}, so nothing is to be replayed: "
+            "widen subject.path (or --path) if what it reads lies elsewhere"
+        )
+    return history
+
+
+@contextlib.contextmanager
+def bench(
+    checkout: Checkout, case: Case, axis: Axis, predicate: Predicate, watch: Watch, options: Options
+) -> Iterator[tuple[Desk, GoldenRun | None]]:
+    """What probes need, given back on every exit; and the golden run of the good end, if there is one.
+
+    Raises:
+        ReproError: the case's rollouts are not there, or the cluster cannot be used.
+    """
+    store, rollouts = Store(checkout.root), check_rollouts(checkout, case)
+    identity = identity_of(case, checkout.root)
+    executor: Executor
+    if options.ray:
+        from repro_bisect.probe.executors.cluster import Cluster
+
+        executor = Cluster(options.ray, checkout, case, axis, place_of(rollouts), options.jobs)
+    else:
+        executor = Local(checkout, case, place_of(rollouts), options.jobs or default_jobs(case))
+    with contextlib.ExitStack() as exits:
+        exits.callback(executor.close)
+        prober = Prober(
+            checkout, case, axis, rollouts.digest, identity, executor, predicate, options.examine, fresh=options.fresh
+        )
+        exits.callback(prober.close)
+        try:
+            golden = _golden_of(store, case, axis, identity.machine, rollouts.digest, checkout.root)
+        except ReproError as error:  # it spares a replay, and is no more needed than that
+            watch(Event(f"the golden run of GOOD is not used: {error}"))
+            golden = None
+        with ThreadPoolExecutor(max_workers=executor.slots) as pool:
+            desk = Desk(prober, axis, pool, watch)
+            try:
+                yield desk, golden
+            except BaseException:  # what is in flight never outlives it
+                desk.cancel(desk.flights.values())
+                raise
+
+
+def check_rollouts(checkout: Checkout, case: Case) -> Rollouts:
+    """What the case is replayed on.
+
+    Raises:
+        ReproError: it is not there.
+    """
+    rollouts = Store(checkout.root).rollouts(case)
+    if case.case.rollouts is not None and len(rollouts) == 0:
+        raise ReproError(f"{rollouts.directory} holds no rollouts: `repro golden record {case.name}` records them")
+    return rollouts
+
+
+def fetched_rollouts(checkout: Checkout, case: Case) -> Rollouts:
+    """`check_rollouts`, where not being able to fetch them is no failure of the machine: a fork's job has no secrets.
+
+    Raises:
+        NotVerifiableError: their content is not here, and the remote does not give it.
+        ReproError: there are none.
+    """
+    try:
+        return check_rollouts(checkout, case)
+    except MachineFailureError as error:
+        raise NotVerifiableError(f"the rollouts of {case.name} are not here: {error}") from None
+
+
+def _since(golden: GoldenRun, case: Case, root: Path) -> str:
+    """What numbers may rest on and is not as it was when a golden run was recorded; '' where all is."""
+    if (lock := golden.record.get("lock")) is not None and list(lock) != packages_of(case, root):
+        return "packages"
+    variables = golden.record.get("variables")  # older ones do not say
+    return "environment variables" if variables not in (None, variables_digest(case)) else ""
+
+
+def _golden_of(store: Store, case: Case, axis: Axis, machine: str, rollouts: str, root: Path) -> GoldenRun | None:
+    """The golden run of the good end's own code on this machine, if there is one.
+
+    Raises:
+        ReproError: it was recorded under other circumstances, or cannot be read.
+    """
+    path = store.run_path(machine, case.name)
+    if list(axis.paths) != case.paths():
+        return None
+    if not (path.exists() or path.with_name(path.name + ".dvc").exists()):
+        return None
+    golden = store.load(machine, case.name)
+    tree = axis.tree(axis.good)
+    same = tree is not None and golden.record.get("tree") == tree
+    current = golden.record["case"] == case.canonical() and golden.record["rollouts"] == rollouts
+    if same and current and (change := _since(golden, case, root)):
+        raise ReproError(f"it was recorded with other {change}")
+    return golden if same and current and not golden.noisy else None

@@ -1,0 +1,253 @@
+"""Predicates ``ci:``: what slime, Miles and Relax assert in their CI, asked of a baseline and a probe.
+
+``ci:SYSTEM`` asks every check of a system that the baseline shows, ``ci:SYSTEM:NAME`` one of them, ``ci:NAME`` one with
+the strictest of its thresholds. Behind it may stand thresholds (``atol=5e-3``; in a set ``log_probs.atol=5e-3``),
+``-NAME`` to leave a check out of a set, and ``steps_per_rollout=N`` where the case does not say it. See `ci_table`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from repro_bisect.predicates.ci_asked import Asked
+from repro_bisect.predicates.ci_inputs import Seen, steps_per_rollout
+from repro_bisect.predicates.ci_table import CHECKS, OPTIONS, Check, Rule, check_called
+from repro_golden.base.errors import ReproError
+from repro_golden.compare.coverage import Coverage
+from repro_golden.compare.traces import Divergence
+from repro_golden.dumps.values import SYSTEMS
+from repro_golden.trace import Trace
+from repro_golden.trace.model import DIGEST
+
+__all__ = ["CiChecks", "parse_ci"]
+
+
+@dataclass(frozen=True)
+class CiChecks:
+    """Some check of a trainer's CI is broken.
+
+    Attributes:
+        text: As it is written.
+        asked: The checks, in order.
+        alone: Whether it is one check by its name, which the baseline has to show, or a set, of which that counts which
+            the baseline shows.
+        per_rollout: Updates that are made from one rollout; None for what the baseline's case says.
+    """
+
+    text: str
+    asked: Sequence[Asked]
+    alone: bool
+    per_rollout: int | None = None
+
+    def at(self, a: Trace, b: Trace, index: int) -> Divergence | None:
+        """See `predicates.Predicate`.
+
+        Raises:
+            ReproError: the baseline does not show what one check reads, or anything that a set of them reads.
+        """
+        before, after = Seen(a, index), Seen(b, index)
+        asked = self._asked(before)
+        if not asked:
+            self._asked_somewhere(a)
+        return next((found for one in asked if (found := one.broken(before, after))), None)
+
+    def looked(self, baseline: Trace | None) -> Coverage:
+        """See `predicates.Predicate`: the checks that hold at some step of the baseline, and what of it they read."""
+        found = self._held(baseline) if baseline else {}
+        names = ", ".join(f"ci:{name}" for name in found) or self.text
+        read = sorted({read for reads in found.values() for read in reads})
+        return Coverage(judged=f"what {names} reads, and nothing else" + (f": {', '.join(read)}" if read else ""))
+
+    def _held(self, baseline: Trace) -> dict[str, set[str]]:
+        """What each check reads, at the first step at which it holds."""
+        per_rollout, found = self.per_rollout or steps_per_rollout(baseline), dict[str, set[str]]()
+        for one in self.asked:
+            for index, record in enumerate(baseline.steps):
+                if not one.due(record.step, per_rollout):
+                    continue
+                seen = Seen(baseline, index)
+                if one.shown(seen) and (self.alone or not _another_mode(one, seen)):
+                    found[one.check.name] = _reads(one.check, seen)
+                    break
+        return found
+
+    def _asked(self, seen: Seen) -> list[Asked]:
+        """The checks that hold at a step of the baseline."""
+        per_rollout = self.per_rollout or steps_per_rollout(seen.trace)
+        due = [one for one in self.asked if one.due(seen.step, per_rollout)]
+        asked = [one for one in due if one.shown(seen) and (self.alone or not _another_mode(one, seen))]
+        if self.alone and len(asked) < len(due):
+            check = due[0].check
+            raise ReproError(
+                f"the baseline does not show {_needs(check)} at step {seen.step}, which {self.text} reads "
+                f"(it has the metrics: {_names(seen)}): record it with them, or ask another check"
+            )
+        return asked
+
+    def _asked_somewhere(self, a: Trace) -> None:
+        """Refuse a comparison in which no step of the baseline is looked at: it would pass whatever the probe does."""
+        if any(self._asked(Seen(a, index)) for index in range(len(a.steps))):
+            return
+        if self.alone:
+            when = "first update of all" if self.asked[0].check.when == "first" else "first update of a rollout"
+            numbers = f"{a.steps[0].step} to {a.steps[-1].step}"
+            raise ReproError(f"{self.text} holds at the {when}, and the baseline has updates {numbers}: ask another")
+        raise ReproError(
+            f"the baseline shows nothing that {self.text} reads (its first step has the metrics: "
+            f"{_names(Seen(a, 0))}): record it with the trainer's log or dumps, or ask another predicate"
+        )
+
+
+def _needs(check: Check) -> str:
+    """What it reads, in words."""
+    if check.how == "hashes":
+        return "tensors or checksums of the update phase"
+    metrics, columns = (" and ".join(names) for names in (check.metrics, check.columns))
+    if check.how in ("near", "relative"):
+        return f"the metric {check.metrics[0]}"
+    kind = "columns" if len(check.columns) > 1 else "column"
+    read = f"the {kind} {columns} with unmasked tokens"
+    return f"the {'metrics' if len(check.metrics) > 1 else 'metric'} {metrics} or {read}" if metrics else read
+
+
+def _reads(check: Check, seen: Seen) -> set[str]:
+    """What a check reads of a step that it holds at."""
+    metrics = {f"the metric {name}" for wanted in check.metrics for name in seen.metric(wanted)}
+    columns = {f"the column {name}" for name in check.columns if seen.tokens(name) is not None}
+    return metrics | columns | ({"every tensor of the phase update"} if check.how == "hashes" else set())
+
+
+def _names(seen: Seen) -> str:
+    return ", ".join(sorted(seen.metrics)) or "none"
+
+
+def _another_mode(one: Asked, seen: Seen) -> bool:
+    """Whether a baseline was trained without the mode that a check belongs to, so that no set of checks asks it.
+
+    A run is meant to be true on policy or it is not; a trainer was told to write checksums or it was not. What a
+    recorder keeps of weights says nothing of that, and would turn every set into a question of bits.
+    """
+    if one.check.how == "hashes":
+        return all(row.dtype != DIGEST for row in seen.updated())
+    return one.check.how == "bits" and one.broken(seen, seen) is not None
+
+
+# -- text
+
+_NUMBER = re.compile(r"-?[0-9][0-9.eE+-]*|-?\.[0-9][0-9eE+-]*")
+_FORM = re.compile(r"ci:(\S+)((?:\s+\S+)*)")
+
+
+def parse_ci(text: str) -> CiChecks:
+    """A predicate from its text; see the module.
+
+    Raises:
+        ReproError: no such system or check, a threshold that the check has not, or a number that is none.
+    """
+    match = _FORM.fullmatch(text)
+    target = match[1] if match else ""
+    head, colon, name = target.partition(":")
+    if not colon and head in SYSTEMS:
+        asked = {check.name: (check, [rule]) for check in CHECKS for of, rule in check.rules.items() if of == head}
+    else:
+        check = check_called(name if colon else head)
+        rules = [rule for of, rule in check.rules.items() if not colon or of == head] if check else []
+        if check is None or not rules:
+            raise ReproError(_unknown(target, head if colon else "", name))
+        asked = {check.name: (check, rules)}
+    alone = bool(colon) or head not in SYSTEMS
+    said = _Options(text, list(asked), alone).read(match[2].split() if match else [])
+    chosen = [_asked(check, rules, said.limits.get(check.name, {}), text) for check, rules in asked.values()]
+    left = [one for one in chosen if one.check.name not in said.left_out]
+    if not left:
+        raise ReproError(f"{text!r} leaves every check out: keep one")
+    return CiChecks(text, tuple(left), alone, said.per_rollout)
+
+
+def _unknown(target: str, system: str, name: str) -> str:
+    known = [check.name for check in CHECKS if not system or system in check.rules]
+    if system and system not in SYSTEMS:
+        return f"{target!r} names no system: write ci:SYSTEM:NAME with {', '.join(SYSTEMS)}"
+    whose = f"check of {system}" if system else "check or system"
+    also = "" if system else f"{', '.join(SYSTEMS)}, "
+    return f"{name or target!r} is no {whose}: use {also}{', '.join(known)}"
+
+
+def _asked(check: Check, rules: Sequence[Rule], own: Mapping[str, float], text: str) -> Asked:
+    """A check with the strictest of some thresholds, or the user's own."""
+    # a `low` is the stricter the larger it is, every other threshold the smaller
+    limits = {n: (max if n == "low" else min)(rule.limits[n] for rule in rules) for n in OPTIONS[check.how]}
+    strict = min(rules, key=lambda rule: rule.limits.get("atol", 0.0)).strict
+    limits |= own
+    if check.how == "range" and not limits["low"] < limits["high"]:
+        raise ReproError(f"{text!r} leaves {check.name} no number between {limits['low']:g} and {limits['high']:g}")
+    return Asked(check, limits, strict)
+
+
+class _Options:
+    """What stands behind the check: thresholds by check, checks left out, updates of a rollout."""
+
+    def __init__(self, text: str, names: Sequence[str], alone: bool) -> None:
+        self.text, self.names, self.alone = text, names, alone
+        self.limits: dict[str, dict[str, float]] = {}
+        self.left_out: set[str] = set()
+        self.per_rollout: int | None = None
+
+    def read(self, words: Sequence[str]) -> _Options:
+        """Each word."""
+        for word in words:
+            key, equal, value = word.partition("=")
+            if equal and key == "steps_per_rollout":
+                self._rollout(value)
+            elif equal:
+                self._limit(key, value)
+            elif word.startswith("-") and not self.alone and word[1:] in self.names:
+                self.left_out.add(word[1:])
+            else:
+                raise ReproError(f"{word!r} in {self.text!r} is no option: use {self._known()}")
+        return self
+
+    def _rollout(self, value: str) -> None:
+        if not re.fullmatch(r"[1-9][0-9]{0,5}", value):
+            raise ReproError(f"{value!r} in {self.text!r} is no number of updates from 1")
+        if self.per_rollout is not None:
+            raise ReproError(f"{self.text!r} says steps_per_rollout twice")
+        self.per_rollout = int(value)
+
+    def _limit(self, key: str, value: str) -> None:
+        name, dot, option = key.rpartition(".")
+        name = name if dot else self.names[0]
+        check = check_called(name) if name in self.names and (dot or self.alone) else None
+        if check is None or option not in OPTIONS[check.how]:
+            raise ReproError(f"{key!r} in {self.text!r} is no threshold: use {self._known()}")
+        number = float(value) if _is_number(value) else math.nan
+        wrong = not math.isfinite(number) or (option in ("atol", "rtol") and number < 0)
+        if wrong or (option == "rtol" and number >= 1):
+            what = "a number of 0 or more and less than 1" if option == "rtol" else "a number of 0 or more"
+            raise ReproError(f"{value!r} in {self.text!r} is not {what if option[1:] == 'tol' else 'a finite number'}")
+        own = self.limits.setdefault(name, {})
+        if option in own:
+            raise ReproError(f"{self.text!r} says {option} twice")
+        own[option] = number
+
+    def _known(self) -> str:
+        dotted = [f"{'' if self.alone else name + '.'}{option}=NUMBER" for name in self.names for option in _of(name)]
+        return ", ".join([*dotted, "steps_per_rollout=N", *([] if self.alone else ["-NAME"])])
+
+
+def _of(name: str) -> tuple[str, ...]:
+    check = check_called(name)
+    return OPTIONS[check.how] if check else ()
+
+
+def _is_number(text: str) -> bool:
+    if not _NUMBER.fullmatch(text):
+        return False
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""One point of an axis, run and kept: worktrees, executors, the journal."""

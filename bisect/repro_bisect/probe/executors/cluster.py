@@ -1,0 +1,309 @@
+"""Probes on a Ray cluster: each a task with the case's resources; repository, rollouts and traces go to a node once.
+
+A task that its worker's death ended is made again and never judged. Cancelling ends the processes on the node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import repro_bisect
+import repro_golden
+from repro_bisect.axes.axis import Axis
+from repro_bisect.predicates.predicates import Finite, Own
+from repro_bisect.probe.executors import Outcome, Task
+from repro_bisect.probe.executors.node import Job, probe, surroundings
+from repro_bisect.probe.executors.objects import commits_of, pack_commits
+from repro_bisect.probe.executors.parcels import Parcel, pack, unpack
+from repro_golden.base.canonical import digest
+from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.base.trust import VARIABLE
+from repro_golden.case.file import Case, CommandSubject
+from repro_golden.case.identity import BITS_VARIABLES, Identity
+from repro_golden.replay.children import CancelledError
+from repro_golden.repository.checkout import Checkout
+from repro_golden.subjects import identity_of
+from repro_golden.trace import Trace
+
+__all__ = ["Cluster"]
+
+_TIMES = 4
+"""How often a probe is begun, if its worker or node dies every time."""
+_LOOK = 0.2
+"""Seconds between two looks at whether a probe is still wanted."""
+_MERCY = 6
+"""How often a task is told that it is cancelled, 5 seconds apart, before its worker is killed."""
+_ANSWER = 10.0
+"""Seconds that a cluster's head has to answer; Ray itself would try for two minutes."""
+
+
+class Cluster:
+    """Runs tasks on the nodes of a Ray cluster, as many at once as the cluster has resources for."""
+
+    def __init__(
+        self, address: str, checkout: Checkout, case: Case, history: Axis, rollouts: str | None, jobs: int | None
+    ) -> None:
+        """Connect, and put what every node needs where it can be fetched.
+
+        Raises:
+            ReproError: Ray is not installed, there is no such cluster, it lacks the case's resources, or the case
+                needs what is not shipped.
+        """
+        _refuse(case, checkout, history)
+        self._case, self._home, self._lock = case, checkout.root, threading.Lock()
+        self._held: dict[str, Parcel] = {}
+        self._identity = identity_of(case, checkout.root)
+        commits = commits_of(checkout, list({history.commit(p): None for p in (history.good, *history.parents)}))
+        packed = pack_commits(checkout, commits)
+        need = {"CPU": case.resources.cpus * case.resources.ranks, "GPU": case.resources.gpus}
+        self._trust = checkout.trust
+        self._ray = _connect(address, checkout.trust)
+        try:
+            self.slots = min(jobs or 1_000, self._room(need))
+            self.surroundings = self._asked(case)
+            self._remote = self._ray.remote(probe).options(
+                num_cpus=need["CPU"], num_gpus=need["GPU"], max_retries=0, num_returns="streaming"
+            )
+            self._repository = Parcel(digest("commits", self._trust, *sorted(commits)), [self._ray.put(packed)])
+            self._rollouts = self._folder(Path(rollouts)) if rollouts else None
+        except BaseException:
+            self.close()
+            raise
+
+    def _room(self, need: Mapping[str, int]) -> int:
+        """How many probes the nodes have resources for; a probe does not span two."""
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        wanted = {name: amount for name, amount in need.items() if amount}
+        room = sum(min(int(node.get(name, 0) // amount) for name, amount in wanted.items()) for node in nodes)
+        if not room:
+            asked = " and ".join(f"{amount} {name}s" for name, amount in wanted.items())
+            most = " and ".join(f"{max(n.get(name, 0) for n in nodes):g} {name}s" for name in wanted)
+            raise ReproError(
+                f"{self._case.name} asks for {asked} on one node, and those of the Ray cluster have at most {most}: "
+                "correct [resources], or add nodes"
+            )
+        return room
+
+    def _asked(self, case: Case) -> str:
+        """What programs see on the nodes, which have variables and packages of their own.
+
+        Raises:
+            MachineFailureError: a node does not answer.
+        """
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        ask = self._ray.remote(surroundings).options
+        nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
+        at = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+        try:
+            answers = self._ray.get([ask(num_cpus=0, scheduling_strategy=there).remote(case) for there in at])
+        except self._ray.exceptions.RayError as error:
+            raise MachineFailureError(f"a node does not say what it has ({_one_line(error)}): cure that") from None
+        return digest("nodes", *sorted(set(answers)))
+
+    def _folder(self, folder: Path) -> Parcel:
+        """A folder that nodes fetch once; it is packed once as long as it stays as it is."""
+        files = sorted(p for p in folder.rglob("*") if p.is_file())
+        facts = [f"{p.relative_to(folder)} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files]
+        key = digest("folder", self._trust, str(folder), *facts)
+        with self._lock:
+            if key not in self._held:
+                self._held[key] = Parcel(key, [self._ray.put(pack(folder))])
+            return self._held[key]
+
+    def run(
+        self, task: Task, folder: Path, cancel: threading.Event | None, progress: Callable[[int], None] | None = None
+    ) -> Outcome:
+        """See `Executor.run`."""
+        baseline = self._folder(task.baseline) if task.baseline else None
+        start = self._folder(task.start.folder) if task.start else None
+        bare = replace(task, baseline=None, start=replace(task.start, folder=Path()) if task.start else None)
+        if isinstance(task.predicate, Own):  # the user's function stays here: it is asked once the probe has ended
+            bare, baseline = replace(bare, predicate=Finite()), None
+        job = Job(task.case or self._case, self._home, bare, self._repository, self._rollouts, baseline, start)
+        for attempt in range(1, _TIMES + 1):
+            try:
+                outcome, content, node = self._made(job, cancel, progress)
+            except self._lost as error:
+                if attempt == _TIMES:
+                    told = f"Ray lost a probe {_TIMES} times ({_one_line(error)}); the same command resumes"
+                    raise MachineFailureError(told) from None
+            else:
+                unpack(content, folder)
+                self._check(folder / "trace", node)
+                return outcome
+        raise AssertionError
+
+    @property
+    def _lost(self) -> tuple[type[Exception], ...]:
+        """What Ray raises where a worker or a node died, with a probe or its result."""
+        errors = self._ray.exceptions
+        return (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError, errors.ObjectLostError)
+
+    def _made(
+        self, job: Job, cancel: threading.Event | None, progress: Callable[[int], None] | None
+    ) -> tuple[Outcome, bytes, str]:
+        """One attempt. Ray's own retries take what a task has yielded for made, and ours yield what time brings."""
+        errors = self._ray.exceptions
+        try:
+            for item in self._followed(self._remote.remote(job), cancel):
+                if not isinstance(item, int):
+                    made: tuple[Outcome, bytes, str] = item
+                    return made
+                if progress:
+                    progress(item)
+        except self._lost:
+            raise
+        except errors.RayTaskError as error:
+            if isinstance(error.cause, ReproError):
+                raise error.cause from None
+            raise MachineFailureError(f"a probe failed on its node ({_one_line(error.cause)}): cure that") from None
+        except errors.RayError as error:
+            raise MachineFailureError(f"Ray failed ({_one_line(error)}); the same command resumes") from None
+        raise MachineFailureError("a Ray task ended without a result; the same command resumes")
+
+    def _followed(self, stream: Any, cancel: threading.Event | None) -> Iterator[Any]:
+        """What a task yields, until it ends or is cancelled; whatever ends this ends the task."""
+        ended = False
+        try:
+            while True:
+                if cancel and cancel.is_set():
+                    raise CancelledError
+                if self._ray.wait([stream], timeout=_LOOK)[0]:
+                    try:
+                        reference = next(stream)
+                    except StopIteration:
+                        ended = True
+                        return
+                    yield self._ray.get(reference)
+        except self._ray.exceptions.RayError:
+            ended = True
+            raise
+        finally:
+            if not ended:
+                self._end(stream)
+
+    def _end(self, stream: Any) -> None:
+        """Cancel a task: it ends its processes itself. Its worker is killed only where that does not come about.
+
+        It is told more than once, because Ray loses what it says to a task that is about to begin.
+        """
+        for attempt in range(_MERCY + 1):
+            with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
+                self._ray.cancel(stream, force=attempt == _MERCY)
+                if self._ray.wait([stream.completed()], timeout=5.0)[0]:
+                    return
+
+    def _check(self, trace: Path, node: str) -> None:
+        """Bits of another machine say nothing of a commit.
+
+        Raises:
+            ReproError: a probe was made on another kind of machine than this one, which its results are kept for.
+        """
+        if not (trace / "steps.jsonl").exists():
+            return
+        made = Identity.from_mapping(Trace(trace).header.identity)
+        if other := [d for d in self._identity.differences(made) if d.part == "host"]:
+            raise ReproError(
+                f"node {node} is another kind of machine than this one ({other[0]}): "
+                "run repro on a node of the cluster, and make the cluster of equal ones"
+            )
+
+    def close(self) -> None:
+        """Let go of the cluster."""
+        self._held.clear()
+        self._ray.shutdown()
+
+
+def _one_line(error: BaseException | None) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def _connect(address: str, trust: str) -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise ReproError("Ray is not installed here: `pip install 'repro-harness[ray]'` brings it") from None
+    if ray.is_initialized():
+        raise ReproError("this process is connected to a Ray cluster already: call ray.shutdown() first")
+    head = _head(address)
+    from ray._private import worker
+
+    worker.print_to_stdstream = _unsaid
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with _instrument() as folder:
+            variables = {name: os.environ[name] for name in BITS_VARIABLES if name in os.environ}
+            variables |= {VARIABLE: trust} if trust else {}
+            environment = {"working_dir": str(folder), "env_vars": variables}
+            ray.init(address=head, log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment)
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise ReproError(f"the Ray cluster at {head} does not take us ({_one_line(error)})") from None
+    finally:  # Ray puts its own there, which ends this process with another exit code
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+    return ray
+
+
+def _unsaid(*_: object, **__: object) -> None:
+    """In the place of what prints a cluster's messages, such as that a worker died, among our own output."""
+
+
+def _head(address: str) -> str:
+    """HOST:PORT of a cluster's head that answers; asked here because Ray's own tries are long and loud."""
+    from ray._private.services import canonicalize_bootstrap_address_or_die
+
+    if address == "local" or "://" in address:
+        raise ReproError(
+            f"{address!r} is no address of a cluster's head: give HOST:PORT as `ray start` says it, or auto"
+        )
+    try:
+        found = str(canonicalize_bootstrap_address_or_die(address))
+        host, _, port = found.rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER).close()
+    except ValueError as error:
+        raise ReproError(f"{address!r} is no address of a Ray cluster ({error}): give HOST:PORT, or auto") from None
+    except (OSError, OverflowError) as error:
+        raise ReproError(f"no Ray cluster at {address} ({_one_line(error)}): `ray start --head` starts one") from None
+    return found
+
+
+@contextlib.contextmanager
+def _instrument() -> Iterator[Path]:
+    """A folder with our packages alone: workers start in it, so that they import nothing else by our names.
+
+    Without a folder to start in, Ray would let them import from the user's checkout first.
+    """
+    with tempfile.TemporaryDirectory(prefix="repro-ray-") as folder:
+        for package in (repro_golden, repro_bisect):
+            here = Path(str(package.__file__)).parent
+            shutil.copytree(here, Path(folder) / here.name, ignore=shutil.ignore_patterns("__pycache__"))
+        yield Path(folder)
+
+
+def _refuse(case: Case, checkout: Checkout, history: Axis) -> None:
+    """What a node cannot have.
+
+    Raises:
+        ReproError: with the cure.
+    """
+    subject = case.subject
+    if isinstance(subject, CommandSubject):
+        told = [subject.command, subject.setup, subject.check, subject.save, subject.resume, *subject.env.values()]
+        if any("{root}" in text for text in told):
+            raise ReproError("{root} is your own checkout, which nodes do not have: put the data where all see it")
+    if missing := history.holds(".gitmodules"):
+        raise ReproError(f"submodules are not shipped to nodes (commit {missing[:10]} has some): run without --ray")
+    if (checkout.common / "lfs" / "objects").is_dir():
+        raise ReproError("files of Git LFS are not shipped to nodes: run without --ray")

@@ -1,0 +1,147 @@
+"""The journal: every finished probe of every bisect, so that a killed one resumes and later ones reuse its work.
+
+It stores traces; verdicts are recomputed from them, so another baseline or another rule asks nothing anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from repro_golden.base.canonical import digest
+from repro_golden.base.errors import MachineFailureError
+from repro_golden.case.file import Case, CommandSubject
+from repro_golden.case.identity import Identity
+from repro_golden.trace.model import RECORDER, checked, to_checked_line
+
+__all__ = ["Entry", "Journal", "probe_key"]
+
+FORMAT = 2
+
+
+def probe_key(
+    tree: str, case: Case, rollouts: str, identity: Identity, surroundings: str, outside: Sequence[str]
+) -> str:
+    """All that a probe's trace, or its failure, may rest on.
+
+    Args:
+        tree: Hash of the subject's code.
+        case: The case.
+        rollouts: Digest of its rollouts.
+        identity: The machine's.
+        surroundings: What the program sees of where it runs: interpreter, packages, variables.
+        outside: Digests of the files beside the code that the case names.
+    """
+    check = case.subject.check if isinstance(case.subject, CommandSubject) else ""  # it decides no numbers, but a skip
+    known = (tree, case.digest, check, rollouts, identity.digest, surroundings, *outside)
+    return digest("probe", str(FORMAT), str(RECORDER), *known)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One finished probe.
+
+    Attributes:
+        key: `probe_key`.
+        run: 0 for the first replay of that key, 1 for the one that confirms it.
+        commit: The commit it was made for; others with the same tree share it.
+        skip: Why it could not be tested, or "" when it left a trace.
+        steps: Whole steps in its trace.
+        seconds: What it cost.
+        folder: Name of its trace's folder, "" for a skip. Each probe has its own, so that nobody's is replaced.
+        code: Exit code of the program, where that alone was asked for.
+        diagnosis: What is known of why it could not be tested; "" where nothing is.
+    """
+
+    key: str
+    run: int
+    commit: str
+    skip: str
+    steps: int
+    seconds: float
+    folder: str
+    code: int | None = None
+    diagnosis: str = ""
+
+
+class Journal:
+    """Append-only lines under ``$GIT_COMMON_DIR/repro``, each fsynced; several processes may write at once."""
+
+    def __init__(self, folder: Path, *, fresh: bool = False) -> None:
+        """Open the journal; lines that a crash cut short, or that a newer version wrote, are passed over.
+
+        Args:
+            folder: Where it lies.
+            fresh: Know nothing of what was found before.
+        """
+        self.folder = folder
+        self._file = folder / "journal.jsonl"
+        self._entries: dict[tuple[str, int], Entry] = {}
+        if fresh:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            for line in self._file.read_text(encoding="utf-8", errors="replace").splitlines():
+                with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+                    raw = checked(json.loads(line))  # older lines carry no digest of themselves
+                    if raw.pop("format") == FORMAT:
+                        entry = Entry(**raw)
+                        self._entries[entry.key, entry.run] = entry
+
+    def count(self, keys: Collection[str]) -> int:
+        """How many finished probes there are of these keys."""
+        return sum(key in keys for key, _ in self._entries)
+
+    def find(self, key: str, run: int) -> Entry | None:
+        """The newest finished probe of a key, if its trace is still there."""
+        entry = self._entries.get((key, run))
+        if entry and entry.folder and not (self.trace_path(entry) / "steps.jsonl").exists():
+            return None
+        return entry
+
+    def trace_path(self, entry: Entry) -> Path:
+        """Where the trace of a probe lies."""
+        return self.folder / "probes" / entry.folder
+
+    def add(self, entry: Entry, trace: Path | None) -> None:
+        """Keep a finished probe: its trace first, then its line.
+
+        Raises:
+            MachineFailureError: the disk is full.
+        """
+        try:
+            if trace is not None:
+                target = self.trace_path(entry)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                _to_disk(trace)
+                trace.rename(target)
+                _to_disk(target.parent, inside=False)
+            line = to_checked_line({"format": FORMAT, **asdict(entry)}).encode() + b"\n"
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self._file.open("a+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                size = file.seek(0, os.SEEK_END)
+                if size and os.pread(file.fileno(), 1, size - 1) != b"\n":  # what a crash cut short
+                    line = b"\n" + line
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise MachineFailureError(
+                f"cannot write the journal {self._file}: {error.strerror}; free space, then run the same command again"
+            ) from error
+        self._entries[entry.key, entry.run] = entry
+
+
+def _to_disk(folder: Path, *, inside: bool = True) -> None:
+    """Wait until a folder, and the files in it, would outlive a power cut."""
+    for path in [*(folder.rglob("*") if inside else ()), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,146 @@
+"""Probes that train one step: from GOOD's state just before BAD's first divergent step.
+
+Such a probe is trusted only after two equalities were seen: GOOD restarted from the state makes its own step again, and
+BAD started from it makes the step that BAD's straight run made. A trainer that keeps state outside its checkpoint fails
+one of them, and is served by straight probes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from repro_bisect.probe.executors import State
+from repro_bisect.probe.prober import Skip
+from repro_bisect.probe.scheduler import Desk
+from repro_bisect.probe.states import States
+from repro_golden.base.canonical import digest
+from repro_golden.case.file import Case, CommandSubject
+from repro_golden.compare.step_difference import differing
+from repro_golden.compare.traces import Divergence, first_difference
+from repro_golden.trace import Row, Trace
+
+__all__ = ["Shortcut", "chosen_steps", "prepare", "same_step", "state_key"]
+
+_START = "start/"
+"""Begins the names of what a trainer shows at its first step alone: the weights that it starts from."""
+
+_STATES = 8
+"""How many states GOOD's own straight run keeps, evenly spaced, within the case's budget."""
+
+
+@dataclass(frozen=True)
+class Shortcut:
+    """A state that was shown to serve.
+
+    Attributes:
+        state: GOOD's, just before BAD's first divergent step.
+        baseline: The one step of GOOD, restarted from it.
+    """
+
+    state: State
+    baseline: Trace
+
+    def ready(self, trace: Trace) -> bool:
+        """Whether a probe started from the same weights, so that what it made of them is its verdict."""
+        found = first_difference(self.baseline, trace)
+        return found is None or not (found.phase == "input" and found.signal.startswith(_START))
+
+    def divergence(self, trace: Trace) -> Divergence | None:
+        """Where a probe's one step differs from GOOD's."""
+        return first_difference(self.baseline, trace)
+
+    def same(self, one: Trace, straight: Trace) -> bool:
+        """Whether a probe's one step is that of the same commit's straight run."""
+        return same_step(one, straight, self.state.step)
+
+
+def same_step(one: Trace, straight: Trace, step: int) -> bool:
+    """Whether two traces show the same signals in a step, apart from the weights that a run starts from."""
+    rows = []
+    for trace in (one, straight):
+        index = next((i for i, record in enumerate(trace.steps) if record.step == step), None)
+        if index is None:
+            return False
+        rows.append([row for row in trace.rows(index) if not _introduces(row)])
+    return not differing(rows[0], rows[1])
+
+
+def _introduces(row: Row) -> bool:
+    return row.phase == "input" and row.name.startswith(_START)
+
+
+def state_key(case: Case, probe_key: str) -> str:
+    """What decides a saved state beside its step: the run that makes it, and how it is saved."""
+    subject = case.subject
+    how = [subject.save, subject.resume] if isinstance(subject, CommandSubject) else []
+    return digest("state", probe_key, *how)
+
+
+def chosen_steps(case: Case) -> list[int]:
+    """The steps before which GOOD's own straight run saves its state: evenly spaced, or none where it cannot."""
+    if isinstance(case.subject, CommandSubject) or not case.case.states_budget:
+        return []
+    return sorted({case.steps * k // _STATES for k in range(1, _STATES)} - {0})
+
+
+def prepare(
+    desk: Desk,
+    states: States,
+    golden: Mapping[int, Path],
+    ends: tuple[str, str],
+    step: int,
+    traces: tuple[Trace, Trace],
+) -> Shortcut | None:
+    """Make the good end's state before `step`, or find it, and show that it serves; None where it does not.
+
+    Args:
+        desk: Where the probes run.
+        states: Of the good end.
+        golden: States that its golden run keeps, by step.
+        ends: The good and the bad end.
+        step: The bad end's first divergent step.
+        traces: Straight runs of both.
+    """
+    subject = desk.prober.case.subject
+    if step == 0 or (isinstance(subject, CommandSubject) and not subject.save):
+        return None
+    state = _state(desk, ends[0], states, golden, step, state_key(desk.prober.case, desk.prober.key(ends[0])))
+    if state is None:
+        return None
+    ones = desk.results([desk.submit(commit, 1, start=state) for commit in ends])
+    for one, straight, who in zip(ones, traces, ("GOOD", "BAD"), strict=True):
+        if not isinstance(one, Trace):
+            why = one.reason if isinstance(one, Skip) else "it left no trace"
+            desk.say(f"{who} does not start from the state before step {step} ({why}): probes train from step 0")
+            return None
+        if not same_step(one, straight, step):
+            desk.say(f"{who} started from the state before step {step} makes another step: probes train from step 0")
+            return None
+    good, bad = ones
+    assert isinstance(good, Trace)
+    assert isinstance(bad, Trace)
+    shortcut = Shortcut(state, good)
+    if not shortcut.ready(bad):
+        desk.say(f"GOOD and BAD load the state before step {step} differently: probes train from step 0")
+        return None
+    desk.say(f"each probe trains one step, from GOOD's state before step {step}")
+    return shortcut
+
+
+def _state(desk: Desk, good: str, states: States, golden: Mapping[int, Path], step: int, key: str) -> State | None:
+    """The state before `step`: kept, or made from the nearest one before it."""
+    at = dict(golden) | {n: states.at(n) for n in states.steps()}
+    nearest = max((n for n in at if n <= step), default=0)
+    if nearest != step:
+        command = isinstance(desk.prober.case.subject, CommandSubject)
+        start = State(nearest, at[nearest], digest(key, str(nearest))) if nearest and not command else None
+        desk.say(f"making GOOD's state before step {step}, from step {start.step if start else 0}")
+        made = desk.start(good, lambda flight: desk.prober.make_state(good, step, states, start, **flight.ways))
+        desk.results([made])
+        if not states.at(step).exists():
+            desk.say(f"GOOD does not save its state before step {step}: probes train from step 0")
+            return None
+        at[step] = states.at(step)
+    return State(step, at[step], digest(key, str(step)))

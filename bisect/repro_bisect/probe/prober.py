@@ -1,0 +1,442 @@
+"""Probes: one commit replayed and kept, or found in the journal."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from repro_bisect.axes.axis import Axis, short
+from repro_bisect.predicates.predicates import Exit, Own, Predicate, first_violation
+from repro_bisect.probe.cost import Bill, Cost, Stage
+from repro_bisect.probe.executors import Executor, Outcome, Signal, State, Task
+from repro_bisect.probe.journal import Entry, Journal, probe_key
+from repro_bisect.probe.states import States
+from repro_golden.base.canonical import digest
+from repro_golden.base.errors import ReproError
+from repro_golden.base.scratch import scratch_folder
+from repro_golden.case.file import Case
+from repro_golden.case.identity import Identity
+from repro_golden.compare.traces import Divergence, first_difference
+from repro_golden.observe.operations.stream import Stream, read_stream
+from repro_golden.replay.children import ChildFailure
+from repro_golden.repository.checkout import Checkout
+from repro_golden.subjects.surroundings import outside_of
+from repro_golden.trace import Trace
+
+__all__ = ["Answer", "Code", "Prober", "Recording", "Skip", "judge", "trace_of", "unlike_before", "unusable"]
+
+_OUT_OF_TIME = "runs out of time"
+_CRASHES = "crashes at step"
+_CODES = 128
+"""Exit codes from here on say nothing of a commit, as `git bisect run` has it."""
+
+
+@dataclass(frozen=True)
+class Skip:
+    """A commit that cannot be tested, and why.
+
+    Attributes:
+        reason: In one line. Equal causes give equal text: the search presumes by it.
+        unready: It failed where a start from step 0 may not: the state it was to start from may not be for it.
+        diagnosis: What is known of such a failure, in one line; '' where nothing is.
+    """
+
+    reason: str
+    unready: bool = False
+    diagnosis: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Code:
+    """The exit code of a program that was judged by nothing else."""
+
+    code: int
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A replay whose last step was recorded operation by operation.
+
+    Attributes:
+        trace: Its trace; it goes when the prober closes, and so do the values that the streams' folders hold.
+        streams: The operations, of each rank.
+    """
+
+    trace: Trace
+    streams: Sequence[Stream]
+
+
+Answer: TypeAlias = Trace | Code | Skip
+"""What came of a probe."""
+
+
+@dataclass(frozen=True)
+class _Question:
+    key: str
+    run: int
+    full: bool
+    partial: bool
+    stage: Stage
+
+
+class Prober:
+    """Replays commits of one range on the rollouts of one case, remembering what is already known.
+
+    Attributes:
+        predicate: What makes a probe BAD.
+        baseline: What probes are judged against, once it is known.
+        cost: What was spent.
+        machine: Short name of the machine that answers hold for.
+    """
+
+    def __init__(
+        self,
+        checkout: Checkout,
+        case: Case,
+        history: Axis,
+        rollouts: str,
+        identity: Identity,
+        executor: Executor,
+        predicate: Predicate,
+        examine: Callable[[Path], str] | None = None,
+        *,
+        fresh: bool = False,
+    ) -> None:
+        self.case, self.predicate, self.executor, self.machine = case, predicate, executor, identity.machine
+        self._history, self._rollouts, self._identity = history, rollouts, identity
+        self._exit = contextlib.ExitStack()
+        self._scratch = self._exit.enter_context(scratch_folder(checkout.scratch, "bisect"))
+        self._journal = Journal(checkout.state, fresh=fresh)
+        self._lock, self._examine = threading.Lock(), examine
+        self._root = checkout.root
+        self._given: dict[str, Trace] = {}
+        self._outside: dict[str, list[str]] = {}
+        self.baseline: Trace | None = None
+        self.cost = Cost()
+
+    def probe(
+        self,
+        commit: str,
+        steps: int,
+        *,
+        stage: Stage = "search",
+        run: int = 0,
+        full: bool = False,
+        dump: Sequence[Signal] = (),
+        partial: bool = False,
+        start: State | None = None,
+        keep: tuple[Sequence[int], States] | None = None,
+        cancel: threading.Event | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Answer:
+        """The trace of a commit over its first `steps` steps, or to its first violation of the predicate.
+
+        Args:
+            commit: Full id.
+            steps: Most steps to train.
+            stage: What it is for.
+            run: 0 shares what was found before; other numbers are replays of their own.
+            full: Make every step, also past the first violation.
+            dump: Signals whose whole content is wanted; such a probe is full, is never taken from the journal, and its
+                trace goes when the prober closes.
+            partial: Take what a crashing commit left, if that is at least one step, instead of skipping it.
+            start: State to start from.
+            keep: Steps before which the state is saved on the way, and where to.
+            cancel: Ends the probe without an answer when it is set.
+            progress: Told now and then how many steps are made.
+
+        Raises:
+            CancelledError: `cancel` was set.
+            MachineFailureError: git, the disk or the machine failed: no verdict.
+            ReproError: the instrument refused.
+        """
+        tree = self._history.tree(commit)
+        if tree is None:
+            return Skip(f"it has none of {', '.join(self._history.paths)}")
+        if why := self._history.skipped(commit):
+            return Skip(why)
+        ask = _Question(self.key(commit, start), run, full or bool(dump), partial, stage)
+        known = None if dump else self._known(ask.key, run, steps, ask.full)
+        if known is not None:
+            with self._lock:
+                self.cost.reused += 1
+            return known
+        baseline = self.baseline.directory if self.baseline and not ask.full and not start else None
+        at, states = keep or ((), None)
+        own, case = self._history.commit(commit), self._case(commit)
+        task = Task(own, tree, steps, self.predicate, baseline, start, at, case.case.states_budget, dump, case)
+        return self._replay(task, ask, cancel, states, progress)
+
+    def make_state(
+        self,
+        commit: str,
+        step: int,
+        states: States,
+        start: State | None,
+        *,
+        cancel: threading.Event,
+        progress: Callable[[int], None],
+    ) -> None:
+        """Train a commit up to `step`, and keep its state there if it can save itself.
+
+        Raises:
+            CancelledError, MachineFailureError, ReproError: see `probe`.
+        """
+        steps = step - (start.step if start else 0)
+        own, case = self._history.commit(commit), self._case(commit)
+        task = Task(own, self._history.tree(commit), steps, start=start, states=(step,), case=case)
+        began = time.monotonic()
+        with scratch_folder(self._scratch, "states") as folder:
+            outcome = self.executor.run(task, folder, cancel, progress)
+            trace = _trace(folder / "trace")
+            if outcome.failure is None:
+                states.take(folder / "states")
+        self._charge("search", len(trace.steps) if trace else 0, time.monotonic() - began)
+
+    def operations(
+        self,
+        commit: str,
+        step: int,
+        start: State | None,
+        values: Sequence[int] = (),
+        *,
+        cancel: threading.Event | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Recording | Skip:
+        """Replay a commit up to and with a step, whose operations are recorded; never taken from the journal.
+
+        Args:
+            commit: Full id.
+            step: The step.
+            start: State to start from; that before the step makes it the only one.
+            values: Operations that are written with all that they read and made.
+            cancel: See `probe`.
+            progress: Likewise.
+
+        Raises:
+            CancelledError, MachineFailureError, ReproError: see `probe`.
+        """
+        steps = step + 1 - (start.step if start else 0)
+        own, case = self._history.commit(commit), self._case(commit)
+        task = Task(own, self._history.tree(commit), steps, start=start, case=case, operations=step, values=values)
+        began = time.monotonic()
+        folder = self._scratch / f"operations-{uuid.uuid4().hex[:8]}"
+        folder.mkdir()
+        outcome = self.executor.run(task, folder, cancel, progress)
+        trace = _trace(folder / "trace")
+        self._charge("explanation", len(trace.steps) if trace else 0, time.monotonic() - began)
+        if outcome.failure:
+            return Skip(_reason(outcome.failure))
+        streams = [read_stream(path) for path in sorted((folder / "operations").glob("rank-*.jsonl"))]
+        if trace is None or not streams:
+            return Skip(f"it ends before step {step}")
+        return Recording(trace, streams)
+
+    def known(self, commit: str, steps: int, start: State | None = None, run: int = 0) -> Answer | None:
+        """What was found of a commit before, if that answers the question; costs nothing."""
+        tree = self._history.tree(commit)
+        return None if tree is None else self._known(self.key(commit, start), run, steps, False)
+
+    def key(self, commit: str, start: State | None = None) -> str:
+        """The key under which probes of a commit are journalled."""
+        tree = self._history.tree(commit)
+        assert tree is not None, "who asks has seen that there is code"
+        case = self._case(commit)
+        surroundings = self.executor.surroundings
+        key = probe_key(tree, case, self._rollouts, self._identity, surroundings, self._outside_of(case))
+        if isinstance(self.predicate, Exit):
+            return digest("exit", key)
+        return digest("resumed", key, start.key) if start else key
+
+    def _case(self, commit: str) -> Case:
+        return self._history.case(commit, self.case)
+
+    def _outside_of(self, case: Case) -> list[str]:
+        """Looked at once: what is changed under a search must not part its probes into two keys."""
+        if case.digest not in self._outside:
+            self._outside[case.digest] = outside_of(case, self._root)
+        return self._outside[case.digest]
+
+    def _known(self, key: str, run: int, steps: int, full: bool) -> Answer | None:
+        """A journalled probe that answers the question: long enough, or already violating."""
+        if run == 0 and key in self._given:
+            return self._given[key]
+        entry = self._journal.find(key, run)
+        if entry is None:
+            return None
+        if entry.skip:  # time, and a crash at a later step, depend on the question
+            again = entry.skip.startswith((_OUT_OF_TIME, _CRASHES))
+            return None if again else Skip(entry.skip, diagnosis=entry.diagnosis)
+        if entry.code is not None:
+            return Code(entry.code)
+        try:
+            trace = Trace(self._journal.trace_path(entry))
+            enough = len(trace.steps) >= steps or _ended_itself(trace) or (not full and self._violates(trace, steps))
+        except ReproError:  # damaged: replay it
+            return None
+        return trace if enough else None
+
+    def _violates(self, trace: Trace, steps: int) -> bool:
+        """Whether a trace that may have been cut off is BAD all the same, within so many steps."""
+        if self.baseline is None or isinstance(self.predicate, Own):
+            return False
+        return first_violation(self.predicate, self.baseline, trace, steps) is not None
+
+    def _replay(
+        self,
+        task: Task,
+        ask: _Question,
+        cancel: threading.Event | None,
+        states: States | None,
+        progress: Callable[[int], None] | None,
+    ) -> Answer:
+        began = time.monotonic()
+        with scratch_folder(self._scratch, "probe") as folder:
+            outcome = self.executor.run(task, folder, cancel, progress)
+            trace = _trace(folder / "trace")
+            reason = _reason(outcome.failure) if outcome.failure else ""
+            if reason and trace and (ask.partial or (task.baseline and self._violates(trace, task.steps))):
+                reason = ""  # it crashed only after its numbers had moved
+            if states and not outcome.failure:
+                states.take(folder / "states")
+            if outcome.code is not None and not 0 <= outcome.code < _CODES:
+                raise ReproError(
+                    f"the command ended with {outcome.code} at {short(task.commit)}, neither good nor bad: "
+                    "exit with 0, 1 to 127, or 125 to skip"
+                )
+            made, seconds = len(trace.steps) if trace else 0, round(time.monotonic() - began, 3)
+            self._charge(ask.stage, made, seconds)
+            skip = Skip(reason, diagnosis=self._diagnosis(outcome.failure)) if reason and outcome.failure else None
+            if skip and task.start and _unready(outcome):
+                return replace(skip, unready=True)  # says something of the state, not yet of the commit
+            kept = self._keep(task, ask, skip, made, seconds, folder / "trace", outcome.code)
+        if skip:
+            return skip
+        return Code(outcome.code) if outcome.code is not None else Trace(kept)
+
+    def _diagnosis(self, failure: ChildFailure) -> str:
+        log = Path(failure.log)
+        return self._examine(log) if self._examine and log.is_file() else ""
+
+    def _charge(self, stage: Stage, steps: int, seconds: float) -> None:
+        bill: Bill = getattr(self.cost, stage)
+        with self._lock:
+            bill.probes += 1
+            bill.steps += steps
+            bill.seconds += seconds
+
+    def _keep(
+        self, task: Task, ask: _Question, skip: Skip | None, made: int, seconds: float, trace: Path, code: int | None
+    ) -> Path:
+        """Journal a finished probe and return where its trace lies from now on."""
+        name = "" if skip or code is not None else f"{ask.key}-{ask.run}-{uuid.uuid4().hex[:8]}"
+        reason, known = (skip.reason, skip.diagnosis) if skip else ("", "")
+        entry = Entry(ask.key, ask.run, task.commit, reason, made, seconds, name, code, known)
+        if task.dump:  # whole tensors: for this bisect only
+            return trace.rename(self._scratch / f"dumped-{name}") if name else trace
+        with self._lock:
+            self._journal.add(entry, trace if name else None)
+        return self._journal.trace_path(entry)
+
+    @property
+    def journalled(self) -> int:
+        """Finished probes that earlier bisects left of these commits' code, straight ones."""
+        points = (self._history.good, *self._history.parents)
+        return self._journal.count({self.key(point) for point in points if self._history.tree(point)})
+
+    def give(self, commit: str, trace: Trace) -> None:
+        """Take a trace for a commit's first replay, such as its golden run."""
+        if self._history.tree(commit):
+            self._given[self.key(commit)] = trace
+
+    def close(self) -> None:
+        """Remove what is not journalled."""
+        self._exit.close()
+
+
+def _trace(folder: Path) -> Trace | None:
+    if not (folder / "steps.jsonl").exists():
+        return None
+    trace = Trace(folder)
+    return trace if trace.steps else None
+
+
+def _unready(outcome: Outcome) -> bool:
+    return outcome.failure is not None and outcome.failure.stage in ("load", "start", "step")
+
+
+def _reason(failure: ChildFailure) -> str:
+    """Why a commit is skipped."""
+    what = {
+        "import": "does not import",
+        "contract": "offers another contract",
+        "build": "does not build the trainer",
+        "load": "does not load the state",
+        "start": "crashes before its first update",
+        "step": f"{_CRASHES} {failure.step}",
+        "timeout": _OUT_OF_TIME,
+    }[failure.stage]
+    return f"{what}: {failure.message}"
+
+
+def judge(predicate: Predicate, baseline: Trace, trace: Trace, bound: int) -> Divergence | Skip | None:
+    """The first violation by a probe within the first `bound` steps: its presence means BAD.
+
+    A `Skip` where the probe has fewer steps than that and is good as far as it goes, so that it proves nothing.
+    """
+    wanted = min(bound, len(baseline.steps))
+    short = Skip(f"it ends after {len(trace.steps)} of {wanted} steps, good as far as it goes")
+    if len(trace.steps) < wanted and isinstance(predicate, Own):
+        return short
+    found = first_violation(predicate, baseline, trace, bound)
+    return short if found is None and len(trace.steps) < wanted else found
+
+
+def _ended_itself(trace: Trace) -> bool:
+    """Whether a program made fewer steps than it was asked for and ended well: it would again."""
+    end = trace.end or {}
+    return len(trace.steps) < trace.header.steps and end.get("reason") == "finished" and end.get("exit") == 0
+
+
+def trace_of(answer: Answer, name: str) -> Trace:
+    """The trace of a commit that must have one.
+
+    Raises:
+        ReproError: it cannot be tested.
+    """
+    if not isinstance(answer, Trace):
+        raise ReproError(unusable(name, answer))
+    return answer
+
+
+def unusable(name: str, answer: Answer) -> str:
+    """Why a commit that is needed does not serve, in one line."""
+    why = f"exit {answer.code}" if isinstance(answer, Code) else "it left no trace"
+    why = answer.reason if isinstance(answer, Skip) else why
+    known = f" ({answer.diagnosis})" if isinstance(answer, Skip) and answer.diagnosis else ""
+    return f"{name} cannot be tested: {why}{known}; choose another end for the range"
+
+
+def unlike_before(first: Trace, again: Answer, steps: int, name: str, differ: str) -> str:
+    """How a later replay of a point is another than its first one over so many steps; '' where it is not.
+
+    Args:
+        first: The first one.
+        again: The later one.
+        steps: Steps that were asked for.
+        name: What the later one is called.
+        differ: Begins what is said where a signal differs.
+    """
+    if not isinstance(again, Trace):
+        return unusable(name, again).partition(";")[0]
+    if differs := first_difference(first, again):
+        return f"{differ} at {differs}"
+    if len(again.steps) < min(steps, len(first.steps)):
+        return f"{name} ends after {len(again.steps)} steps"
+    return ""

@@ -1,0 +1,134 @@
+"""What all searches of one bisect share: the threads, the probes in flight, what is known, and who watches."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+from repro_bisect.axes.axis import Axis
+from repro_bisect.driver.result import Event, Watch
+from repro_bisect.probe.prober import Answer, Prober
+from repro_bisect.search.first_bad import Search, Verdict
+from repro_golden.replay.children import CancelledError
+
+__all__ = ["PULSE", "Desk", "Flight"]
+
+PULSE = 1.0
+"""Seconds between two looks at the clock, for whoever watches."""
+
+
+@dataclass
+class Flight:
+    """A probe under way.
+
+    Attributes:
+        commit: Of what.
+        tree: Hash of its code: twins share a flight.
+        cancel: Ends it when set.
+        began: When.
+        steps: How many it has made.
+    """
+
+    commit: str
+    tree: str | None
+    cancel: threading.Event = field(default_factory=threading.Event)
+    began: float = field(default_factory=time.monotonic)
+    steps: int = 0
+
+    @property
+    def ways(self) -> dict[str, Any]:
+        """How `Prober.probe` is told to end, and tells how far it is."""
+        return {"cancel": self.cancel, "progress": self._made}
+
+    def _made(self, steps: int) -> None:
+        self.steps = steps
+
+
+class Desk:
+    """What all searches of one bisect share: the threads, what is in flight, and what is known."""
+
+    def __init__(self, prober: Prober, history: Axis, pool: ThreadPoolExecutor, watch: Watch) -> None:
+        self.prober, self.history, self.pool, self.watch = prober, history, pool, watch
+        self.flights: dict[Future[Any], Flight] = {}
+        self.verdicts: dict[str, str] = {}
+        self.skips: dict[str, str] = {}
+        self.diagnoses: dict[str, str] = {}
+        self.rounds: list[float] = []
+
+    def submit(self, commit: str, steps: int, **how: Any) -> Future[Answer]:
+        """Start a probe that can be cancelled; `how` is `Prober.probe`'s."""
+        return self.start(commit, lambda flight: self.prober.probe(commit, steps, **flight.ways, **how))
+
+    def start(self, commit: str, work: Callable[[Flight], Any]) -> Future[Any]:
+        """Start work on a commit."""
+        flight = Flight(commit, self.history.tree(commit))
+        future = self.pool.submit(work, flight)
+        self.flights[future] = flight
+        return future
+
+    def results(self, futures: Sequence[Future[Answer]], search: Search[str] | None = None) -> list[Answer]:
+        """Wait for probes, telling whoever watches that time goes by."""
+        while not all(future.done() for future in futures):
+            wait(futures, timeout=PULSE)
+            self.say("", search)
+        for future in futures:
+            self.flights.pop(future, None)
+        return [future.result() for future in futures]
+
+    def finished(self, search: Search[str] | None = None) -> Iterator[tuple[Flight, Any]]:
+        """What has ended, as soon as something has or a pulse went by; cancelled probes are passed over."""
+        done, _ = wait(self.flights, timeout=PULSE, return_when=FIRST_COMPLETED)
+        for future in done:
+            flight = self.flights.pop(future)
+            with contextlib.suppress(CancelledError):
+                yield flight, future.result()
+        if not done:
+            self.say("", search)
+
+    def clear(self) -> None:
+        """End everything in flight, and wait until it has ended."""
+        self.cancel(self.flights.values())
+        wait(self.flights)
+        self.flights.clear()
+
+    def cancel(self, flights: Iterable[Flight]) -> None:
+        """End what is in flight."""
+        for flight in flights:
+            flight.cancel.set()
+
+    def record(self, commit: str, verdict: Verdict | str, reason: str = "") -> None:
+        """Note a verdict."""
+        self.verdicts[commit] = str(verdict)
+        self.skips.pop(commit, None)
+        if verdict == Verdict.SKIP:
+            self.skips[commit] = reason
+
+    def know(self, commits: Iterable[str], diagnosis: str) -> None:
+        """Note and tell what is known of why commits cannot be tested, if anything is."""
+        if diagnosis:
+            self.diagnoses.update(dict.fromkeys(commits, diagnosis))
+            self.say(f"  {diagnosis}")
+
+    def say(self, text: str, search: Search[str] | None = None, posterior: Mapping[str, float] | None = None) -> None:
+        """Tell whoever watches."""
+        now = time.monotonic()
+        suspects = len(search.suspects) if search else 0
+        rounds = search.bound(self.prober.executor.slots) if search and text else 0
+        took = sorted(self.rounds)[len(self.rounds) // 2] if self.rounds else None
+        self.watch(
+            Event(
+                text,
+                list(self.history.parents),
+                dict(self.verdicts),
+                {f.commit: (f.steps, now - f.began) for f in list(self.flights.values())},
+                suspects,
+                rounds,
+                took * rounds if took is not None and rounds else None,
+                posterior or {},
+            )
+        )

@@ -1,0 +1,1 @@
+"""Which point to try next, from the verdicts so far. Pure: no git, no files, no processes."""

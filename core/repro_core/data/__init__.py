@@ -1,0 +1,1 @@
+"""Rollout files, the task they come from, and what an update consumed."""

@@ -1,0 +1,1 @@
+"""Every switch that decides bits, and the proof that it took effect."""

@@ -1,0 +1,1 @@
+"""The policy and the critic in plain torch, and Hugging Face's files of them."""

@@ -1,0 +1,1 @@
+"""The arithmetic of the RL step: advantages, losses, KL, batches. Columns in, columns out."""

@@ -1,0 +1,1 @@
+"""What everything rests on: errors, canonical bytes, processes, disks. Knows no case and no tensor."""

@@ -1,0 +1,114 @@
+"""One byte string for one content: canonical JSON, exact floats, and files that are whole or absent."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any, cast
+
+from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.base.xxh import xxh3_128_hexdigest
+
+__all__ = [
+    "canonical_json",
+    "check_format",
+    "decode_float",
+    "digest",
+    "encode_float",
+    "frame",
+    "read_json",
+    "same_float",
+    "write_atomic",
+]
+
+
+def canonical_json(value: Any) -> str:
+    """Sorted keys, no spaces, no NaN; equal values give equal text. Floats are their shortest exact repr."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest(*parts: bytes | str) -> str:
+    """xxh3_128 over length-prefixed parts, as 32 hex digits. The prefix keeps ("ab","c") apart from ("a","bc")."""
+    return xxh3_128_hexdigest(b"".join([frame(part) for part in parts]))
+
+
+_LENGTH = struct.Struct("<Q").pack
+
+
+def frame(part: bytes | str) -> bytes:
+    """A part of a `digest`, behind its length."""
+    raw = part.encode() if isinstance(part, str) else part
+    return _LENGTH(len(raw)) + raw
+
+
+def encode_float(value: float) -> float | str:
+    """A float as JSON: itself when finite, else its 64 bits in hex, since JSON has no NaN and NaN has payloads."""
+    return value if math.isfinite(value) else struct.pack(">d", value).hex()
+
+
+def decode_float(value: float | str) -> float:
+    """The inverse of `encode_float`, bit for bit."""
+    return cast("float", struct.unpack(">d", bytes.fromhex(value))[0]) if isinstance(value, str) else float(value)
+
+
+def same_float(a: float | None, b: float | None) -> bool:
+    """Equal bits, or both absent: NaN equals NaN only with the same payload, and -0.0 is not 0.0."""
+    if a is None or b is None:
+        return a is b
+    return struct.pack("<d", a) == struct.pack("<d", b)
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        ReproError: the file is missing, unreadable, or no JSON object; `what` says what it should have been.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ReproError(f"no {what} at {path}") from None
+    except (OSError, ValueError) as error:
+        raise ReproError(f"{path} is not a readable {what}: {error}") from None
+    if not isinstance(value, dict):
+        raise ReproError(f"{path} is not a {what}: expected a JSON object")
+    return value
+
+
+def check_format(found: object, newest: int, what: str) -> None:
+    """Refuse a format this version does not know.
+
+    Raises:
+        ReproError: newer than `newest`, or no format number.
+    """
+    if type(found) is not int or found < 1:  # bool is an int to isinstance
+        raise ReproError(f"{what} has no format number, so repro did not write it or it is damaged: record it again")
+    if found > newest:
+        raise ReproError(f"{what} has format {found}, this repro reads up to {newest}: upgrade repro-harness")
+
+
+def write_atomic(path: Path, content: bytes | str) -> None:
+    """Write a file so that a crash leaves either the old content or the new, never a part.
+
+    Raises:
+        MachineFailureError: the disk is full or the folder cannot be written.
+    """
+    raw = content.encode() if isinstance(content, str) else content
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except OSError as error:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        raise MachineFailureError(f"cannot write {path}: {error.strerror}; free space or change permissions") from error

@@ -1,0 +1,181 @@
+"""Processes that must not outlive their purpose: how one is started, and how all that it started is ended.
+
+Each one carries a mark in its environment, which whatever it starts inherits, in sessions of its own too. By that mark
+and by parentage its processes are found in ``/proc`` and killed. What cleared its environment and lost its parent is
+found no more, and where there is no ``/proc`` only the process group is ended.
+
+On Linux a process also dies with the one that started it, even if that is killed. What it started itself then goes on:
+ranks are orphans of their launcher, and a shell's programs of the shell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from repro_golden.base.credentials import handed_on
+
+__all__ = ["MARK", "descendants", "tree_of"]
+
+MARK = "REPRO_CHILD"
+"""A variable of every process: which runs it belongs to, the outermost first, because a subject may run repro."""
+
+_PATIENCE = 10.0
+"""Seconds to wait for killed processes: one that hangs in the kernel ends when it can."""
+
+
+@contextlib.contextmanager
+def tree_of(
+    command: Sequence[str],
+    *,
+    cwd: Path,
+    environment: Mapping[str, str],
+    output: IO[bytes],
+    keep: Sequence[int] = (),
+    bound: bool = True,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a session of its own, of which nothing outlives the block.
+
+    Args:
+        command: Program and arguments.
+        cwd: Where it starts.
+        environment: All of its variables, beside the mark.
+        output: Where its output goes.
+        keep: Open files of ours that it holds.
+        bound: Whether it dies with this process. The kernel watches the thread that starts it, which is in the block
+            for as long as the process lives.
+
+    Raises:
+        OSError: it could not be started.
+    """
+    mark = uuid.uuid4().hex
+    outer = os.environ.get(MARK)
+    variables = {**environment, MARK: f"{outer}:{mark}" if outer else mark}
+    start = _start_bound if bound and sys.platform == "linux" else _start
+    process = start(command, cwd, variables, output, keep)
+    try:
+        yield process
+    finally:
+        _end(process, mark)
+
+
+# -- start
+
+
+def _start(
+    command: Sequence[str], cwd: Path, variables: Mapping[str, str], output: IO[bytes], keep: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        list(command), cwd=cwd, env=dict(variables), stdin=subprocess.DEVNULL,
+        stdout=output, stderr=subprocess.STDOUT, start_new_session=True, pass_fds=keep,
+    )  # fmt: skip
+
+
+_BIND = """\
+import ctypes, os, signal, sys
+parent, told, environment = map(int, sys.argv[1:4])
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, which stays when a program is executed
+if os.getppid() != parent:  # it died before
+    os._exit(1)
+for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and what is ignored stays so too
+    signal.signal(number, signal.SIG_DFL)
+os.set_inheritable(told, False)
+with open(environment, "rb") as file:
+    variables = dict(entry.split(b"=", 1) for entry in file.read().split(b"\\0") if entry)
+try:
+    os.execvpe(sys.argv[4], sys.argv[4:], variables)
+except OSError as error:
+    os.write(told, b"%d" % error.errno)
+os._exit(127)
+"""
+"""Becomes the program. Its variables come in a file, because some of them may keep our own Python from starting."""
+
+
+def _start_bound(
+    command: Sequence[str], cwd: Path, variables: Mapping[str, str], output: IO[bytes], keep: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    assert sys.platform == "linux"
+    told, tells = (open(number, mode) for number, mode in zip(os.pipe(), ("rb", "wb"), strict=True))  # noqa: PTH123, SIM115
+    with told:
+        with tells, open(os.memfd_create("environment"), "wb") as file:  # noqa: PTH123 - no path
+            file.write(b"\0".join(os.fsencode(f"{name}={value}") for name, value in variables.items()))
+            file.flush()
+            file.seek(0)
+            ours = [os.getpid(), tells.fileno(), file.fileno()]
+            bind = [sys.executable, "-I", "-S", "-c", _BIND, *map(str, ours)]
+            # others of this user can read its environment, so it holds no secret either
+            process = _start([*bind, *command], cwd, handed_on(os.environ), output, [*keep, *ours[1:]])
+        try:
+            number = told.read()  # ends once the program runs
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+    if number:
+        process.wait()
+        raise OSError(int(number), os.strerror(int(number)), command[0])
+    return process
+
+
+# -- end
+
+
+def _end(process: subprocess.Popen[bytes], mark: str) -> None:
+    """Kill the process and all of its own, again and again until none is left."""
+    found = _found(process, mark)  # before any is killed: orphans have lost their parent
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    _kill(found)
+    process.wait()
+    deadline = time.monotonic() + _PATIENCE
+    while (found := _found(process, mark)) and time.monotonic() < deadline:
+        _kill(found)
+        time.sleep(0.01)
+
+
+def _kill(processes: set[int]) -> None:
+    for number in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(number, signal.SIGKILL)
+
+
+def _found(process: subprocess.Popen[bytes], mark: str) -> set[int]:
+    # once waited for, its number may be another's
+    return descendants([] if process.returncode is not None else [process.pid], mark) - {os.getpid()}
+
+
+def descendants(roots: Sequence[int], mark: str | None = None) -> set[int]:
+    """The processes of this user that are among `roots`, are marked, or come from one that is; none that has ended."""
+    children: dict[int, list[int]] = {}
+    left = [*roots]
+    for folder in _processes():
+        with contextlib.suppress(OSError):  # gone meanwhile
+            state, parent = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:2]
+            if state in (b"Z", b"X"):
+                continue
+            children.setdefault(int(parent), []).append(int(folder.name))
+            if mark is not None and mark.encode() in (folder / "environ").read_bytes():
+                left.append(int(folder.name))
+    every: set[int] = set()
+    while left:
+        number = left.pop()
+        if number not in every:
+            every.add(number)
+            left += children.get(number, [])
+    return every
+
+
+def _processes() -> Iterator[Path]:
+    """The folders of this user's processes."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if folder.stat().st_uid == os.getuid():
+                yield folder

@@ -1,0 +1,353 @@
+"""Cases: one experiment worth guarding, as `golden/cases/NAME.toml` in the repository that is guarded."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from repro_golden.base.canonical import canonical_json, digest
+from repro_golden.base.errors import ReproError
+from repro_golden.case.layouts import Layout
+from repro_golden.case.mismatch_table import MismatchTable
+from repro_golden.case.nightly_table import NightlyTable, OfLayouts
+from repro_golden.case.subject_tables import (
+    TABLES,
+    Bytes,
+    CommandSubject,
+    CoreSubject,
+    Inside,
+    Subject,
+    Table,
+    TrainerSubject,
+    unset_keys,
+)
+
+__all__ = [
+    "Bound",
+    "Case",
+    "CommandSubject",
+    "CoreSubject",
+    "Observe",
+    "TrainerSubject",
+    "command_case",
+    "find_case",
+    "list_cases",
+    "new_command_case",
+    "pattern_problem",
+    "read_case",
+]
+
+CASES = Path("golden/cases")
+
+
+class Experiment(Table):
+    """`[case]`."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """The file's name without `.toml`."""
+    steps: int = Field(ge=1)
+    """Optimizer updates to record."""
+    proof_steps: int | None = Field(default=None, ge=1)
+    """How many steps the reproduction proof repeats; all by default."""
+    rollouts: Inside | None = Field(default=None, min_length=1)
+    """Folder of the recorded rollouts, relative to the repository's root. A command may have none."""
+    states: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(), strict=False)
+    """Steps before which the training state is kept with the golden run, so that a bisect can start there."""
+    states_budget: Bytes = Field(default=1 << 30, ge=0)
+    """Bytes that these states may take together, or a string such as "2GiB"; beyond it every other one goes."""
+
+
+class Observe(Table):
+    """`[observe]`: what is recorded of a program beside gradients, parameters and optimizer state."""
+
+    activations: tuple[str, ...] = Field(default=(), strict=False)
+    """Globs of module names whose outputs, and their gradients, are recorded."""
+    metrics: tuple[str, ...] = Field(default=(), strict=False)
+    """Regular expressions over lines of the program's output; named groups are metrics."""
+    ignore: tuple[str, ...] = Field(default=(), strict=False)
+    """Globs of metrics to leave out; those that measure time, speed or memory are left out anyway."""
+
+    @field_validator("metrics")
+    @classmethod
+    def _patterns(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
+        for text in metrics:
+            if problem := pattern_problem(text):
+                raise ValueError(problem)
+        return metrics
+
+
+def pattern_problem(text: str) -> str | None:
+    """Why a text does not serve as a pattern for metrics; None where it does."""
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        return f"{text!r} is no regular expression: {error}"
+    return None if pattern.groupindex else f"{text!r} has no named group: write loss=(?P<loss>\\S+)"
+
+
+class Bound(Table):
+    """How far a metric may be from the baseline's: |b - a| <= atol + rtol * |a|. NaN is outside every bound."""
+
+    rtol: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    atol: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+
+class Compare(Table):
+    """`[compare]`."""
+
+    mode: Literal["bitwise", "bounds"] = "bitwise"
+    """`bitwise`: every signal of every step has the same bits. `bounds`: every metric named here stays in its bound."""
+    bounds: dict[str, Bound] = Field(default_factory=dict)
+    names: Literal["matched", "strict"] = "matched"
+    """`matched`: a signal that has another name and the same bits in every step was renamed, which is no difference.
+    `strict`: it is one."""
+
+    @property
+    def strict(self) -> bool:
+        """Whether another name is a difference."""
+        return self.names == "strict"
+
+    @model_validator(mode="after")
+    def _something_is_compared(self) -> Compare:
+        if (self.mode == "bounds") != bool(self.bounds):
+            raise ValueError('mode = "bounds" needs [compare.bounds.METRIC] tables, and only that mode has them')
+        return self
+
+
+class FirstStep(Table):
+    """`[first_step]`: the checks that every debugging guide begins with."""
+
+    check: bool = True
+    """Whether the first step is on-policy, so that log-probs equal the reference's and KL is exactly 0."""
+    grad_norm_max: float = Field(default=100.0, gt=0, strict=False)
+
+
+class Resources(Table):
+    """`[resources]` of one run."""
+
+    cpus: int = Field(default=1, ge=1)
+    """Threads of the trainer: their number decides bits."""
+    gpus: int = Field(default=0, ge=0)
+    ranks: int = Field(default=1, ge=1)
+    """Processes that train. One that leaves no trace is an error."""
+
+
+class Case(Table):
+    """A whole case file."""
+
+    case: Experiment
+    subject: Subject = CoreSubject()
+    observe: Observe = Observe()
+    compare: Compare = Compare()
+    first_step: FirstStep = FirstStep()
+    resources: Resources = Resources()
+    layouts: dict[str, Layout] = Field(default_factory=dict)
+    nightly: OfLayouts = NightlyTable()
+    mismatch: MismatchTable = MismatchTable()
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> Case:
+        if isinstance(self.subject, CommandSubject):
+            if self.case.states:
+                raise ValueError(
+                    "case.states is for kind core; of a command a bisect makes the state with subject.save"
+                )
+            subject = self.subject
+            told = [subject.command, subject.setup, subject.check, subject.save, subject.resume, *subject.env.values()]
+            if self.case.rollouts is None and isinstance(subject, TrainerSubject):
+                raise ValueError(f"case.rollouts: Field required; kind {subject.kind} replays recorded rollouts")
+            if self.case.rollouts is None and any("{rollouts}" in text for text in told):
+                raise ValueError("case.rollouts is not set, but {rollouts} is asked for")
+        elif self.case.rollouts is None:
+            raise ValueError("case.rollouts: Field required")
+        elif self.observe != Observe():
+            raise ValueError("observe is for kind command: a trainer of kind core says itself what it observes")
+        return self
+
+    @property
+    def name(self) -> str:
+        """The case's name."""
+        return self.case.name
+
+    @property
+    def steps(self) -> int:
+        """Optimizer updates it records."""
+        return self.case.steps
+
+    @property
+    def proof_steps(self) -> int:
+        """Steps that the proofs repeat."""
+        return min(self.case.proof_steps or self.steps, self.steps)
+
+    def paths(self, own: Sequence[str] = ()) -> list[str]:
+        """All of the repository that decides numbers: the subject's code, and lock files that lie outside of it.
+
+        Args:
+            own: What holds the code, in place of `subject.path`.
+        """
+        code = list(own) or [self.subject.path]
+        locks = self.subject.locks if isinstance(self.subject, CommandSubject) else ()
+        return code + [name for name in locks if not any(PurePosixPath(name).is_relative_to(path) for path in code)]
+
+    def canonical(self) -> dict[str, Any]:
+        """What decides the numbers of a run, as JSON types: the subject, its resources and the number of steps."""
+        subject = self.subject.model_dump(
+            mode="json", exclude={"timeout", "check", "save", "resume", "environments"} | unset_keys(self.subject)
+        )
+        found = {"name": self.name, "steps": self.steps, "subject": subject, "resources": self.resources.model_dump()}
+        if isinstance(self.subject, CommandSubject):
+            found["observe"] = self.observe.model_dump(mode="json")
+        return found
+
+    @property
+    def digest(self) -> str:
+        """32 hex digits of `canonical`, without the number of steps unless the program is told it.
+
+        So runs of different lengths share their prefix.
+        """
+        found = self.canonical()
+        told = isinstance(self.subject, CommandSubject) and "{step}" in canonical_json(
+            [self.subject.command, self.subject.setup, self.subject.env]
+        )
+        return digest("case", canonical_json({k: v for k, v in found.items() if k != "steps" or told}))
+
+
+def read_case(path: Path) -> Case:
+    """Read one case file.
+
+    Raises:
+        ReproError: missing, no TOML, a misspelt key (the nearest real one is named) or a value that does not serve.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ReproError(f"no case file {path}: `repro init` writes a first one") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReproError(f"cannot read the case {path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ReproError(f"{path} is not TOML: {error}") from None
+    try:
+        case = Case.model_validate(raw)
+    except ValidationError as error:
+        raise ReproError(f"{path}: {_first_problem(error)}") from None
+    if case.name != path.stem:
+        raise ReproError(f"{path}: case.name is {case.name!r} but the file is {path.name}: make them the same")
+    return case
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    # the tag of a subject's kind stands behind "subject"
+    parts = [p for i, p in enumerate(problem["loc"]) if i != 1 or problem["loc"][0] != "subject"]
+    parts += ["kind"] if problem["type"] == "kind" else []
+    where = ".".join(str(part) for part in parts)
+    if problem["type"] != "extra_forbidden":
+        return f"{where or 'case'}: {problem['msg'].removeprefix('Value error, ')}"
+    table: Any = Case
+    for part in problem["loc"][:-1]:
+        if (table, part) in ((Compare, "bounds"), (Case, "layouts")):
+            table = Bound if part == "bounds" else Layout
+        elif table not in (Bound, Layout) and part != "subject":
+            table = TABLES.get(str(part)) or table.model_fields[str(part)].annotation
+    key, known = str(problem["loc"][-1]), list(table.model_fields)
+    near = difflib.get_close_matches(key, known, 1)
+    return f"unknown key {where}" + (f": did you mean {near[0]}?" if near else f"; known: {', '.join(known)}")
+
+
+def list_cases(root: Path) -> list[Path]:
+    """Case files of a repository, by name."""
+    return sorted((root / CASES).glob("*.toml"))
+
+
+def find_case(root: Path, name: str | None) -> Case:
+    """The case called `name`; without a name, the only one there is.
+
+    Raises:
+        ReproError: none, several, or no such case, with those that exist.
+    """
+    paths = list_cases(root)
+    names = ", ".join(p.stem for p in paths)
+    if name is None:
+        if len(paths) != 1:
+            choose = f"name one of {names}" if paths else "`repro init` writes a first one"
+            raise ReproError(f"{len(paths)} cases in {root / CASES}: {choose}")
+        return read_case(paths[0])
+    path = root / CASES / f"{name}.toml"
+    if path not in paths:
+        raise ReproError(f"no case {name!r} in {root / CASES}; " + (f"known: {names}" if names else "run `repro init`"))
+    return read_case(path)
+
+
+def _search_path(root: Path) -> list[str]:
+    """The user's PYTHONPATH, which a case must name; what lies in the repository, relative to its root."""
+    found = []
+    for entry in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        path = Path(entry).absolute()
+        found.append(str(path.relative_to(root)) if path.is_relative_to(root) else str(path))
+    return [f"env = {{ PYTHONPATH = {json.dumps(os.pathsep.join(found))} }}"] if found else []
+
+
+def _command_case(
+    root: Path, name: str, command: Sequence[str], steps: int, ranks: int, pass_env: Sequence[str] = ()
+) -> str:
+    """The case file of a command."""
+    passed = [f"pass_env = {json.dumps(list(pass_env))}"] if pass_env else []
+    return "\n".join([
+        "[case]", f"name = {json.dumps(name)}", f"steps = {steps}", "",
+        "[subject]", 'kind = "command"', f"command = {json.dumps(shlex.join(command))}", *_search_path(root), *passed,
+        "", "[resources]", f"ranks = {ranks}", "",
+    ])  # fmt: skip
+
+
+def command_case(
+    root: Path,
+    name: str,
+    command: Sequence[str],
+    steps: int,
+    resources: Mapping[str, int],
+    metrics: Sequence[str] = (),
+    pass_env: Sequence[str] = (),
+) -> Case:
+    """The case of a command, without a file; `resources`, `metrics` and `pass_env` are as in its tables.
+
+    Raises:
+        ReproError: a word cannot stand in a case.
+    """
+    try:
+        raw = tomllib.loads(_command_case(root, name, command, steps, 1, pass_env))
+        return Case.model_validate(raw | {"observe": {"metrics": list(metrics)}, "resources": dict(resources)})
+    except (ValidationError, tomllib.TOMLDecodeError) as error:
+        why = _first_problem(error) if isinstance(error, ValidationError) else error
+        raise ReproError(f"the command makes no case ({why})") from None
+
+
+def new_command_case(
+    root: Path, name: str, command: Sequence[str], steps: int, ranks: int, pass_env: Sequence[str] = ()
+) -> Case:
+    """Write the case file of a command, and read it back.
+
+    Raises:
+        ReproError: there is a case of that name, or the name or a word cannot stand in a case file.
+    """
+    path = root / CASES / f"{name}.toml"
+    if Path(name).name != name:
+        raise ReproError(f"{name!r} is no name for a case: use letters, digits, '.', '_' and '-'")
+    if path.exists():
+        raise ReproError(f"{path} exists: record it with `repro golden record {name}`, or choose another name")
+    text = _command_case(root, name, command, steps, ranks, pass_env)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    try:
+        return read_case(path)
+    except ReproError:
+        path.unlink()
+        raise

@@ -1,0 +1,243 @@
+"""`[subject]` of a case file: one table for each kind of subject."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
+
+from repro_golden.base.canonical import canonical_json
+from repro_golden.case.pins import checked_pins
+
+__all__ = [
+    "TABLES",
+    "Bytes",
+    "CommandSubject",
+    "CoreSubject",
+    "Inside",
+    "Subject",
+    "Table",
+    "TrainerSubject",
+    "unset_keys",
+]
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def _seconds(value: object) -> object:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", value) if isinstance(value, str) else None
+    return float(match[1]) * _UNITS[match[2]] if match else value
+
+
+def _bytes(value: object) -> object:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)i?B", value) if isinstance(value, str) else None
+    return int(float(match[1]) * _SIZES[match[2]]) if match else value
+
+
+def _inside(path: str) -> str:
+    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        raise ValueError("must be a path inside the repository, relative to its root")
+    return path
+
+
+class Table(BaseModel):
+    """A table of a case file: unknown keys are errors, values have their own types."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds)]
+Bytes = Annotated[int, BeforeValidator(_bytes)]
+Inside = Annotated[str, AfterValidator(_inside)]
+
+
+class _Subject(Table):
+    """What every kind of `[subject]` has."""
+
+    timeout: Seconds = Field(default=1800.0, gt=0)
+    """Longest one run may take: seconds, or a string such as "30m"."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the trainer, set before it starts."""
+    pass_env: tuple[Annotated[str, Field(pattern=r"^[^=\x00]+$")], ...] = Field(default=(), strict=False)
+    """Names of the caller's variables that the trainer gets although they look like secrets, such as HF_TOKEN."""
+    packages: Annotated[dict[str, str], AfterValidator(checked_pins)] = Field(default_factory=dict)
+    """Released versions of packages that replace the environment's own. What one needs and has not there moves too."""
+
+    @field_validator("env")
+    @classmethod
+    def _variables(cls, env: dict[str, str]) -> dict[str, str]:
+        for name, value in env.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ValueError(f"{name!r} cannot be a variable: no '=' in names, no NUL in either")
+        return env
+
+
+class CoreSubject(_Subject):
+    """`[subject]` of `kind = "core"`: a Python module that offers `CONTRACT` and `build(case)`."""
+
+    kind: Literal["core"] = "core"
+    """See `repro_core/__init__.py`."""
+    module: str = "repro_core"
+    """The module that is the door to the trainer."""
+    path: Inside = "core"
+    """Folder of the repository that is put on PYTHONPATH for it; commits that leave it alone share one probe. An empty
+    path means the installed module, which no commit can change."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """What the trainer itself reads; its keys are the trainer's own, its values are JSON types."""
+
+    @field_validator("config")
+    @classmethod
+    def _json_types(cls, config: dict[str, Any]) -> dict[str, Any]:
+        try:
+            canonical_json(config)
+        except (TypeError, ValueError, RecursionError):
+            raise ValueError("holds a date, nan or inf, which JSON lacks: write it as text") from None
+        return config
+
+
+_BUILT_IN = {"uv": ("uv.lock",), "pip": ("requirements.txt",)}
+"""What `setup` knows by itself, with its lock files."""
+
+
+class CommandSubject(_Subject):
+    """`[subject]` of `kind = "command"`: a program that knows nothing of us.
+
+    In `command`, `setup`, `check` and the values of `env`, six tokens are replaced and no other braces: ``{root}``,
+    ``{rollouts}``, ``{out}``, ``{checkpoint}``, ``{step}`` and ``{python}`` (see docs/trace.md).
+    """
+
+    kind: Literal["command"]
+    command: str = Field(min_length=1)
+    """What trains; started in the checkout's or worktree's root."""
+    shell: bool = False
+    """Whether `command`, `setup` and `check` are shell lines; otherwise they are split into words."""
+    python: str | None = None
+    """The interpreter that the program runs in, or its environment's folder; by default repro's own. Its folder comes
+    first on PATH."""
+    setup: str = ""
+    """Builds what a commit needs. With `lock` it builds an environment at ``{out}``, once for each content of the lock
+    files; without, it is run once in each worktree, before anything else. ``uv`` and ``pip`` are built in."""
+    lock: tuple[Inside, ...] = Field(default=(), strict=False)
+    """The files that decide the environment, relative to the repository's root; ``uv.lock`` and ``requirements.txt``
+    for `setup`'s own two."""
+    environments: int = Field(default=8, ge=1)
+    """How many environments are kept; the least recently used go first."""
+    save: str = ""
+    """A command that trains and leaves the state before step ``{step}`` at ``{checkpoint}``."""
+    resume: str = ""
+    """A command that trains on from the state at ``{checkpoint}``, which is that before step ``{step}``."""
+    check: str = ""
+    """A cheap command that fails where a commit cannot be tested."""
+    path: Inside = Field(default=".", min_length=1)
+    """Folder of the repository that holds the program's code; commits that leave it alone share one probe."""
+
+    @model_validator(mode="after")
+    def _saves_and_resumes(self) -> CommandSubject:
+        if bool(self.save) != bool(self.resume):
+            raise ValueError("save and resume go together: one makes the state that the other starts from")
+        if self.save and not all("{checkpoint}" in text for text in (self.save, self.resume)):
+            raise ValueError("save and resume must name {checkpoint}, the folder of the state")
+        return self
+
+    @model_validator(mode="after")
+    def _locks_and_builds(self) -> CommandSubject:
+        if self.lock and not self.setup:
+            raise ValueError("lock needs setup, which builds the environment: a command, uv or pip")
+        if self.lock and self.setup not in _BUILT_IN and "{out}" not in self.setup:
+            raise ValueError("setup with lock must name {out}, the folder of the environment")
+        if self.setup == "uv" and PurePosixPath(self.locks[0]).name != "uv.lock":
+            raise ValueError('lock of setup = "uv" must begin with its uv.lock')
+        return self
+
+    @property
+    def locks(self) -> tuple[str, ...]:
+        """The files that decide the environment; none where it is what the case says."""
+        return self.lock or _BUILT_IN.get(self.setup, ())
+
+    @field_validator("lock")
+    @classmethod
+    def _files(cls, lock: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(PurePosixPath(name).name for name in lock):
+            raise ValueError("holds an empty name")
+        if any(PurePosixPath(name).parts[0] in ("golden", ".dvc") for name in lock):
+            raise ValueError("must not lie in golden/ or .dvc/, which are no part of a commit's code")
+        return tuple(dict.fromkeys(lock))
+
+    @field_validator("command", "setup", "check", "save", "resume")
+    @classmethod
+    def _words(cls, text: str) -> str:
+        try:
+            empty = text and not shlex.split(text)
+        except ValueError as error:
+            raise ValueError(f"cannot be split into words ({error}): check its quotes") from None
+        if empty or "\0" in text:
+            raise ValueError("holds no word, or a NUL")
+        return text
+
+
+class TrainerSubject(CommandSubject):
+    """`[subject]` of `kind = "slime"`, `"miles"` or `"relax"`: the user's own launch of one of these trainers.
+
+    `command` is the launch script or argv as the user runs it. What a replay needs is added to the trainer's own
+    command line, wherever that is started, and it is checked that the trainer took it (`subjects.trainers`).
+    """
+
+    kind: Literal["slime", "miles", "relax"]  # type: ignore[assignment]
+    recorder: bool = True
+    """Whether the recorder runs in its processes too; without it a trace is what the trainer itself writes."""
+    entry: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=(), strict=False)
+    """Files or modules whose process gets the flags; the trainer's own entry points by default."""
+    flags: tuple[str, ...] = Field(default=(), strict=False)
+    """More flags for the trainer, after those that a replay adds."""
+    leave: tuple[Annotated[str, Field(pattern=r"^--[^=\s]+$")], ...] = Field(default=(), strict=False)
+    """Flags that a replay would add and must not."""
+    allow_pickle: tuple[str, ...] = Field(default=(), strict=False)
+    """Classes whose objects dumps may hold, read as plain fields; no code of theirs runs here."""
+    steps_per_rollout: int = Field(default=1, ge=1)
+    """Optimizer updates that the trainer makes of one rollout."""
+
+    @model_validator(mode="after")
+    def _replays(self) -> TrainerSubject:
+        if self.save or self.resume:
+            raise ValueError("save and resume are for kind command: a replay of rollouts starts from the beginning")
+        return self
+
+
+def _kind(raw: object) -> str:
+    return str(raw.get("kind", "core")) if isinstance(raw, dict) else str(getattr(raw, "kind", "core"))
+
+
+Subject = Annotated[
+    Annotated[CoreSubject, Tag("core")]
+    | Annotated[CommandSubject, Tag("command")]
+    | Annotated[TrainerSubject, Tag("slime")]
+    | Annotated[TrainerSubject, Tag("miles")]
+    | Annotated[TrainerSubject, Tag("relax")],
+    Discriminator(_kind, custom_error_type="kind", custom_error_message="must be core, command, slime, miles or relax"),
+]
+
+TABLES: dict[str, type[Table]] = {
+    "core": CoreSubject, "command": CommandSubject, "slime": TrainerSubject, "miles": TrainerSubject,
+    "relax": TrainerSubject,
+}  # fmt: skip
+"""The table of each kind."""
+
+
+def unset_keys(subject: CoreSubject | CommandSubject) -> set[str]:
+    """Keys that change nothing where they are not set, so that older golden runs and journals still serve."""
+    unset = {"lock"} if isinstance(subject, CommandSubject) and not subject.lock else set()
+    return unset | {name for name in ("packages", "pass_env") if not getattr(subject, name)}

@@ -1,0 +1,184 @@
+"""What a run was looked at by, in numbers: a verdict says no more than what was compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from repro_golden.base.errors import ReproError
+from repro_golden.trace import Row, Trace
+from repro_golden.trace.families import UNREAD, family, file_of, group, plain
+from repro_golden.trace.model import DIGEST, METRIC
+
+__all__ = ["Coverage", "coverage_of", "only_bounds"]
+
+_SHOWN = 4
+"""Objects of a kind that a sentence names."""
+_NOTHING = "nothing"
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How many signals of each kind a run shows, counted once however many steps it has.
+
+    Attributes:
+        parameters: Tensors that an optimizer updates.
+        gradients: Of these.
+        state: Tensors and kinds of numbers of optimizers' states.
+        buffers: Buffers of modules that are trained.
+        frozen: Their parameters that no optimizer holds.
+        columns: Tensors of the input, the forward pass and the loss.
+        metrics: Numbers.
+        generators: Random number generators.
+        modules: By name, tensors of modules that no optimizer steps; likewise copies of parameters and lone leaves.
+        files: Names of files that were saved.
+        end: Whether the state that the program ended with is there too.
+        unread: By name, why something was seen and not read.
+        alone: Objects that only one side of a comparison has, which were not compared.
+        judged: What was judged, in words, where that is less than the bits of all these.
+    """
+
+    parameters: int = 0
+    gradients: int = 0
+    state: int = 0
+    buffers: int = 0
+    frozen: int = 0
+    columns: int = 0
+    metrics: int = 0
+    generators: int = 0
+    modules: Mapping[str, int] = field(default_factory=dict)
+    files: Sequence[str] = ()
+    end: bool = False
+    unread: Mapping[str, str] = field(default_factory=dict)
+    alone: Sequence[str] = ()
+    judged: str = ""
+
+    @property
+    def nothing(self) -> bool:
+        """Whether nothing at all was looked at: who says that it agrees says nothing."""
+        return not self.judged and not self.modules and self.counted == _NOTHING
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types, with the sentence as ``text``."""
+        return {**asdict(self), "files": list(self.files), "alone": list(self.alone), "text": str(self)}
+
+    @property
+    def counted(self) -> str:
+        """``40 parameters, 12 buffers, optimizer state, 3 metrics``."""
+        counted = [
+            _count(self.parameters, "parameter"),
+            _count(self.gradients, "gradient"),
+            _count(self.buffers, "buffer"),
+            _count(self.frozen, "frozen parameter"),
+            "optimizer state" if self.state else "",
+            _count(self.columns, "column"),
+            _count(self.metrics, "metric"),
+            _count(self.generators, "random generator"),
+            _count(len(self.files), "file"),
+            "the state at the end" if self.end else "",
+        ]
+        return ", ".join(text for text in counted if text) or _NOTHING
+
+    def __str__(self) -> str:
+        """What was `counted` or judged; ``never stepped, and compared: ema (6 tensors)``; what was not looked at."""
+        parts = [self.judged or self.counted]
+        if self.modules:
+            names = [f"{name} ({_count(size, 'tensor')})" for name, size in sorted(self.modules.items())]
+            parts.append(f"never stepped, and compared: {_listed(names)}")
+        if self.alone:
+            parts.append(f"on one side only, and not compared: {_listed(self.alone)}")
+        if self.unread:
+            reasons = [f"{name} ({why})" for name, why in sorted(self.unread.items())]
+            parts.append(f"seen but not looked at: {_listed(reasons)}")
+        return "; ".join(parts)
+
+
+def coverage_of(trace: Trace, alone: Mapping[str, str] | None = None, *, hashes: bool = True) -> Coverage:
+    """What a trace shows, from the rows of its first and last step; where these are not at hand, its metrics.
+
+    Args:
+        trace: One that was compared.
+        alone: Objects (`families.group`) that only one side of the comparison has, and which: ``a`` or ``b``.
+        hashes: Whether what a trace keeps no numbers of counts, such as generators.
+    """
+    alone = alone or {}
+    told = _sides(alone)
+    metrics = {name for step in trace.steps for name in step.metrics}
+    end = (trace.end or {}).get("unread", {})
+    try:
+        rows = [row for index in sorted({0, len(trace.steps) - 1} if trace.steps else ()) for row in trace.rows(index)]
+    except ReproError:  # a golden run of which only the step log was fetched
+        return Coverage(metrics=len(metrics), unread=end, alone=told)
+    kinds: Counter[str] = Counter()
+    files = set[str]()
+    modules: Counter[str] = Counter()
+    for phase, name, kind in sorted(
+        {(row.phase, row.name, _kind(row)) for row in rows if hashes or row.dtype != DIGEST}
+    ):
+        if {group(phase, name) or family(phase, name), file_of(phase, name)} & alone.keys():
+            continue
+        kinds[kind] += plain(name) != UNREAD
+        if kind == "saved":
+            files.add(plain(name).split("/")[1])
+        elif kind in ("module", "copy", "leaf"):
+            modules[(group(phase, name) or name).partition("/")[2]] += 1
+    return Coverage(
+        parameters=kinds["parameter"],
+        gradients=kinds["gradient"],
+        state=kinds["state"] + kinds["number"] + kinds["own"] + kinds["scaler"],
+        buffers=kinds["buffer"],
+        frozen=kinds["frozen"],
+        columns=kinds["column"],
+        metrics=len(metrics),
+        generators=kinds["rng"],
+        modules=dict(modules),
+        files=sorted(files),
+        end=bool(kinds["end"]),
+        unread=end,
+        alone=told,
+    )
+
+
+def only_bounds(names: Iterable[str]) -> Coverage:
+    """What is judged where metrics of these names have bounds, and nothing else counts."""
+    every = sorted(names)
+    whose = "its bound" if len(every) == 1 else "their bounds"
+    return Coverage(
+        metrics=len(every),
+        judged=f"{_count(len(every), 'metric')} by {whose} ({_listed(every)}); bits were not judged",
+    )
+
+
+def _sides(alone: Mapping[str, str]) -> list[str]:
+    """Those objects in words; the state at the end as one, whatever is in it."""
+    words = {"a": "the baseline's", "b": "the run's"}
+    out = []
+    for name, side in sorted(alone.items()):
+        kind, _, rest = name.partition("/")
+        if kind != "end":
+            out.append(f"{rest or f'all of {kind}'} ({words[side]})")
+        elif not rest:
+            out.append(f"the state at the end ({words[side]})")
+    return out
+
+
+def _kind(row: Row) -> str:
+    if row.dtype == METRIC:
+        return "metric"
+    if row.phase in ("input", "forward", "loss"):
+        return "start" if row.name.startswith("start/") else "column"
+    if row.phase == "grad":
+        return "gradient"
+    return family(row.phase, row.name) or ("state" if "/" in plain(row.name) else "parameter")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}" if number else ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    every = list(names)
+    more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
+    return ", ".join(every[:_SHOWN]) + more

@@ -1,0 +1,253 @@
+"""A trace seen under the names of another: what was only renamed is no difference.
+
+Names are part of a step's root, so two runs whose signals have other names have other roots in every step. Where the
+names of the first such step differ, rows are read and matched by their bits (`name_matching`), and the other trace is
+shown with the baseline's names, and with the roots and the chain that it has under them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from repro_golden.base.canonical import digest
+from repro_golden.compare.name_matching import (
+    Matching,
+    by_head,
+    by_optimizer,
+    by_tail,
+    content,
+    exchanged,
+    positional,
+    rule_of,
+)
+from repro_golden.compare.step_difference import alone, blind, differing, one_sided
+from repro_golden.fingerprint.definition import SCHEME
+from repro_golden.trace import Row, Trace
+from repro_golden.trace.families import family
+from repro_golden.trace.model import METRIC, StepRecord, chain, root
+
+__all__ = ["NOTHING", "Alignment", "Renames", "aligned", "first_other_chain"]
+
+_SHOWN = 3
+"""Renames that a line names."""
+_FIRST = "optimizer.0/"
+"""What the first of several optimizers would be called: its signals have no such prefix."""
+
+
+@dataclass(frozen=True)
+class Renames:
+    """What has another name in the second of two runs.
+
+    Attributes:
+        signals: How many signals have, over all phases.
+        names: The parts of names that changed, before and after: ``fc.weight``, ``proj.weight``.
+    """
+
+    signals: int = 0
+    names: Sequence[tuple[str, str]] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.signals)
+
+    def __str__(self) -> str:
+        """``12 signals were renamed (fc.* -> proj.*)``."""
+        what = "1 signal was" if self.signals == 1 else f"{self.signals} signals were"
+        return f"{what} renamed ({self.short})"
+
+    @property
+    def short(self) -> str:
+        """The renames themselves: those of one module as one, and of many the first."""
+        by_rule: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for old, new in self.names:
+            by_rule.setdefault((old, new) if positional(old) else rule_of(old, new), []).append((old, new))
+        shown = []
+        for (before, after), pairs in by_rule.items():
+            old, new = pairs[0] if len(pairs) == 1 else (f"{before}.*".lstrip("."), f"{after}.*".lstrip("."))
+            shown.append(f"{old or _FIRST} -> {new or _FIRST}")
+        more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+        return ", ".join(shown[:_SHOWN]) + more
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types."""
+        return {
+            "signals": self.signals,
+            "names": [list(pair) for pair in self.names],
+            "text": str(self) if self else "",
+        }
+
+
+NOTHING = Renames()
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """A trace beside its baseline.
+
+    Attributes:
+        trace: It, under the baseline's names; the trace itself where they are its own.
+        renames: What was renamed.
+        alone: Objects that only one of both has, with the side, ``a`` or ``b``: they are not compared.
+    """
+
+    trace: Trace
+    renames: Renames = NOTHING
+    alone: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> Mapping[tuple[str, str], str]:
+        """From phase and own name of a renamed signal to the baseline's name."""
+        return self.trace.shown if isinstance(self.trace, _Renamed) else {}
+
+
+class _Renamed(Trace):
+    """A trace whose signals are shown under other names; its folder is that of the trace itself."""
+
+    def __init__(self, source: Trace, rename: Sequence[tuple[Matching, Mapping[str, str]]]) -> None:
+        self.directory, self.header, self.end = source.directory, source.header, source.end
+        self._source, self._rename = source, rename
+        self._own: dict[tuple[str, str], str] = {}
+        self.steps: list[StepRecord] = []
+
+    def continued(self, previous: str, count: int) -> None:
+        """Give the first `count` steps the roots that they have under the new names, from the chain `previous` on.
+
+        Of what the baseline has not, nothing is asked but how many steps it is.
+        """
+        for index in range(len(self.steps), len(self._source.steps)):
+            record = self._source.steps[index]
+            if index < count:
+                rows, own = self.rows(index), self._source.rows(index)
+                names = {y.name: x.name for x, y in zip(rows, own, strict=True) if y.dtype == METRIC}
+                metrics = {names[name]: value for name, value in record.metrics.items()}
+                record = replace(record, root=root(rows), metrics=metrics)
+            previous = chain(previous, record.step, record.root)
+            self.steps.append(replace(record, chain=previous))
+
+    def rows(self, index: int) -> list[Row]:
+        """See `Trace.rows`."""
+        own = self._source.rows(index)
+        found = own
+        for matching, names in self._rename:
+            found = matching.rename(found, names)
+        for row, before in zip(found, own, strict=True):
+            self._own[row.phase, row.name] = before.name
+        return found
+
+    def name_of(self, phase: str, name: str) -> str:
+        """See `Trace.name_of`."""
+        return self._own.get((phase, name), name)
+
+    @property
+    def shown(self) -> dict[tuple[str, str], str]:
+        """From phase and own name to the name under which a signal is shown, where that is another."""
+        return {(phase, own): shown for (phase, shown), own in self._own.items() if shown != own}
+
+    @property
+    def renames(self) -> Renames:
+        """What has another name than in the trace itself."""
+        signals = [
+            shown
+            for (phase, shown), own in self._own.items()
+            if shown != own and not shown.endswith("#new") and family(phase, own) != "end"  # which shows all once more
+        ]
+        pairs = {(old, new) for _, names in self._rename for new, old in names.items() if old != new}
+        return Renames(len(signals), sorted(pairs))
+
+
+class _Common(Trace):
+    """A trace whose steps have the baseline's roots up to the first that differs in what both sides have."""
+
+    def __init__(self, source: Trace, baseline: Trace, index: int) -> None:
+        self.directory, self.header, self.end = source.directory, source.header, source.end
+        self._source = source
+        self.alone: dict[str, str] = {}
+        self.steps: list[StepRecord] = list(source.steps[:index])
+        same, seen_less = True, blind(baseline, source)
+        for own, other in itertools.zip_longest(source.steps[index:], baseline.steps[index : len(source.steps)]):
+            at = len(self.steps)
+            if same and other is not None:
+                rows = baseline.rows(at), source.rows(at)
+                self.alone |= alone(*rows, seen_less)
+                same = not differing(*rows, seen_less)
+            previous = self.steps[-1].chain if self.steps else digest("chain", SCHEME)
+            step_root = other.root if same and other is not None else own.root
+            self.steps.append(replace(own, root=step_root, chain=chain(previous, own.step, step_root)))
+
+    def rows(self, index: int) -> list[Row]:
+        """See `Trace.rows`."""
+        return self._source.rows(index)
+
+    def name_of(self, phase: str, name: str) -> str:
+        """See `Trace.name_of`."""
+        return self._source.name_of(phase, name)
+
+
+def first_other_chain(a: Trace, b: Trace) -> int | None:
+    """Index of the first step with another root, found by binary search on the chains; None when all common ones agree.
+
+    Chains differ for ever once they differ, so the prefix that agrees ends at one place.
+    """
+    count = min(len(a.steps), len(b.steps))
+    index = bisect.bisect_left(range(count), True, key=lambda i: a.steps[i].chain != b.steps[i].chain)
+    return None if index == count else index
+
+
+@functools.lru_cache(maxsize=16)
+def aligned(a: Trace, b: Trace, *, strict: bool = False) -> Alignment:
+    """`b` under the names of the baseline `a`, and without what only one of both has (`step_difference.alone`).
+
+    No row is read where chains are equal, and only those of one step where the same names differ in their bits.
+
+    Args:
+        a: The baseline.
+        b: The other trace.
+        strict: Whether another name is a difference.
+
+    Raises:
+        ReproError: rows are needed, and are missing or damaged.
+    """
+    index = first_other_chain(a, b)
+    if index is None or isinstance(b, (_Renamed, _Common)):
+        return Alignment(b)
+    renamed = Alignment(b) if strict else _renamed(a, b, index)
+    if not one_sided(a.rows(index), renamed.trace.rows(index), blind(a, b)):
+        return renamed
+    common = _Common(renamed.trace, a, index)
+    return Alignment(common, renamed.renames, common.alone)
+
+
+def _renamed(a: Trace, b: Trace, index: int) -> Alignment:
+    sides = a.rows(index), b.rows(index)
+    keys = [{row.key for row in rows} for rows in sides]
+    places = index == 0 and any(positional(by_tail(row).part) or row.name.startswith("optimizer.") for row in sides[0])
+    swapped = exchanged(*sides) if index == 0 else set()
+    if keys[0] == keys[1] and not places and not swapped:
+        return Alignment(b)
+    count = min(len(a.steps), len(b.steps))
+    # what had one name on both sides in the steps before is known by it, places too
+    matchings = [
+        Matching(by_optimizer, lambda _: index == 0),
+        Matching(by_tail, lambda part: index == 0 and (positional(part) or part in swapped)),
+        Matching(by_head, lambda _: False),
+    ]
+    if not any("optimizer." in row.name for rows in sides for row in rows):
+        matchings = matchings[1:]
+    for at in range(index, count):
+        rows_a, rows_b = a.rows(at), b.rows(at)
+        for matching in matchings:
+            matching.take(rows_a, rows_b)
+            rows_b = matching.rename(rows_b, matching.names())
+        if {row.key: content(row) for row in rows_a} != {row.key: content(row) for row in rows_b}:
+            break
+    rename = [(matching, matching.names()) for matching in matchings]
+    if not any(new != old for _, names in rename for new, old in names.items()):
+        return Alignment(b)
+    found = _Renamed(b, rename)
+    found.steps = list(b.steps[:index])
+    found.continued(a.steps[index - 1].chain if index else digest("chain", SCHEME), count)
+    return Alignment(found, found.renames)

@@ -1,0 +1,143 @@
+"""Where two versions of one step differ, and what only one of them could have shown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from repro_golden.trace import Trace
+from repro_golden.trace.families import SINCE, family, file_of, group, plain
+from repro_golden.trace.model import PHASES, Row
+
+__all__ = ["Difference", "alone", "blind", "differing", "one_sided"]
+
+Difference = Literal["value", "dtype", "shape", "missing", "added"]
+
+
+def blind(a: Trace, b: Trace) -> str:
+    """Which of two traces were made by a recorder that looks at no family (`families`): some of ``ab``."""
+    return "".join(side for side, trace in (("a", a), ("b", b)) if trace.header.recorder < SINCE)
+
+
+def differing(
+    rows_a: Sequence[Row], rows_b: Sequence[Row], blind: str = ""
+) -> list[tuple[Difference, Row, Row | None]]:
+    """Every signal in which two versions of a step differ: phase by phase, in the baseline's order, added ones last.
+
+    What belongs to an object that only one side has is none, nor is a file of a side's end (`alone`).
+
+    Args:
+        rows_a: The baseline's.
+        rows_b: The other version's.
+        blind: Sides whose recorder looks at no family, as `blind` tells.
+    """
+    skipped = one_sided(rows_a, rows_b, blind)
+    partners = _partners(rows_a, rows_b, skipped)
+    by_key = {_under(row, partners).key: row for row in rows_b}
+    found: list[tuple[Difference, Row, Row | None]] = []
+    for row in rows_a:
+        other = by_key.pop(row.key, None)
+        if other is None:
+            found.append(("missing", row, None))
+        elif row.dtype != other.dtype:
+            found.append(("dtype", row, other))
+        elif row.shape != other.shape:
+            found.append(("shape", row, other))
+        elif (row.lanes, row.placement) != (other.lanes, other.placement):
+            found.append(("value", row, other))
+    found += [("added", row, None) for row in by_key.values()]
+    skipped = _without(skipped, partners)
+    found = [each for each in found if each[0] not in ("missing", "added") or _object(each[1]) not in skipped]
+    found = [each for each in found if file_of(each[1].phase, each[1].name) not in skipped]
+    # sorted() is stable: within a phase the baseline's order stands, and added signals come last
+    return sorted(found, key=lambda f: PHASES.index(f[1].phase))
+
+
+def alone(rows_a: Sequence[Row], rows_b: Sequence[Row], blind: str = "") -> dict[str, str]:
+    """What is `one_sided`, but for two objects of one build, one on either side: these are one under two names."""
+    found = one_sided(rows_a, rows_b, blind)
+    return _without(found, _partners(rows_a, rows_b, found))
+
+
+def one_sided(rows_a: Sequence[Row], rows_b: Sequence[Row], blind: str = "") -> dict[str, str]:
+    """Objects that one side has by name and the other has not, and which side: ``a`` or ``b``.
+
+    A module that one commit makes and the other does not, or that is gone earlier, was not there to be compared. Beside
+    a recorder that looks at no family, every object of one is.
+
+    A file that one side no longer writes is a difference. But where only one side has ended by itself in this step,
+    the other was stopped or goes on: what the first wrote after its last step the other could not have written yet.
+
+    Args:
+        rows_a: The baseline's.
+        rows_b: The other version's.
+        blind: Sides whose recorder looks at no family, as `blind` tells.
+    """
+    objects = [{name for row in rows if (name := _object(row))} for rows in (rows_a, rows_b)]
+    optional = [{name for row in rows if (name := group(row.phase, row.name))} for rows in (rows_a, rows_b)]
+    out: dict[str, str] = {}
+    for side, own, others in (("a", 0, 1), ("b", 1, 0)):
+        names = (objects[own] if "ab"[others] in blind else optional[own]) - objects[others]
+        out |= dict.fromkeys(names, side)
+    return out | _afterwards(rows_a, rows_b)
+
+
+def _partners(rows_a: Sequence[Row], rows_b: Sequence[Row], one_sided: Mapping[str, str]) -> dict[str, str]:
+    """From an object of b to the one of a that has its place: the only two with such tensors, by name and shape.
+
+    Were they left out as two that have nothing to do with each other, an object that is renamed and changed in one
+    commit would pass.
+    """
+    builds: dict[tuple[object, ...], dict[str, list[str]]] = {}
+    for rows, side in ((rows_a, "a"), (rows_b, "b")):
+        tensors: dict[str, Counter[tuple[str, str, tuple[int, ...]]]] = {}
+        for row in rows:
+            name = _object(row) or ""
+            if one_sided.get(name) == side and name.removeprefix("end/").partition("/")[0] in _BUILT:
+                rest = plain(row.name)[len(name) :]
+                tensors.setdefault(name, Counter())[rest, row.dtype, row.shape] += 1
+        for name, build in tensors.items():
+            kind = name.rpartition("/")[0], frozenset(build.items())
+            builds.setdefault(kind, {"a": [], "b": []})[side].append(name)
+    return {own["b"][0]: own["a"][0] for own in builds.values() if len(own["a"]) == len(own["b"]) == 1}
+
+
+_BUILT = ("module", "copy", "leaf")
+"""Families of objects that are known by their tensors."""
+
+
+def _without(one_sided: Mapping[str, str], partners: Mapping[str, str]) -> dict[str, str]:
+    paired = {*partners, *partners.values()}
+    return {name: side for name, side in one_sided.items() if name not in paired}
+
+
+def _under(row: Row, partners: Mapping[str, str]) -> Row:
+    """A row under the name of its object's partner, if it has one."""
+    name = _object(row) or ""
+    return replace(row, name=row.name.replace(name, partners[name], 1)) if name in partners else row
+
+
+def _afterwards(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> dict[str, str]:
+    """Files of the only side that has ended which the other has not, or not yet with that content."""
+    ended = [any(family(row.phase, row.name) == "end" for row in rows) for rows in (rows_a, rows_b)]
+    if ended[0] == ended[1]:
+        return {}
+    side, own, other = ("a", rows_a, rows_b) if ended[0] else ("b", rows_b, rows_a)
+    known = _files(other)
+    return {name: side for name, content in _files(own).items() if known.get(name) != content}
+
+
+def _files(rows: Sequence[Row]) -> dict[str, set[tuple[object, ...]]]:
+    """The content of each file."""
+    found: dict[str, set[tuple[object, ...]]] = {}
+    for row in rows:
+        if name := file_of(row.phase, row.name):
+            found.setdefault(name, set()).add((row.key, row.fingerprint))
+    return found
+
+
+def _object(row: Row) -> str | None:
+    """What a signal belongs to: one of the optional objects, or its whole family; None where it has none."""
+    return group(row.phase, row.name) or family(row.phase, row.name)

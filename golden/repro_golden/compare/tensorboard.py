@@ -1,0 +1,225 @@
+"""TensorBoard event files as a baseline: their scalars, and how a trace's metrics compare with them.
+
+A scalar in an event file is a float32, so a trace's fp64 is rounded to float32 before the two are compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Bound
+from repro_golden.compare.traces import MetricChange, jsonable
+
+__all__ = ["EventsComparison", "differences", "event_files", "matched", "read_events"]
+
+
+def event_files(folder: Path) -> list[Path]:
+    """The event files of a folder and of those in it, in the order of their names."""
+    return sorted(p for p in folder.rglob("*tfevents*") if p.is_file() and not p.name.endswith(".profile-empty"))
+
+
+def read_events(folder: Path) -> dict[int, dict[str, float]]:
+    """The scalars of TensorBoard event files, read by TensorBoard's own reader.
+
+    Values are float32, as event files hold them: ``0.1`` comes back as ``0.10000000149011612``. NaN and infinities are
+    kept. A step that was logged twice, as after a restart, has the value with the later wall time; tags keep their
+    whole name (``train/grad_norm``). Everything that is no scalar is passed over. A file that was cut short counts up
+    to its last whole record.
+
+    Args:
+        folder: Searched with all folders in it, so give one run's folder where several runs lie side by side.
+
+    Returns:
+        By step, in their order, the values by tag.
+
+    Raises:
+        ReproError: TensorBoard is not installed; or there is no event file, or no scalar in any.
+    """
+    files = event_files(folder)
+    if not files:
+        raise ReproError(f"{folder} holds no TensorBoard event file (*tfevents*): give the folder that the run wrote")
+    newest: dict[tuple[int, str], tuple[float, float]] = {}
+    for path in files:
+        for at, step, tag, value in _scalars(path):
+            known = newest.get((step, tag))
+            if known is None or at >= known[0]:
+                newest[step, tag] = at, value
+    if not newest:
+        raise ReproError(f"the TensorBoard event files of {folder} hold no scalar: is it the training run's folder?")
+    found: dict[int, dict[str, float]] = {}
+    for step, tag in sorted(newest):
+        found.setdefault(step, {})[tag] = newest[step, tag][1]
+    return found
+
+
+def _scalars(path: Path) -> Iterator[tuple[float, int, str, float]]:
+    """(wall time, step, tag, value) of every scalar of a file, whichever way it was written."""
+    try:
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+        from tensorboard.util.tensor_util import make_ndarray
+    except ImportError:
+        raise ReproError("TensorBoard event files need TensorBoard: `pip install tensorboard`") from None
+    from google.protobuf.message import DecodeError
+
+    scalars: set[str] = set()
+    try:
+        for event in EventFileLoader(str(path)).Load():
+            for value in event.summary.value:
+                # TensorBoard turns old simple_value into tensors; only a tag's first value must name its plugin
+                if value.metadata.plugin_data.plugin_name == "scalars":
+                    scalars.add(value.tag)
+                if value.tag in scalars and value.HasField("tensor"):
+                    yield event.wall_time, event.step, value.tag, float(make_ndarray(value.tensor).item())
+    except (DecodeError, ValueError, TypeError) as error:
+        raise ReproError(f"{path} is a damaged event file ({error}): leave it out or write it again") from None
+
+
+@dataclass(frozen=True)
+class EventsComparison:
+    """How metrics compare with a baseline from event files. All values are float32, in fp64.
+
+    Attributes:
+        metrics: (the baseline's name, our name) of every metric that both have.
+        changes: Every value that both have: step and metric as the baseline has them, its value, ours.
+        differing: Those that differ: in any bit, or by more than the metric's bound; also where one side alone is not
+            finite.
+        nonfinite: Those that are not finite on both sides: two runs that broke down alike agree on nothing.
+        last: The last step at which each side has one of these metrics, as the baseline counts; None where one side is
+            a part of a run.
+        ended: Which side ended before the other, in words; empty where none did.
+    """
+
+    metrics: Sequence[tuple[str, str]]
+    changes: Sequence[MetricChange]
+    differing: Sequence[MetricChange]
+    nonfinite: Sequence[MetricChange]
+    last: tuple[int, int] | None = None
+    ended: str = ""
+
+    @property
+    def values(self) -> int:
+        """How many values were compared."""
+        return len(self.changes)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether something was compared, all of it finite, nothing differs, and neither side ended early."""
+        return bool(self.changes) and not self.differing and not self.nonfinite and not self.ended
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types; floats that are not finite as the hex of their bits."""
+        rows = {"differing": self.differing, "nonfinite": self.nonfinite}
+        return {
+            "equal": self.agrees,
+            "metrics": dict(self.metrics),
+            "values": self.values,
+            "ended": self.ended,
+            "last_steps": list(self.last) if self.last else None,
+        } | {
+            name: [{"step": c.step, "metric": c.metric, "a": jsonable(c.a), "b": jsonable(c.b)} for c in changes]
+            for name, changes in rows.items()
+        }
+
+
+def matched(baseline: Sequence[str], ours: Sequence[str]) -> list[tuple[str, str]]:
+    """Which names mean the same metric: equal ones, then equal last parts that no other name of either side has.
+
+    ``train/loss`` is ``loss``, unless there is an ``eval/loss`` too.
+    """
+    pairs = {name: name for name in baseline if name in set(ours)}
+    count_a, count_b = (Counter(_last_part(n) for n in set(names)) for names in (baseline, ours))
+    by_part = {_last_part(name): name for name in ours}
+    for name in baseline:
+        part = _last_part(name)
+        if count_a[part] == count_b[part] == 1:
+            pairs.setdefault(name, by_part[part])
+    return [(name, pairs[name]) for name in dict.fromkeys(baseline) if name in pairs]
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def differences(
+    baseline: Mapping[int, Mapping[str, float]],
+    metrics: Mapping[int, Mapping[str, float]],
+    bounds: Mapping[str, Bound],
+    offset: int = 0,
+    *,
+    prefix: bool = False,
+) -> EventsComparison:
+    """Compare metrics with a baseline, step by step, in float32.
+
+    Args:
+        baseline: By step, values by name, as from `read_events`.
+        metrics: Ours, likewise, in fp64.
+        bounds: How far a metric may be from the baseline's, by either side's name; without one, bits count.
+        offset: The baseline's number of our step 0.
+        prefix: One of both was asked for fewer steps than the other: that it is shorter is no difference.
+    """
+    pairs = matched(_names(baseline), _names(metrics))
+    changes, differing, nonfinite = [], [], []
+    for step, values in sorted(baseline.items()):
+        ours = metrics.get(step - offset, {})
+        for name, other in pairs:
+            if name not in values or other not in ours:
+                continue
+            change = MetricChange(step, name, _single(values[name]), _single(ours[other]))
+            changes.append(change)
+            if not _finite(change.a) and not _finite(change.b):
+                nonfinite.append(change)
+            elif not _within(change, bounds.get(name) or bounds.get(other)):
+                differing.append(change)
+    seen = {change.metric for change in changes}
+    used = [p for p in pairs if p[0] in seen]
+    if prefix or not used:
+        return EventsComparison(used, changes, differing, nonfinite)
+    logged = _logged(baseline, {a for a, _ in used}), [s + offset for s in _logged(metrics, {b for _, b in used})]
+    return EventsComparison(used, changes, differing, nonfinite, (logged[0][-1], logged[1][-1]), _ended(*logged))
+
+
+def _logged(steps: Mapping[int, Mapping[str, float]], names: Set[str]) -> list[int]:
+    """The steps that have one of some metrics."""
+    return sorted(step for step, values in steps.items() if names & values.keys())
+
+
+def _ended(a: Sequence[int], b: Sequence[int]) -> str:
+    """Which of a baseline and a run ended before the other, by the steps that each has."""
+    short, long = (b, a) if b[-1] < a[-1] else (a, b)
+    # who logs every tenth step is behind who logs each of them, and has not ended before the next one is due
+    due = short[-1] + min((after - before for before, after in itertools.pairwise(short)), default=1)
+    if long[-1] < due:
+        return ""
+    who, other = ("the run", "the baseline") if short is b else ("the baseline", "the run")
+    return f"{who} ended after step {short[-1]}, {other} after step {long[-1]}"
+
+
+def _names(steps: Mapping[int, Mapping[str, float]]) -> list[str]:
+    return list(dict.fromkeys(name for values in steps.values() for name in values))
+
+
+def _single(value: float) -> float:
+    """Rounded to the nearest float32, as whoever writes an event file does."""
+    with np.errstate(over="ignore"):  # beyond float32 lies infinity, in the file as well
+        return float(np.float32(value))
+
+
+def _finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _within(change: MetricChange, bound: Bound | None) -> bool:
+    if change.same:
+        return True
+    if bound is None or change.a is None or change.b is None or not (_finite(change.a) and _finite(change.b)):
+        return False
+    return abs(change.b - change.a) <= bound.atol + bound.rtol * abs(change.a)

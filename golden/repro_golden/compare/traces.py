@@ -1,0 +1,342 @@
+"""Two traces: the first step, phase and signal in which they differ, and by how much."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from repro_golden.base.canonical import encode_float, same_float
+from repro_golden.base.errors import NotVerifiableError, ReproError
+from repro_golden.case.file import Bound, Compare
+from repro_golden.case.identity import Identity
+from repro_golden.compare.coverage import Coverage, coverage_of, only_bounds
+from repro_golden.compare.renames import NOTHING, Renames, aligned, first_other_chain
+from repro_golden.compare.step_difference import blind, differing
+from repro_golden.trace import Row, Trace, read_dump
+from repro_golden.trace.tensor_difference import Magnitude, measure, nonzero, policy_kl
+
+__all__ = [
+    "Comparison",
+    "Divergence",
+    "MetricChange",
+    "check_identities",
+    "compare",
+    "ended_early",
+    "first_difference",
+    "first_divergent_index",
+    "jsonable",
+    "kl_of_step",
+    "measured",
+    "named_alike",
+    "violations",
+]
+
+Kind = Literal["value", "dtype", "shape", "missing", "added", "bound"]
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first place where two traces differ.
+
+    Attributes:
+        step: The optimizer update.
+        phase: input, forward, loss, grad or update.
+        signal: The signal's name.
+        kind: What differs: ``value``, ``dtype``, ``shape``; the signal is ``missing`` from b or ``added`` by it; or a
+            metric left its ``bound``.
+        detail: The two sides, in words.
+        magnitude: The size, where values were at hand.
+        differing: How many signals of each phase of that step differ.
+        now: The signal's name in b, where that is another.
+    """
+
+    step: int
+    phase: str
+    signal: str
+    kind: Kind
+    detail: str
+    magnitude: Magnitude | None = None
+    differing: Mapping[str, int] = field(default_factory=dict)
+    now: str = ""
+
+    @property
+    def name(self) -> str:
+        """The signal's name on both sides."""
+        return f"{self.signal} (now {self.now})" if self.now else self.signal
+
+    @property
+    def signals(self) -> list[tuple[int, str, str]]:
+        """Step, phase and name of the signal, under each name that it has."""
+        return [(self.step, self.phase, name) for name in (self.signal, self.now) if name]
+
+    def __str__(self) -> str:
+        size = f": {self.magnitude}" if self.magnitude and self.magnitude.elements else ""
+        return f"step {self.step}, {self.phase}, {self.name} ({self.detail}){size}"
+
+
+@dataclass(frozen=True)
+class MetricChange:
+    """One metric at one step on both sides; a side that lacks it holds None."""
+
+    step: int
+    metric: str
+    a: float | None
+    b: float | None
+
+    @property
+    def same(self) -> bool:
+        """Equal bits; see `canonical.same_float`."""
+        return same_float(self.a, self.b)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What comparing two traces found.
+
+    Attributes:
+        steps: How many steps both have and were compared.
+        divergence: The first difference, or None when all compared steps agree.
+        metrics: Every metric at every compared step.
+        kl: Per compared step, KL(a || b) over the recorded tokens as (k1, k3); empty without log-prob columns.
+        lengths: How many steps each has, where both are meant to have as many; None where one is a part.
+        renames: What has another name in the second; it is compared under the first one's.
+        looked: What was compared, and what was seen and not compared.
+    """
+
+    steps: int
+    divergence: Divergence | None
+    metrics: Sequence[MetricChange]
+    kl: Mapping[int, tuple[float, float]]
+    lengths: tuple[int, int] | None = None
+    renames: Renames = NOTHING
+    looked: Coverage = field(default_factory=Coverage)
+
+    @property
+    def equal(self) -> bool:
+        """Whether every compared step agrees, and neither side goes on where the other ended."""
+        return self.divergence is None and not self.ended
+
+    @property
+    def ended(self) -> str:
+        """Which side ended before the other, in words; empty where none did."""
+        return "" if self.lengths is None else ended_early(*self.lengths)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types; floats that are not finite as the hex of their bits."""
+        return {
+            "steps": self.steps,
+            "equal": self.equal,
+            "ended": self.ended,
+            "lengths": list(self.lengths) if self.lengths else None,
+            "renamed": self.renames.to_mapping(),
+            "looked_at": self.looked.to_mapping(),
+            "divergence": jsonable(asdict(self.divergence)) if self.divergence else None,
+            "metrics": [jsonable(asdict(m)) for m in self.metrics],
+            "kl": {str(step): {"k1": encode_float(k1), "k3": encode_float(k3)} for step, (k1, k3) in self.kl.items()},
+        }
+
+
+def jsonable(value: Any) -> Any:
+    """JSON types; floats that are not finite as the hex of their bits."""
+    if isinstance(value, dict):
+        return {k: jsonable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(one) for one in value]
+    return encode_float(value) if isinstance(value, float) else value
+
+
+def ended_early(a: int, b: int) -> str:
+    """Which of a baseline of `a` steps and a run of `b` steps ended before the other; empty where none did."""
+    who = "the run" if b < a else "the baseline"
+    return "" if a == b else f"{who} ended after step {min(a, b)} of {max(a, b)}"
+
+
+def compare(a: Trace, b: Trace, rule: Compare | None = None, *, prefix: bool = False) -> Comparison:
+    """Compare `b` with the baseline `a` over the steps that both have. What was only renamed is no difference.
+
+    Args:
+        a: The baseline.
+        b: The other trace.
+        rule: What counts as equal; bitwise by default.
+        prefix: One of both was asked for fewer steps than the other: that it is shorter is no difference.
+
+    Raises:
+        NotVerifiableError: no signal is in both.
+        ReproError: nothing to compare: no common steps, other start steps, or other rollouts.
+    """
+    check_comparable(a, b)
+    lengths = None if prefix else (len(a.steps), len(b.steps))
+    count = min(len(a.steps), len(b.steps))
+    alignment = aligned(a, b, strict=rule is not None and rule.strict)
+    b = alignment.trace
+    index = first_other_chain(a, b)
+    if rule is not None and rule.mode == "bounds":
+        divergence = next((v for i in range(count) for v in violations(a, b, i, rule.bounds)), None)
+    else:
+        divergence = None if index is None else _first_signal(a, b, index)
+    metrics = [change for i in range(count) for change in _metric_changes(a, b, i)]
+    kl = (
+        {}
+        if index is None
+        else {a.steps[i].step: v for i in range(index, count) if (v := kl_of_step(a, b, i)) is not None}
+    )
+    bounded = rule is not None and rule.mode == "bounds"
+    looked = only_bounds(rule.bounds) if rule and bounded else coverage_of(b, alignment.alone)
+    if divergence is None and alignment.alone and looked.nothing:
+        raise NotVerifiableError(f"{a.directory} and {b.directory} have no signal in common: nothing was looked at")
+    return Comparison(count, divergence, metrics, kl, lengths, alignment.renames, looked)
+
+
+def check_comparable(a: Trace, b: Trace) -> None:
+    """Refuse pairs that answer no question.
+
+    Raises:
+        ReproError: with the reason and the cure.
+    """
+    if not a.steps or not b.steps:
+        empty = a if not a.steps else b
+        raise ReproError(f"{empty.directory} holds no whole step: nothing to compare; record it again")
+    if a.header.first_step != b.header.first_step:
+        raise ReproError(
+            f"the traces start at steps {a.header.first_step} and {b.header.first_step}: nothing lines up; "
+            "record both from the same step"
+        )
+    if _asked(a) != _asked(b):
+        raise NotVerifiableError(
+            f"{a.directory} and {b.directory} were recorded with other --activations, --metric or --ignore: "
+            "record both with the same"
+        )
+    if a.header.rollouts != b.header.rollouts:
+        raise ReproError(
+            f"{a.directory} and {b.directory} were trained on different rollouts: not comparable; "
+            "replay both on the same"
+        )
+
+
+def _asked(trace: Trace) -> dict[str, list[str]]:
+    """What a recording was asked to observe beside what it always does, wherever its header says so."""
+    observe = trace.header.subject.get("observe") or trace.header.case.get("observe") or {}
+    return {key: sorted(globs) for key, globs in observe.items() if globs}
+
+
+def check_identities(a: Trace, b: Trace, vary: Sequence[str]) -> list[str]:
+    """The differences of two traces' identities, all of them in parts that are meant to vary.
+
+    Raises:
+        NotVerifiableError: another part differs, so the comparison would not say what made the difference.
+    """
+    found = Identity.from_mapping(a.header.identity).differences(Identity.from_mapping(b.header.identity))
+    if other := [d for d in found if d.part not in vary]:
+        raise NotVerifiableError(f"not comparable: {other[0]}; compare all the same with --vary {other[0].part}")
+    return [str(d) for d in found]
+
+
+def named_alike(a: Trace, b: Trace, *, strict: bool = False) -> Trace:
+    """`b` as it is to be compared with the baseline `a`: under its names, unless another name is a difference."""
+    return aligned(a, b, strict=strict).trace
+
+
+def first_divergent_index(a: Trace, b: Trace, *, strict: bool = False) -> int | None:
+    """Index of the first step whose bits differ; None when all common ones agree. See `first_difference`."""
+    return first_other_chain(a, named_alike(a, b, strict=strict))
+
+
+def first_difference(a: Trace, b: Trace, *, strict: bool = False) -> Divergence | None:
+    """The first step, phase and signal whose bits differ, in the steps that both have.
+
+    Args:
+        a: The baseline.
+        b: The other trace.
+        strict: Whether another name is a difference too.
+    """
+    b = named_alike(a, b, strict=strict)
+    index = first_other_chain(a, b)
+    return None if index is None else _first_signal(a, b, index)
+
+
+def _first_signal(a: Trace, b: Trace, index: int) -> Divergence:
+    """The first differing signal of a step, phase by phase and in the baseline's order of observation."""
+    found = differing(a.rows(index), b.rows(index), blind(a, b))
+    if not found:
+        raise ReproError(
+            f"step {a.steps[index].step} has two roots for equal signals: a trace is damaged; record it again"
+        )
+    kind, row, other = found[0]
+    counts = Counter(f[1].phase for f in found)
+    step = a.steps[index].step
+    size = measured(a, b, step, row, other) if kind == "value" and other else None
+    name, now = row.name, b.name_of(row.phase, other.name if other else row.name)
+    if kind == "added":
+        name = now  # the baseline has none
+    now = "" if now == name or kind == "missing" else now
+    return Divergence(step, row.phase, name, kind, _detail(kind, row, other), size, dict(counts), now)
+
+
+def _detail(kind: Kind, row: Row, other: Row | None) -> str:
+    if kind == "missing":
+        return "observed by the baseline only"
+    if kind == "added":
+        return "not observed by the baseline"
+    if kind == "dtype" and other:
+        return f"dtype {row.dtype} became {other.dtype}"
+    if kind == "shape" and other:
+        return f"shape {list(row.shape)} became {list(other.shape)}"
+    if row.dtype == "metric" and row.values and other and other.values:
+        x, y = struct.unpack("<d", row.values)[0], struct.unpack("<d", other.values)[0]
+        return f"{x!r} became {y!r}"
+    return f"{row.dtype} {list(row.shape)}"
+
+
+def measured(a: Trace, b: Trace, step: int, row: Row, other: Row) -> Magnitude:
+    """The size of a signal's difference: from whole dumps where both sides have them, else from what traces keep."""
+    total = math.prod(row.shape)
+    dumps = read_dump(a, step, row), read_dump(b, step, other)
+    if dumps[0] is not None and dumps[1] is not None:
+        return measure(row.dtype, dumps[0], dumps[1], total)
+    if row.values is not None and other.values is not None:
+        return measure(row.dtype, row.values, other.values, total)
+    sampled = measure(row.dtype, row.sketch, other.sketch, total)
+    if sampled.differing == 0:  # the change missed the sampled elements: its size is unknown, not zero
+        return Magnitude(0, total, 0, None, None, None, 0)
+    return sampled
+
+
+def _metric_changes(a: Trace, b: Trace, index: int) -> list[MetricChange]:
+    x, y = a.steps[index].metrics, b.steps[index].metrics
+    step = a.steps[index].step
+    return [MetricChange(step, name, x.get(name), y.get(name)) for name in (*x, *(n for n in y if n not in x))]
+
+
+def kl_of_step(a: Trace, b: Trace, index: int) -> tuple[float, float] | None:
+    """KL(a || b) of one step as (k1, k3); None without float32 log-prob columns of one shape on both sides."""
+    x, y = a.row(index, "forward", "log_probs"), b.row(index, "forward", "log_probs")
+    mask = a.row(index, "input", "loss_mask")
+    if not x or not y or x.values is None or y.values is None or x.shape != y.shape:
+        return None
+    if (x.dtype, y.dtype) != ("float32", "float32"):
+        return None
+    keep = None
+    if mask and mask.shape == x.shape and mask.values is not None:
+        keep = nonzero(mask.values, math.prod(mask.shape))
+    return policy_kl(x.values, y.values, keep)
+
+
+def violations(a: Trace, b: Trace, index: int, bounds: Mapping[str, Bound]) -> list[Divergence]:
+    """The metrics of one step that left their bounds. A metric that is absent, NaN or infinite has left every bound."""
+    found = []
+    step = a.steps[index].step
+    for name, bound in bounds.items():
+        x, y = a.steps[index].metrics.get(name), b.steps[index].metrics.get(name)
+        if x is None:
+            known = ", ".join(sorted(a.steps[index].metrics)) or "none"
+            raise ReproError(f"the baseline has no metric {name!r} at step {step} (it has: {known}): correct its name")
+        limit = bound.atol + bound.rtol * abs(x)
+        inside = y is not None and math.isfinite(x) and math.isfinite(y) and abs(y - x) <= limit
+        if not inside:
+            phase = next((r.phase for r in a.rows(index) if r.name == name and r.dtype == "metric"), "loss")
+            found.append(Divergence(step, phase, name, "bound", f"{x!r} became {y!r}, allowed +-{limit:.3g}"))
+    return found

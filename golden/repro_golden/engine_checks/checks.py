@@ -1,0 +1,293 @@
+"""Does a rollout engine repeat its bits? Checks of any engine behind `repro_core.rollout.engine.RolloutEngine`.
+
+Nothing of the trainer is imported: the engine is handed in. Each check samples twice, in ways that must not matter (or
+must), and compares all bits of tokens, log-probs and the prompts' log-probs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import comb
+
+from repro_golden.base.canonical import canonical_json, digest
+from repro_golden.engine_checks.difference import Answer, compare, joined
+from repro_golden.engine_checks.findings import CHECKS, Expected, Finding, Made, NotApplicableError, known_name, said
+from repro_golden.engine_checks.plan import Engine, Plan, Sampling
+from repro_golden.engine_checks.weight_checks import FAULTS, WeightChecks
+from repro_golden.engine_checks.weights import vocabulary
+
+__all__ = ["check"]
+
+_FALLBACK = 256
+"""Ids that prompts are made of where the engine does not show its vocabulary."""
+_CHANCE = 1e-3
+"""Below this probability of chance alone, seeds count as honoured although they do not repeat bits."""
+
+
+class _SeedsRefusedError(NotApplicableError):
+    """The engine says itself that it would ignore seeds."""
+
+
+def check(
+    engine: Engine,
+    plan: Plan | None = None,
+    only: Sequence[str] = (),
+    expected: Mapping[str, Expected] = CHECKS,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Finding]:
+    """Make the checks, in their order. An engine that no longer answers ends them. It is left with its own weights.
+
+    Args:
+        engine: Ready to sample.
+        plan: What is sampled.
+        only: Names of the checks to make; all where there are none.
+        expected: What must come out of each.
+        say: Called with the name of each check before it is made.
+
+    Raises:
+        ReproError: an unknown name.
+    """
+    chosen = [known_name(name) for name in only] or list(CHECKS)
+    checks = _Checks(engine, plan or Plan())
+    findings: list[Finding] = []
+    lost = ""
+    for name in (name for name in CHECKS if name in chosen):
+        if lost:
+            findings.append(Finding(name, "failed", expected[name], f"not made: {lost} failed"))
+            continue
+        say(name)
+        try:
+            likeness, text, outcome = checks.make(name)
+            outcome = outcome or ("equal" if likeness.equal else "differs")
+            findings.append(Finding(name, outcome, expected[name], text, likeness))
+        except NotApplicableError as why:
+            findings.append(Finding(name, "not applicable", expected[name], str(why)))
+        except FAULTS as error:
+            findings.append(Finding(name, "failed", expected[name], " ".join(f"{error}".split())[:500]))
+            lost = "" if checks.answers() else name
+    return findings
+
+
+def _digest(answers: Sequence[Answer]) -> str:
+    """32 hex digits over all bits of the answers: equal ones for equal bits, in whatever process they were sampled."""
+    return digest(
+        "answers",
+        *(
+            canonical_json([one.tokens, *([x.hex() for x in xs] for xs in (one.log_probs, one.prompt_log_probs or ()))])
+            for one in answers
+        ),
+    )
+
+
+@dataclass
+class _Checks:
+    """The checks of one engine. What several need is sampled once."""
+
+    engine: Engine
+    plan: Plan
+
+    def make(self, name: str) -> Made:
+        """One check."""
+        if name.startswith("batch-of-"):
+            return self._batch(int(name.removeprefix("batch-of-")))
+        made: Callable[[], Made] = {
+            "run-to-run": self._run_to_run,
+            "shuffled": self._shuffled,
+            "prefix-cache": self._prefix_cache,
+            "seeded-run-to-run": self._seeded_run_to_run,
+            "seeded-batch": self._seeded_batch,
+            "seed": self._seed,
+            "unseeded": self._unseeded,
+            "memory": self._weights.memory,
+            "weight-update": self._weights.update,
+            "weight-reversal": self._weights.reversal,
+        }[name]
+        return made()
+
+    @cached_property
+    def _weights(self) -> WeightChecks:
+        def sample(warm: bool) -> list[Answer]:
+            return self._sample(self._all, self._seeds, warm=warm)
+
+        return WeightChecks(self.engine, self.plan, sample, lambda: self._batch_of_all)
+
+    # -- sampling
+
+    def answers(self) -> bool:
+        """Whether the engine still samples."""
+        try:
+            self._sample([0], self._seeds)
+        except FAULTS:
+            return False
+        return True
+
+    @cached_property
+    def _prompts(self) -> list[list[int]]:
+        size = self.plan.vocabulary
+        if size is None:
+            try:
+                size = vocabulary(self.engine.held())
+            except FAULTS:  # which makes no check impossible but those of weights, and these say so
+                size = None
+        return self.plan.drawn(size or _FALLBACK)
+
+    def _sample(
+        self, rows: Sequence[int], seeds: Sequence[int] | None, *, warm: bool = False, whole: bool = True,
+        hot: bool = False,
+    ) -> list[Answer]:  # fmt: skip
+        """Responses to one batch.
+
+        Args:
+            rows: Which prompts, in order.
+            seeds: One for each prompt of the plan.
+            warm: Keep what earlier batches left in the prefix cache.
+            whole: Also the log-probs of prompts, for which engines leave the prefix cache alone.
+            hot: At the plan's temperature, else at 0.
+        """
+        if not warm:
+            self.engine.flush_cache()
+        sampling = Sampling(self.plan.response, self.plan.temperature if hot else 0.0, prompt_log_probs=whole)
+        own = None if seeds is None else [seeds[row] for row in rows]
+        found = list(self.engine.generate([self._prompts[row] for row in rows], sampling, own))
+        if len(found) != len(rows):
+            raise ValueError(f"the engine gave {len(found)} responses to {len(rows)} prompts")
+        return found
+
+    def _each(self, seeds: Sequence[int], *, warm: bool = False, whole: bool = True, hot: bool = False) -> list[Answer]:
+        """Responses to the first prompts, each alone. No two begin alike, so one flush serves all."""
+        return [
+            self._sample([row], seeds, warm=warm or row > 0, whole=whole, hot=hot)[0] for row in range(self.plan.alone)
+        ]
+
+    @cached_property
+    def _all(self) -> list[int]:
+        return list(range(self.plan.prompts))
+
+    @cached_property
+    def _seeds(self) -> list[int]:
+        return self.plan.seeds()
+
+    @cached_property
+    def _batch_of_all(self) -> list[Answer]:
+        return self._sample(self._all, self._seeds)
+
+    @cached_property
+    def _alone(self) -> list[Answer]:
+        return self._each(self._seeds)
+
+    @cached_property
+    def _hot(self) -> list[Answer]:
+        try:
+            return self._sample(self._all, self._seeds, hot=True)
+        except ValueError as error:
+            _ = self._free  # one that fails without seeds too has other troubles
+            raise _SeedsRefusedError(f"{error}") from None
+
+    @cached_property
+    def _free(self) -> list[Answer]:
+        """Without seeds."""
+        return self._sample(self._all, None, hot=True)
+
+    # -- the checks
+
+    def _run_to_run(self) -> Made:
+        again = self._sample(self._all, self._seeds)
+        batch = compare(self._all, self._batch_of_all, again)
+        found = joined([compare(self._all[: self.plan.alone], self._alone, self._each(self._seeds)), batch])
+        # other processes and machines are compared by it
+        return Made(found, f"{said(found, 'the same batches twice')}; digest {_digest(self._batch_of_all)}")
+
+    def _batch(self, size: int) -> Made:
+        rows = self._all[:size]
+        if len(rows) < size:
+            raise NotApplicableError(f"the plan has {len(rows)} prompts")
+        batch = self._batch_of_all if size == self.plan.prompts else self._sample(rows, self._seeds)
+        shown = rows[: self.plan.alone]
+        found = compare(shown, self._alone[: len(shown)], batch[: len(shown)])
+        return Made(found, said(found, f"alone and in a batch of {size}"))
+
+    def _shuffled(self) -> Made:
+        rng = random.Random(f"repro rollout order {self.plan.seed}")
+        order = sorted(self._all, key=lambda _: rng.random())
+        there = dict(zip(order, self._sample(order, self._seeds), strict=True))
+        found = compare(self._all, self._batch_of_all, [there[row] for row in self._all])
+        return Made(found, said(found, f"a batch of {len(order)} in two orders"))
+
+    def _prefix_cache(self) -> Made:
+        if self.engine.identity()["flags"].get("disable_radix_cache"):
+            raise NotApplicableError("the engine keeps no prefix cache (disable_radix_cache)")
+        cold = self._each(self._seeds, whole=False)
+        warm = self._each(self._seeds, warm=True, whole=False)
+        alone = compare(self._all[: self.plan.alone], cold, warm)
+        cold = self._sample(self._all, self._seeds, whole=False)
+        warm = self._sample(self._all, self._seeds, warm=True, whole=False)
+        found = joined([alone, compare(self._all, cold, warm)])
+        return Made(found, said(found, "with a cold prefix cache and with a warm one"))
+
+    @cached_property
+    def _hot_again(self) -> list[Answer]:
+        return self._sample(self._all, self._seeds, hot=True)
+
+    @cached_property
+    def _hot_otherwise(self) -> list[Answer]:
+        return self._sample(self._all, self.plan.seeds(other=True), hot=True)
+
+    def _seeded_run_to_run(self) -> Made:
+        found = compare(self._all, self._hot, self._hot_again)
+        why = "" if found.equal or self.seeds_count else "; the seed is ignored"
+        return Made(found, said(found, "the same seeds twice") + why)
+
+    def _seeded_batch(self) -> Made:
+        found = compare(self._all[: self.plan.alone], self._hot[: self.plan.alone], self._each(self._seeds, hot=True))
+        why = "" if found.equal or self.seeds_count else "; the seed is ignored"
+        return Made(found, said(found, f"with seeds, alone and in a batch of {self.plan.prompts}") + why)
+
+    @cached_property
+    def seeds_count(self) -> bool:
+        """Whether the seed decides what is sampled.
+
+        Where equal seeds repeat all tokens, others must give others. Where they do not, first tokens tell: those of a
+        seed must come again more often than chance lets those of another seed do.
+        """
+        try:
+            rows = list(zip(self._hot, self._hot_again, self._hot_otherwise, strict=True))
+        except _SeedsRefusedError:
+            return False
+        if all(list(a.tokens) == list(b.tokens) for a, b, _ in rows):
+            return any(list(a.tokens) != list(c.tokens) for a, _, c in rows)
+        agree = [(a.tokens[0] == b.tokens[0], a.tokens[0] == c.tokens[0]) for a, b, c in rows]
+        same, other = sum(x and not y for x, y in agree), sum(y and not x for x, y in agree)
+        return _tail(same, same + other) < _CHANCE
+
+    def _seed(self) -> Made:
+        try:
+            _ = self._hot
+        except _SeedsRefusedError as why:
+            return Made(self._unseeded().likeness, f"the seed is ignored, as it says itself: {why}", "equal")
+        found = compare(self._all, self._hot, self._hot_otherwise)
+        if self.seeds_count:
+            return Made(found, f"other seeds give other tokens to {found.differing} of {found.prompts} prompts")
+        if all(list(a.tokens) == list(b.tokens) for a, b in zip(self._hot, self._hot_otherwise, strict=True)):
+            return Made(found, "the seed is ignored: other seeds give the same tokens", "equal")
+        again = compare(self._all, self._hot, self._hot_again)
+        text = (
+            f"the seed is ignored: equal seeds give other responses to {again.differing} of {again.prompts} prompts, "
+            f"other seeds to {found.differing}"
+        )
+        return Made(found, text, "equal")
+
+    def _unseeded(self) -> Made:
+        try:
+            first, again = self._free, self._sample(self._all, None, hot=True)
+        except ValueError as error:
+            raise NotApplicableError(f"{error}") from None
+        found = compare(self._all, first, again)
+        return Made(found, said(found, "twice without seeds"))
+
+
+def _tail(successes: int, trials: int) -> float:
+    """The probability of so many or more successes in fair trials."""
+    return sum(comb(trials, k) for k in range(successes, trials + 1)) / float(2**trials)

@@ -1,0 +1,149 @@
+"""What is hooked into torch once it is imported. It changes no value and keeps its errors to itself."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["arm"]
+
+
+def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
+    """Hook torch's optimizers, gradient scaler and gradient clipping of this process, and loggers that are imported.
+
+    Args:
+        when: does something with a module once the program has imported it.
+    """
+    import torch
+    from torch.optim import optimizer as optimizers
+
+    from repro_golden.observe.attach import by_hand, generators, megatron, saving
+    from repro_golden.observe.attach.activations import Activations
+    from repro_golden.observe.attach.lines import listen, metrics_of
+    from repro_golden.observe.attach.session import Session
+    from repro_golden.observe.attach.settings import VARIABLE, Settings
+    from repro_golden.observe.attach.steps import Steps
+
+    settings = Settings.from_text(os.environ[VARIABLE])
+    session = Session(settings)
+    steps = Steps(session.begin, _stepped(session, settings))
+    # the compiler must leave the recorder alone; torch's optimizers are marked in the same way
+    untraced = torch._disable_dynamo  # type: ignore[attr-defined]
+    optimizers.register_optimizer_step_pre_hook(untraced(lambda optimizer, *_: steps.enter(optimizer)))
+    optimizers.register_optimizer_step_post_hook(untraced(lambda optimizer, *_: steps.leave(optimizer)))
+    scaled = steps.outer(torch.amp.GradScaler.step, _scaled(session), lambda _, stepped: not stepped)
+    torch.amp.GradScaler.step = scaled  # type: ignore[method-assign]
+    _clipping(torch.nn.utils, session)
+    for name in ("torch.utils.tensorboard.writer", "tensorboardX.writer"):
+        when(name, lambda module: _board(module.SummaryWriter, session))
+    when("wandb.sdk.wandb_run", lambda module: _listen(module.Run, "log", _given, session))
+    megatron.hook(when, steps, session)
+    session.around.watch()
+    generators.watch()
+    if settings.record:
+        saving.hook(when, session)
+    by_hand.hook(session)
+    patterns = [re.compile(text) for text in settings.metrics]
+
+    def line(text: str) -> None:
+        for name, value in metrics_of(text, patterns).items():
+            session.metric(name, value)
+
+    def hear() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            listen(stream, line)
+
+    hear()
+    session.hear = hear  # again at each step: the program may put another stream in place
+    if settings.activations and settings.record:
+        Activations(settings.activations, session, untraced).watch()
+    os.register_at_fork(after_in_child=session.forked)
+
+
+def _stepped(session: Any, settings: Any) -> Callable[[list[Any], bool], None]:
+    """What is done at the end of a step; where a step's operations are asked for, the first step begins here."""
+    if not settings.operations:
+        step: Callable[[list[Any], bool], None] = session.step
+        return step
+    from repro_golden.observe.attach.operations import StepOperations
+
+    operations = session.operations = StepOperations(settings.operations)
+    operations.at(0)
+
+    def stepped(optimizers: list[Any], skipped: bool) -> None:
+        session.step(optimizers, skipped)
+        operations.at(session.made)
+
+    return stepped
+
+
+def _clipping(utils: Any, session: Any) -> None:
+    """Keep the norm that gradients are clipped by, before clipping."""
+    import torch
+
+    clip, scale = utils.clip_grad_norm_, getattr(utils, "clip_grads_with_norm_", None)
+
+    @functools.wraps(clip)
+    def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+        norm = clip(*args, **kwargs)
+        if not torch.compiler.is_compiling():
+            session.metric("grad_norm", norm, early=True)
+        return norm
+
+    def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            session.metric("grad_norm", total_norm, early=True)
+        return scale(parameters, max_norm, total_norm, *args, **kwargs)  # type: ignore[misc]
+
+    utils.clip_grad_norm_ = utils.clip_grad.clip_grad_norm_ = clip_grad_norm_
+    if scale is not None:  # since torch 2.6
+        functools.update_wrapper(clip_grads_with_norm_, scale)
+        utils.clip_grads_with_norm_ = utils.clip_grad.clip_grads_with_norm_ = clip_grads_with_norm_
+
+
+def _scaled(session: Any) -> Callable[..., Any]:
+    def optimizer_of(scaler: Any, optimizer: Any, *_: Any, **__: Any) -> Any:
+        session.around.scaler(scaler)
+        return optimizer
+
+    return optimizer_of
+
+
+def _board(writer: Any, session: Any) -> None:
+    _listen(writer, "add_scalar", lambda tag, scalar_value, *_, **__: {tag: scalar_value}, session)
+    _listen(
+        writer,
+        "add_scalars",
+        lambda main_tag, tag_scalar_dict, *_, **__: {f"{main_tag}/{k}": v for k, v in tag_scalar_dict.items()},
+        session,
+    )
+
+
+def _given(data: Any, *_: Any, **__: Any) -> Any:
+    return data
+
+
+def _listen(owner: Any, method: str, scalars: Callable[..., Mapping[str, Any]], session: Any) -> None:
+    """Keep the numbers that a logger is given; how it is called, and whether that is right, is between the others."""
+    log = getattr(owner, method)
+
+    @functools.wraps(log)
+    def call(logger: Any, *args: Any, **kwargs: Any) -> Any:
+        found: dict[str, Any] = {}
+        with contextlib.suppress(Exception):
+            for name, value in scalars(*args, **kwargs).items():
+                if hasattr(value, "detach") and value.numel() == 1:
+                    found[str(name)] = value
+                elif isinstance(value, (int, float)) or getattr(value, "shape", None) == ():
+                    with contextlib.suppress(TypeError, ValueError):  # a text, say
+                        found[str(name)] = float(value)
+        for name, value in found.items():
+            session.metric(name, value)
+        return log(logger, *args, **kwargs)
+
+    setattr(owner, method, call)

@@ -1,0 +1,443 @@
+"""From the raw records of all ranks to one trace: replicas once, shares added up, what differs by rank kept apart."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import stat
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+from typing import Any
+
+from repro_golden.base.errors import ReproError
+from repro_golden.fingerprint.share import merge
+from repro_golden.observe.attach.numbers import NORM, number_of
+from repro_golden.replay.usage import slowest
+from repro_golden.trace import Header, Row, StepRecord, TraceWriter, seal
+from repro_golden.trace.checkpoints import checkpoint_content
+from repro_golden.trace.families import BESIDE, family, file_of, plain
+from repro_golden.trace.frames import FrameReader
+from repro_golden.trace.model import METRIC, RECORDER
+from repro_golden.trace.writer import digest_row, metric_row
+
+__all__ = ["Collected", "Gathering", "cut_short", "merge_rows", "read_terminal"]
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What was made of the raw records.
+
+    Attributes:
+        steps: Whole steps that every rank recorded.
+        ranks: How many ranks did.
+        complete: Whether every rank said that it had ended, with as many steps.
+        stopped: Whether every rank was ended because it had made the steps that were asked for.
+        terminal: What the ranks' runs ended with (`process.terminal`), by rank and name.
+        ignored: Metrics that were left out, because they measure time or the user said so.
+    """
+
+    steps: int
+    ranks: int
+    complete: bool
+    stopped: bool
+    terminal: Mapping[str, str]
+    ignored: Sequence[str] = ()
+
+
+class _Rank:
+    """The records of one rank, in an order that does not depend on which of several optimizers stepped first.
+
+    Steps of different optimizers that follow each other are put in the order of their labels, up to where one of them
+    steps again. The first optimizer's signals keep their names, the k-th other's begin with ``optimizer.k/``.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self.about = _read(log.with_suffix(".json"))
+        self.ready: deque[tuple[str, list[Row]]] = deque()
+        self.labels: set[str] = set()
+        self.steps = 0
+        self._frames = FrameReader(log)
+        self._window: dict[str, list[Row]] = {}
+        self._numbers: dict[str, int] = {}
+
+    @property
+    def end(self) -> dict[str, Any] | None:
+        """What it said when it ended: ``steps`` and ``stopped``."""
+        found: dict[str, Any] | None = _read(self.log.with_suffix(".end"))
+        return found
+
+    def read(self) -> None:
+        """Take what was written since."""
+        for _, rows, label in self._frames.more():
+            self.steps += 1
+            self.labels.add(label)
+            if not label:  # of a recorder that writes steps, and not those of optimizers
+                self.ready.append((label, rows))
+                continue
+            if label in self._window:
+                self.close()
+            self._window[label] = rows
+            if list(self._numbers) == [label]:  # one optimizer so far, and again: nothing to wait for
+                self.close()
+
+    def close(self) -> None:
+        """No other optimizer's step belongs to those before.
+
+        What lives beside the optimizers is theirs in common: as it was after the step that was made last, it stands
+        with the one that is last in order. Of a file that was written after several of them, the last content counts.
+        """
+        beside: list[Row] = []
+        for label, rows in self._window.items():
+            common = [row for row in rows if family(row.phase, row.name) in BESIDE]
+            anew = {file_of(row.phase, row.name) for row in rows}
+            kept = [row for row in beside if file_of(row.phase, row.name) not in anew | {None}]
+            beside = kept + common
+            self._window[label] = [row for row in rows if family(row.phase, row.name) not in BESIDE]
+        for place, (label, rows) in enumerate(sorted(self._window.items()), 1):
+            number = self._numbers.setdefault(label, len(self._numbers))
+            own = [_told_apart(row, number) for row in rows] if number else rows
+            self.ready.append((label, own + beside if place == len(self._window) else own))
+        self._window.clear()
+
+
+def _told_apart(row: Row, number: int) -> Row:
+    prefix = f"optimizer.{number}/"
+    if row.name.startswith("start/"):
+        return replace(row, name=f"start/{prefix}{row.name.removeprefix('start/')}")
+    return replace(row, name=prefix + row.name) if row.phase in ("grad", "update") else row
+
+
+HeaderOf = Callable[[Mapping[str, Any], int], Header]
+MoreRows = Callable[[int], Sequence[Row] | None]
+
+
+class Gathering:
+    """Makes a trace of the raw records of a program's ranks, also while they are written.
+
+    Args:
+        raw: Folder of the raw records.
+        out: The trace's folder.
+        header: The trace's header, from what rank 0 says of itself and the number of steps seen so far.
+        ranks: How many ranks must record; by default as many as each says its world has.
+        more: Rows of a step beside the recorder's, by its number from 0; None as long as they are not there.
+        files: Folder of files that the program saves, which are part of its last step.
+    """
+
+    def __init__(
+        self,
+        raw: Path,
+        out: Path,
+        header: HeaderOf,
+        ranks: int | None,
+        more: MoreRows = lambda _: (),
+        files: Path | None = None,
+    ) -> None:
+        self._raw, self._out, self._header, self._want, self._more = raw, out, header, ranks, more
+        self._ranks: list[_Rank] = []
+        self._writer: TraceWriter | None = None
+        self._first_step = 0
+        self._files, self._ending = files, False
+        self._saved: set[str] = set()
+        self._bytes: set[str] = set()  # files that were read after the program's end
+
+    @property
+    def steps(self) -> int:
+        """How many were written."""
+        return self._writer.steps if self._writer else 0
+
+    def poll(self) -> list[StepRecord]:
+        """Write the steps that all ranks have recorded since.
+
+        Raises:
+            ReproError: a rank twice, another recorder's records, or shares that do not add up.
+        """
+        if refused := next(iter(sorted(self._raw.glob("refused-*"))), None):
+            raise ReproError(refused.read_text(encoding="utf-8"))
+        if not self._ranks:
+            found = self._find()
+            if not found or len(found) < self._wanted(found):
+                return []
+            self._open(found)
+        records = []
+        for rank in self._ranks:
+            rank.read()
+        # the last step waits for the files
+        least = 1 if self._files is None or self._ending else 2
+        while all(len(rank.ready) >= least for rank in self._ranks) and not self._parted():
+            more = self._more(self.steps)
+            if more is None:
+                break
+            labels, step = zip(*(rank.ready.popleft() for rank in self._ranks), strict=True)
+            if self._ending and not any(rank.ready for rank in self._ranks):
+                self._saved |= _files_in(itertools.chain(*step))
+                more = [*more, *self._written()]
+            records.append(self._write(step, more, behind_the_door=not any(labels)))
+        return records
+
+    def finish(self, command: Sequence[str], code: int, reason: str = "finished") -> Collected:
+        """Write what is left, close the trace where it is whole, and seal it.
+
+        Args:
+            command: What ran, for the message.
+            code: Its exit code.
+            reason: Why it ended, for the trace's closing line.
+
+        Raises:
+            ReproError: no step, or a rank is missing, or see `poll`.
+        """
+        if not self._ranks:
+            self._open(self._find(whole=False), command, code)
+        self.poll()
+        for rank in self._ranks:
+            rank.close()
+        self._ending = True
+        self.poll()
+        if self._writer is None:
+            raise ReproError(
+                f"no step was recorded whole (exit code {code}): it ended in its first, or a line on stderr says why"
+            )
+        steps, ends = self._writer.steps, [rank.end for rank in self._ranks]
+        complete = all(end and end["steps"] == rank.steps == steps for end, rank in zip(ends, self._ranks, strict=True))
+        terminal = read_terminal(self._raw)
+        if complete or reason == "diverged":
+            closing = {"reason": reason, "ranks": len(self._ranks), "exit": code}
+            closing["spent"] = slowest([end["spent"] for end in ends if end and "spent" in end])
+            told = [*(_read(path) or {} for path in sorted(self._raw.glob("note-*.json")))]
+            told += [end.get("unread", {}) for end in ends if end]
+            seen = {name: why for notes in told for name, why in notes.items()}
+            closing["unread"] = {name: why for name, why in seen.items() if _plain_file(name) not in self._bytes}
+            self._writer.close(closing | ({"terminal": terminal} if terminal else {}))
+        dumps = self._raw / "dumps"
+        if dumps.exists():
+            dumps.rename(self._out / "dumps")
+        seal(self._out)
+        stopped = all(end and end["stopped"] for end in ends)
+        ignored = sorted({name for end in ends if end for name in end.get("ignored", ())})
+        return Collected(steps, len(self._ranks), complete, stopped, terminal, ignored)
+
+    def close(self) -> None:
+        """Let go of the trace's files, whatever became of it."""
+        if self._writer:
+            self._writer.let_go()
+
+    def _written(self) -> list[Row]:
+        """Rows of the files that a program which ended by itself has saved and the recorder has not seen it save."""
+        ends = [rank.end for rank in self._ranks]
+        if self._files is None or not all(end and not end["stopped"] for end in ends):
+            return []
+        content = checkpoint_content(self._files, self._saved)
+        self._bytes = {PurePath(name).name for name in content}
+        return [digest_row("update", f"saved/{name}", value.encode()) for name, value in sorted(content.items())]
+
+    def _parted(self) -> bool:
+        """Whether ranks with the same optimizers have stepped different ones: the rest of a recording that was cut."""
+        labels = {rank.ready[0][0] for rank in self._ranks}
+        return len(labels) > 1 and all(rank.labels == self._ranks[0].labels for rank in self._ranks)
+
+    def _find(self, *, whole: bool = True) -> list[_Rank]:
+        found = [_Rank(log) for log in sorted(self._raw.glob("rank-*.log"))]
+        return [rank for rank in found if rank.about or not whole]
+
+    def _wanted(self, ranks: Sequence[_Rank]) -> int:
+        return self._want or max(int(rank.about["world"]) for rank in ranks)
+
+    def _open(self, ranks: list[_Rank], command: Sequence[str] = ("the program",), code: int = 0) -> None:
+        if not ranks:
+            raise ReproError(
+                f"no optimizer step was seen in {command[0]} (exit code {code}): does it train with torch.optim, "
+                "in a Python that reads PYTHONPATH?"
+            )
+        if not all(rank.about for rank in ranks):
+            raise ReproError(
+                f"no step was recorded whole (exit code {code}): it ended in its first, or a line on stderr says why"
+            )
+        found = sorted(rank.about["rank"] for rank in ranks)
+        if any(rank.about["recorder"] != RECORDER for rank in ranks):
+            raise ReproError("the program imports another version of repro_golden: use one in both environments")
+        if len(set(found)) < len(found):
+            twice = next(r for r in found if found.count(r) > 1)
+            raise ReproError(f"{found.count(twice)} processes trained as rank {twice}: trace one program at a time")
+        want = self._wanted(ranks)
+        if found != list(range(want)):
+            missing = sorted(set(range(want)) - set(found))
+            raise ReproError(
+                f"{len(found)} of {want} ranks recorded steps (missing: {missing or 'none'}, found: {found}): "
+                "resources.ranks (--ranks) says how many there must be"
+            )
+        if outside := next((rank.about["outside"] for rank in ranks if rank.about["outside"]), None):
+            module = next((m for m in outside if m != "__main__"), outside[0])
+            raise ReproError(
+                f"{module} was imported from your checkout, not from the commit under test (an editable "
+                "installation?): name the folder of the code, relative to the root, in subject.env.PYTHONPATH"
+            )
+        self._ranks = ranks
+
+    def _write(self, ranks: Sequence[Sequence[Row]], more: Sequence[Row], *, behind_the_door: bool) -> StepRecord:
+        if self._writer is None:
+            seen = min(rank.steps for rank in self._ranks)
+            header = self._header(self._ranks[0].about, seen)
+            self._writer, self._first_step = TraceWriter(self._out, header), header.first_step
+        metrics, others = set[str](), set[tuple[str, str]]()
+        for row in itertools.chain(merge_rows(ranks, everywhere=behind_the_door), more):
+            if row.dtype == METRIC and row.name in metrics:
+                continue  # a number that the program logs under the name of one that was read
+            if row.dtype == METRIC:
+                metrics.add(row.name)
+            while (row.phase, row.name) in others:  # what the program shows under the name of what was read
+                row = replace(row, name=f"{row.name}.again")
+            others.add((row.phase, row.name))
+            self._writer.add(row)
+        self._saved |= _files_in(itertools.chain(*ranks))
+        return self._writer.end_step(self._first_step + self._writer.steps)
+
+
+def _files_in(rows: Iterable[Row]) -> set[str]:
+    """Names of the files whose content is among the rows."""
+    names = (plain(row.name).split("/") for row in rows if family(row.phase, row.name) == "saved")
+    return {_plain_file(parts[1]) for parts in names}
+
+
+def _plain_file(name: str) -> str:
+    """A file's own name, of that in the trace or of a note: without its folder."""
+    return name.removeprefix("file ").removeprefix("saved/").rpartition(":")[2]
+
+
+def read_terminal(raw: Path) -> dict[str, str]:
+    """What the runs of all ranks ended with, by rank and name."""
+    return {
+        f"{path.stem}/{name}": value
+        for path in sorted(raw.glob("rank-*.terminal"))
+        for name, value in (_read(path) or {}).items()
+    }
+
+
+def cut_short(raw: Path) -> bool:
+    """Whether a disk was full for the recorder of a rank, which then takes the right to write from its log."""
+    return any(not log.stat().st_mode & stat.S_IWUSR for log in raw.glob("rank-*.log"))
+
+
+def _read(path: Path) -> Any:
+    """The JSON of a file; None where the disk was full or the process killed before it was whole."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def merge_rows(ranks: Sequence[Sequence[Row]], *, everywhere: bool = False) -> Iterator[Row]:
+    """The rows of one step: one for each signal that all ranks agree on or hold shares of, else one for each rank.
+
+    Args:
+        ranks: What each of them has.
+        everywhere: Whether what has no placement must be every rank's, as behind the door, where whoever holds a tensor
+            that others lack says so by its placement. Foreign programs give none: there a signal may be a pipeline
+            stage's alone.
+
+    Raises:
+        ReproError: shares that do not add up to a tensor.
+    """
+    by_signal: dict[tuple[str, str], list[tuple[int, Row]]] = {}
+    for rank, rows in enumerate(ranks):
+        for row in rows:
+            by_signal.setdefault((row.phase, row.name), []).append((rank, row))
+    for (phase, name), held in by_signal.items():
+        if everywhere:
+            lacking = _lacking(phase, name, by_signal, len(ranks))  # a whole tensor's placement counts here
+            held = [(rank, _bare(row)) for rank, row in held]
+        else:
+            lacking = _foreign_lacking(phase, name, by_signal, len(ranks))
+        rows = [row for _, row in held]
+        if NORM in name and rows[0].dtype == METRIC:
+            yield _norm(rows[0].phase, name, [number_of(row) for row in rows])
+        elif _placed(rows) and not _parted(rows) and not lacking:
+            yield _added(name, rows)
+        elif len({row.fingerprint for row in rows}) == 1 and not lacking:
+            yield rows[0]
+        else:
+            yield from _apart(name, held)
+
+
+def _apart(name: str, held: Sequence[tuple[int, Row]]) -> Iterator[Row]:
+    return (replace(row, name=f"{name}@{rank}") for rank, row in held)
+
+
+def _bare(row: Row) -> Row:
+    """A row as a trace has it: no placement where it is of the whole tensor."""
+    return replace(row, placement=None) if row.placement is not None and row.whole else row
+
+
+def _lacking(phase: str, name: str, held: Mapping[tuple[str, str], Sequence[tuple[int, Row]]], ranks: int) -> bool:
+    """Whether a rank does not have a signal that it must have behind the door.
+
+    What has no placement is every rank's. The gradient of a part of a weight is at least on the ranks that have the
+    updated weight's part, and the other way round; a distributed optimizer cuts the two otherwise, and says so.
+    """
+    own = held[phase, name]
+    have = {rank for rank, _ in own}
+    if not _placed([row for _, row in own]):
+        return len(have) < ranks
+    other = held.get(("update" if phase == "grad" else "grad", name), ()) if phase in ("grad", "update") else ()
+    alike = {row.placement for _, row in own} == {row.placement for _, row in other}
+    return alike and not {rank for rank, _ in other} <= have
+
+
+def _foreign_lacking(
+    phase: str, name: str, held: Mapping[tuple[str, str], Sequence[tuple[int, Row]]], ranks: int
+) -> bool:
+    """The same of a foreign program: a rank that has a parameter has its gradient, and all skip a step or none does."""
+    own = held[phase, name]
+    if _placed([row for _, row in own]):
+        return False
+    if phase == "update" and name.rpartition("/")[2] == "skipped":
+        return len(own) < ranks
+    owners = held.get(("update", name), ()) if phase == "grad" else ()
+    return bool(owners) and len(own) != len(owners)
+
+
+def _placed(rows: Sequence[Row]) -> bool:
+    return any(row.placement is not None for row in rows)
+
+
+def _parted(rows: Sequence[Row]) -> bool:
+    """Whether ranks that hold the same part of a tensor hold other bits of it."""
+    held: dict[Any, Any] = {}
+    for row in rows:
+        share = row.share
+        part, bits = (share.runs, share.edges) if share else (None, ())
+        if held.setdefault(part, (row.lanes, bits)) != (row.lanes, bits):
+            return True
+    return False
+
+
+def _norm(phase: str, name: str, parts: Sequence[float]) -> Row:
+    """The norm of which ranks have the norms of their shards."""
+    name, _, order = name.partition(NORM)
+    p = float(order)
+    if math.isinf(p):
+        return metric_row(phase, name, max(parts))
+    return metric_row(phase, name, math.fsum(abs(part) ** p for part in parts) ** (1 / p))
+
+
+def _added(name: str, rows: Sequence[Row]) -> Row:
+    shares = [row.share for row in rows]
+    if any(share is None for share in shares):  # one rank may hold all of a small tensor, and others nothing of it
+        full = [row for row, share in zip(rows, shares, strict=True) if share is None]
+        if any(share is not None and share.runs for share in shares) or len({row.fingerprint for row in full}) > 1:
+            raise ReproError(f"{name} is whole on one rank and sharded on another: trace one layout at a time")
+        return full[0]
+    whole = merge([share for share in shares if share is not None])
+    if not whole.whole:
+        raise ReproError(f"the ranks hold only a part of {name}: a rank is missing")
+    distinct = list({row.placement: row for row in rows}.values())
+    return replace(
+        rows[0],
+        lanes=whole.lanes,
+        nonfinite=sum(r.nonfinite for r in distinct),
+        absmax=max(r.absmax for r in distinct),
+        l2=math.sqrt(math.fsum(r.l2**2 for r in distinct)),
+        placement=None,
+    )

@@ -1,0 +1,92 @@
+"""The process that reads a trainer's command line: flags are added to it, and what became of them is written down.
+
+A launch script seldom hands flags on, and slime's parser ignores those that it does not know. So they are added where
+the trainer starts, and each parser of that process says which flags it has, what it left over and what it made of ours.
+This runs inside foreign programs before anything else, with the standard library alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from repro_golden.observe.attach.outside import outside
+
+__all__ = ["FLAG", "enter", "is_entry"]
+
+FLAG = "--"
+
+
+def is_entry(names: Sequence[str], argv: Sequence[str], original: Sequence[str]) -> bool:
+    """Whether this process runs one of the entry points.
+
+    Args:
+        names: Files, by the end of their path, or modules as they stand behind ``-m``.
+        argv: ``sys.argv``.
+        original: ``sys.orig_argv``.
+    """
+    if argv and argv[0] == "-m":
+        at = original.index("-m") + 1
+        return at < len(original) and original[at] in names
+    path = (argv[0] if argv else "").replace(os.sep, "/")
+    return any(path == name or path.endswith(f"/{name}") for name in names)
+
+
+def enter(asked: Mapping[str, Any], home: str | None = None, place: str | None = None) -> None:
+    """Add the flags to this process's command line, and have its parsers say what they made of it.
+
+    Args:
+        home: The user's checkout, from which nothing may be imported when `place` is another.
+        place: The code under test.
+        asked: ``flags``, added as they are; ``redirect``, values of flags that are added where the command line has
+            the flag; and ``out``, the folder that receives what parsers say.
+    """
+    own = [word.partition("=")[0] for word in sys.argv[1:] if word.startswith(FLAG)]
+    added = [*asked["flags"]]
+    for flag, value in asked["redirect"].items():
+        if flag in own:
+            added += [flag, value]
+    # nodes that share the folder may have a process of this number too
+    path = Path(asked["out"]) / f"parsers-{os.getpid()}-{time.time_ns()}.jsonl"
+    _append(path, {"own": own, "variables": {n: os.environ.get(n) for n in asked["variables"]}})
+    if added and sys.argv[-len(added) :] != added:  # else it has started itself anew with what it had
+        sys.argv.extend(added)
+    ours = [word.partition("=")[0] for word in added if word.startswith(FLAG)]
+    _listen(path, ours, lambda: outside(home, place))
+
+
+def _listen(path: Path, ours: Sequence[str], strangers: Callable[[], Sequence[str]]) -> None:
+    parse = argparse.ArgumentParser.parse_known_args
+
+    @functools.wraps(parse)
+    def parse_known_args(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found, rest = parse(self, *args, **kwargs)
+        _append(path, {**_said(self, found, rest, ours), "outside": list(strangers())[:3]})
+        return found, rest
+
+    argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign]
+
+
+def _said(parser: Any, found: Any, rest: Sequence[Any], ours: Sequence[str]) -> dict[str, Any]:
+    """What one parser has and made of the command line; values of our flags as text."""
+    actions = parser._option_string_actions
+    values = {flag: getattr(found, actions[flag].dest, None) for flag in ours if flag in actions}
+    return {
+        "options": sorted(actions),
+        "abbreviates": bool(parser.allow_abbrev),
+        "rest": [str(word) for word in rest],
+        "values": {flag: value if isinstance(value, bool) else str(value) for flag, value in values.items()},
+    }
+
+
+def _append(path: Path, value: Mapping[str, Any]) -> None:
+    line = json.dumps(value) + "\n"
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line)

@@ -1,0 +1,109 @@
+"""The identity of a program's environment, asked of its own Python before anything is trained.
+
+It runs in the Pythons of foreign programs: the standard library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+__all__ = ["build", "importable", "say", "sources"]
+
+_CODE = frozenset((".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".pth", ".py", ".pyd", ".pyx", ".so"))
+"""Endings of the files of a folder that a package is imported from in place."""
+_MOST = 20_000
+"""Files of such a folder that are looked at."""
+_OURS = "repro-harness"
+"""Ours, for which the recorder's version stands."""
+
+
+def importable() -> list[str]:
+    """``name==version`` of every package that this process could import, by name.
+
+    Of two copies of one package the first on the search path is that which is imported.
+    """
+    return sorted((f"{name}=={version}" for name, version, _ in _installed().values()), key=str.lower)
+
+
+_HEADER = re.compile(r"^(name|version):[ \t]*(.*?)[ \t]*$", re.IGNORECASE | re.MULTILINE)
+
+
+def _installed() -> dict[str, tuple[str, str, metadata.Distribution]]:
+    """Name, version and distribution, by normalised name.
+
+    `Distribution.metadata` parses a package's whole description each time it is asked: half a second of every command.
+    """
+    found: dict[str, tuple[str, str, metadata.Distribution]] = {}
+    for one in metadata.distributions():
+        text = one.read_text("METADATA") or one.read_text("PKG-INFO") or one.read_text("") or ""
+        head = {key.lower(): value for key, value in reversed(_HEADER.findall(text.partition("\n\n")[0]))}
+        if name := head.get("name"):
+            found.setdefault(re.sub("[-_.]+", "-", name).lower(), (name, head.get("version", ""), one))
+    return found
+
+
+@functools.lru_cache(maxsize=8)
+def build(root: Path) -> str:
+    """What stands for this interpreter and all that it could import: 32 hex digits.
+
+    Of each package its version, the list of its files with their hashes, and where it came from: two builds of one
+    version differ. Of one that is imported from a folder in place, the sizes and times of that folder's code.
+
+    Args:
+        root: The repository under test, whose own code in place is not looked at: commits decide it.
+    """
+    facts = [sys.executable, sys.version, sys.prefix, sys.base_prefix]
+    folders, root = set(), root.resolve()
+    for key, (_, version, one) in sorted(_installed().items()):
+        if key == _OURS:
+            continue
+        link = one.read_text("direct_url.json") or ""
+        facts += [key, version, one.read_text("RECORD") or "", link]
+        folders |= {_in_place(one, link)}
+    for folder in sorted(folder for folder in folders if folder and root not in (folder, *folder.parents)):
+        facts += sources(folder)
+    return hashlib.sha256("\0".join(facts).encode(errors="surrogateescape")).hexdigest()[:32]
+
+
+def _in_place(one: metadata.Distribution, link: str) -> Path | None:
+    """The folder that a package is imported from in place; None for one that was copied."""
+    try:
+        told = json.loads(link) if link else {}
+        if told.get("dir_info", {}).get("editable"):
+            return Path(unquote(urlsplit(told["url"]).path)).resolve()
+    except (ValueError, KeyError, AttributeError):
+        return None
+    beside = Path(str(one.locate_file("")))  # `setup.py develop` leaves its notes beside the code
+    return None if link or beside.name in ("site-packages", "dist-packages") else beside.resolve()
+
+
+def sources(folder: Path) -> Iterator[str]:
+    """Path, size and time of each file of code in a folder, up to a bound."""
+    left = _MOST
+    for place, below, names in os.walk(folder):
+        below[:] = sorted(name for name in below if not name.startswith(".") and name != "__pycache__")
+        for name in sorted(names):
+            path = Path(place, name)
+            if path.suffix in _CODE and left:
+                left -= 1
+                with contextlib.suppress(OSError):  # a link to nowhere
+                    stat = path.stat()
+                    yield f"{path.relative_to(folder)} {stat.st_size} {stat.st_mtime_ns}"
+
+
+def say(threads: int, ranks: int) -> None:
+    """Print the identity that a process here would have, and what it could import, as one line of JSON."""
+    from repro_golden.case.identity import collect
+
+    found = collect(os.environ, threads=threads, ranks=ranks).to_mapping()
+    print(json.dumps({"identity": found, "packages": importable(), "build": build(Path.cwd())}))

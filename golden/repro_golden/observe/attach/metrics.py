@@ -1,0 +1,129 @@
+"""The numbers that a program logs, and the step that each belongs to."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from repro_golden.observe.attach.lines import measures_time
+from repro_golden.observe.attach.numbers import NORM, number_of
+
+__all__ = ["Metrics"]
+
+
+class Metrics:
+    """Sorts numbers into the step under way and the one that has just ended.
+
+    Most programs log a step's numbers after it, some (a gradient norm) before its end. A number that was seen before
+    the first step ended belongs to the step that ends next; one that was first seen later, to the step before it. So
+    no number of the last step is lost, and a loss stands beside the gradients that it gave.
+
+    Args:
+        ignore: Globs of names to leave out; those that measure time, speed or memory are left out anyway.
+    """
+
+    def __init__(self, ignore: Sequence[str] = ()) -> None:
+        self._ignore = ignore
+        self._early: set[str] = set()
+        self._wanted: dict[str, bool] = {}
+        self._ended = False
+        self._now: dict[str, Any] = {}
+        self._late: dict[str, Any] = {}
+
+    def take(self, name: str, value: Any, *, early: bool = False) -> None:
+        """Keep a float, or a tensor of one number, which is not waited for.
+
+        The last one under a name has that name; others before it in the same step are ``name#1``, ``name#2`` and so on.
+        `early` says that it is known to belong to the step that ends next.
+        """
+        wanted = self._wanted.get(name)
+        if wanted is None:
+            wanted = not (measures_time(name) or any(fnmatch.fnmatchcase(name, glob) for glob in self._ignore))
+            self._wanted[name] = wanted
+        if not wanted:
+            return
+        if isinstance(value, torch.Tensor):
+            name, value = _local(name, value.detach())
+            if value is None:
+                return
+            value = value.clone()  # the program may go on with it
+        if early or not self._ended:
+            self._early.add(name)
+        early = name in self._early
+        if not early and isinstance(value, torch.Tensor):
+            value = _Coming(name, value)  # on its way now, while its work is queued before the next step's
+        _put(self._now if early else self._late, name, value)
+
+    def end(self) -> dict[str, Any]:
+        """The numbers of the step that ends: floats and tensors."""
+        self._ended = True
+        found, self._now = self._now, {}
+        return found
+
+    def left(self) -> None:
+        """There is no further step: what was kept for one belongs to the last."""
+        self._late = self._now | self._late
+        self._now = {}
+
+    @property
+    def ignored(self) -> list[str]:
+        """The names that were left out."""
+        return sorted(name for name, wanted in self._wanted.items() if not wanted)
+
+    def late(self) -> dict[str, float]:
+        """The numbers that belong to the step that has ended, once all of them are there."""
+        found, self._late = self._late, {}
+        return {
+            name: v.value() if isinstance(v, _Coming) else float(v.item() if isinstance(v, torch.Tensor) else v)
+            for name, v in found.items()
+        }
+
+
+_MOST = 16
+"""Numbers of one name in a step that are kept each; of more the sum is."""
+
+
+def _put(step: dict[str, Any], name: str, value: Any) -> None:
+    """Keep a number beside those of its name in this step: micro-batches log so, and two splits."""
+    before = step.get(name)
+    if isinstance(before, float) and isinstance(value, (int, float)) and before != value:
+        taken = next((k for k in range(1, _MOST) if f"{name}#{k}" not in step), 0)
+        rest = f"{name}#{taken or 'more'}"
+        step[rest] = before + (0.0 if taken else step.get(rest, 0.0))
+    step[name] = float(value) if isinstance(value, (int, float)) else value
+
+
+def _local(name: str, value: Any) -> tuple[str, torch.Tensor | None]:
+    """A number as this rank has it: asking others for their parts would be communication of our own.
+
+    Clipping sharded gradients gives a DTensor whose ranks hold the norms of their shards. Replicas of shards (as HSDP
+    has them) count once.
+    """
+    if not hasattr(value, "to_local"):
+        return name, value
+    local, mesh = value.to_local(), value.device_mesh
+    partial = [dim for dim, placement in enumerate(value.placements) if placement.is_partial()]
+    norms = {str(getattr(value.placements[dim], "norm_type", "")) for dim in partial}
+    if len(norms) != 1 or norms == {""}:
+        return name, local
+    elsewhere = [c for dim, c in enumerate(mesh.get_coordinate() or ()) if dim not in partial]
+    return f"{name}{NORM}{norms.pop()}", None if any(elsewhere) else local
+
+
+class _Coming:
+    """A tensor of one number on its way to the host."""
+
+    def __init__(self, name: str, value: torch.Tensor) -> None:
+        from repro_golden.trace.signals import Signals
+
+        self._signals = Signals()
+        with torch.no_grad():
+            self._signals.take("loss", name, value)
+        self._signals.finish()
+
+    def value(self) -> float:
+        (row,) = self._signals.rows()
+        return number_of(row)

@@ -1,0 +1,119 @@
+"""What a recording process says of itself."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from repro_golden.observe.attach.generators import states
+from repro_golden.observe.attach.names import Names
+from repro_golden.observe.attach.outside import outside
+from repro_golden.observe.attach.readings import of_parts, state
+from repro_golden.observe.attach.settings import Settings
+
+__all__ = ["facts", "generators", "terminal"]
+
+FIRST = "first "
+"""Before the names of generators as they were before the first step."""
+
+
+def facts(settings: Settings) -> dict[str, Any]:
+    """Rank, world size, identity and state of this process; JSON types.
+
+    The determinism switches as they are in effect are no part of the identity: a commit that changes one is a culprit
+    like any other.
+    """
+    from repro_golden.case.identity import collect
+    from repro_golden.trace.model import RECORDER
+
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if _distributed():
+        rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    threads = int(os.environ.get("OMP_NUM_THREADS", "0")) or torch.get_num_threads()
+    return {
+        "recorder": RECORDER,
+        "rank": rank,
+        "world": world,
+        "pid": os.getpid(),
+        "argv": sys.orig_argv,
+        "identity": collect(os.environ, threads=threads, ranks=world).to_mapping(),
+        "switches": _switches(),
+        "groups": _groups(),
+        "outside": outside(settings.home, settings.place),
+    }
+
+
+def _distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _switches() -> dict[str, str]:
+    """The determinism switches as they are in effect, not as they were asked for."""
+    found = {
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "cudnn.deterministic": torch.backends.cudnn.deterministic,
+        "cudnn.benchmark": torch.backends.cudnn.benchmark,
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "threads": torch.get_num_threads(),
+    }
+    return {name: str(value) for name, value in found.items()}
+
+
+def _groups() -> dict[str, list[int]]:
+    """Parallel groups that this process is in: their names and the ranks in them."""
+    if not _distributed():
+        return {}
+    world = torch.distributed.distributed_c10d._world
+    own = world.pg_names  # among the others there is one stand-in for all groups that this process is not in
+    return {str(own[group]): sorted(ranks) for group, ranks in world.pg_group_ranks.items() if group in own}
+
+
+def terminal(
+    optimizers: Iterable[Any], names: Names, first: Mapping[str, str], logged: Sequence[tuple[int, str, str]]
+) -> dict[str, str]:
+    """What a run ends with: fingerprints of parameters and optimizer state, generators, and what was logged.
+
+    Args:
+        optimizers: Those that made steps, in their order.
+        names: Where their parameters' names are known.
+        first: `generators` before the first step. One that differs there from run to run was never seeded.
+        logged: Step, name and value of every metric.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for k, optimizer in enumerate(optimizers):
+        if optimizer is None:
+            continue
+        parameters = names.of(optimizer)
+        for kind, held in {"": parameters, **state(optimizer, parameters)}.items():
+            for name, tensor in held.items():
+                local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+                tensors[f"{k}/{kind}/{name}"] = local.detach()
+    found = _prints(of_parts(tensors))
+    for name in sorted({name for _, name, _ in logged}):
+        found[f"metric {name}"] = _hash([f"{step} {value}" for step, n, value in logged if n == name])
+    return found | {f"{FIRST}{name}": value for name, value in first.items()} | generators()
+
+
+def generators() -> dict[str, str]:
+    """The states of the process's random number generators."""
+    return {f"generator {name}": value for name, value in _prints(states()).items()}
+
+
+def _prints(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """What stands for each tensor: its lanes, dtype and shape."""
+    from repro_golden.trace.signals import collector
+
+    reading = collector()
+    reading.add(list(tensors.values()))
+    lanes = [scan.lanes for (scan,) in reading.finish().result()]
+    parts = zip(tensors.items(), lanes, strict=True)
+    return {name: f"{own.a:016x}{own.b:016x} {t.dtype} {list(t.shape)}" for (name, t), own in parts}
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:32]

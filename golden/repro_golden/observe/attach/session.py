@@ -1,0 +1,489 @@
+"""One process's recording: what is read at the end of each step, and the files it goes to.
+
+A failure here ends the recording, in one line on stderr, and never the program.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fnmatch
+import gc
+import hashlib
+import io
+import multiprocessing.util
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+import repro_golden
+from repro_golden.base.clean import one_line
+from repro_golden.observe.attach.beside import Beside
+from repro_golden.observe.attach.by_hand import ByHand
+from repro_golden.observe.attach.files import Files
+from repro_golden.observe.attach.generators import states
+from repro_golden.observe.attach.guard import harmless, without_collection
+from repro_golden.observe.attach.metrics import Metrics
+from repro_golden.observe.attach.names import Names
+from repro_golden.observe.attach.numbers import number_of
+from repro_golden.observe.attach.readings import Held, Reading, learning_rates, of_parts
+from repro_golden.observe.attach.records import Records, dump
+from repro_golden.observe.attach.settings import Settings
+from repro_golden.observe.attach.turns import Turns
+from repro_golden.replay.usage import measure
+from repro_golden.trace.families import FAMILIES, UNREAD
+
+__all__ = ["Session"]
+
+_PATIENCE = 60.0
+"""Seconds that a rank which is to end waits for the others, which may still talk to it."""
+
+
+class Session:
+    """Opened at the first step of a process, because ranks are not known before.
+
+    A step is held back until the next one begins: what the program logs in between belongs to it.
+
+    Attributes:
+        dead: Whether recording has ended.
+        lock: Held while a signal or a step is taken.
+        operations: Told of every signal, where a step's operations are recorded.
+        around: What is alive beside the optimizers.
+        optimizers: Whether an optimizer of torch's was ever made.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Record as the instrument asks."""
+        self.settings = settings
+        self.hear: Callable[[], None] = lambda: None
+        self.saving: Callable[[], None] = lambda: None
+        self.operations: Any = None
+        self.around = Beside()
+        self.optimizers = False
+        self._ignored = [glob for glob in settings.ignore if glob.partition("/")[0] in FAMILIES]
+        self._reset()
+        self._files = Files(settings.out, lambda noted: self._records.note(noted))
+        repro_golden._sink, repro_golden._settle = self.observe, self.settle
+        atexit.register(self._close)
+
+    def _reset(self) -> None:
+        self.lock = threading.RLock()
+        self.dead = False
+        self.names = Names()
+        self._records = Records(self.settings.out)
+        self._world = 1
+        self._step = 0
+        self._seconds: deque[float] = deque(maxlen=4096)
+        self._began: float | None = None
+        self._metrics = Metrics(self.settings.ignore)
+        self._met: dict[int, tuple[Callable[[], Any], str]] = {}  # optimizers and their labels
+        self._held_by: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
+        self._alike: Counter[str] = Counter()
+        self._signals: Any = None
+        self._seen: Counter[tuple[str, str]] = Counter()
+        self._held: tuple[Any, frozenset[str]] | None = None
+        self._logged: list[tuple[int, str, str]] = []
+        self._first: dict[str, str] = {}
+        self._turns = Turns()
+        self._hand: ByHand | None = None
+        self._hand_open = False
+        self._after: Any = None
+
+    def forked(self) -> None:
+        """In the child of a fork: a recording of its own, from its next step on."""
+        self._files.forget(trained=self._records.opened)
+        self._records.let_go()
+        self.around.forget()
+        self._reset()
+
+    # -- what the program shows
+
+    @harmless
+    def metric(self, name: str, value: Any, *, early: bool = False) -> None:
+        """Keep a number for its step. The tensor it may be is not waited for."""
+        self._metrics.take(_text(name), value, early=early)
+
+    @harmless
+    def observe(self, phase: str, name: str, value: Any) -> None:
+        """Take a signal of the step under way; the k-th one more of the same name is ``name.k``."""
+        if not self.settings.record:
+            return
+        if phase not in ("input", "forward", "loss", "grad", "update"):
+            raise ValueError(f"unknown phase {phase!r} of {name!r}: use input, forward, loss, grad or update")
+        name = first = _text(name)
+        while self._seen[phase, name]:
+            self._seen[phase, first] += 1
+            name = f"{first}.{self._seen[phase, first] - 1}"
+        self._seen[phase, name] += 1
+        self._take(phase, name, value)
+
+    def _read(self, phase: str, name: str, reading: Reading) -> None:
+        if reading.tensors:
+            self._take(phase, name, reading.tensors, reading.places)
+
+    def _wanted(self, prefix: str, reading: Reading) -> Reading:
+        """What nobody asked to ignore."""
+        if not self._ignored:
+            return reading
+        names = [n for n in reading.tensors if not self._is_ignored(prefix + n)]
+        return Reading({n: reading.tensors[n] for n in names}, reading.places)
+
+    def _is_ignored(self, name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, glob) for glob in self._ignored)
+
+    def _beside(self, *, end: bool = False) -> Iterator[tuple[str, Reading]]:
+        """What is read beside the optimizers, by the prefix of its names."""
+        held = [
+            p for optimizer, _ in self._met.values() if (o := optimizer()) for p in self._held_of(o).parameters.values()
+        ]
+        for prefix, reading in self.around.readings(self._step, held, end=end):
+            yield prefix, self._wanted(prefix, reading)
+        yield "rng/", self._wanted("rng/", Reading(states(seeded=True), {}))
+
+    def saved(self, path: str, value: Any) -> None:
+        """The program has written a file: it belongs to the step that has ended, or else to the first one."""
+        if self.settings.record:
+            self._saved(path, value)
+
+    @harmless
+    @without_collection
+    def _saved(self, path: str, value: Any) -> None:
+        self._files.take(path, value, recording=self._records.opened, own=self._turns.own())
+
+    def _late(self) -> Any:
+        """Takes what belongs to the step that is held back."""
+        from repro_golden.trace.signals import Signals
+
+        if self._after is None:
+            self._after = Signals()
+        return self._after
+
+    def seen(self, phase: str, name: str) -> bool:
+        """Whether the step under way has such a signal."""
+        return (phase, name) in self._seen
+
+    def _take(self, phase: str, name: str, value: Any, places: Mapping[str, Any] | None = None) -> None:
+        from repro_golden.trace.signals import Signals
+
+        if self._signals is None:
+            self._signals = Signals()
+        group = value if isinstance(value, Mapping) else {"": value}
+        if any(isinstance(item, torch.Tensor) and item.is_quantized for item in group.values()):
+            value = of_parts(dict(group))
+        if self.operations is not None:
+            self.operations.observed(phase, name, value)
+        if self.settings.plant or self.settings.dump:
+            for key, tensor in (value if isinstance(value, Mapping) else {"": value}).items():
+                if isinstance(tensor, torch.Tensor):
+                    self._aim(phase, name + key, tensor, whole=key not in (places or ()))
+        self._signals.take(phase, name, value, places or None)
+
+    def _aim(self, phase: str, name: str, tensor: torch.Tensor, *, whole: bool) -> None:
+        """Plant or dump, where this is the signal that is meant. What no rank has whole is not dumped."""
+        at, rank = [self._step, phase, name], int(os.environ.get("RANK", "0"))
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        if self.settings.plant and at == list(self.settings.plant) and local.numel():
+            from repro_golden.observe.perturbation import plant_one_ulp
+
+            plant_one_ulp(local)
+        own = [self._step, phase, f"{name}@{rank}"]
+        for wanted in self.settings.dump:
+            if whole and local is tensor and list(wanted) in (own, at):
+                dump(self.settings.out, [self._step, phase, wanted[2]], tensor, rank)
+
+    # -- steps
+
+    @property
+    def made(self) -> int:
+        """How many steps were made."""
+        return self._step
+
+    def begin(self, optimizer: Any, outermost: bool) -> None:
+        """A step is about to be made."""
+        if self._begin(optimizer, outermost):
+            self._stop()
+
+    @harmless
+    @without_collection
+    def _begin(self, optimizer: Any, outermost: bool) -> bool:
+        """Whether it is one too many."""
+        if outermost:
+            self.hear()
+            self.saving()
+            self._flush()
+            if self.settings.steps is not None and self._step >= self.settings.steps:
+                return True
+        if self.settings.terminal and not self._met:
+            from repro_golden.observe.attach.process import generators
+
+            self._first = generators()
+        known = self._met.get(id(optimizer))
+        if known is None or known[0]() is not optimizer:
+            self._meet(optimizer)
+        return False
+
+    def _meet(self, optimizer: Any) -> None:
+        """Label an optimizer by what tells it from others in every rank and run: its class, and what it updates."""
+        held = self._held_of(optimizer)
+        parameters = held.parameters
+        looks = [(name, tuple(p.shape), str(p.dtype)) for name, p in parameters.items()]
+        about = repr((looks, type(optimizer).__qualname__))
+        label = f"{next(iter(parameters), '')} {hashlib.sha256(about.encode()).hexdigest()[:8]}"
+        alike = self._alike[label]
+        self._alike[label] += 1
+        # the terminal state is theirs, so for that they are kept alive
+        kept = (lambda: optimizer) if self.settings.terminal else weakref.ref(optimizer)
+        self._met[id(optimizer)] = (kept, f"{label} {alike:04d}")
+        if self.settings.record:
+            again = self._seen["input", "start/"]
+            self._seen["input", "start/"] += 1
+            prefix = f"start/optimizer.{again}/" if again else "start/"
+            self._read("input", prefix, held.weights())
+            self._read("input", f"{prefix}main/", held.mains())
+
+    def _held_of(self, optimizer: Any) -> Held:
+        parameters = self.names.of(optimizer)
+        known = self._held_by.get(optimizer)
+        if known is None or known.parameters is not parameters:
+            known = self._held_by[optimizer] = Held(optimizer, parameters, self.names.places(parameters))
+        return known
+
+    @harmless
+    @without_collection
+    def step(self, optimizers: list[Any], skipped: bool) -> None:
+        """Read what the step left behind."""
+        if not self._records.opened:
+            self._open()
+        now = time.perf_counter()
+        if self._began is not None:
+            self._seconds.append(now - self._began)
+        self._began = now
+        self._flush()  # another thread's, which ended while this one was made
+        logged = self._metrics.end()
+        if not self.settings.record:
+            self._held = ({name: _number(value) for name, value in logged.items()}, frozenset())
+            self._step += 1
+            return
+        # in the order of their names, which is the same in every rank and run
+        for optimizer in optimizers:
+            if id(optimizer) not in self._met:  # a wrapper that does not say before what it makes step
+                self._meet(optimizer)
+        labelled = sorted(((self._met[id(o)][1], o) for o in optimizers), key=lambda pair: pair[0])
+        named = [(f"optimizer.{k}/" if k else "", o, self._held_of(o)) for k, (_, o) in enumerate(labelled)]
+        if mixed := self._turns.take(tuple(label for label, _ in labelled)):
+            self._records.refuse(mixed)
+            self.dead = True
+            return
+        self._read_step(named, logged, skipped=skipped)
+        signals, self._signals = self._signals, None
+        self._seen.clear()
+        signals.finish()
+        self._held = ((signals, "+".join(label for label, _ in labelled)), frozenset(logged))
+        self._step += 1
+
+    def _read_step(self, named: Sequence[tuple[str, Any, Held]], logged: Mapping[str, Any], *, skipped: bool) -> None:
+        for prefix, optimizer, held in named:
+            if optimizer is not self._hand:  # whose gradients were read when they were there
+                self._read("grad", prefix, held.gradients())
+        for name, value in logged.items():
+            number = value if isinstance(value, torch.Tensor) else float(value)
+            self._take("grad" if name.partition("?")[0] == "grad_norm" else "loss", name, number)
+        for prefix, optimizer, held in named:
+            for kind, reading in _of(held):
+                self._read("update", prefix + kind, reading)
+            for name, rate in learning_rates(optimizer).items():
+                self._take("update", prefix + name, rate)
+        if skipped:
+            self._take("update", "skipped", 1.0)
+        for prefix, reading in self._beside():
+            self._read("update", prefix, reading)
+
+    def begin_by_hand(self, given: Mapping[int, tuple[torch.Tensor, torch.Tensor]] | None = None) -> None:
+        """A backward pass has ended in a program without an optimizer: what it does next is a step.
+
+        Args:
+            given: Parameters and their gradients, by id, where the program got these and they are not in ``grad``.
+        """
+        if self._begin_by_hand(given or {}):
+            self._stop()
+
+    @harmless
+    @without_collection
+    def _begin_by_hand(self, given: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> bool:
+        known = self._hand.param_groups[0]["params"] if self._hand else []
+        parameters = {
+            id(p): p for p in [*self.around.trained_by_hand(self._step, known), *(p for p, _ in given.values())]
+        }
+        if not parameters:
+            return False
+        self._hand = self._hand or ByHand([])
+        self._hand.param_groups = [{"params": list(parameters.values())}]
+        if self._begin(self._hand, outermost=True):
+            return True
+        if self.settings.record:
+            held = self._held_of(self._hand)
+            gradients = held.gradients()
+            for name, parameter in held.parameters.items():
+                if id(parameter) in given:
+                    gradients.tensors[name] = given[id(parameter)][1]
+            self._read("grad", "", Reading(dict(sorted(gradients.tensors.items())), gradients.places))
+        self._hand_open = True
+        return False
+
+    def end_by_hand(self) -> None:
+        """The next backward pass begins, or an optimizer is made."""
+        if self._hand_open and self._hand is not None:
+            self._hand_open = False
+            self.step([self._hand], skipped=False)
+
+    # -- files
+
+    def _open(self) -> None:
+        from repro_golden.observe.attach.process import facts
+
+        about = facts(self.settings)
+        self._world = about["world"]
+        self._records.open(about)
+        self._files.begin()
+        if multiprocessing.parent_process() is not None:  # a forked child of it ends without `atexit`
+            multiprocessing.util.Finalize(None, self._close, exitpriority=0)
+
+    def _flush(self) -> None:
+        """Write the step that is held back."""
+        if self._held is None:
+            return
+        (held, early), self._held = self._held, None
+        late = self._metrics.late()
+        if not self.settings.record:
+            numbers = held | late
+        else:
+            from repro_golden.trace.writer import metric_row
+
+            signals, label = held
+            more = [metric_row("loss", name, value) for name, value in late.items()]
+            after, self._after = self._after, None
+            more += [row for row in self._files.rows() if not self._is_ignored(row.name)]
+            more += after.rows() if after is not None else []
+            self._records.write(signals.pack(self._step - 1, label, lambda row: _as_metric(row, early), more))
+            numbers = {row.name: number_of(row) for row in signals.loose if row.name in early and row.dtype == "metric"}
+            numbers |= late
+        if self.settings.terminal:
+            self._logged += [(self._step - 1, name, value.hex()) for name, value in sorted(numbers.items())]
+
+    def _stop(self) -> None:
+        """End this process, with its files flushed and no more: the steps that were asked for are made."""
+        self._close(stopped=True)
+        with contextlib.suppress(Exception):
+            for child in multiprocessing.active_children():
+                child.terminate()
+        deadline = time.monotonic() + _PATIENCE
+        with contextlib.suppress(Exception):
+            while time.monotonic() < deadline and self._records.stopped() < self._world:
+                time.sleep(0.01)
+        for stream in [o for o in gc.get_objects() if issubclass(type(o), io.IOBase)]:
+            with contextlib.suppress(Exception):  # closed, or not for writing
+                stream.flush()
+        os._exit(0)
+
+    def _close(self, *, stopped: bool = False) -> None:
+        if not stopped:
+            self.end_by_hand()
+        if self._records.opened:
+            self._finish(stopped)
+
+    @harmless
+    def _finish(self, stopped: bool) -> None:
+        if not stopped:
+            self._metrics.left()
+            if self._held is not None and self.settings.record:
+                self._read_end()
+        self._put_end(stopped)
+        self.dead = True
+
+    def _read_end(self) -> None:
+        """What is still alive, as it is now: it may have been changed after the last step.
+
+        A program has taken down its process groups by now, so what asks for them then is not read.
+        """
+        try:
+            found = list(self._ending())
+        except (AssertionError, RuntimeError, ValueError) as error:
+            self.around.unread["the state at the end"] = one_line(f"{type(error).__name__}: {error}")[:100]
+            # without a sign of it this run would pass for one that was stopped, whose last files prove nothing
+            self._late().take("update", UNREAD, {"": torch.zeros(1)}, None)
+            return
+        for prefix, reading in found:
+            if reading.tensors:
+                self._late().take("update", f"end/{prefix}", of_parts(reading.tensors), reading.places or None)
+
+    def _ending(self) -> Iterator[tuple[str, Reading]]:
+        alive = sorted((label, o) for optimizer, label in self._met.values() if (o := optimizer()) is not None)
+        for k, (_, optimizer) in enumerate(alive):
+            prefix = f"optimizer.{k}/" if k else ""
+            for kind, reading in _of(self._held_of(optimizer)):
+                yield prefix + kind, reading
+            rates = learning_rates(optimizer).items()
+            yield prefix, Reading({name: torch.as_tensor(rate, dtype=torch.float64) for name, rate in rates}, {})
+        yield from self._beside(end=True)
+
+    @harmless
+    def settle(self) -> None:
+        """Write the step that is held back and say that it may be the last: Ray ends its workers without `atexit`."""
+        if self._held is not None:
+            self._put_end(stopped=False)
+
+    def _put_end(self, stopped: bool) -> None:
+        from repro_golden.observe.attach.process import terminal
+
+        self._flush()
+        if self.settings.terminal:
+            met = [optimizer() for optimizer, _ in self._met.values()]
+            self._records.put(".terminal", terminal(met, self.names, self._first, self._logged))
+        end = {"steps": self._step, "stopped": stopped, "ignored": self._metrics.ignored}
+        unread = self.around.unread | self._files.unread
+        end["unread"] = dict(sorted(unread.items()))
+        self._records.put(".end", end | {"spent": measure(self._seconds)})
+
+    def fail(self, error: Exception) -> None:
+        """End the recording; the program goes on."""
+        self.dead = True
+        with contextlib.suppress(Exception), torch.no_grad():
+            self._flush()  # the step before is whole
+        self._held = None
+        self._records.blame(error)
+        text = one_line(f"{type(error).__name__}: {error}")[:300]
+        with contextlib.suppress(Exception):  # the program's stderr may be closed, or full
+            print(f"repro: recording stopped at step {self._step} ({text}); the program goes on", file=sys.stderr)
+
+
+def _of(held: Held) -> Iterator[tuple[str, Reading]]:
+    """What an optimizer holds, by the prefix of its names."""
+    yield "", held.weights()
+    for kind, reading in held.state().items():
+        yield f"{kind}/", reading
+
+
+def _text(name: object) -> str:
+    """A name that can be written: as it is, but for lone surrogates."""
+    return str(name).encode("utf-8", "replace").decode("utf-8")
+
+
+def _number(value: Any) -> float:
+    return float(value.item() if isinstance(value, torch.Tensor) else value)
+
+
+def _as_metric(row: Any, names: frozenset[str]) -> Any:
+    """The row of a tensor of one number as that of a metric, where that is what was logged."""
+    from repro_golden.trace.model import METRIC
+    from repro_golden.trace.writer import metric_row
+
+    if row.name not in names or row.shape not in ((), (1,)) or row.dtype == METRIC:
+        return row
+    return metric_row(row.phase, row.name, number_of(row))

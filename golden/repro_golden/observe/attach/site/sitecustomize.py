@@ -1,0 +1,185 @@
+"""Found on PYTHONPATH by every Python process under `repro trace`: waits for torch, then arms the recorder.
+
+It runs in the user's environment and speaks to nobody else: standard library only, any Python from 3.10 on. A process
+that never imports torch pays for one more entry of `sys.meta_path`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from typing import Any
+
+
+def _chain() -> None:
+    """Run the sitecustomize that ours hides, if there is one."""
+    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - no pathlib at start-up
+    _sites.append(os.path.dirname(here) if "__path__" in globals() else here)  # noqa: PTH120
+    rest = [p for p in sys.path if os.path.abspath(p or ".") not in _sites]  # noqa: PTH100
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", rest)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+class When:
+    """A finder that lets the others find a module, and does one thing once it has been imported.
+
+    Another thing may be done before, when it is first looked for.
+    """
+
+    def __init__(self, name: str, then: Any, sought: Any = lambda: None) -> None:
+        self._name, self._then, self._sought, self._asking = name, then, sought, False
+        if name in sys.modules:
+            then(sys.modules[name])
+        else:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Nothing for any other module."""
+        del path, target
+        if name != self._name or self._asking:
+            return None
+        self._sought()
+        self._sought = lambda: None
+        self._asking = True  # a module may be looked for without being imported, and more than once
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asking = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._done)  # type: ignore[assignment]
+        return spec
+
+    def _done(self, module: Any) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._then(module)
+
+
+class _Loader:
+    """A module's own loader, with one thing to do afterwards."""
+
+    def __init__(self, loader: Any, then: Any) -> None:
+        self._loader, self._then = loader, then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: Any) -> Any:
+        """See `importlib.abc.Loader`."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        """Import the module, then do it."""
+        self._loader.exec_module(module)
+        module.__loader__ = module.__spec__.loader = self._loader
+        try:
+            self._then(module)
+        except Exception as error:  # noqa: BLE001 - the program must not notice
+            _say(f"repro: {module.__name__} is not recorded ({type(error).__name__}: {error})")
+
+
+def instrument() -> None:
+    """Make `repro_golden` importable: from its own folder and nothing else of the instrument's environment."""
+    package = os.environ["REPRO_INSTRUMENT"]
+    if not os.path.isdir(package):  # noqa: PTH112 - another node, to which Ray has brought this file as a package
+        package = os.path.join(os.path.dirname(os.path.abspath(__file__)), "repro_golden")  # noqa: PTH100, PTH118, PTH120
+    if "repro_golden" not in sys.modules:
+        path = os.path.join(package, "__init__.py")  # noqa: PTH118
+        spec = importlib.util.spec_from_file_location("repro_golden", path, submodule_search_locations=[package])
+        assert spec is not None and spec.loader is not None  # noqa: PT018
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["repro_golden"] = module
+        spec.loader.exec_module(module)
+
+
+def _mark() -> None:
+    """Say that the recorder is in this process (`attach.unseen`), before torch is loaded."""
+    with contextlib.suppress(Exception):  # the program goes on
+        import json
+
+        path = os.path.join(json.loads(os.environ["REPRO_TRACE"])["out"], f"armed-{os.getpid()}")  # noqa: PTH118
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o666))
+
+
+def _seek() -> None:
+    _mark()
+    os.register_at_fork(after_in_child=_mark)
+
+
+def _arm(torch: Any) -> None:
+    del torch
+    instrument()
+    from repro_golden.observe.attach.arm import arm
+
+    arm(When)
+
+
+def _arm_ray(utils: Any) -> None:
+    instrument()
+    from repro_golden.observe.attach.ray_workers import arm_ray
+
+    arm_ray(utils, When)
+
+
+def _watch_seeds(module: Any) -> None:
+    """Note it when the program seeds a module's generator: before that its state is another in every run."""
+    seeded: set[str] = sys.__dict__.setdefault("_repro_seeded", set())
+    for name in ("seed", "setstate", "set_state"):
+        set_ = getattr(module, name, None)
+        if set_ is not None:
+            setattr(module, name, _noting(set_, seeded, module.__name__))
+
+
+def _noting(set_: Any, seeded: set[str], name: str) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        out = set_(*args, **kwargs)
+        seeded.add(name)
+        return out
+
+    call.__name__, call.__doc__ = getattr(set_, "__name__", "seed"), getattr(set_, "__doc__", None)
+    return call
+
+
+def _enter() -> None:
+    """Serve a trainer's entry point. Without its flags it would train for real, so then it must not start."""
+    try:
+        instrument()
+        from repro_golden.observe.attach.entry import enter, is_entry
+        from repro_golden.observe.attach.settings import VARIABLE, Settings
+
+        settings = Settings.from_text(os.environ[VARIABLE])
+        entry = settings.entry
+        if entry and is_entry(entry["names"], sys.argv, sys.orig_argv):
+            enter(entry, settings.home, settings.place)
+    except Exception as error:  # noqa: BLE001 - site.py would say it and go on
+        _say(f"repro: no flags could be added ({type(error).__name__}: {error})")
+        os._exit(70)
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(Exception):  # the program's stderr may be closed, or full
+        print("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line), file=sys.stderr)
+
+
+_first = not hasattr(sys, "_repro_sites")
+_sites: list[str] = sys.__dict__.setdefault("_repro_sites", [])  # Ray may put a copy of this file beside it
+try:
+    _chain()
+finally:
+    if _first and os.environ.get("REPRO_TRACE") and os.environ.get("REPRO_INSTRUMENT"):
+        _asked = os.environ["REPRO_TRACE"]
+        if '"entry": {' in _asked:
+            _enter()
+        When("ray._private.utils", _arm_ray)
+        if '"recorder": false' in _asked:
+            pass
+        else:
+            When("random", _watch_seeds)
+            When("numpy.random", _watch_seeds)
+            When("torch", _arm, _seek)

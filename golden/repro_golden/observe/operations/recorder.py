@@ -1,0 +1,462 @@
+"""Records every operation of a step as it passes torch's dispatcher, and changes none.
+
+It runs inside the trainer, so it needs torch and the standard library alone. What it reads of tensors is read with all
+modes of the program disabled; no tensor is kept, no random number is drawn. That it changed no bit is not taken on
+trust: who asked for the recording compares the step's signals with those of the same step without it.
+
+Source of the way from a backward operation to its forward one: autograd numbers its nodes as they are made
+(`torch.autograd.Node._sequence_nr`), a node is made just before its operation is dispatched, and the first operation
+that sees number n + 1 as the next is therefore node n's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from repro_golden.observe.operations.looks import (
+    Facts,
+    Memory,
+    Signature,
+    fills,
+    local,
+    look,
+    memory_of,
+    qualified,
+    readable,
+    signature_of,
+    sort,
+    told,
+)
+from repro_golden.observe.operations.modules import Modules
+from repro_golden.observe.operations.stream import FORMAT, OBSERVED, dump_of
+
+__all__ = ["OperationRecorder"]
+
+_OURS = str(Path(__file__).parents[2])
+_TORCH = str(Path(str(torch.__file__)).parent)
+_PASSED_OVER = tuple(
+    f"{_TORCH}/{part}"
+    for part in ("_ops.py", "utils/_python_dispatch.py", "utils/_contextlib.py", "_dynamo/eval_frame.py")
+)
+_NOWHERE = (1 << 64) - 1
+"""The sequence number of nodes that no operation made: those that accumulate gradients."""
+_NOT_COMPUTED = ("FakeTensor", "FunctionalTensor")
+"""Tensors that torch uses to find out shapes: what is done with them makes no number."""
+_AT_ONCE = 512
+"""Lines that are written together. No buffer of Python's: a fork would write it twice."""
+_WRITERS = 64
+"""How many writers of parts of one memory are remembered."""
+
+
+class OperationRecorder(TorchDispatchMode):
+    """Records what happens between `begin` and `end` in the thread that called `begin`, and in autograd's threads.
+
+    Args:
+        folder: Where the stream and the dumps go.
+        root: The checkout; files below it are named by their path in it.
+        step: The number of the step.
+        rank: Of this process; part of the file's name.
+        dump: Operations, by number, whose inputs and outputs are written whole.
+
+    Attributes:
+        preparing: Whether the trainer is still being made; it no longer is once a module, a backward pass or an
+            optimizer has run.
+    """
+
+    def __init__(self, folder: Path, root: str, step: int, rank: int = 0, dump: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.step, self.preparing = step, False
+        self._folder, self._rank, self._dump = folder, rank, frozenset(dump)
+        self._root = root.rstrip("/") + "/"
+        self._modules = Modules()
+        self._optimizing, self._shown, self._back = False, "", False
+        self._problem = ""
+        self._count = 0
+        self._file, self._part = -1, Path()
+        self._lines: list[str] = []
+        self._collector: Any = None
+        self._read = 0
+        self._stacks: dict[tuple[Any, ...], int] = {}
+        self._kept: dict[CodeType, bool] = {}
+        self._of_node: dict[int, int] = {}
+        self._seen = -1
+        self._made: dict[Signature, int] = {}
+        self._wrote: dict[Memory, list[int]] = {}
+        self._since: dict[Memory, int] = {}
+        self._numbers: dict[str, int] = {}
+        self._values_of: dict[Signature, tuple[int | str, tuple[int, int]]] = {}
+        self._readings: list[tuple[Any, int]] = []
+        self._singles: dict[torch.device, Any] = {}
+        self._small: Callable[[torch.Tensor], tuple[int, int] | None] = _nothing
+        self._known: dict[Any, Facts] = {}
+        self._empty: set[Memory] = set()
+
+    # -- what is under way
+
+    def open(self) -> None:
+        """Make ready: the stream's file, and what reads tensors, which may have to be compiled first."""
+        from repro_golden.trace.signals import collector
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._part = self._folder / f"{os.getpid()}.part"
+        self._file = os.open(self._part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o666)
+        register_optimizer_step_pre_hook(self._stepping)
+        register_optimizer_step_post_hook(self._stepped)
+        self._line({"format": FORMAT, "step": self.step, "rank": self._rank, "pid": os.getpid()})
+        with _unseen():
+            first = collector()
+            first.add([torch.zeros(2)], [None])
+            first.finish().result()
+        self._collector = collector()
+        with contextlib.suppress(ImportError):  # without NumPy, the collector alone reads
+            from repro_golden.fingerprint.tensors import lanes_of_small
+
+            lanes_of_small(torch.zeros(2))
+            self._small = lanes_of_small
+
+    def begin(self) -> None:
+        """Record from here on, until `pause`."""
+        self._seen = _next_node() - 1
+        self._modules.follow()
+        self.__enter__()
+
+    def pause(self) -> None:
+        """Record nothing more, until `begin`."""
+        if _innermost() is self:
+            self.__exit__(None, None, None)
+        else:  # the program has entered a mode since and not left it, and leaving is by turns
+            self._problem = self._problem or "the program left a dispatch mode of its own under way at the step's end"
+        self._modules.let_go()
+
+    def abandon(self) -> None:
+        """In the child of a fork: record nothing, and leave the file to the parent."""
+        self._problem = "forked"
+        self._lines.clear()
+
+    def close(self) -> None:
+        """Write the stream's end; only now it goes by its own name."""
+        with _unseen():
+            found: dict[Any, list[str]] = {
+                None: [_hex(s[0].lanes.a, s[0].lanes.b) for s in self._collector.finish().result()]
+            }
+            found |= {
+                one: [_hex(*lanes) for lanes in one.result()] for one in self._singles.values() if one is not None
+            }
+            contents = [found[source][number] for source, number in self._readings]
+        self._line({"contents": contents})
+        self._line({"end": self._problem})
+        self._flush()
+        os.close(self._file)
+        self._part.replace(self._folder / f"rank-{self._rank:05d}.jsonl")
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """A block in which nothing is recorded: the instrument is at work."""
+        with _unseen():
+            yield
+
+    def observed(self, phase: str, name: str, value: object) -> None:
+        """Note that the trainer shows a signal: a tensor, a number, or a mapping of names to tensors."""
+        group = value if isinstance(value, Mapping) else {"": value}
+        self._shown, self._back = phase, self._back and phase in ("grad", "update")
+        with self._guarded(), _unseen():
+            entry = self._entry(OBSERVED, f"{phase} {name}", self._phase())
+            tensors = [(name + key, local(found)) for key, found in group.items() if isinstance(found, torch.Tensor)]
+            entry["in"] = self._values([found for _, found in tensors], [key for key, _ in tensors])
+            if isinstance(value, (int, float)):
+                makers = [self._numbers[repr(float(value))]] if repr(float(value)) in self._numbers else []
+                entry["in"] = [["float", [], repr(float(value)), makers, name]]
+            self._keep(entry)
+
+    def _phase(self) -> str:
+        """Of what is done outside of autograd's backward pass: by what the trainer has shown, and torch's hooks.
+
+        What follows a backward pass belongs to the optimizer until a module runs again: accumulating, clipping.
+        """
+        if self._modules.path or self._optimizing or self._back:
+            self.preparing = False
+        if self.preparing:
+            return "input"
+        if self._modules.path and not self._optimizing:
+            self._back = False
+        return "optimizer" if self._optimizing or self._back or self._shown in ("grad", "update") else "forward"
+
+    def _stepping(self, *_: object) -> None:
+        self._optimizing = True
+
+    def _stepped(self, *_: object) -> None:
+        self._optimizing = False
+
+    # -- one operation
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the operation, and note it."""
+        kwargs = kwargs or {}
+        if any(kind.__name__ in _NOT_COMPUTED for kind in types):
+            return func(*args, **kwargs)
+        if any(
+            kind not in (torch.Tensor, torch.nn.Parameter) for kind in types
+        ):  # a wrapper around plain tensors: what it does with those comes here in its turn
+            return NotImplemented
+        entry = None
+        if not self._problem:
+            with self._guarded(), _unseen():
+                entry = self._before(func, args, kwargs)
+        out = func(*args, **kwargs)
+        if entry is not None:
+            with self._guarded(), _unseen():
+                self._after(entry, func, args, kwargs, out)
+        return out
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """What goes wrong here ends the recording, never the program."""
+        if self._problem:
+            yield
+            return
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - told where the stream is read
+            self._problem = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+    def _before(self, func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+        name = str(func)
+        tensors: list[torch.Tensor] = []
+        arguments = ", ".join(
+            [*(told(a, tensors) for a in args), *(f"{k}={told(v, tensors)}" for k, v in kwargs.items())]
+        )
+        entry = self._entry(name, arguments, "")
+        node: Any = torch._C._current_autograd_node()
+        if node is not None:
+            entry["phase"], entry["node"], self._back = "backward", node.name(), True
+            number = node._sequence_nr()
+            if number != _NOWHERE and number in self._of_node:
+                entry["forward"] = self._of_node[number]
+        else:
+            entry["phase"] = self._phase()
+        facts = self._facts(func)
+        if facts.draws:
+            entry["draws"] = True
+        if facts.view:
+            entry["view"] = True
+        overwritten = {id(t) for t in facts.changed(args, kwargs)} if self._empty else set[int]()
+        entry["in"] = [
+            [*value[:2], "", *value[3:]]
+            if id(tensor) in overwritten and memory_of(tensor) in self._empty  # what lies there is nobody's
+            else value
+            for tensor, value in zip(tensors, self._values(tensors), strict=True)
+        ]
+        self._dumped("in", tensors)
+        entry["stack"] = self._stack()
+        return entry
+
+    def _after(self, entry: dict[str, Any], func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        index = self._count
+        number = _next_node() - 1
+        if number != self._seen:
+            self._seen = number
+            self._of_node.setdefault(number, index)
+        facts, tensors, numbers = self._facts(func), list[torch.Tensor](), list[Any]()
+        sort(out, tensors, numbers)
+        given = list[torch.Tensor]()
+        sort([args, kwargs], given, [])
+        every = [*tensors, *(t for t in facts.changed(args, kwargs) if all(t is not one for one in tensors))]
+        for number in numbers:
+            entry["out"].append([type(number).__name__, [], repr(number), [], ""])
+            self._numbers[repr(number)] = index
+        self._dumped("out", every)
+        known = {memory_of(tensor) for tensor in given}
+        for tensor in every:
+            memory = memory_of(tensor)
+            if memory not in known:  # new, and nothing of what was there before
+                self._since[memory] = index
+            if not facts.view:
+                whole = memory not in known or memory[0] == "none" or fills(tensor)
+                self._wrote[memory] = [index] if whole else [*self._wrote.get(memory, ())[-_WRITERS:], index]
+                (self._empty.add if facts.unwritten else self._empty.discard)(memory)
+            self._made[signature_of(tensor, memory)] = index
+        if facts.unread or facts.view:
+            entry["out"] = [[*look(tensor), "", [], ""] for tensor in every] + entry["out"]
+        else:
+            entry["out"] = self._values(every, made=True) + entry["out"]
+        self._keep(entry)
+
+    def _entry(self, name: str, arguments: str, phase: str) -> dict[str, Any]:
+        entry: dict[str, Any] = {"name": name, "phase": phase, "arguments": arguments, "in": [], "out": []}
+        if self._modules.path:
+            entry["module"] = self._modules.path
+        return entry
+
+    def _keep(self, entry: dict[str, Any]) -> None:
+        """Write an entry: as text it is out of the garbage collector's way."""
+        self._line(entry)
+        self._count += 1
+
+    # -- values
+
+    def _values(
+        self, tensors: Sequence[torch.Tensor], names: Sequence[str] = (), *, made: bool = False
+    ) -> list[list[Any]]:
+        """Notes on tensors; their contents are filled in when the stream is written."""
+        found = []
+        for place, tensor in enumerate(tensors):
+            memory = memory_of(tensor)
+            signature = signature_of(tensor, memory)
+            number = self._number(tensor, memory, signature)
+            makers = [] if made else self._makers(memory, signature)
+            found.append([*look(tensor), number, makers, names[place] if names else ""])
+        return found
+
+    def _number(self, tensor: torch.Tensor, memory: Memory, signature: Signature) -> int | str:
+        """What a tensor holds, or the number of its reading; the last one serves as long as nobody says he wrote."""
+        state = (self._wrote.get(memory, [-1])[-1], tensor._version)
+        known = self._values_of.get(signature)
+        if known is not None and known[1] == state:
+            return known[0]
+        number: int | str = ""
+        if not readable(tensor):
+            pass
+        elif (lanes := self._small(tensor)) is not None:
+            number = _hex(*lanes)
+        else:
+            number = len(self._readings)
+            self._readings.append(self._singly(tensor) or self._collected(tensor))
+        self._values_of[signature] = (number, state)
+        return number
+
+    def _singly(self, tensor: torch.Tensor) -> tuple[Any, int] | None:
+        """A reading of its own on the device; None where that does not go."""
+        if not tensor.is_cuda or tensor.is_conj() or tensor.is_neg():
+            return None
+        if tensor.device not in self._singles:
+            self._singles[tensor.device] = _singles(tensor.device)
+        singles = self._singles[tensor.device]
+        slot = None if singles is None else singles.add(tensor)
+        return None if slot is None else (singles, slot)
+
+    def _collected(self, tensor: torch.Tensor) -> tuple[Any, int]:
+        self._collector.add([tensor], [None])  # with a placement no recipe is kept: each is read but once
+        self._read += 1
+        return None, self._read - 1
+
+    def _makers(self, memory: Memory, signature: Signature) -> list[int]:
+        since, found = self._since.get(memory, -1), []
+        maker = self._made.get(signature, -1)
+        if maker >= max(since, 0):
+            found.append(maker)
+        return found + [writer for writer in self._wrote.get(memory, ()) if writer not in found]
+
+    def _facts(self, func: Any) -> Facts:
+        facts = self._known.get(func)
+        if facts is None:
+            facts = self._known[func] = Facts(func)
+        return facts
+
+    def _dumped(self, kind: str, tensors: Sequence[torch.Tensor]) -> None:
+        index = self._count
+        if index not in self._dump:
+            return
+        for place, tensor in enumerate(tensors):
+            if readable(tensor):
+                dump_of(self._folder, index, kind, place).write_bytes(_bytes(tensor))
+
+    # -- where it was asked for
+
+    def _stack(self) -> int:
+        frame: FrameType | None = sys._getframe(2)
+        found: list[tuple[CodeType, int]] = []
+        while frame is not None:
+            code = frame.f_code
+            kept = self._kept.get(code)
+            if kept is None:
+                file = code.co_filename
+                kept = self._kept[code] = not file.startswith((_OURS, *_PASSED_OVER))
+            if kept:
+                found.append((code, frame.f_lineno))
+            frame = frame.f_back
+        key = tuple(found)
+        number = self._stacks.get(key)
+        if number is None:
+            number = self._stacks[key] = len(self._stacks)
+            files = [code.co_filename.removeprefix(self._root) for code, _ in found]
+            names = [qualified(code) for code, _ in found]
+            self._line({"frames": list(zip(files, (line for _, line in found), names, strict=True))})
+        return number
+
+    # -- the file
+
+    def _line(self, value: Mapping[str, Any]) -> None:
+        self._lines.append(json.dumps(value, separators=(",", ":")))
+        if len(self._lines) >= _AT_ONCE:
+            self._flush()
+
+    def _flush(self) -> None:
+        view = memoryview("".join(f"{line}\n" for line in self._lines).encode())
+        self._lines.clear()
+        while view:
+            view = view[os.write(self._file, view) :]
+
+
+@contextlib.contextmanager
+def _unseen() -> Iterator[None]:
+    """A block whose own operations are nobody's business: no mode of the program, no gradient, no subclass."""
+    before = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(False)
+    try:
+        if torch._C._len_torch_dispatch_stack():
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                yield
+        else:
+            with torch._C.DisableTorchFunction():
+                yield
+    finally:
+        torch._C._set_grad_enabled(before)
+
+
+def _hex(a: int, b: int) -> str:
+    return f"{a:016x}{b:016x}"
+
+
+def _singles(device: torch.device) -> Any:
+    """What reads tensors of a device one by one; None where the collector must, which says why."""
+    try:
+        from repro_golden.fingerprint.backends import _gpu_ready
+        from repro_golden.fingerprint.singles import Singles
+    except ImportError:
+        return None
+    return Singles(device) if _gpu_ready(device) else None
+
+
+def _nothing(_: torch.Tensor) -> None:
+    return None
+
+
+def _innermost() -> Any:
+    """The dispatch mode that was entered last."""
+    depth = torch._C._len_torch_dispatch_stack()
+    return torch._C._get_dispatch_stack_at(depth - 1) if depth else None
+
+
+def _next_node() -> int:
+    """The number that autograd's next node of this thread gets."""
+    number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+    return number
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    from repro_golden.trace.signals import collector
+
+    reading = collector()
+    reading.add([tensor], keep=True)
+    return reading.finish().result()[0][0].values or b""

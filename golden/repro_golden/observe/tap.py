@@ -1,0 +1,85 @@
+"""Changing or writing out one signal as it passes, under its canonical name.
+
+A canonical tensor may lie in several local ones, on several ranks, and a local one may hold parts of several. The
+planted change is made to its first element, by whoever holds that: one owner, or all replicas alike, so that replicas
+do not part.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from repro_golden.fingerprint import content
+from repro_golden.fingerprint.distributed import local_of
+from repro_golden.fingerprint.placement import Part, read, whole
+from repro_golden.observe.perturbation import plant_one_ulp
+from repro_golden.observe.pieces import At, Piece, box
+
+__all__ = ["Aim"]
+
+
+class Aim:
+    """Plants a change of one ULP in one signal, and writes others out.
+
+    Args:
+        plant: ``[step, phase, name]`` of the signal to change before it is fingerprinted.
+        dump: ``[step, phase, name]`` of the signals whose whole content is wanted.
+        keep: Takes the pieces of such a signal that one tensor holds.
+        rank: Of this process, where there are several: ``NAME@RANK`` means the signal of that rank alone.
+    """
+
+    def __init__(
+        self,
+        plant: Sequence[Any] | None,
+        dump: Iterable[Sequence[Any]],
+        keep: Callable[[At, list[Piece]], None],
+        rank: int | None = None,
+    ) -> None:
+        self._plant = None if plant is None else tuple(plant)
+        self._dump = {tuple(wanted) for wanted in dump}
+        self._keep, self._rank = keep, rank
+        self._steps = {at[0] for at in self._dump} | ({self._plant[0]} if self._plant else set())
+
+    def take(self, step: int, phase: str, name: str, value: object, placement: Any = None) -> None:
+        """Look at what is observed; arguments as `Signals.take` has them."""
+        if step not in self._steps:
+            return
+        group = value if isinstance(value, Mapping) else {"": value}
+        where = placement if isinstance(value, Mapping) else {"": placement}
+        for key, tensor in group.items():
+            if isinstance(tensor, torch.Tensor):
+                self._look(step, phase, name + key, tensor, where and where.get(key))
+
+    def _look(self, step: int, phase: str, name: str, tensor: torch.Tensor, placement: Any) -> None:
+        local, own = local_of(tensor)
+        placed = own or whole("", tuple(local.shape)) if placement is None else read(placement)
+        by_name = itertools.groupby(sorted(placed.parts, key=lambda part: part.name), lambda part: part.name or name)
+        for canonical, parts in ((found, list(group)) for found, group in by_name):
+            every = [(step, phase, canonical)]
+            every += [] if self._rank is None else [(step, phase, f"{canonical}@{self._rank}")]
+            if self._plant in every:
+                _plant(local, parts)
+            for at in every:
+                if at in self._dump:
+                    self._keep(at, list(_pieces(local, parts)))
+
+
+def _plant(local: torch.Tensor, parts: Iterable[Part]) -> None:
+    for part in parts:
+        if part.elements and part.at == 0:
+            index = np.unravel_index(part.start, tuple(local.shape)) if local.ndim else ()
+            plant_one_ulp(local[tuple(int(i) for i in index)])
+            return
+
+
+def _pieces(local: torch.Tensor, parts: Iterable[Part]) -> Iterator[Piece]:
+    raw = content(local)
+    for part in parts:
+        if part.elements:
+            held = box(raw, raw.nbytes // local.numel(), part.start, part.size, part.step)
+            yield Piece(part.shape, part.size, part.at, part.to, held.tobytes())

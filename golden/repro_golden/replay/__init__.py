@@ -1,0 +1,1 @@
+"""Runs of a subject in processes of their own, of one rank or of many."""

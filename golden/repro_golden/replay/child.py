@@ -1,0 +1,329 @@
+"""The replay child, ``python -m repro_golden.replay.child JOB``: the only process in which instrument and subject meet.
+
+It loads the subject by the name that the case gives, checks its door, and makes each run of the job. Whatever the
+subject does wrong becomes one entry of the result file; the traceback goes to the output. Where several ranks train,
+each is such a process (`team`) with the same job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import json
+import os
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from repro_golden.base.canonical import write_atomic
+from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.replay.rank_group import Team, lost_a_peer
+from repro_golden.replay.usage import measure
+
+if TYPE_CHECKING:
+    from repro_golden.observe.weight_sync import SyncJudge
+
+__all__ = ["main"]
+
+CONTRACTS = (1,)
+"""The doors this instrument can open (`repro_core.CONTRACT`)."""
+
+
+_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO, errno.EADDRINUSE)
+
+
+class _SubjectError(Exception):
+    """The subject's own fault. What the machine lacks is never that: see `_blame`."""
+
+    def __init__(self, stage: str, step: int, error: BaseException | str) -> None:
+        self.stage, self.step = stage, step
+        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        self.message = " ".join(text.split())[:500]
+        super().__init__(self.message)
+        self.peer, self.at = lost_a_peer(error), time.time()
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types; ``peer`` and ``at`` tell which of several ranks failed first."""
+        return {key: getattr(self, key) for key in ("stage", "step", "message", "peer", "at")}
+
+
+def _blame(stage: str, step: int, error: BaseException) -> Exception:
+    """The subject's error, or the machine's where the disk, the memory or a limit of the system gave out."""
+    if isinstance(error, (MachineFailureError, _SubjectError)):
+        return error
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _MACHINE):
+        name = type(error).__name__
+        return MachineFailureError(f"the machine failed the trainer ({name}: {error}): free what it lacks")
+    return _SubjectError(stage, step, error)
+
+
+def main(argv: list[str]) -> int:
+    """Make the runs of one job file; the result file holds them, or why there are none."""
+    job = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+    team = Team.of(job)
+    result: dict[str, Any]
+    try:
+        door = open_door(job["case"]["subject"], Path(job["root"]))
+        teams = [team and team.of_run(number) for number in range(len(job["runs"]))]
+        result = {"runs": [_run(door, job, run, own) for run, own in zip(job["runs"], teams, strict=True)]}
+    except _SubjectError as error:
+        traceback.print_exc()
+        result = {"failure": error.to_mapping()}
+    except ReproError as error:
+        result = {"refused": str(error), "machine": isinstance(error, MachineFailureError)}
+    write_atomic(team.result if team else Path(job["result"]), json.dumps(result))
+    if team:
+        team.leave()
+    return 0
+
+
+def open_door(subject: dict[str, Any], root: Path) -> ModuleType:
+    """Import the subject and check that it is the one meant, and that its door is one we know."""
+    try:
+        door = importlib.import_module(subject["module"])
+    except BaseException as error:
+        raise _blame("import", -1, error) from error
+    where = Path(door.__file__ or "").resolve()
+    if subject["path"] and not where.is_relative_to((root / subject["path"]).resolve()):
+        message = f"{subject['module']} is not under {subject['path']}/ of this commit"
+        raise _SubjectError("import", -1, message)
+    if getattr(door, "CONTRACT", None) not in CONTRACTS:
+        found = getattr(door, "CONTRACT", "none")
+        raise _SubjectError("contract", -1, f"CONTRACT {found} is unknown here (known: {CONTRACTS})")
+    return door
+
+
+def _run(door: ModuleType, job: dict[str, Any], run: dict[str, Any], team: Team | None) -> dict[str, Any]:
+    from repro_golden.store.rollouts import RolloutSet
+
+    case = job["case"]
+    recorded = RolloutSet(Path(run["rollouts"])) if run["rollouts"] else None
+    operations = _Operations(run["operations"], team.rank if team else 0)
+    about = {"config": case["subject"]["config"], "root": job["root"]}
+    judge: SyncJudge | None = None
+    if not recorded:  # an engine may be asked, to which weights are brought
+        from repro_golden.observe.weight_sync import SyncJudge
+
+        about["sync"] = judge = SyncJudge(team, lambda line: print(line, flush=True))
+    if not run["train"]:
+        return _only_rollouts(door, about, run, team)
+    try:
+        with operations.making(run["first_step"]):
+            subject = door.build(about)
+    except BaseException as error:
+        raise _blame("build", -1, error) from error
+    try:
+        if run["load"]:
+            subject.load(run["load"])
+    except BaseException as error:
+        raise _blame("load", -1, error) from error
+    recorder = _recorder(job, run, recorded.digest if recorded else "", subject.position[0], team)
+    return _train(door, subject, recorder, run, recorded, operations, team, judge)
+
+
+def _only_rollouts(door: ModuleType, about: dict[str, Any], run: dict[str, Any], team: Team | None) -> dict[str, Any]:
+    """Sample as many rollouts as the run has steps with the starting weights; of several ranks the first does."""
+    nothing = {"steps": 0, "diverged": False, "terminal": {}, "seconds": []}
+    if team and team.rank:
+        return nothing
+    try:
+        source = door.rollouts_only(about)
+    except BaseException as error:
+        raise _blame("build", -1, error) from error
+    try:
+        for rollout_id in range(run["steps"]):
+            _write_rollout(run, rollout_id, source.sample(rollout_id), about["sync"])
+    except BaseException as error:
+        raise _blame("start", -1, error) from error
+    finally:
+        source.close()
+    return nothing
+
+
+def _write_rollout(run: dict[str, Any], rollout_id: int, rollout: Any, judge: SyncJudge | None) -> None:
+    """Write a sampled rollout, with a fingerprint of the weights where an engine's own have sampled it."""
+    from repro_golden.store.rollouts import RolloutData, write_rollout
+
+    weights = {"weights": judge.digest} if judge and judge.digest else {}
+    path = Path(run["save_rollouts"]) / f"{rollout_id}.safetensors"
+    write_rollout(path, RolloutData({**rollout.meta, **weights}, rollout.tensors))
+
+
+def _train(
+    door: ModuleType, subject: Any, recorder: Any, run: dict[str, Any], recorded: Any, operations: _Operations,
+    team: Team | None, judge: SyncJudge | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Feed rollouts until the steps are made or a root differs from the baseline's, which one of several cannot see."""
+    from repro_golden.compare.parting import Parting
+
+    parting = Parting(None if team else run["baseline"], run["trace"])
+    states = _States({int(step): Path(folder) for step, folder in run["states"].items()}, run["states_budget"], team)
+    next_step, rollout_id = subject.position
+    step, made, diverged, seconds = next_step - 1, 0, False, list[float]()
+    observe = operations.observing(recorder or (lambda *_, **__: None))
+    last_begun = time.perf_counter()
+    states.save(subject, next_step)
+    while made < run["steps"] and not diverged:
+        data = recorded.read(rollout_id) if recorded else None
+        try:
+            rollout = door.Rollout(data.meta, data.tensors) if data else subject.sample(rollout_id)
+            if run["save_rollouts"] and (team is None or team.rank == 0):
+                _write_rollout(run, rollout_id, rollout, judge)
+            updates = iter(subject.train(rollout, observe))
+            while (done := operations.made(updates, step + 1)) is not None:
+                step = done
+                seconds.append(time.perf_counter() - last_begun)
+                made += 1
+                if recorder:
+                    diverged = parting.seen(recorder.end_step(step))
+                if diverged:
+                    break
+                states.save(subject, step + 1)
+                if made == run["steps"]:
+                    break
+                last_begun = time.perf_counter()
+        except BaseException as error:
+            raise _blame("step" if made else "start", step + 1, error) from error
+        rollout_id += 1
+    try:
+        terminal = _terminal(subject) if run["terminal"] else {}
+        if run["checkpoint"]:
+            subject.save(run["checkpoint"])
+    except BaseException as error:
+        raise _blame("step", step, error) from error
+    if recorder:
+        diverged = parting.seen(recorder.drain()) or diverged
+        reason = "diverged" if diverged else "finished"
+        recorder.close({"reason": reason, "terminal": terminal, "spent": measure(seconds)})
+    return {"steps": made, "diverged": diverged, "terminal": terminal, "seconds": seconds}
+
+
+class _Operations:
+    """Records the operations of one step, where that is asked for."""
+
+    def __init__(self, ask: dict[str, Any] | None, rank: int) -> None:
+        self._step, self._recorder = ask["step"] if ask else -1, None
+        if ask:
+            from repro_golden.observe.operations.recorder import OperationRecorder
+
+            self._recorder = OperationRecorder(Path(ask["folder"]), ask["root"], ask["step"], rank, ask["dump"])
+            self._recorder.open()
+
+    @contextlib.contextmanager
+    def making(self, first: int) -> Iterator[None]:
+        """The block in which the trainer is made; what it does there belongs to its first step."""
+        if self._recorder is None or self._step != first:
+            yield
+            return
+        self._recorder.preparing = True
+        with self._recording():
+            yield
+        self._recorder.preparing = False
+
+    @contextlib.contextmanager
+    def _recording(self) -> Iterator[None]:
+        assert self._recorder is not None
+        self._recorder.begin()
+        try:
+            yield
+        finally:
+            self._recorder.pause()
+
+    def made(self, updates: Iterator[int], step: int) -> int | None:
+        """The next update's number, or None; `step` is what it is expected to be."""
+        if self._recorder is None or step != self._step:
+            return next(updates, None)
+        with self._recording():
+            done = next(updates, None)
+        if done is not None:
+            self._recorder.close()
+        return done
+
+    def observing(self, observe: Any) -> Any:
+        """An observer that notes the signals of the recorded step among its operations."""
+        recorder = self._recorder
+        if recorder is None:
+            return observe
+
+        def noted(phase: str, name: str, value: Any, placement: Any = None) -> None:
+            recorder.observed(phase, name, value)
+            with recorder.paused():
+                observe(phase, name, value, placement)
+
+        return noted
+
+
+class _States:
+    """Training states saved at chosen steps. Where they outgrow their budget, those go that leave the smallest gaps."""
+
+    def __init__(self, wanted: dict[int, Path], budget: int | None, team: Team | None) -> None:
+        self._wanted, self._budget, self._team = wanted, budget, team
+        self._sizes: dict[int, int] = {}
+        self._full = False
+
+    def save(self, subject: Any, step: int) -> None:
+        """Save the state before a step, if it is wanted."""
+        if step not in self._wanted or self._full:
+            return
+        try:
+            subject.save(str(self._wanted[step]))
+        except Exception as error:
+            raise _blame("step", step, error) from error
+        if self._budget is None:
+            return
+        # all ranks write to one folder, and must go on saving, or not, together
+        self._full = self._team.agreed(f"state-{step}", lambda: self._trim(step)) if self._team else self._trim(step)
+
+    def _trim(self, step: int) -> bool:
+        """Keep to the budget after the state before a step was saved; whether no other would fit."""
+        assert self._budget is not None
+        self._sizes[step] = sum(p.stat().st_size for p in self._wanted[step].rglob("*") if p.is_file())
+        while sum(self._sizes.values()) > self._budget:
+            kept = [-1, *sorted(self._sizes)]
+            # the widest gap that its going would leave decides; the newest goes only where it is alone
+            gaps = {kept[i]: kept[i + 1] - kept[i - 1] for i in range(1, len(kept) - 1)} or {step: 0}
+            dropped = min(gaps, key=lambda s: (gaps[s], s))
+            shutil.rmtree(self._wanted[dropped])
+            if self._sizes.pop(dropped) > self._budget:  # the others would not fit either
+                return True
+        return False
+
+
+def _recorder(job: dict[str, Any], run: dict[str, Any], rollouts: str, first_step: int, team: Team | None) -> Any:
+    if not run["trace"]:
+        return None
+    from repro_golden.observe.recorder import RankWriter, Recorder
+    from repro_golden.trace import TraceWriter
+
+    def header() -> Any:
+        from repro_golden.case.identity import collect, megatron_layout
+        from repro_golden.trace import Header
+
+        resources = job["case"]["resources"]
+        identity = collect(os.environ, threads=resources["cpus"], ranks=resources["ranks"])
+        identity = identity.replaying().laid_out(megatron_layout(job["case"]["subject"]["config"], resources["ranks"]))
+        return Header(job["case"], rollouts, job["subject"], identity.to_mapping(), run["steps"], first_step)
+
+    writer: TraceWriter | RankWriter
+    if team:
+        said = header().to_mapping() if team.rank == 0 else None
+        writer = RankWriter(team.raw, team.rank, team.ranks, said)
+    else:
+        writer = TraceWriter(Path(run["trace"]), header())
+    return Recorder(writer, first_step, run["plant"], run["dump"])
+
+
+def _terminal(subject: Any) -> dict[str, str]:
+    from repro_golden.fingerprint import fingerprint
+
+    return {name: fingerprint(tensor) for name, tensor in sorted(subject.state().items())}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,387 @@
+"""Runs of a subject in processes of their own: what is asked, what comes back, and how a process is kept in hand."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from repro_golden.base.credentials import handed_on
+from repro_golden.base.disks import FULL, DiskWatch, reserved
+from repro_golden.base.errors import MachineFailureError
+from repro_golden.base.processes import tree_of
+from repro_golden.base.trust import VARIABLE, trust_of
+from repro_golden.case.file import Case
+
+__all__ = [
+    "CancelledError",
+    "Child",
+    "ChildFailure",
+    "Place",
+    "PortTakenError",
+    "Run",
+    "RunResult",
+    "Stage",
+    "base_environment",
+    "blame_the_machine",
+    "blame_the_network",
+    "last_line",
+    "tail",
+    "watched",
+]
+
+Stage = Literal["import", "contract", "build", "load", "start", "step", "timeout"]
+
+BITS_DEFAULTS = {
+    "PYTHONHASHSEED": "0",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+    "NCCL_ALGO": "Ring",
+}
+"""Variables that decide bits and come too late when they are set inside the process; a case's own `env` wins."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a subject's code lies.
+
+    Attributes:
+        root: The checkout or worktree.
+        commit: The commit that it is, or None for a checkout with changes of its own.
+        tree: git's hash of the subject's folder, or None likewise.
+        home: The user's own checkout, where `root` is a worktree of it; None where it is that checkout.
+        variables: Environment variables of its processes here, such as the GPUs that they may use.
+    """
+
+    root: Path
+    commit: str | None = None
+    tree: str | None = None
+    home: Path | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a subject.
+
+    Attributes:
+        steps: How many optimizer updates to make.
+        rollouts: Folder of recorded rollouts to train on; None samples them with the policy as it trains.
+        save_rollouts: Folder that sampled rollouts are written to.
+        trace: Folder the trace is written to; None observes nothing.
+        baseline: A trace; the run ends with the first step whose root differs from it.
+        plant: ``[step, phase, name]`` of the signal that gets a one-ULP change.
+        dump: ``[step, phase, name]`` of signals whose whole values are written beside the trace.
+        states: Steps before which the training state is saved, with the folder for each; of a command one at most.
+        states_budget: Bytes that these may take together; None for no limit.
+        load: Folder of the state to start from.
+        first_step: The step that this state lies before.
+        checkpoint: Folder that the subject's final checkpoint is written to; a command's token ``{checkpoint}``.
+        terminal: Whether to fingerprint the final state.
+        operations: ``{"folder": …, "root": …, "step": …, "dump": [numbers]}``: the step whose operations are recorded,
+            where to, the checkout, and which of them are written with all that they read and made.
+        train: Whether anything is trained; otherwise `steps` rollouts are sampled with the starting weights.
+    """
+
+    steps: int
+    rollouts: str | None = None
+    save_rollouts: str | None = None
+    trace: str | None = None
+    baseline: str | None = None
+    plant: Sequence[Any] | None = None
+    dump: Sequence[Sequence[Any]] = ()
+    states: Mapping[int, str] = field(default_factory=dict)
+    states_budget: int | None = None
+    load: str | None = None
+    first_step: int = 0
+    checkpoint: str | None = None
+    terminal: bool = False
+    operations: Mapping[str, Any] | None = None
+    train: bool = True
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a finished run says of itself.
+
+    Attributes:
+        steps: Updates made.
+        diverged: Whether it ended at a divergence from its baseline.
+        terminal: Fingerprint of every tensor of the final state, by name.
+        seconds: Wall time of each step, for cost figures.
+    """
+
+    steps: int
+    diverged: bool
+    terminal: Mapping[str, str]
+    seconds: Sequence[float]
+
+
+@dataclass(eq=False)
+class ChildFailure(Exception):  # noqa: N818 - not an error of ours: the subject's own failure, which is data
+    """The subject failed. `stage` says where; only ``step`` (after its first update) and ``timeout`` trained at all.
+
+    Attributes:
+        stage: Where.
+        step: The step under way, or -1.
+        message: The exception in one line.
+        log: The file that holds its output and traceback.
+    """
+
+    stage: Stage
+    step: int
+    message: str
+    log: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.message} (at {self.stage}{f' {self.step}' if self.stage == 'step' else ''}; output in {self.log})"
+        )
+
+
+class CancelledError(Exception):
+    """The child was ended because nobody needs its answer any more."""
+
+
+def base_environment(case: Case) -> dict[str, str]:
+    """The environment that every kind of child starts from, with what decides bits.
+
+    Nothing of Python's search path is in it, and no secret that the case does not pass on by name.
+    """
+    environment = handed_on(os.environ, case.subject.pass_env)
+    for name in ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"):
+        environment.pop(name, None)
+    if trust := trust_of(os.environ):  # what it says is not handed on, and a child may run repro
+        environment[VARIABLE] = trust
+    threads = str(case.resources.cpus)
+    environment |= BITS_DEFAULTS | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    return environment | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
+
+
+@dataclass(frozen=True)
+class Child:
+    """One process, of which nothing is left behind when it ends or is ended: see `processes`.
+
+    Attributes:
+        command: Program and arguments.
+        cwd: Where it starts.
+        environment: All of its variables.
+        log: File that its output is added to.
+        limit: Seconds it may take.
+        keep: Open files of ours that it holds as long as it lives.
+        bound: Whether it dies with us. One that is not must hold a lock on what it changes.
+        beside: Of the process's number, what is done while it runs.
+    """
+
+    command: Sequence[str]
+    cwd: Path
+    environment: Mapping[str, str]
+    log: Path
+    limit: float
+    keep: Sequence[int] = ()
+    bound: bool = True
+    beside: Callable[[int], contextlib.AbstractContextManager[Any]] | None = None
+
+    def run(self, cancel: threading.Event | None = None, enough: Callable[[], bool] | None = None) -> int:
+        """Its exit code; negative where a signal ended it.
+
+        Args:
+            cancel: Ends it when set.
+            enough: Asked now and then; once it says so, the process has done what was wanted and is ended.
+
+        Raises:
+            CancelledError: `cancel` was set.
+            ChildFailure: it ran out of time.
+            OSError: it could not be started.
+        """
+        with self.started() as process, self.beside(process.pid) if self.beside else contextlib.nullcontext():
+            self._wait(process, cancel, enough)
+        return process.returncode
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[subprocess.Popen[bytes]]:
+        """The process, of which nothing outlives the block.
+
+        Raises:
+            OSError: it could not be started.
+        """
+        with (
+            self.log.open("ab") as output,
+            reserved(output),
+            tree_of(
+                self.command, cwd=self.cwd, environment=self.environment, output=output,
+                keep=self.keep, bound=self.bound,
+            ) as process,
+        ):  # fmt: skip
+            yield process
+
+    def _wait(
+        self, process: subprocess.Popen[bytes], cancel: threading.Event | None, enough: Callable[[], bool] | None
+    ) -> None:
+        deadline = time.monotonic() + self.limit
+        while (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(min(0.2, left) if cancel or enough else left)
+                return
+            if cancel and cancel.is_set():
+                raise CancelledError
+            if enough and enough():
+                return
+        raise ChildFailure("timeout", -1, f"no end within {self.limit:g} s: raise subject.timeout", str(self.log))
+
+
+# -- whose failure it was
+
+_LAST = 50
+"""Lines of output that are searched: behind the cause come the tracebacks of other ranks and the launcher's summary."""
+_KILLED = re.compile(
+    r"exitcode\s*: -(?P<a>9|7)\b"  # torchrun
+    r"|Signal (?P<b>9|7) \(SIG(?:KILL|BUS)\)"
+    r"|return code = -(?P<c>9|7)\b"  # deepspeed
+    r"|exited on signal (?P<d>9|7)\b"  # mpirun
+    r"|terminated with signal (?P<e>SIGKILL|SIGBUS)\b"  # torch.multiprocessing
+    r"|is killed by signal: (?P<f>Killed|Bus error)"  # torch.utils.data
+)
+"""What launchers print of a process that was killed. One that they terminate themselves gets another signal."""
+_TOO_LARGE = "[Errno 27] File too large"
+_LACKS = {
+    "No space left on device": "no space left on the disk; free some and run again",
+    "Disk quota exceeded": "no space left on the disk; free some and run again",
+    "Address already in use": "the trainer's port is in use; end what holds it, or run again",
+    "EADDRINUSE": "the trainer's port is in use; end what holds it, or run again",
+}
+_NETWORK = re.compile(
+    r"(?:temporary )?failure in name resolution|name or service not known|nodename nor servname"
+    r"|could not resolve (?:host|proxy)|failed to lookup address|nameresolutionerror|\bEAI_AGAIN\b"
+    r"|dns error|network is (?:unreachable|down)"
+    r"|no route to host|host is unreachable|connection (?:refused|reset|timed out|aborted|broken)"
+    r"|failed to establish a new connection|failed to connect to|max retries exceeded|too many retries"
+    r"|(?:read|operation|request|connect(?:ion)?) timed out|tls handshake timeout|error sending request"
+    r"|remote end closed connection|remote end hung up unexpectedly|\bincompleteread\b|unexpected_eof_while_reading"
+    r"|too many 50[234] error responses"
+    r"|\b50[234] (?:server error|bad gateway|service (?:temporarily )?unavailable|gateway time-?out)"
+    r"|(?:http (?:status )?(?:code |error )|returned error: |status code:? )50[234]\b|429 (?:client error|too many)",
+    re.IGNORECASE,
+)
+"""What pip, uv, git, curl and their like say where the network or an index fails them."""
+
+
+class PortTakenError(MachineFailureError):
+    """The port at which ranks were to meet is in use."""
+
+
+def blame_the_machine(code: int, log: Path, who: str = "the trainer") -> None:
+    """Raise where a child that ended with `code` was ended by the machine and not by itself.
+
+    A segmentation fault is the subject's; so is a device that is out of memory.
+
+    Args:
+        code: Its exit code.
+        log: Its output.
+        who: What it is called.
+
+    Raises:
+        PortTakenError: the port is in use.
+        MachineFailureError: a signal to it or to a rank of it, or a full disk.
+    """
+    number = -code if code < 0 else code - 128  # a shell reports its child's signal so
+    limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY  # else it set the limit itself
+    output = tail(log)
+    if limited and (number == signal.SIGXFSZ or _TOO_LARGE in output):
+        raise MachineFailureError(f"{who} met the limit on file sizes: raise it (ulimit -f) and run again")
+    if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGBUS):
+        raise _killed(who, signal.Signals(number).name)
+    output = _last_lines(output)
+    if found := _KILLED.search(output):
+        raise _killed("a process of the trainer", "SIGKILL" if found[found.lastgroup or 0] in _KILL else "SIGBUS")
+    for text, message in _LACKS.items():
+        if text in output:
+            raise (PortTakenError if "port" in message else MachineFailureError)(message)
+
+
+_KILL = ("9", "SIGKILL", "Killed")
+
+
+def _killed(who: str, name: str) -> MachineFailureError:
+    what = "memory or /dev/shm" if name == "SIGBUS" else "memory"
+    return MachineFailureError(f"{who} was killed by {name}; free {what} and run again")
+
+
+def blame_the_network(what: str, log: Path) -> None:
+    """Raise where the output of a command that fetches and builds tells of a network that failed it.
+
+    Raises:
+        MachineFailureError: it does.
+    """
+    if found := _NETWORK.search(_last_lines(tail(log))):
+        last = last_line(log)
+        raise MachineFailureError(f"{what} failed for want of a network ({found[0].lower()}): run again ({last})")
+
+
+@contextlib.contextmanager
+def watched(place: Place, log: Path, variables: Mapping[str, str], told: Iterable[Path] = ()) -> Iterator[DiskWatch]:
+    """Watch the disks that a run writes to; what fails in the block while one is full is the machine's failure.
+
+    Args:
+        place: Where the program's code lies.
+        log: The file for its output, beside which it is recorded.
+        variables: Variables of its own that may name folders which it writes to.
+        told: Other folders that it is told of.
+
+    Raises:
+        MachineFailureError: there is no room to begin with, or there was none.
+    """
+    with DiskWatch((log.parent, place.root), {**os.environ, **variables}, told=told) as watch:
+        try:
+            yield watch
+        except (MachineFailureError, CancelledError):
+            raise
+        except OSError as error:
+            if error.errno in FULL:
+                raise MachineFailureError(
+                    f"{error.strerror}: free some space and run the same command again"
+                ) from error
+            raise
+        except Exception:
+            watch.blame()
+            raise
+
+
+TAIL = 1 << 20
+"""Bytes at the end of a log that are read: it may be of any size."""
+
+
+def tail(log: Path, start: int = 0) -> str:
+    """The last `TAIL` bytes of a log, of what lies behind its first `start`."""
+    with log.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(min(start, end), end - TAIL))
+        return file.read(TAIL).decode("utf-8", errors="replace")
+
+
+def _last_lines(text: str) -> str:
+    return "\n".join(text.splitlines()[-_LAST:])
+
+
+_FIRST = re.compile(r"Root Cause \(first observed failure\):.*?rank\s*: (\d+) .*?exitcode\s*: (-?\d+)", re.DOTALL)
+"""How torchrun's summary names the rank that failed first."""
+
+
+def last_line(log: Path) -> str:
+    """The last line of a child's output; of a torchrun, the last that the rank which failed first printed as such."""
+    text = tail(log).strip()
+    lines = text.splitlines()
+    if found := _FIRST.search(text):
+        mark = f"[rank{found[1]}]: "
+        own = [line.removeprefix(mark) for line in lines if line.startswith(mark)]
+        return f"rank {found[1]} failed first, with {found[2]}: {own[-1] if own else 'no traceback'}"[:300]
+    return lines[-1][:300] if lines else "no output"

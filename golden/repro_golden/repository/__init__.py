@@ -1,0 +1,1 @@
+"""The repository that is guarded, read through git. Nothing here changes it."""

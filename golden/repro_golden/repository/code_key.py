@@ -1,0 +1,296 @@
+"""What stands for a subject's code in a commit: the one definition, for a checkout as for ten thousand commits.
+
+Equal keys are equal code: names, contents, kinds (file, symlink, folder, submodule) and modes. A folder's key is git's
+own tree id. That of a plain file is its blob's id; anything else (an executable file, a symlink, a submodule) has its
+mode in its key. Where a symlink leads from a subject's paths to something else of the repository, all of the commit is
+the subject's code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from repro_golden.base.canonical import digest
+from repro_golden.repository.git import Git, GitFailedError
+
+__all__ = ["NOT_CODE", "CodeKeys", "code_keys"]
+
+NOT_CODE = ("golden", ".dvc", ".dvcignore")
+"""What recording itself writes at a repository's root: it is no part of the code of a subject that is all of it."""
+
+_LEFT_OUT = frozenset(os.fsencode(name) for name in NOT_CODE)
+_TREE, _FILE, _LINK, _SUBMODULE = b"40000", b"100644", b"120000", b"160000"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One entry of a tree: its mode and its object's id.
+
+    `rest` is the path from there on, inside a submodule or behind a symlink.
+    """
+
+    mode: bytes
+    id: str
+    rest: bytes = b""
+
+    @property
+    def key(self) -> str:
+        if self.mode in (_TREE, _FILE):  # ids of blobs and trees never meet: git hashes the kind with the content
+            return self.id
+        return digest("entry", self.mode, self.id, *([self.rest] if self.rest else []))
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """All of a commit: the key, and what at the root is not part of it."""
+
+    key: str
+    left_out: Sequence[str]
+
+
+@dataclass(frozen=True)
+class CodeKeys:
+    """The keys of some commits.
+
+    Attributes:
+        paths: What holds the code.
+        keys: For each of `paths`, the key of each commit; None where it has none there.
+        whole: The commits in which a symlink leads from `paths` to something else of the repository.
+    """
+
+    paths: Sequence[str]
+    keys: Sequence[Mapping[str, str | None]]
+    whole: Mapping[str, _Whole] = field(default_factory=dict)
+
+    def of(self, commit: str) -> str | None:
+        """One key for all paths; None where a commit has none of them."""
+        found = [keys[commit] for keys in self.keys]
+        if any(found) and commit in self.whole:
+            return self.whole[commit].key
+        if len(found) == 1 or not any(found):
+            return found[0]
+        return digest("paths", *(key or "" for key in found))
+
+    def covers(self, commit: str) -> tuple[list[PurePosixPath], Sequence[str]]:
+        """The paths whose content the key of a commit stands for, and what at the root it does not stand for."""
+        paths = [PurePosixPath(path) for path in self.paths]
+        if commit in self.whole:
+            return [PurePosixPath()], self.whole[commit].left_out
+        return paths, NOT_CODE if PurePosixPath() in paths else ()
+
+    def absent(self, commits: Iterable[str]) -> list[str]:
+        """The paths that none of some commits have."""
+        commits = list(commits)
+        return [path for path, keys in zip(self.paths, self.keys, strict=True) if not any(keys[c] for c in commits)]
+
+
+def code_keys(git: Git, commits: Iterable[str], paths: Sequence[str]) -> CodeKeys:
+    """Look up paths in commits: one git process for each level of folders, however many commits there are.
+
+    Args:
+        git: In the repository.
+        commits: Full ids.
+        paths: Folders and files, relative to the root; ``.`` is all but `NOT_CODE`. Of what lies inside a submodule,
+            the submodule's commit is the key. Where a path passes through a symlink, or holds one that leads out of
+            `paths`, the key of that commit is that of ``.``; of one that leads into `NOT_CODE`, of everything.
+
+    Raises:
+        GitFailedError: git failed, or an object is not here.
+    """
+    unique = list(dict.fromkeys(commits))
+    asked = "".join(f"{commit}^{{tree}}\n" for commit in unique).encode()
+    answers = git("cat-file", "--batch-check=%(objectname)", given=asked).decode(errors="replace").splitlines()
+    for commit, answer in zip(unique, answers, strict=True):
+        if " " in answer:  # COMMIT^{tree} missing
+            raise GitFailedError("cat-file", f"commit {commit[:10]} or its tree is not here: fetch it")
+    roots = dict(zip(unique, answers, strict=True))
+    trees = _Trees(git)
+    keys = [trees.keys(roots, path) for path in paths]
+    leaving = _leaving(git, trees, list(dict.fromkeys(roots.values())), paths)
+    wholes = trees.keys({root: root for root in leaving}, ".") if leaving else {}
+    # each commit by itself, so that a commit has one key in every range and in a golden run
+    whole = {
+        commit: _Whole(root, ()) if leaving[root] else _Whole(wholes[root] or "", NOT_CODE)
+        for commit, root in roots.items()
+        if root in leaving
+    }
+    return CodeKeys(paths, keys, whole)
+
+
+class _Trees:
+    """The tree objects of a repository, each read once."""
+
+    def __init__(self, git: Git) -> None:
+        self._git, self._known = git, dict[str, bytes]()
+        self.through: dict[str, set[tuple[PurePosixPath, str]]] = {}  # by root: symlinks on the way to a path
+
+    def keys(self, roots: Mapping[str, str], path: str) -> dict[str, str | None]:
+        """The key of a path below the tree of each commit."""
+        parts = [os.fsencode(part) for part in PurePosixPath(path).parts]
+        if not parts:
+            self._read(roots.values())
+            whole = {tree: _whole(tree, self._known[tree]) for tree in set(roots.values())}
+            return {commit: whole[tree] for commit, tree in roots.items()}
+        entries: dict[str, _Entry | None] = {tree: _Entry(_TREE, tree) for tree in set(roots.values())}
+        for at, part in enumerate(parts):
+            self._read(entry.id for entry in entries.values() if entry and entry.mode == _TREE)
+            rest = b"/".join(parts[at:])
+            entries = {root: self._below(entry, part, rest) for root, entry in entries.items()}
+        linked = {root: entry for root, entry in entries.items() if entry and entry.mode == _LINK and entry.rest}
+        for root, entry in linked.items():
+            link = PurePosixPath(*(os.fsdecode(part) for part in parts[: -1 - entry.rest.count(b"/")]))
+            self.through.setdefault(root, set()).add((link, entry.id))
+        for root in set(linked) - self._there(linked, path):
+            entries[root] = None
+        found = {root: entry.key if entry else None for root, entry in entries.items()}
+        return {commit: found[root] for commit, root in roots.items()}
+
+    def _below(self, entry: _Entry | None, name: bytes, rest: bytes) -> _Entry | None:
+        if entry and entry.mode in (_SUBMODULE, _LINK):
+            return entry if entry.rest else _Entry(entry.mode, entry.id, rest)
+        if entry is None or entry.mode != _TREE:
+            return None
+        length = len(entry.id) // 2
+        tree = self._known[entry.id]
+        for mode, own, _, end in _entries(tree, length):
+            if own == name:
+                return _Entry(mode, tree[end - length : end].hex())
+        return None
+
+    def _there(self, roots: Iterable[str], path: str) -> set[str]:
+        """The trees in which something is at a path that passes through symlinks."""
+        asked = list(roots) if "\n" not in path else []
+        if not asked:
+            return set()
+        given = os.fsencode("".join(f"{root}:{PurePosixPath(path)}\n" for root in asked))
+        output = self._git("cat-file", "--batch-check=%(objecttype)", "--follow-symlinks", given=given)
+        found, at = set[str](), 0
+        for root in asked:
+            line, at = output[at : output.index(b"\n", at)], output.index(b"\n", at) + 1
+            kind, _, length = line.partition(b" ")
+            if kind in (b"dangling", b"loop", b"notdir", b"symlink") and length.isdigit():
+                at += int(length) + 1  # how far it was followed
+            elif kind in (b"blob", b"tree") and not length:
+                found.add(root)
+        return found
+
+    def _read(self, trees: Iterable[str]) -> None:
+        """Read trees that are not known yet, all by one process."""
+        self._known |= _contents(self._git, [tree for tree in dict.fromkeys(trees) if tree not in self._known], "tree")
+
+
+def _contents(git: Git, ids: Sequence[str], kind: str) -> dict[str, bytes]:
+    """The content of trees or blobs, all read by one process.
+
+    Raises:
+        GitFailedError: one is not here.
+    """
+    if not ids:
+        return {}
+    output = git("cat-file", "--batch", "--buffer", given="".join(f"{name}\n" for name in ids).encode())
+    found, at = dict[str, bytes](), 0
+    for name in ids:
+        line = output.index(b"\n", at)
+        facts = output[at:line].split()
+        if len(facts) != 3 or facts[1] != kind.encode():
+            raise GitFailedError("cat-file", f"the {kind} {name[:10]} is not here: fetch it")
+        at = line + 1 + int(facts[2])
+        found[name] = output[line + 1 : at]
+        at += 1
+    return found
+
+
+def _entries(tree: bytes, length: int) -> Iterable[tuple[bytes, bytes, int, int]]:
+    """Mode, name, begin and end of each entry of a tree object, whose ids have so many bytes."""
+    at = 0
+    while at < len(tree):
+        space = tree.index(b" ", at)
+        nul = tree.index(b"\0", space)
+        end = nul + 1 + length
+        yield tree[at:space].lstrip(b"0"), tree[space + 1 : nul], at, end
+        at = end
+
+
+def _whole(name: str, tree: bytes) -> str:
+    """The id that git gives a tree, read under its own, without what is not code."""
+    if not any(b" %b\0" % left_out in tree for left_out in _LEFT_OUT):  # as in most commits of most repositories
+        return name
+    length = len(name) // 2
+    kept = b"".join(tree[begin:end] for _, entry, begin, end in _entries(tree, length) if entry not in _LEFT_OUT)
+    made = hashlib.new("sha1" if length == 20 else "sha256", usedforsecurity=False)
+    made.update(b"tree %d\0" % len(kept) + kept)
+    return made.hexdigest()
+
+
+# -- symlinks that lead out of a subject's paths
+
+
+def _leaving(git: Git, trees: _Trees, roots: Sequence[str], paths: Sequence[str]) -> dict[str, bool]:
+    """The root trees in which a symlink leads from paths to something else, and whether that is in `NOT_CODE`."""
+    links = _links(git, roots, paths)
+    links = {root: links[root] | trees.through.get(root, set()) for root in roots}
+    targets = _contents(git, sorted({blob for found in links.values() for _, blob in found}), "blob")
+    inside = [PurePosixPath(path) for path in paths]
+    leads = {link: _leads(link[0], targets[link[1]], inside) for link in set().union(*links.values())}
+    found = {root: {leads[link] for link in links[root]} - {None} for root in roots}
+    return {root: True in kinds for root, kinds in found.items() if kinds}
+
+
+def _links(git: Git, roots: Sequence[str], paths: Sequence[str]) -> dict[str, set[tuple[PurePosixPath, str]]]:
+    """Path and blob of each symlink below paths, by root tree.
+
+    One process, however many trees there are: the first is compared with nothing, each other one with that before it.
+    """
+    if not roots:
+        return {}
+    empty = hashlib.new("sha1" if len(roots[0]) == 40 else "sha256", b"tree 0\0", usedforsecurity=False).hexdigest()
+    pairs = dict(zip(roots, [empty, *roots], strict=False))
+    specs = [f":(top,literal){path}" if path.parts else ":(top)" for path in map(PurePosixPath, paths)]
+    given = "".join(f"{before} {root}\n" for root, before in pairs.items()).encode()
+    output = git("diff-tree", "--stdin", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", "--", *specs, given=given)
+    found: dict[str, set[tuple[PurePosixPath, str]]] = {}
+    last: set[tuple[PurePosixPath, str]] = set()
+    now, root, moved = dict[bytes, str](), "", False
+    fields = iter(output.split(b"\0"))
+    for facts in fields:
+        *heads, entry = facts.split(b"\n")  # heads are "BEFORE ROOT", and end in a newline in spite of -z
+        for head in heads:
+            if moved:
+                last, moved = {(PurePosixPath(os.fsdecode(name)), blob) for name, blob in now.items()}, False
+            found[root], root = last, head.split()[1].decode()
+        if not entry:
+            continue
+        name, (old, mode, _, blob, _) = next(fields), entry.lstrip(b":").split()
+        if _LINK in (old, mode):
+            moved = True
+            now.pop(name, None)
+            if mode == _LINK:
+                now[name] = blob.decode()
+    found[root] = {(PurePosixPath(os.fsdecode(name)), blob) for name, blob in now.items()}
+    return found
+
+
+def _leads(link: PurePosixPath, target: bytes, inside: Sequence[PurePosixPath]) -> bool | None:
+    """Whether a symlink leads to something else of the repository; None where it does not, True for `NOT_CODE`.
+
+    What lies outside of the repository is in no commit, so that no key of code can stand for it.
+    """
+    to = PurePosixPath(os.fsdecode(target))
+    if to.is_absolute():
+        return None
+    parts, at = list(to.parts), list(link.parts[:-1])
+    while parts and parts[0] == "..":
+        if not at:
+            return None
+        del parts[0], at[-1]
+    end = PurePosixPath(*at, *parts)
+    if ".." in parts:  # after a folder that may itself be a symlink: anywhere
+        return any(name in NOT_CODE for name in parts)
+    left_out = bool(end.parts) and end.parts[0] in NOT_CODE
+    if any(end.is_relative_to(path) and (path.parts or not left_out) for path in inside):
+        return None
+    return left_out

@@ -1,0 +1,147 @@
+"""Git as repro asks it: the one place that starts it, where no user's setting changes an answer or runs a program.
+
+Neither hooks, `core.fsmonitor`, signatures, external diffs nor pagers run; nothing refreshes the user's index; and what
+git prints is in one form, in English and in UTF-8, whatever is configured.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from repro_golden.base.errors import MachineFailureError
+
+__all__ = ["Git", "GitFailedError"]
+
+_NEUTRAL = {
+    # what would run programs
+    "core.hooksPath": os.devnull,
+    "core.fsmonitor": "false",
+    "core.pager": "cat",
+    "log.showSignature": "false",
+    # what would leave out files
+    "core.sparseCheckout": "false",
+    "index.sparse": "false",
+    "submodule.recurse": "false",
+    "core.untrackedCache": "false",
+    # what would print otherwise
+    "core.quotePath": "false",
+    "i18n.logOutputEncoding": "UTF-8",
+    "color.ui": "false",
+    "color.diff": "false",
+    "color.status": "false",
+    "log.decorate": "false",
+    "log.diffMerges": "separate",
+    "log.follow": "false",
+    "log.showRoot": "true",
+    "diff.algorithm": "default",
+    "diff.ignoreSubmodules": "none",
+    "diff.mnemonicPrefix": "false",
+    "diff.noprefix": "false",
+    "diff.orderFile": os.devnull,
+    "diff.relative": "false",
+    "diff.renames": "true",
+    "diff.statGraphWidth": "0",
+    "diff.submodule": "short",
+}
+"""Settings that hold for every command, whatever a user, a machine or the repository says."""
+
+_DROPPED = ("GIT_EXTERNAL_DIFF", "GIT_DIFF_OPTS", "GIT_LITERAL_PATHSPECS", "GIT_GLOB_PATHSPECS",
+            "GIT_NOGLOB_PATHSPECS", "GIT_ICASE_PATHSPECS")  # fmt: skip
+"""Variables by which a user tells git the like."""
+
+
+class GitFailedError(MachineFailureError):
+    """Git could not do what it was asked.
+
+    Attributes:
+        command: Which one, such as ``status``.
+        stderr: What git said, in one line.
+    """
+
+    def __init__(self, command: str, stderr: str) -> None:
+        """Take both."""
+        self.command, self.stderr = command, " ".join(stderr.split())[:300]
+        super().__init__(f"`git {command}` failed: {self.stderr}; cure that and run the same command again")
+
+    def __reduce__(self) -> tuple[type[GitFailedError], tuple[str, str]]:
+        """As another process is sent it."""
+        return GitFailedError, (self.command, self.stderr)
+
+
+@dataclass(frozen=True)
+class Git:
+    """Git in one folder.
+
+    Attributes:
+        folder: Where it runs.
+        options: Options of git itself for every command, such as ``-c NAME=VALUE``; the last of two prevails.
+    """
+
+    folder: Path
+    options: tuple[str, ...] = tuple(part for name, value in _NEUTRAL.items() for part in ("-c", f"{name}={value}"))
+
+    def at(self, folder: Path) -> Git:
+        """The same in another folder."""
+        return replace(self, folder=folder)
+
+    def with_options(self, *options: str) -> Git:
+        """The same with more options of git itself."""
+        return replace(self, options=(*self.options, *options))
+
+    def __call__(
+        self, *arguments: str, given: bytes = b"", none: int = 0, variables: Mapping[str, str] | None = None
+    ) -> bytes:
+        """The output of one command.
+
+        Args:
+            arguments: The command and its arguments.
+            given: What it reads.
+            none: The exit code that says there is nothing to put out.
+            variables: Of its environment, beside ours.
+
+        Raises:
+            GitFailedError: it failed, or git is not here.
+        """
+        environment = {name: value for name, value in os.environ.items() if name not in _DROPPED}
+        environment |= {"LC_ALL": "C", "LANGUAGE": "C", "GIT_OPTIONAL_LOCKS": "0", **(variables or {})}
+        try:
+            done = subprocess.run(
+                ["git", *self.options, *arguments], cwd=self.folder, env=environment, input=given, capture_output=True,
+                check=False,
+            )  # fmt: skip
+        except OSError as error:
+            raise GitFailedError(arguments[0], f"{error.strerror} ({error.filename})") from None
+        if done.returncode not in (0, none):
+            raise GitFailedError(arguments[0], done.stderr.decode(errors="replace"))
+        return done.stdout
+
+    def text(self, *arguments: str, given: bytes = b"", none: int = 0) -> str:
+        """The same as text to show: what is not UTF-8 is replaced, and the last line's end is left out."""
+        return self(*arguments, given=given, none=none).decode(errors="replace").removesuffix("\n")
+
+    def names(self, *arguments: str, none: int = 0) -> list[str]:
+        """The output of a command with ``-z``: entries that hold file names, as Python names files."""
+        return [os.fsdecode(entry) for entry in self(*arguments, none=none).split(b"\0") if entry]
+
+    def tells(self, *arguments: str) -> bool:
+        """Whether a command that answers by its exit code says yes."""
+        try:
+            self(*arguments)
+        except GitFailedError:
+            return False
+        return True
+
+    def without_filters(self) -> Git:
+        """The same with every filter that is configured emptied, so that none runs.
+
+        Raises:
+            GitFailedError: git cannot read the configuration.
+        """
+        listed = self("config", "--name-only", "-z", "--get-regexp", r"^filter\.", none=1)
+        filters = sorted({os.fsdecode(name).rpartition(".")[0] for name in listed.split(b"\0") if name})
+        settings = ("clean=", "smudge=", "process=", "required=false")
+        return self.with_options(*(part for f in filters for s in settings for part in ("-c", f"{f}.{s}")))

@@ -1,0 +1,1 @@
+"""Golden runs: captured, recorded with their proofs, verified."""

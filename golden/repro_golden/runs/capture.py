@@ -1,0 +1,215 @@
+"""Capturing rollouts: the trainer samples them as it trains, or an engine samples them from the starting weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.base.scratch import scratch_folder
+from repro_golden.case.file import Case, CoreSubject, TrainerSubject
+from repro_golden.case.layouts import joined
+from repro_golden.replay.children import Place, Run
+from repro_golden.repository.checkout import Checkout
+from repro_golden.repository.locks import held_alone
+from repro_golden.runs.runs import Say, run_children
+from repro_golden.store.golden import Store
+from repro_golden.store.rollouts import INDEX, Rollouts, RolloutSet, rollouts_of
+from repro_golden.subjects import trainers
+
+__all__ = ["Capture", "capture", "keep", "put", "record_rollouts", "settings_of"]
+
+
+_SUFFIXES = (".safetensors", ".pt")
+
+
+@dataclass(frozen=True)
+class Capture:
+    """How rollouts are captured, where that is not what the case says.
+
+    Attributes:
+        settings: Keys of ``[subject.config]`` with other values, for the capture alone.
+        only: Whether nothing is trained: every rollout is sampled with the starting weights.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    only: bool = False
+
+    def case(self, case: Case) -> Case:
+        """The case that captures.
+
+        Raises:
+            ReproError: a command makes its rollouts itself.
+        """
+        if isinstance(case.subject, TrainerSubject) and (self.settings or self.only):
+            raise ReproError(
+                f"{case.name} is sampled by {case.subject.kind}'s own engines, as its launch says: leave --engine, "
+                "--set and --debug-rollout-only out"
+            )
+        if isinstance(case.subject, TrainerSubject):
+            return case
+        if not isinstance(case.subject, CoreSubject):
+            raise ReproError(
+                f"{case.name} is a command, whose rollouts are its own files: let it write them (its own "
+                "--save-debug-rollout-data) and name their folder in case.rollouts"
+            )
+        config = joined(case.subject.config, self.settings)
+        return case.model_copy(update={"subject": case.subject.model_copy(update={"config": config})})
+
+
+def settings_of(engine: str | None, url: str | None, words: Sequence[str]) -> dict[str, Any]:
+    """Settings from a command line.
+
+    Args:
+        engine: ``rollout_engine``.
+        url: Of a running SGLang server or router.
+        words: ``KEY=VALUE`` with a dotted key of ``[subject.config]``; the value is JSON, or else a string.
+
+    Raises:
+        ReproError: a word without ``=``, or a URL for another engine.
+    """
+    found: dict[str, Any] = {}
+    if engine is not None:
+        found["rollout_engine"] = engine
+    if url is not None:
+        if engine not in (None, "sglang"):
+            raise ReproError(f"--sglang-url is for --engine sglang, not {engine}: leave one of them out")
+        found = joined(found, {"rollout_engine": "sglang", "sglang": {"url": url}})
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not all(key.split(".")):
+            raise ReproError(f"--set {word} is not KEY=VALUE: write --set sglang.tp_size=2")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        found = joined(found, value)
+    return found
+
+
+def capture(case: Case, place: Place, how: Capture, folder: Path, log: Path, say: Say) -> RolloutSet:
+    """Capture a case's rollouts into a folder, in a fresh process.
+
+    Raises:
+        ReproError: the trainer or its engine failed, or weights did not arrive at the engine.
+    """
+    made = how.case(case)
+    assert isinstance(made.subject, CoreSubject)
+    engine = made.subject.config.get("rollout_engine", "policy")
+    what = "sampled with the starting weights" if how.only else f"{case.steps} steps, sampled as it trains"
+    say(f"capturing rollouts of {case.name}: {what}" + ("" if engine == "policy" else f", by {engine}"))
+    run_children(made, place, [Run(case.steps, save_rollouts=str(folder), train=not how.only)], log)
+    return RolloutSet.write_index(folder)
+
+
+def keep(store: Store, case: Case, captured: Path | None) -> None:
+    """Bring captured rollouts to their place, and hand rollouts that DVC does not know as they are to it.
+
+    Raises:
+        MachineFailureError: they cannot be brought there; what was there is there still.
+    """
+    target = store.rollouts_path(case)
+    if target is None:
+        return
+    if captured is not None:
+        put(captured, target)
+    known = captured is None and target.with_name(target.name + ".dvc").exists()
+    if not known and not store.in_git(target):
+        store.dvc.add(target)
+
+
+def put(folder: Path, target: Path) -> None:
+    """Move a folder to its place. One that is there goes when the new one has come, and stays if it does not come.
+
+    Raises:
+        MachineFailureError: it could not be moved.
+    """
+    beside: Path | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(dir=target.parent, prefix=".repro-"))
+        shutil.move(folder, beside / "new")  # which copies where this is another disk: before the old one is touched
+        if target.exists():
+            target.rename(beside / "old")
+        try:
+            (beside / "new").rename(target)
+        except OSError:
+            if (beside / "old").exists():
+                (beside / "old").rename(target)
+            raise
+    except OSError as error:
+        left = f"; the old content is in {beside / 'old'}" if beside and (beside / "old").exists() else ""
+        raise MachineFailureError(f"cannot write {target}: {error.strerror or error}{left}") from error
+    finally:
+        if beside is not None and (target.exists() or not (beside / "old").exists()):
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+def record_rollouts(
+    checkout: Checkout, case: Case, how: Capture, say: Say, *, out: Path | None = None, replace: bool = False
+) -> Rollouts:
+    """Capture the rollouts of a case and keep them where the case says, or in a folder of the user's.
+
+    Args:
+        checkout: The repository.
+        case: Of kind core, or of a trainer that has engines of its own.
+        how: With which engine.
+        say: Receives lines of progress.
+        out: A folder to write to instead; DVC is not told of it.
+        replace: Whether rollouts that are there already may go.
+
+    Raises:
+        ReproError: the capture failed, there are rollouts already, or something else lies there.
+    """
+    store = Store(checkout.root)
+    own = store.rollouts_path(how.case(case))
+    assert own is not None  # no command
+    target = out.resolve() if out else own
+    with held_alone(checkout, target):
+        return _record_rollouts(checkout, case, how, say, store, target, kept=out is None, replace=replace)
+
+
+def _record_rollouts(
+    checkout: Checkout, case: Case, how: Capture, say: Say, store: Store, target: Path, *, kept: bool, replace: bool
+) -> Rollouts:
+    pointer = target.with_name(target.name + ".dvc")
+    if not replace and (target.exists() or pointer.exists()):
+        where = f"at {target} already" if target.exists() else f"behind {pointer} (`repro golden pull` brings them)"
+        raise ReproError(f"there are rollouts {where}: --replace takes their place, --out FOLDER leaves them")
+    if foreign := _foreign(target):
+        raise ReproError(f"{foreign} is no recorded rollout, so --replace leaves {target} alone: name another folder")
+    if kept and not store.dvc.initialised:
+        raise ReproError(f"{checkout.root} has no DVC yet: run `repro init`")
+    if kept:
+        store.refuse_dirty(target)
+    with scratch_folder(checkout.scratch, "capture") as scratch:
+        folder, log = scratch / "rollouts", scratch / "capture.log"
+        if isinstance(case.subject, TrainerSubject):
+            say(f"capturing rollouts of {case.name}: its launch, with {case.subject.kind}'s own engines")
+            trainers.capture(case, case.subject, checkout.place(case), folder, log)
+        else:
+            capture(case, checkout.place(case), how, folder, log, say)
+        if kept:
+            keep(store, case, folder)
+        else:
+            put(folder, target)
+    return rollouts_of(case, target)
+
+
+def _foreign(target: Path) -> Path | None:
+    """What at `target` was not written by a capture; None where nothing is there, or recorded rollouts alone."""
+    if not target.exists():
+        return None
+    if not target.is_dir():
+        return target
+    inside = sorted(target.iterdir())
+    if inside and not (target / INDEX).is_file() and not (target / "0.pt").is_file():
+        return inside[0]
+    return next((path for path in inside if path.name != INDEX and path.suffix not in _SUFFIXES), None)

@@ -1,0 +1,298 @@
+"""What a run must show of itself before it becomes a golden run, each as a pure judgement over finished traces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from repro_golden.base.errors import ReproError
+from repro_golden.compare.traces import first_difference
+from repro_golden.trace import Row, Trace
+from repro_golden.trace.checkpoints import checkpoint_content
+from repro_golden.trace.families import family
+from repro_golden.trace.model import DIGEST
+from repro_golden.trace.tensor_difference import decode
+from repro_golden.trace.token_columns import column_parts, kept, part_of
+
+__all__ = [
+    "Proof",
+    "first_step_checks",
+    "not_vacuous",
+    "plants",
+    "reproduced",
+    "seen_plant",
+    "shows_policies",
+    "undisturbed",
+]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One thing that was tried.
+
+    Attributes:
+        name: What was to be shown.
+        passed: Whether it was.
+        detail: What was seen; for a failure also the cure.
+    """
+
+    name: str
+    passed: bool
+    detail: str
+
+    def to_mapping(self) -> dict[str, object]:
+        """JSON types."""
+        return asdict(self)
+
+
+def reproduced(first: Trace, second: Trace, steps: int, cure: str) -> Proof:
+    """A second fresh process gives the same bits, for all of the `steps` that were to be repeated."""
+    name = "reproduced by a second process"
+    if len(second.steps) < steps or len(first.steps) < steps:
+        return Proof(name, False, f"only {len(second.steps)} of {steps} steps were made; {cure}")
+    if found := first_difference(first, second):
+        return Proof(name, False, f"differs at {found}; {cure}")
+    return Proof(name, True, f"{steps} steps bit-identical")
+
+
+def undisturbed(
+    recorded: Mapping[str, str],
+    bare: Mapping[str, str],
+    lines: Sequence[str],
+    checkpoints: Sequence[Path],
+    again: Mapping[str, str] | None = None,
+) -> Proof:
+    """The recorder changed nothing: final state, the program's own output and its checkpoint agree with a bare run.
+
+    Args:
+        recorded: Final-state fingerprints of a recorded run. What it calls ``first generator …`` is as it was before
+            the first step.
+        again: Those of another recorded run: a generator that differed between both before the first step was never
+            seeded, and says nothing.
+        bare: Those of a run that observed nothing and hashed once at the end.
+        lines: The output of both; none where that says nothing.
+        checkpoints: Their checkpoint folders; none where the subject does not save itself.
+    """
+    name = "the recorder changes nothing"
+    if not bare:
+        return Proof(name, False, "the subject's state() is empty: nothing can be compared")
+    unseeded = {k for k in recorded if "/first " in k and again is not None and recorded[k] != again.get(k)}
+    unseeded |= {k.replace("/first ", "/") for k in unseeded}
+    differing = sorted(k for k in {*recorded, *bare} - unseeded if recorded.get(k) != bare.get(k))
+    if differing:
+        return Proof(name, False, f"the final state differs in {differing[0]} ({len(differing)} in all)")
+    seen = [f"{len(bare)} parts of its final state"]
+    if lines:
+        if lines[0] != lines[1]:
+            return Proof(name, False, "the program printed other lines with the recorder than without")
+        seen.append(f"{len(lines[0].splitlines())} lines")
+    if checkpoints:
+        a, b = (checkpoint_content(folder) for folder in checkpoints)
+        if not a:
+            return Proof(name, False, "the subject saved no checkpoint files: nothing can be compared")
+        if a != b:
+            files = sorted(k for k in {*a, *b} if a.get(k) != b.get(k))
+            return Proof(name, False, f"the checkpoint differs in {files[0]}")
+        seen.append(f"{len(a)} checkpoint files")
+    return Proof(name, True, ", ".join(seen))
+
+
+# -- negative control
+
+_WANTED = {"input": "rollout_log_probs", "forward": "log_probs"}
+_FLOATING = ("float64", "float32", "bfloat16", "float16")
+_PLANTED = ("input", "forward", "grad", "update")
+
+
+def plants(trace: Trace, needed: Sequence[str] = _PLANTED) -> list[tuple[int, str, str]]:
+    """One signal per phase in the first step to change by one ULP: a column, an activation, a gradient, a weight.
+
+    Args:
+        trace: The golden run's.
+        needed: Phases that must have one; without any, metrics serve too, and one phase is enough.
+
+    Raises:
+        ReproError: a needed phase has no floating-point tensor, so that nothing could be shown of it.
+    """
+    rows = trace.rows(0)
+    kinds = _FLOATING if needed else (*_FLOATING, "metric")
+    gradients = {r.name for r in rows if r.phase == "grad"} & {r.name for r in rows if r.phase == "update"}
+    chosen = []
+    for phase in _PLANTED:
+        own = _FLOATING if phase == "update" else kinds  # a learning rate is no parameter
+        fit = [r for r in rows if r.phase == phase and r.dtype in own and 0 not in r.shape and "@" not in r.name]
+        if not fit and phase not in needed:
+            continue
+        if not fit:
+            raise ReproError(
+                f"the trainer observes no floating-point tensor in phase {phase!r}: nothing can be proved of it"
+            )
+        # after the update, a parameter rather than optimizer state: parameters are what has a gradient
+        wanted = gradients if phase in ("grad", "update") else {_WANTED.get(phase)}
+        named = [r for r in fit if r.name in wanted]
+        chosen.append((trace.steps[0].step, phase, (named or fit)[-1].name))
+    if not chosen:
+        raise ReproError("the first step holds no floating-point signal: nothing can be proved of the run")
+    return chosen
+
+
+def seen_plant(golden: Trace, planted: Trace, plant: tuple[int, str, str], *, inside: bool = True) -> Proof:
+    """A one-ULP change in one signal is seen, with exactly that signal named first.
+
+    Args:
+        golden: The golden run's trace.
+        planted: That of the run with the change.
+        plant: Step, phase and name of the signal.
+        inside: Whether the change was made in the program, and not in what was read of it.
+    """
+    step, phase, signal = plant
+    name = f"one ULP in {phase} is seen"
+    found = first_difference(golden, planted, strict=True)  # one program: its names are the same
+    if found is None:
+        return Proof(name, False, f"planted in {signal} at step {step}, but the traces agree")
+    if (found.step, found.phase, found.signal) != plant:
+        return Proof(name, False, f"planted in {signal} at step {step}, but {found.phase} {found.signal} was named")
+    where = "" if inside else ", planted in what the trainer wrote"
+    return Proof(name, True, f"{signal} at step {step} named first{where}")
+
+
+# -- not vacuous
+
+
+def not_vacuous(trace: Trace, *, recorded: bool = True) -> list[Proof]:
+    """All finite, gradients not zero throughout, parameters moved, advantages not all constant.
+
+    A single on-policy step may have a loss of exactly 0: that alone is no fault.
+
+    Args:
+        trace: The golden run's.
+        recorded: Whether a recorder looked at gradients and parameters. Without one their norm and their hashes are
+            judged, where the trainer writes them.
+    """
+    bad: str | None = None
+    gradients = 0
+    every = [row for index in range(len(trace.steps)) for row in trace.rows(index)]
+    # a parameter is what has a gradient; its values are the starting weight and those after each update
+    updated = {r.name for r in every if r.phase == "update"}
+    own = {r.name for r in every if r.dtype == DIGEST} if not recorded else {r.name for r in every if r.phase == "grad"}
+    parameters: dict[str, set[bytes]] = {name: set() for name in sorted(own & updated)}
+    levels: set[float] = set()
+    observed = {"grad": False, "advantages": False}
+    for index, record in enumerate(trace.steps):
+        for row in trace.rows(index):
+            if row.nonfinite and bad is None and family(row.phase, row.name) is None:  # masks are made of infinities
+                bad = f"{row.nonfinite} non-finite values in {row.phase} {row.name} at step {record.step}"
+            if row.phase == "grad" and (row.dtype != "metric" or not recorded):
+                observed["grad"] = True
+                gradients += row.absmax > 0
+            name = row.name.removeprefix("start/")
+            if name in parameters and (row.phase == "update" or name != row.name):
+                parameters[name].add(row.lanes.to_bytes())
+            if row.name == "advantages" and row.values is not None:
+                observed["advantages"] = True
+                counted = kept(trace.row(index, "input", "loss_mask"), row)
+                levels |= set(decode(row.dtype, row.values)[counted].tolist())  # a set holds 0.0 and -0.0 once
+    moved = sum(len(seen) > 1 for seen in parameters.values())
+    constant = "advantages are all the same: every group's samples earned one reward"
+    found = [
+        Proof("all values finite", bad is None, bad or "in every signal of every step"),
+        Proof(
+            "advantages are not constant",
+            len(levels) > 1 or not observed["advantages"],
+            (f"{len(levels)} levels" if len(levels) > 1 else constant) if observed["advantages"] else "not observed",
+        ),
+        Proof(
+            "gradients are not all zero",
+            gradients > 0,
+            (f"{gradients} non-zero " + ("gradients" if recorded else "norms of them"))
+            if observed["grad"]
+            else "no gradient was observed" + ("" if recorded else ", nor a grad_norm in the log"),
+        ),
+    ]
+    if recorded or (parameters and len(trace.steps) > 1):  # one step's hashes have nothing to differ from
+        found.append(Proof("parameters moved", moved > 0, f"{moved} of {len(parameters)} parameters changed"))
+    return found
+
+
+# -- the first step
+
+_KL = ("kl_loss", "ppo_kl")
+
+
+def first_step_checks(trace: Trace, grad_norm_max: float) -> list[Proof]:
+    """What every debugging guide checks first, on the first update of an on-policy run.
+
+    log_probs equal ref_log_probs bit for bit on unmasked tokens, in every micro-batch and on every rank that shows its
+    own (equal NaNs or infinities fail); KL is exactly 0 on both sides, in every metric of it and at every unmasked
+    token of its column (NaN fails; -0.0 is 0); grad_norm is finite and within its bound. What was not observed fails.
+    """
+    rows = trace.rows(0)
+    metrics = trace.steps[0].metrics
+    norm = metrics.get("grad_norm")
+    bounded = norm is not None and math.isfinite(norm) and 0.0 <= norm <= grad_norm_max
+    return [
+        _equal_log_probs(rows),
+        _no_kl(rows, metrics),
+        Proof("step 0: grad_norm in bounds", bounded, f"{norm!r}, bound {grad_norm_max:g}"),
+    ]
+
+
+def shows_policies(trace: Trace) -> bool:
+    """Whether the first step has log-probs of the policy and of the reference, whole or by micro-batch and rank."""
+    rows = trace.rows(0)
+    return all(column_parts(rows, name) for name in ("log_probs", "ref_log_probs"))
+
+
+def _equal_log_probs(rows: Sequence[Row]) -> Proof:
+    name = "step 0: log_probs equal ref_log_probs"
+    ours, theirs, masks = (column_parts(rows, n) for n in ("log_probs", "ref_log_probs", "loss_mask"))
+    differing = tokens = nonfinite = 0
+    pairs = [(part, ours.get(part), theirs.get(part)) for part in sorted({*ours, *theirs})]
+    for part, a, b in pairs:
+        if a is None or b is None or a.values is None or b.values is None or (a.shape, a.dtype) != (b.shape, b.dtype):
+            return Proof(name, False, "the columns were not observed" + f" alike ({part.strip('.')})" * bool(part))
+        keep = kept(part_of(masks, part), a)
+        if not keep.any():
+            continue
+        x, y = (np.frombuffer(raw, np.uint8).reshape(len(keep), -1)[keep] for raw in (a.values, b.values))
+        tokens += len(x)
+        differing += int((x != y).any(axis=1).sum())
+        nonfinite += int((~np.isfinite(_floats(a)[keep])).sum())
+    if not pairs:
+        return Proof(name, False, "the columns were not observed")
+    bad = f", {nonfinite} are not finite" if nonfinite else ""
+    return Proof(name, not differing and not nonfinite and tokens > 0, f"{differing} of {tokens} tokens differ{bad}")
+
+
+def _floats(row: Row) -> npt.NDArray[np.float64]:
+    """A column's values; NaN for those of a dtype that has no order."""
+    try:
+        return decode(row.dtype, row.values or b"")
+    except ValueError:
+        return np.full(math.prod(row.shape), math.nan)
+
+
+def _no_kl(rows: Sequence[Row], metrics: Mapping[str, float]) -> Proof:
+    name = "step 0: KL is exactly 0"
+    # some trainers log theirs in a folder, as train/kl_loss
+    found = {key: value for key, value in sorted(metrics.items()) if key.rpartition("/")[2] in _KL}
+    if not found:
+        return Proof(name, False, "not observed")
+    said = ", ".join(f"{key} {value!r}" for key, value in found.items())
+    passed = all(value == 0.0 for value in found.values())  # not so of NaN
+    columns, masks, ours = (column_parts(rows, n) for n in ("kl", "loss_mask", "log_probs"))
+    away = tokens = 0
+    for part, row in columns.items():
+        like = part_of(ours, part)
+        if row.values is None or like is None or like.shape != row.shape:
+            continue  # no column of tokens, whatever it is called
+        own = _floats(row)[kept(part_of(masks, part), row)]
+        tokens += len(own)
+        away += int((~(own == 0.0)).sum())
+    said += f", {away} of {tokens} tokens are not 0" if tokens else ""
+    return Proof(name, passed and not away, said)

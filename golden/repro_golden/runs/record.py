@@ -1,0 +1,364 @@
+"""Recording a golden run: capture rollouts once, train on them, and let the run prove itself before it is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from repro_golden.base.errors import RefusedError, ReproError
+from repro_golden.base.scratch import scratch_folder
+from repro_golden.case.file import Case, TrainerSubject
+from repro_golden.case.identity import Identity
+from repro_golden.compare.mismatch_bounds import mismatch_checks
+from repro_golden.compare.noise import measure_noise
+from repro_golden.observe.attach.unmatched import unmatched
+from repro_golden.replay.children import Place, Run, RunResult
+from repro_golden.repository.checkout import Checkout
+from repro_golden.repository.locks import held_alone
+from repro_golden.runs import proofs
+from repro_golden.runs.capture import Capture, capture, keep
+from repro_golden.runs.proofs import Proof
+from repro_golden.runs.runs import Say, run_children, train
+from repro_golden.store.golden import GoldenRun, Store, describe, write_record
+from repro_golden.store.rollouts import Rollouts, RolloutSet, place_of
+from repro_golden.subjects import identity_of, packages_of, try_out
+from repro_golden.subjects.surroundings import variables_digest
+from repro_golden.trace import Trace, seal
+
+__all__ = ["Options", "cure", "record"]
+
+NOISE_RUNS = 3
+_OF_TORCH = re.compile(r"(?:\[rank\d+\]:)?\[[IWEF]\d{3,4} \d\d:\d\d:\d\d|\[Gloo\] Rank \d")
+_FUSED = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
+_CURES = {
+    "core": "find the source with `python -m repro_core.determinism`, or keep it for its metrics with --allow-noise",
+    "command": "seed every generator and ask torch for deterministic algorithms, leave out a metric that is no number "
+    "of the training ([observe] ignore), or keep it for its metrics with --allow-noise",
+    "trainer": "see what its guide says of reproducibility (attention backend, dropout, NCCL_ALGO), leave out a metric "
+    "that is no number of the training ([observe] ignore), or keep it for its metrics with --allow-noise",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a recording allows.
+
+    Attributes:
+        allow_noise: Keep a run that does not reproduce itself, with the noise of each metric.
+        allow_failed_checks: Keep a run whose first step fails the checks every guide begins with.
+        replace_reason: Replace an existing golden run, and why.
+        environment: Extra facts for ``run.json``.
+        capture: How rollouts are captured where there are none yet.
+    """
+
+    allow_noise: bool = False
+    allow_failed_checks: bool = False
+    replace_reason: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    capture: Capture = field(default_factory=Capture)
+
+
+def record(checkout: Checkout, case: Case, options: Options, say: Say) -> tuple[GoldenRun, list[Proof]]:
+    """Record, prove and keep the golden run of a case on this machine.
+
+    Returns:
+        The golden run and everything that was proved of it.
+
+    Raises:
+        RefusedError: a proof failed; nothing was kept.
+        ReproError: the trainer failed, it is being recorded already, or there is a golden run and no reason to replace
+            it.
+    """
+    store = Store(checkout.root)
+    if not store.dvc.initialised:
+        raise ReproError(f"{checkout.root} has no DVC yet: run `repro init`")
+    rollouts = store.rollouts_path(case)
+    captures = [rollouts] if rollouts and not store.has_rollouts(case) else []
+    with held_alone(checkout, store.case_path(case.name), *captures):
+        return _record(checkout, case, store, options, say)
+
+
+def _record(checkout: Checkout, case: Case, store: Store, options: Options, say: Say) -> tuple[GoldenRun, list[Proof]]:
+    place = checkout.place(case)
+    _refuse_existing(store, identity_of(case, place.root).machine, case, options)
+    with scratch_folder(checkout.scratch, "record") as scratch:
+        try_out(case, place, scratch / "check.log")
+        recording = _Recording(case, place, store, scratch, say)
+        rollouts = recording.rollouts(options.capture)
+        golden = recording.golden(rollouts)
+        identity = Identity.from_mapping(golden.header.identity)
+        _refuse_another(identity_of(case, place.root), identity)
+        if unseen := unmatched(golden, case.observe.activations, case.observe.metrics):
+            raise ReproError(f"{case.name} would not guard what it says: {unseen}; correct [observe]")
+        checks = proofs.first_step_checks(golden, case.first_step.grad_norm_max) if _checked(case, golden) else []
+        checks += mismatch_checks(case.mismatch, golden)
+        sound = proofs.not_vacuous(golden, recorded=recorded(case))
+        recording.refuse(sound, checks, options)  # cheap, so before the processes that the other proofs take
+        found = recording.prove(golden, rollouts)
+        noise = recording.settle(found, options, golden)
+        found = [*checks, *sound, *found]
+        facts = _facts(case, place, golden, found, options)
+        engine = rollouts.engine if isinstance(rollouts, RolloutSet) else None
+        write_record(recording.staged, facts | {"noise": noise, "engine": engine})
+        keep(store, case, recording.captured)
+        kept = store.keep(recording.staged, identity.machine, case.name, replace_reason=options.replace_reason)
+        return kept, found
+
+
+def _checked(case: Case, golden: Trace) -> bool:
+    """A program is checked where it shows the columns that the checks are about."""
+    return case.first_step.check and (case.subject.kind == "core" or proofs.shows_policies(golden))
+
+
+def recorded(case: Case) -> bool:
+    """Whether a recorder, or the trainer itself behind its door, shows gradients and parameters."""
+    return not isinstance(case.subject, TrainerSubject) or case.subject.recorder
+
+
+def _provable(case: Case) -> tuple[str, ...]:
+    """Phases in which a planted change must be seen."""
+    if case.subject.kind == "core":
+        return ("input", "forward", "grad", "update")
+    return ("grad", "update") if recorded(case) else ()
+
+
+def _inside(case: Case, plant: tuple[int, str, str]) -> bool:
+    """Whether a change is planted in the program; columns that a trainer writes get theirs as they are read."""
+    if not isinstance(case.subject, TrainerSubject):
+        return True
+    _, phase, name = plant
+    return (phase, name) == ("input", "rollout_log_probs") or (case.subject.recorder and phase in ("grad", "update"))
+
+
+def _refuse_another(expected: Identity, found: Identity) -> None:
+    """The golden run must be found again by the identity that is known before a run."""
+    if differences := expected.differences(found):
+        raise ReproError(
+            f"the program ran under another identity than its case says: {describe(differences)}; "
+            "correct subject.python, subject.env or [resources]"
+        )
+
+
+def _refuse_existing(store: Store, machine: str, case: Case, options: Options) -> None:
+    path = store.run_path(machine, case.name)
+    if path.with_name(path.name + ".dvc").exists() and options.replace_reason is None:
+        raise ReproError(
+            f"{case.name} already has a golden run for {machine}: "
+            f"`repro golden approve {case.name} --reason ...` replaces it and keeps the old one beside it"
+        )
+
+
+class _Recording:
+    """The runs that one recording makes, all below one scratch folder."""
+
+    def __init__(self, case: Case, place: Place, store: Store, scratch: Path, say: Say) -> None:
+        self.case, self.place, self.store, self.scratch, self.say = case, place, store, scratch, say
+        self.staged = scratch / "golden"
+        self.captured: Path | None = None
+        self._cancel = threading.Event()
+
+    def rollouts(self, how: Capture) -> Rollouts:
+        """The case's rollouts; captured now when there are none yet."""
+        path = self.store.rollouts_path(self.case)
+        there = path is None or self.case.subject.kind == "command" or self.store.has_rollouts(self.case)
+        if not there and isinstance(self.case.subject, TrainerSubject):
+            raise ReproError(
+                f"{self.case.name} replays rollouts, and there are none at {path}: put dumps of a run there as "
+                f"0.pt, 1.pt, ..., or let it sample them with `repro rollout record {self.case.name}`"
+            )
+        if there and how != Capture():
+            raise ReproError(
+                f"the rollouts of {self.case.name} are there already, no engine is needed: leave --engine out, or "
+                f"`repro rollout record {self.case.name} --replace` with it first"
+            )
+        if path is not None and path.is_symlink() and not self.store.in_git(path):
+            raise ReproError(f"{path} is a symbolic link, which DVC does not keep: put the folder itself there")
+        if path is not None and self.case.subject.kind == "core" and there:
+            self.store.refuse_dirty(path)
+        if there:
+            return self.store.rollouts(self.case)
+        self.captured = self.scratch / "rollouts"
+        return capture(self.case, self.place, how, self.captured, self._log("capture"), self.say)
+
+    def golden(self, rollouts: Rollouts) -> Trace:
+        """Train on the rollouts under the recorder."""
+        what = f" on {len(rollouts)} rollouts" if isinstance(rollouts, RolloutSet) else ""
+        self.say(f"recording {self.case.steps} steps{what}")
+        states = {step: str(self.staged / "states" / str(step)) for step in self.case.case.states}
+        trace, foreign = str(self.staged / "trace"), self.case.subject.kind != "core"
+        budget = self.case.case.states_budget
+        run = Run(
+            self.case.steps, place_of(rollouts), trace=trace, states=states, states_budget=budget, terminal=foreign
+        )
+        golden = train(self.case, self.place, run, self._log("golden"))
+        for flag, near in golden.header.subject.get("ignored", {}).items():
+            meant = f": did you mean {near}?" if near else ""
+            self.say(f"  note: {self.case.subject.kind} ignores {flag} of your launch{meant}")
+        trained = golden.header.subject.get("samples", [])
+        if trained and trained[0] < trained[1]:
+            self.say(f"  note: {trained[0]} of {trained[1]} samples of a rollout were trained on")
+        for name, value in golden.header.subject.get("overridden", {}).items():
+            self.say(f"  note: your launch sets {name}={value}; a deterministic replay asks for another value")
+        if not golden.complete:
+            raise ReproError(f"{self.case.name} ended after {len(golden.steps)} of {self.case.steps} steps")
+        return golden
+
+    def prove(self, golden: Trace, rollouts: Rollouts) -> list[Proof]:
+        """The proofs, their processes side by side."""
+        steps = self.case.proof_steps
+        bare_too = "a run without the recorder, " if recorded(self.case) else ""
+        self.say(f"proving it: a second process, {bare_too}planted changes ({steps} steps each)")
+        planted = proofs.plants(golden, _provable(self.case))
+        workers = max(1, (os.cpu_count() or 1) // (self.case.resources.cpus * self.case.resources.ranks))
+        with ThreadPoolExecutor(max_workers=workers) as pool, self._ended_together():
+            again = pool.submit(self._side, "again", steps, rollouts, observed=True)
+            # without a recorder there is nothing that could have changed the run
+            bare = pool.submit(self._side, "bare", steps, rollouts, observed=False) if recorded(self.case) else None
+            plants = pool.submit(self._planted, golden, rollouts, planted)
+            found = [proofs.reproduced(golden, again.result(), steps, cure(self.case))]
+            found += [self._undisturbed(golden, bare.result())] if bare else []
+            found += [
+                proofs.seen_plant(golden, t, p, inside=_inside(self.case, p))
+                for t, p in zip(plants.result(), planted, strict=True)
+            ]
+        if self.captured and (replays := self._replays_the_capture()):
+            found.append(replays)
+        return found
+
+    def _side(self, name: str, steps: int, rollouts: Rollouts, *, observed: bool) -> Any:
+        folder = self.scratch / name
+        trace = str(folder / "trace") if observed else None
+        run = Run(steps, place_of(rollouts), trace=trace, checkpoint=str(folder / "checkpoint"), terminal=True)
+        if observed:
+            return train(self.case, self.place, run, self._log(name), self._cancel)
+        return self._launch(name, [run])[0].terminal
+
+    def _undisturbed(self, golden: Trace, bare: dict[str, str]) -> Proof:
+        again = Trace(self.scratch / "again" / "trace")
+        recorded = (again.end or {}).get("terminal", {})
+        subject = self.case.subject
+        # a program's output holds times; the metrics in it are part of its terminal state
+        lines = [self._printed(n) for n in ("again", "bare")] if subject.kind == "core" else []
+        saves = subject.kind == "core" or "{checkpoint}" in subject.command
+        folders = [self.scratch / n / "checkpoint" for n in ("again", "bare")] if saves else []
+        return proofs.undisturbed(recorded, bare, lines, folders, (golden.end or {}).get("terminal"))
+
+    def _planted(self, golden: Trace, rollouts: Rollouts, planted: Sequence[tuple[int, str, str]]) -> list[Trace]:
+        """One process, one run for each plant; each ends where it first differs from the golden run."""
+        folders = [self.scratch / f"plant-{phase}" for _, phase, _ in planted]
+        base = str(golden.directory)
+        runs = [
+            Run(1, place_of(rollouts), trace=str(folder), baseline=base, plant=plant)
+            for folder, plant in zip(folders, planted, strict=True)
+        ]
+        self._launch("plants", runs)
+        for folder in folders:
+            seal(folder)
+        return [Trace(folder) for folder in folders]
+
+    def _replays_the_capture(self) -> Proof | None:
+        """Training on the recorded rollouts prints what training while sampling them printed, if it prints at all."""
+        capture, golden = (self._printed(n).splitlines() for n in ("capture", "golden"))
+        if not capture and not golden:
+            return None
+        seen = f"{len(golden)} lines, {len(capture)} captured"
+        return Proof("the replay prints what the capture printed", capture == golden, seen)
+
+    def show(self, found: Sequence[Proof]) -> None:
+        for proof in found:
+            self.say(f"  {'ok' if proof.passed else 'NO'}  {proof.name}: {proof.detail}")
+
+    def refuse(self, sound: Sequence[Proof], checks: Sequence[Proof], options: Options) -> None:
+        """Refuse a vacuous run, and one whose first step fails its checks."""
+        self.show([*checks, *sound])
+        if failed := [p for p in sound if not p.passed]:
+            raise _refusal(self.case, failed[0], "nothing was kept")
+        if (unmet := [c for c in checks if not c.passed]) and not options.allow_failed_checks:
+            raise _refusal(self.case, unmet[0], "correct the case, or keep it all the same with --allow-failed-checks")
+
+    def settle(self, found: Sequence[Proof], options: Options, golden: Trace) -> dict[str, Any] | None:
+        """Refuse what was not proved; return the measured noise when that is allowed instead."""
+        self.show(found)
+        failed = [p for p in found if not p.passed]
+        noisy = any(p.name.startswith("reproduced") for p in failed)
+        if failed and not (noisy and options.allow_noise):  # without reproduction no proof over bits can hold
+            raise _refusal(self.case, failed[0], "nothing was kept")
+        if not noisy:
+            return None
+        self.say(f"measuring the noise of each metric over {NOISE_RUNS} more runs")
+        rollouts = place_of(RolloutSet(self.captured) if self.captured else self.store.rollouts(self.case))
+        runs = [golden]
+        for k in range(NOISE_RUNS):
+            run = Run(self.case.steps, rollouts, trace=str(self.scratch / f"noise-{k}"))
+            runs.append(train(self.case, self.place, run, self._log(f"noise-{k}")))
+        return measure_noise(runs)
+
+    @contextlib.contextmanager
+    def _ended_together(self) -> Iterator[None]:
+        """When one of the processes side by side fails, or the user interrupts, the others end too."""
+        try:
+            yield
+        except BaseException:
+            self._cancel.set()
+            raise
+
+    def _launch(self, name: str, runs: Sequence[Run]) -> list[RunResult]:
+        return run_children(self.case, self.place, runs, self._log(name), self._cancel)
+
+    def _log(self, name: str) -> Path:
+        return self.scratch / f"{name}.log"
+
+    def _printed(self, name: str) -> str:
+        """What the trainer printed, without the lines of torch's C++ libraries: the time of day stands in those."""
+        lines = self._log(name).read_text(errors="replace").splitlines(keepends=True)
+        return "".join(line for line in lines if not _OF_TORCH.match(line))
+
+
+def cure(case: Case) -> str:
+    """What makes a trainer reproduce itself, as far as its case shows."""
+    found = _CURES["trainer" if isinstance(case.subject, TrainerSubject) else case.subject.kind]
+    if case.subject.env.get(_FUSED, "0") == "0":
+        return found
+    return (
+        f"set {_FUSED}=0 (subject.env asks for {case.subject.env[_FUSED]}: Transformer Engine's fused attention then "
+        f"sums gradients in the order in which they come), or choose other kernels with --attention-backend; or {found}"
+    )
+
+
+def _refusal(case: Case, proof: Proof, cure: str) -> RefusedError:
+    return RefusedError(f"{case.name} is no golden run: {proof.name}: {proof.detail}; {cure}")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"uid {os.getuid()}"
+
+
+def _facts(case: Case, place: Place, golden: Trace, found: Sequence[Proof], options: Options) -> dict[str, Any]:
+    approved = {"reason": options.replace_reason} if options.replace_reason else None
+    return {
+        "case": case.canonical(),
+        "chain": golden.chain,
+        "steps": len(golden.steps),
+        "rollouts": golden.header.rollouts,
+        "commit": place.commit,
+        "tree": place.tree,
+        "identity": golden.header.identity,
+        "recorded": {"by": _user(), "at": datetime.now(UTC).isoformat(timespec="seconds")},
+        "lock": packages_of(case, place.root),
+        "variables": variables_digest(case),
+        "proofs": [p.to_mapping() for p in found],
+        "states": sorted(int(folder.name) for folder in (golden.directory.parent / "states").glob("*")),
+        "approved": approved,
+    }

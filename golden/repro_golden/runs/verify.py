@@ -1,0 +1,129 @@
+"""Verifying a golden run: today's code on the recorded rollouts, compared signal by signal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from repro_golden.base.canonical import canonical_json
+from repro_golden.base.errors import NotVerifiableError, ReproError
+from repro_golden.base.scratch import scratch_folder
+from repro_golden.case.file import Case
+from repro_golden.case.identity import Identity
+from repro_golden.compare.mismatch_bounds import Breach, breaches
+from repro_golden.compare.mismatch_change import MismatchChange, mismatch_change
+from repro_golden.compare.traces import Comparison, compare, named_alike
+from repro_golden.replay.children import Place, Run
+from repro_golden.repository.checkout import Checkout
+from repro_golden.runs.runs import Say, train
+from repro_golden.store.golden import GoldenRun, Store
+from repro_golden.store.rollouts import place_of
+from repro_golden.subjects import identity_of
+from repro_golden.trace import Trace
+
+__all__ = ["Verification", "agreeing_steps", "verify"]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What replaying a golden run found.
+
+    Attributes:
+        golden: The golden run.
+        comparison: Golden run against replay.
+        steps: Steps the case has.
+        agreeing: Of each compared step, whether its bits agree, whatever those before it did.
+        mismatch: Between trainer and rollout engine, in the golden run and in the replay; None where the columns are
+            not shown.
+        broken: The case's ``[mismatch]`` bounds that the replay breaks.
+    """
+
+    golden: GoldenRun
+    comparison: Comparison
+    steps: int
+    agreeing: Mapping[int, bool] = field(default_factory=dict)
+    mismatch: MismatchChange | None = None
+    broken: Sequence[Breach] = ()
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every step of the golden run was replayed and agrees, and no ``[mismatch]`` bound is broken."""
+        return self.comparison.equal and self.comparison.steps == self.steps and not self.broken
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types."""
+        return {
+            "agrees": self.agrees,
+            "machine": self.golden.machine,
+            "commit": self.golden.record.get("commit"),
+            "comparison": self.comparison.to_mapping(),
+            "mismatch": self.mismatch.to_mapping() if self.mismatch else None,
+            "mismatch_broken": [breach.to_mapping() for breach in self.broken],
+        }
+
+
+def find_golden(store: Store, case: Case, place: Place) -> GoldenRun:
+    """The golden run that a replay here may be compared with.
+
+    Raises:
+        NotVerifiableError: another machine's, a noisy one, or none.
+        ReproError: the case was changed since.
+    """
+    golden = store.find(case, identity_of(case, place.root))
+    if changed := _changed_keys(golden.record["case"], case.canonical()):
+        raise ReproError(
+            f"the case {case.name} was changed since its golden run ({', '.join(changed)}): "
+            f"`repro golden approve {case.name} --reason ...` records it anew"
+        )
+    if golden.noisy and case.compare.mode == "bitwise":
+        raise NotVerifiableError(
+            f"the golden run of {case.name} does not reproduce itself, so bits are not verifiable here: "
+            'compare metrics with [compare] mode = "bounds"'
+        )
+    return golden
+
+
+def _changed_keys(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:
+    changed = []
+    for key in sorted({*a, *b}):
+        x, y = a.get(key), b.get(key)
+        if isinstance(x, dict) and isinstance(y, dict):
+            changed += _changed_keys(x, y, f"{prefix}{key}.")
+        elif canonical_json(x) != canonical_json(y):
+            changed.append(prefix + key)
+    return changed
+
+
+def verify(checkout: Checkout, case: Case, say: Say) -> Verification:
+    """Replay a golden run on the working tree.
+
+    Raises:
+        NotVerifiableError: there is no golden run that this machine can be compared with.
+        ReproError: the trainer failed, or files were changed.
+    """
+    store, place = Store(checkout.root), checkout.place(case)
+    golden = find_golden(store, case, place)
+    rollouts = store.rollouts(case)
+    if rollouts.digest != golden.trace.header.rollouts:
+        raise ReproError(
+            f"{rollouts.directory} holds other rollouts than the golden run was trained on: "
+            f"`dvc checkout {case.case.rollouts}.dvc` brings them back"
+        )
+    say(f"replaying {case.steps} steps of {case.name} against the golden run of {golden.machine}")
+    with scratch_folder(checkout.scratch, "verify") as scratch:
+        run = Run(case.steps, place_of(rollouts), trace=str(scratch / "trace"))
+        replay = train(case, place, run, scratch / "replay.log")
+        differences = golden.identity.differences(Identity.from_mapping(replay.header.identity))
+        if differences:
+            raise NotVerifiableError(f"the replay ran under another identity: {differences[0]}")
+        found = compare(golden.trace, replay, case.compare)
+        alike = named_alike(golden.trace, replay, strict=case.compare.strict)
+        agreeing = agreeing_steps(golden.trace, alike)
+        mismatch = mismatch_change(golden.trace, alike, case.mismatch.max)
+        return Verification(golden, found, case.steps, agreeing, mismatch, breaches(case.mismatch, replay))
+
+
+def agreeing_steps(a: Trace, b: Trace) -> dict[int, bool]:
+    """Of each step that both have, whether its bits agree, whatever those before it did."""
+    return {x.step: x.root == y.root for x, y in zip(a.steps, b.steps, strict=False)}

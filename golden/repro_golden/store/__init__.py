@@ -1,0 +1,1 @@
+"""Recorded rollouts and golden runs, as files that DVC tracks."""

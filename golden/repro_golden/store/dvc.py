@@ -1,0 +1,107 @@
+"""The few DVC commands the store needs, run as DVC's own command line (its Python API is not stable)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.store.pulled import check_pulled
+
+__all__ = ["Dvc"]
+
+
+class Dvc:
+    """DVC in one repository. Every call is a real ``dvc`` process."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def initialised(self) -> bool:
+        """Whether the repository has DVC."""
+        return (self.root / ".dvc" / "config").exists()
+
+    def init(self) -> None:
+        """``dvc init``."""
+        self.run("init", "--quiet")
+
+    def add(self, *paths: Path) -> None:
+        """Track folders: DVC copies their content to its cache and writes a pointer beside each.
+
+        Raises:
+            ReproError: the repository has no DVC.
+        """
+        self._needs_init()
+        self.run("add", "--quiet", *self._relative(paths))
+
+    def move(self, source: Path, target: Path) -> None:
+        """Rename a tracked folder together with its pointer."""
+        self.run("move", "--quiet", *self._relative((source, target)))
+
+    def push(self, *pointers: Path) -> str:
+        """Copy tracked content to the remote; DVC's own summary line is returned."""
+        self._needs_init()
+        return self.run("push", *self._relative(pointers))
+
+    def pull(self, *pointers: Path) -> str:
+        """Fetch tracked content from the remote into the working tree. Local changes are never overwritten.
+
+        Raises:
+            ReproError: the repository has no DVC, or what came is not what a pointer stands for.
+            MachineFailureError: it could not be fetched.
+        """
+        self._needs_init()
+        message = self.run("pull", *self._relative(pointers))
+        cache = Path(self.run("cache", "dir").strip())
+        for pointer in pointers:
+            check_pulled(self.root, pointer, cache)
+        return message
+
+    def dirty(self, pointer: Path) -> bool:
+        """Whether the tracked content in the working tree differs from its pointer (a missing folder does not)."""
+        if not pointer.exists() or not pointer.with_suffix("").exists():
+            return False
+        return self.run("status", "--json", *self._relative([pointer])).strip() not in ("", "{}")
+
+    def set_default_remote(self, name: str, url: str, *, local: bool) -> None:
+        """``dvc remote add --default``; a remote of that name gets the new address.
+
+        Args:
+            name: The remote's name.
+            url: Its address; a relative folder starts from the repository's root.
+            local: Write to ``.dvc/config.local``, which git ignores, instead of the shared configuration.
+        """
+        self.run("remote", "add", "--quiet", "--default", "--force", *(["--local"] if local else []), name, url)
+
+    @property
+    def has_remote(self) -> bool:
+        """Whether any remote is configured."""
+        return bool(self.run("remote", "list").strip())
+
+    def run(self, *arguments: str) -> str:
+        """Run one DVC command and return its output.
+
+        Raises:
+            MachineFailureError: DVC is missing or failed; its last line is quoted.
+        """
+        environment = os.environ | {"DVC_NO_ANALYTICS": "1", "DVC_TEST": "false", "NO_COLOR": "1"}
+        command = [sys.executable, "-m", "dvc", *arguments]
+        done = subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            lines = [line for line in done.stderr.strip().splitlines() if line.startswith("ERROR")] or [
+                "ERROR: unknown"
+            ]
+            message = " ".join(lines).replace("ERROR: ", "")[:400]
+            raise MachineFailureError(f"`dvc {' '.join(arguments)}` failed: {message}")
+        return done.stdout
+
+    def _relative(self, paths: Sequence[Path]) -> list[str]:
+        return [str(p.relative_to(self.root)) if p.is_absolute() else str(p) for p in paths]
+
+    def _needs_init(self) -> None:
+        if not self.initialised:
+            raise ReproError(f"{self.root} has no DVC yet: run `repro init`")

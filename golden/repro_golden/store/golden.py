@@ -1,0 +1,241 @@
+"""The golden store: ``golden/rollouts/NAME`` and ``golden/runs/MACHINE/CASE``, kept by DVC as ``dvc add`` pointers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from repro_golden.base.canonical import check_format, read_json, write_atomic
+from repro_golden.base.errors import NotVerifiableError, ReproError
+from repro_golden.case.file import Case
+from repro_golden.case.identity import Difference, Identity
+from repro_golden.repository.git import Git
+from repro_golden.store.dvc import Dvc
+from repro_golden.store.rollouts import RolloutFiles, Rollouts, rollouts_of
+from repro_golden.trace import Trace
+from repro_golden.trace.model import checked, to_checked_line
+
+__all__ = ["RUN_FORMAT", "GoldenRun", "Store"]
+
+RUN_FORMAT = 1
+_PREVIOUS = "~"  # CASE~CHAIN is a baseline that a later one replaced
+
+
+@dataclass(frozen=True)
+class GoldenRun:
+    """One golden run in the working tree.
+
+    Attributes:
+        directory: ``golden/runs/MACHINE/CASE``.
+        record: ``run.json``: who, when, commit, environment lock, proofs, and what it replaced.
+    """
+
+    directory: Path
+    record: dict[str, Any]
+
+    @cached_property
+    def trace(self) -> Trace:
+        """Its trace.
+
+        Raises:
+            ReproError: the trace is not the one that was proved.
+        """
+        trace = Trace(self.directory / "trace")
+        if trace.chain != self.record["chain"]:
+            raise ReproError(
+                f"{self.directory} was changed since it was recorded: "
+                f"`dvc checkout {self.directory}.dvc` brings it back"
+            )
+        return trace
+
+    @property
+    def machine(self) -> str:
+        """The short name of the identity it was recorded under."""
+        return self.directory.parent.name
+
+    @property
+    def identity(self) -> Identity:
+        """The identity it was recorded under."""
+        return Identity.from_mapping(self.record["identity"])
+
+    @property
+    def states(self) -> dict[int, Path]:
+        """The training states that are kept with it, by the step that each lies before."""
+        folder = self.directory / "states"
+        return {int(path.name): path for path in folder.iterdir()} if folder.is_dir() else {}
+
+    @property
+    def noisy(self) -> bool:
+        """Whether it was kept although it does not reproduce itself."""
+        return bool(self.record.get("noise"))
+
+
+class Store:
+    """Golden runs and rollouts of one repository. It writes below ``golden/`` and nowhere else."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.dvc = Dvc(root)
+
+    # -- rollouts
+
+    def rollouts_path(self, case: Case) -> Path | None:
+        """Where a case's rollouts lie; None for a command that has none."""
+        return None if case.case.rollouts is None else self.root / case.case.rollouts
+
+    def has_rollouts(self, case: Case) -> bool:
+        """Whether the case has rollouts, in the working tree or behind a pointer."""
+        path = self.rollouts_path(case)
+        return path is not None and (path.exists() or _pointer(path).exists())
+
+    def rollouts(self, case: Case) -> Rollouts:
+        """A case's rollouts, pulled when only their pointer is here."""
+        path = self.rollouts_path(case)
+        if path is None:
+            return RolloutFiles(None)
+        self._fetch(path)
+        return rollouts_of(case, path)
+
+    # -- golden runs
+
+    def run_path(self, machine: str, case: str) -> Path:
+        """Where the golden run of a case on a machine lies."""
+        return self.root / "golden" / "runs" / machine / case
+
+    def case_path(self, case: str) -> Path:
+        """What stands for a case's golden runs on all machines, to be locked."""
+        return self.root / "golden" / "runs" / case
+
+    def entries(self) -> Iterator[tuple[str, str, bool]]:
+        """(machine, case, whether the content is in the working tree) of every golden run, replaced ones included."""
+        for pointer in sorted((self.root / "golden" / "runs").glob("*/*.dvc")):
+            yield pointer.parent.name, pointer.stem, pointer.with_suffix("").exists()
+
+    def load(self, machine: str, case: str) -> GoldenRun:
+        """Open a golden run, pulled when only its pointer is here.
+
+        Raises:
+            ReproError: there is none, or its record is unreadable or newer.
+        """
+        path = self.run_path(machine, case)
+        self._fetch(path)
+        record = read_json(path / "run.json", "golden run")
+        check_format(record.get("format"), RUN_FORMAT, f"the golden run {path}")
+        if lost := {"chain", "case", "identity", "recorded", "proofs", "rollouts"} - record.keys():
+            raise ReproError(f"{path}/run.json is damaged (no {min(lost)}): `dvc checkout {path}.dvc` brings it back")
+        try:
+            return GoldenRun(path, checked(record))
+        except (ValueError, TypeError) as error:
+            raise ReproError(
+                f"{path}/run.json is damaged ({error}): `dvc checkout {path}.dvc` brings it back"
+            ) from None
+
+    def find(self, case: Case, identity: Identity) -> GoldenRun:
+        """The golden run of a case for an identity.
+
+        Raises:
+            NotVerifiableError: there is one for other machines only, or none; the closest one's differences are named.
+        """
+        path = self.run_path(identity.machine, case.name)
+        if path.exists() or _pointer(path).exists():
+            return self.load(identity.machine, case.name)
+        others = [m for m, c, here in self.entries() if c == case.name and here]
+        if not others:
+            elsewhere = [m for m, c, _ in self.entries() if c == case.name]
+            known = f"; its golden runs are for {', '.join(elsewhere)}" if elsewhere else ""
+            raise NotVerifiableError(
+                f"no golden run of {case.name} for this machine ({identity.machine}){known}: "
+                f"record one with `repro golden record {case.name}`"
+            )
+        found = [(self.load(m, case.name).identity.differences(identity), m) for m in others]
+        differences, nearest = min(found, key=lambda f: len(f[0]))
+        raise NotVerifiableError(
+            f"not comparable with the golden run of {case.name} for {nearest}: {describe(differences)}; "
+            f"record one for this machine with `repro golden record {case.name}`"
+        )
+
+    def keep(self, staged: Path, machine: str, case: str, *, replace_reason: str | None = None) -> GoldenRun:
+        """Move a proved run to its place and hand it to DVC.
+
+        Args:
+            staged: A complete run folder; it is moved.
+            machine: The identity's short name.
+            case: The case's name.
+            replace_reason: Allows a golden run to be replaced; the old one stays beside it as ``CASE~CHAIN``.
+
+        Raises:
+            ReproError: there is a golden run and no reason to replace it, or its files were changed.
+        """
+        path = self.run_path(machine, case)
+        pointer = _pointer(path)
+        if pointer.exists():
+            if replace_reason is None:
+                raise ReproError(
+                    f"{case} already has a golden run for {machine}: "
+                    f"`repro golden approve {case} --reason ...` replaces it"
+                )
+            self.refuse_dirty(path)
+            old = self.load(machine, case)
+            aside = path.with_name(f"{case}{_PREVIOUS}{old.record['chain'][:8]}")
+            if not _pointer(aside).exists():
+                self.dvc.move(path, aside)
+        if path.exists():
+            shutil.rmtree(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(staged, path)
+        self.dvc.add(path)
+        return self.load(machine, case)
+
+    def refuse_dirty(self, path: Path) -> None:
+        """Refuse to go on over files that DVC does not know.
+
+        Raises:
+            ReproError: the content differs from its pointer.
+        """
+        pointer = _pointer(path)
+        if self.dvc.dirty(pointer):
+            raise ReproError(
+                f"{path} differs from {pointer.name}: `dvc checkout {pointer}` drops the changes, "
+                f"`dvc add {path}` keeps them"
+            )
+
+    def in_git(self, path: Path) -> bool:
+        """Whether git tracks anything at `path`."""
+        return bool(Git(self.root)("ls-files", "--", str(path)))
+
+    def pointers(self, case: str | None = None) -> list[Path]:
+        """Pointers of all golden runs and rollouts, or of one case's."""
+        found = sorted((self.root / "golden").glob("r*/**/*.dvc"))
+        return [p for p in found if case is None or p.stem.split(_PREVIOUS)[0] == case]
+
+    def written_by(self, pointer: Path) -> Path:
+        """What is to be locked by whoever writes beside a pointer; see `case_path`."""
+        runs = self.root / "golden" / "runs"
+        return (
+            self.case_path(pointer.stem.split(_PREVIOUS)[0])
+            if pointer.is_relative_to(runs)
+            else pointer.with_suffix("")
+        )
+
+    def _fetch(self, path: Path) -> None:
+        if not path.exists() and _pointer(path).exists():
+            self.dvc.pull(_pointer(path))
+
+
+def write_record(directory: Path, record: dict[str, Any]) -> None:
+    """Write ``run.json``."""
+    write_atomic(directory / "run.json", to_checked_line({"format": RUN_FORMAT, **record}) + "\n")
+
+
+def describe(differences: list[Difference]) -> str:
+    """Differences of two identities in one line, the first three in full."""
+    shown = "; ".join(str(d) for d in differences[:3])
+    return shown + (f"; and {len(differences) - 3} more" if len(differences) > 3 else "")
+
+
+def _pointer(path: Path) -> Path:
+    return path.with_name(path.name + ".dvc")

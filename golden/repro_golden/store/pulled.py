@@ -1,0 +1,82 @@
+"""Whether content is what a DVC pointer stands for: DVC itself takes what a remote or a cache gives it on trust."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from repro_golden.base.errors import ReproError
+
+__all__ = ["check_pulled", "file_md5", "pointed_md5"]
+
+_OUT = re.compile(r"^\s*-?\s*md5:\s*([0-9a-f]{32}(?:\.dir)?)\s*$", re.MULTILINE)
+_HASH = re.compile(r"^\s*hash:\s*md5\s*$", re.MULTILINE)
+"""Pointers of DVC 2 have none: there text files were hashed with other line ends."""
+_SUFFIX = ".dir"
+
+
+def pointed_md5(pointer: Path) -> str | None:
+    """The md5 that a pointer gives its content, of a folder with ``.dir``; None without one, or in another form."""
+    try:
+        text = pointer.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    matches = _OUT.findall(text)
+    return matches[0] if len(matches) == 1 and _HASH.search(text) else None
+
+
+def file_md5(path: Path) -> str:
+    """The md5 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def check_pulled(root: Path, pointer: Path, cache: Path) -> None:
+    """Compare what lies beside a pointer with it, by content.
+
+    Args:
+        root: Of the repository.
+        pointer: The ``.dvc`` file.
+        cache: DVC's cache, which has the list of a folder's files.
+
+    Raises:
+        ReproError: a file is missing or has another content; the line names it.
+    """
+    expected = pointed_md5(pointer)
+    if expected is None:
+        return
+    target = pointer.with_suffix("")
+    if not expected.endswith(_SUFFIX):
+        files = {target: expected}
+    else:
+        listing = _object(cache, expected)
+        if not listing.is_file():
+            return  # nothing was fetched, or another version of DVC keeps it elsewhere
+        if file_md5(listing) != expected.removesuffix(_SUFFIX):
+            raise _corrupt(root, listing, target, listing)
+        entries: list[dict[str, Any]] = json.loads(listing.read_bytes())
+        files = {target / entry["relpath"]: entry["md5"] for entry in entries}
+    for path, md5 in files.items():
+        try:
+            same = file_md5(path) == md5
+        except OSError:
+            same = False
+        if not same:
+            raise _corrupt(root, path, target, _object(cache, md5))
+
+
+def _object(cache: Path, md5: str) -> Path:
+    """Where DVC keeps the content of an md5."""
+    return cache / "files" / "md5" / md5[:2] / md5[2:]
+
+
+def _corrupt(root: Path, path: Path, target: Path, kept: Path) -> ReproError:
+    name, folder, copy = (str(p.relative_to(root)) if p.is_relative_to(root) else str(p) for p in (path, target, kept))
+    return ReproError(
+        f"{name} is not what its pointer stands for: it was damaged in DVC's cache, its remote, or here. "
+        f"`rm -r {folder} {copy}` and `repro golden pull` fetch it anew; where the remote has no better one, "
+        "`repro golden push` from where it was recorded"
+    )

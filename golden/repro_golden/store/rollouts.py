@@ -1,0 +1,368 @@
+"""Recorded rollouts in canonical form: a folder of one safetensors file per rollout and an index with their digests.
+
+Equality is always over content (tensors by fingerprint, metadata as canonical JSON), never over file bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repro_golden.base.canonical import canonical_json, check_format, digest, read_json, write_atomic
+from repro_golden.base.errors import ReproError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from repro_golden.case.file import Case
+    from repro_golden.dumps.rollout.files import RolloutDump
+    from repro_golden.dumps.values import System
+
+__all__ = [
+    "FORMAT",
+    "DumpFiles",
+    "RolloutData",
+    "RolloutFiles",
+    "RolloutSet",
+    "Rollouts",
+    "engine_text",
+    "open_rollouts",
+    "place_of",
+    "read_rollout",
+    "rollouts_of",
+    "sampled_by",
+    "write_rollout",
+]
+
+FORMAT = 1
+INDEX = "index.json"
+_TENSORS = {
+    "tokens": "int64",
+    "total_lengths": "int64",
+    "response_lengths": "int64",
+    "loss_mask": "int64",
+    "rollout_log_probs": "float32",
+    "rewards": "float32",
+    "group_index": "int64",
+}
+_ROUTED = "routed_experts"
+"""Optional: which experts each token went through, uint8 or int16 [tokens, layers, top-k]."""
+
+
+@dataclass(frozen=True)
+class RolloutData:
+    """One rollout as plain data: what crosses the trainer's door. `repro_core.Rollout` documents the parts."""
+
+    meta: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def digest(self) -> str:
+        """32 hex digits over the content; equal for equal content, whatever file it lies in."""
+        from repro_golden.fingerprint import fingerprint
+
+        parts = [f"{name}={fingerprint(tensor)}" for name, tensor in sorted(self.tensors.items())]
+        return digest("rollout", canonical_json(dict(self.meta)), *parts)
+
+
+def write_rollout(path: Path, rollout: RolloutData) -> None:
+    """Write one rollout; equal content gives equal bytes.
+
+    Raises:
+        ReproError: the rollout does not hold together (see `check`).
+    """
+    from safetensors.torch import save
+
+    check(rollout, path.name)
+    # safetensors writes metadata keys in random order, hence one key that holds canonical JSON
+    meta = {"rollout": canonical_json({"format": FORMAT, **rollout.meta})}
+    tensors = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in rollout.tensors.items()}
+    write_atomic(path, save(tensors, metadata=meta))
+
+
+def read_rollout(path: Path) -> RolloutData:
+    """Read one rollout.
+
+    Raises:
+        ReproError: missing, unreadable, a newer format, or lengths that do not add up.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            raw = json.loads((file.metadata() or {}).get("rollout", "null"))
+            # clones: BLAS may order its sums by alignment, and mapped memory lies where the file's header ends
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except FileNotFoundError:
+        raise ReproError(f"no rollout {path}: pull it (`repro golden pull`) or record the case again") from None
+    except (OSError, SafetensorError, ValueError) as error:
+        raise ReproError(f"{path} is not a readable rollout ({error}): pull or record it again") from None
+    if not isinstance(raw, dict):
+        raise ReproError(f"{path} is a safetensors file without 'rollout' metadata, so no rollout: record it again")
+    check_format(raw.pop("format", None), FORMAT, f"the rollout {path}")
+    rollout = RolloutData(raw, tensors)
+    check(rollout, path.name)
+    return rollout
+
+
+def check(rollout: RolloutData, name: str) -> None:
+    """Refuse a rollout whose parts do not fit together.
+
+    Raises:
+        ReproError: a missing tensor, a wrong dtype, or lengths that do not add up.
+    """
+    t = rollout.tensors
+    try:
+        plain = json.loads(canonical_json(dict(rollout.meta))) == rollout.meta
+    except (TypeError, ValueError, RecursionError):
+        plain = False
+    if not plain or "format" in rollout.meta:
+        raise ReproError(f"rollout {name}: its metadata must be plain JSON without a key 'format': correct the trainer")
+    if "rollout_id" not in rollout.meta:
+        raise ReproError(f"rollout {name} has no rollout_id: it was not written by a recorder")
+    for key, dtype in _TENSORS.items():
+        if key not in t:
+            raise ReproError(f"rollout {name} has no {key}: record it again")
+        if str(t[key].dtype) != f"torch.{dtype}" or t[key].ndim != 1:
+            raise ReproError(f"rollout {name}: {key} is {t[key].dtype}, not one-dimensional {dtype}: record it again")
+    routed = t.get(_ROUTED)
+    if routed is not None:
+        right = str(routed.dtype) in ("torch.uint8", "torch.int16") and routed.ndim == 3 and 0 not in routed.shape[1:]
+        if not right or bool((routed < 0).any()):
+            raise ReproError(
+                f"rollout {name}: {_ROUTED} is {routed.dtype} {list(routed.shape)}, not uint8 or int16 "
+                "[tokens, layers, top-k] of experts' numbers: record it again"
+            )
+    samples, response = len(t["total_lengths"]), int(t["response_lengths"].sum())
+    sizes = {
+        "tokens": int(t["total_lengths"].sum()),
+        "response_lengths": samples,
+        "rewards": samples,
+        "group_index": samples,
+        "loss_mask": response,
+        "rollout_log_probs": response,
+    }
+    if routed is not None:
+        sizes[_ROUTED] = sizes["tokens"]
+    for key, size in sizes.items():
+        if len(t[key]) != size:
+            raise ReproError(
+                f"rollout {name}: {key} has {len(t[key])} entries, the lengths ask for {size}: record it again"
+            )
+    inside = (t["response_lengths"] >= 0) & (t["response_lengths"] <= t["total_lengths"])
+    if samples == 0 or not bool(inside.all()):
+        raise ReproError(f"rollout {name}: no samples, or a response longer than its sample: record it again")
+
+
+class RolloutSet:
+    """A folder of rollouts 0 .. n-1.
+
+    Attributes:
+        directory: The folder.
+        digests: Content digest of each rollout, from the index.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Open a folder of rollouts.
+
+        Raises:
+            ReproError: no index, or a newer format.
+        """
+        self.directory = directory
+        index = directory / INDEX
+        if not index.exists():
+            raise ReproError(
+                f"no rollouts at {directory}: `repro golden pull` fetches them, `repro golden record` makes them"
+            )
+        raw = read_json(index, "rollout index")
+        check_format(raw.get("format"), FORMAT, f"the rollouts {directory}")
+        found = raw.get("rollouts")
+        if not isinstance(found, list) or not all(isinstance(d, str) for d in found):
+            raise ReproError(f"{index} is damaged: pull or record it again")
+        self.digests: list[str] = found
+
+    @classmethod
+    def write_index(cls, directory: Path) -> RolloutSet:
+        """Index the rollouts that a run has just written to `directory`."""
+        count = len(list(directory.glob("*.safetensors")))
+        digests = [read_rollout(directory / f"{i}.safetensors").digest for i in range(count)]
+        write_atomic(directory / INDEX, canonical_json({"format": FORMAT, "rollouts": digests}) + "\n")
+        return cls(directory)
+
+    @property
+    def digest(self) -> str:
+        """32 hex digits over all rollouts in order."""
+        return digest("rollouts", *self.digests)
+
+    @cached_property
+    def engine(self) -> Mapping[str, Any] | None:
+        """The identity of the engine that sampled them; None where the trained policy itself did."""
+        return self.read(0).meta.get("engine") if self.digests else None
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+    def read(self, rollout_id: int) -> RolloutData:
+        """Rollout `rollout_id`, checked against the index.
+
+        Raises:
+            ReproError: beyond the end, unreadable, or changed since it was indexed.
+        """
+        if not 0 <= rollout_id < len(self):
+            raise ReproError(
+                f"{self.directory} holds rollouts 0..{len(self) - 1}, the case needs rollout {rollout_id}: "
+                "lower case.steps or record more"
+            )
+        path = self.directory / f"{rollout_id}.safetensors"
+        rollout = read_rollout(path)
+        if rollout.digest != self.digests[rollout_id]:
+            raise ReproError(
+                f"{path} was changed since it was recorded: `dvc checkout {self.directory}.dvc` brings it back"
+            )
+        return rollout
+
+
+@dataclass(frozen=True)
+class RolloutFiles:
+    """What a command trains on: a folder of files of its own form, or nothing that we know of.
+
+    Attributes:
+        directory: The folder; None where the command reads what it likes.
+    """
+
+    directory: Path | None
+
+    @cached_property
+    def digest(self) -> str:
+        """32 hex digits over the files' names and bytes; '' without a folder."""
+        if self.directory is None:
+            return ""
+        parts = []
+        for path in sorted(p for p in self.directory.rglob("*") if p.is_file()):
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+            parts.append(f"{path.relative_to(self.directory).as_posix()}={content}")
+        return digest("rollout files", *parts)
+
+    def __len__(self) -> int:
+        return 0 if self.directory is None else sum(p.is_file() for p in self.directory.rglob("*"))
+
+
+@dataclass(frozen=True)
+class DumpFiles(RolloutFiles):
+    """What slime, Miles or Relax train on: a folder of their rollout dumps ``{rollout_id}.pt``.
+
+    Attributes:
+        system: Whose form they have; recognised by their fields where None.
+        allow: Classes whose objects are read as plain fields, beyond those of the trainers' own dumps.
+    """
+
+    system: System | None = None
+    allow: tuple[str, ...] = ()
+
+    @cached_property
+    def digest(self) -> str:
+        """32 hex digits over the files' names and content. Bytes are no content: torch.save writes a file's name too.
+
+        Raises:
+            ReproError: a file is no rollout dump, or names a class that is not read.
+        """
+        files = ((path, path.stat()) for path in self.files)
+        digests = ((path, _dump_digest(path, s.st_size, s.st_mtime_ns, self.system, self.allow)) for path, s in files)
+        return digest("rollout dumps", *(f"{path.name}={content}" for path, content in digests))
+
+    @property
+    def files(self) -> list[Path]:
+        """The dumps by number; evaluations, which nothing is trained on, are left out."""
+        from repro_golden.dumps.rollout.files import dump_files
+
+        return dump_files(self.directory, evaluation=False) if self.directory else []
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(self, rollout_id: int) -> RolloutDump:
+        """The dump of a rollout.
+
+        Raises:
+            ReproError: there is none of this number, or it cannot be read.
+        """
+        from repro_golden.dumps.rollout.files import read_rollout_dump
+
+        path = (self.directory or Path()) / f"{rollout_id}.pt"
+        if not path.exists():
+            raise ReproError(f"no rollout dump {path}, there are {len(self)}: lower case.steps or record more of them")
+        return read_rollout_dump(path, system=self.system, allow=self.allow)
+
+
+@functools.lru_cache(maxsize=256)
+def _dump_digest(path: Path, size: int, changed: int, system: System | None, allow: tuple[str, ...]) -> str:
+    """A dump's content, read once as long as the file stays as it is: each run of a bisect asks for it."""
+    from repro_golden.dumps.rollout.convert import content_digest
+    from repro_golden.dumps.rollout.files import read_rollout_dump
+
+    del size, changed
+    return content_digest(read_rollout_dump(path, system=system, allow=allow))
+
+
+Rollouts = RolloutSet | RolloutFiles
+
+
+def engine_text(identity: Mapping[str, Any]) -> str:
+    """A rollout engine in a few words, and what of it is a stand-in."""
+    said = " ".join(str(identity.get(key, "")) for key in ("name", "version")).strip()
+    stand_ins = ", ".join(map(str, identity.get("stand_ins", ())))
+    rests = f"; rests on stand-ins: {stand_ins}" if stand_ins else ""
+    return f"{said} on {identity.get('device', 'an unknown device')}{rests}"
+
+
+def sampled_by(rollouts: Rollouts) -> str:
+    """`engine_text` of the engine that sampled them; '' for the trained policy itself, or where that is not known."""
+    engine = rollouts.engine if isinstance(rollouts, RolloutSet) else None
+    return engine_text(engine) if engine else ""
+
+
+def place_of(rollouts: Rollouts) -> str | None:
+    """Their folder, absolute, as a run takes it."""
+    return str(rollouts.directory.absolute()) if rollouts.directory else None
+
+
+def rollouts_of(case: Case, path: Path) -> Rollouts:
+    """The rollouts of a case in a folder.
+
+    Raises:
+        ReproError: see `open_rollouts`.
+    """
+    from repro_golden.case.file import TrainerSubject
+
+    subject = case.subject
+    if subject.kind == "core":
+        return RolloutSet(path)
+    return open_rollouts(path, subject.kind, subject.allow_pickle if isinstance(subject, TrainerSubject) else ())
+
+
+def open_rollouts(path: Path, kind: str = "command", allow: Sequence[str] = ()) -> Rollouts:
+    """The rollouts in a folder: ours where it has our index, else dumps for a trainer that reads them, else files.
+
+    Args:
+        path: The folder.
+        kind: Of the subject. A command's files are told apart by their bytes, whatever they are.
+        allow: Classes whose objects dumps may hold.
+
+    Raises:
+        ReproError: no such folder, or our index in a newer format.
+    """
+    if (path / INDEX).exists():
+        return RolloutSet(path)
+    if not path.is_dir():
+        raise ReproError(f"no folder {path}: correct case.rollouts, or `repro golden pull` where DVC keeps it")
+    from repro_golden.dumps.values import SYSTEMS
+
+    whose = next((system for system in SYSTEMS if system == kind), None)
+    return DumpFiles(path, whose, tuple(allow)) if whose else RolloutFiles(path)

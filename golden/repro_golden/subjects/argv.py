@@ -1,0 +1,59 @@
+"""A command line of a case as words, with the Python and the variables that it runs with."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Case, CommandSubject, CoreSubject
+from repro_golden.replay.children import base_environment
+
+__all__ = ["interpreter", "replaced", "told", "variables_of", "words"]
+
+
+def words(text: str, tokens: Mapping[str, str], shell: bool) -> list[str]:
+    """The words of a command line with our tokens replaced, literally; other braces stay."""
+    if shell:
+        return ["/bin/sh", "-c", replaced(text, {name: shlex.quote(value) for name, value in tokens.items()})]
+    return [replaced(word, tokens) for word in shlex.split(text)]
+
+
+def replaced(text: str, tokens: Mapping[str, str]) -> str:
+    """A text with our tokens replaced; other braces stay."""
+    for name, value in tokens.items():
+        text = text.replace("{" + name + "}", value)
+    return text
+
+
+def interpreter(subject: CommandSubject, root: Path) -> str:
+    """The Python that the program runs in: named, found on PATH, in an environment's folder, or ours.
+
+    Raises:
+        ReproError: there is none.
+    """
+    if subject.python is None:
+        return sys.executable
+    for path in (root / subject.python, root / subject.python / "bin" / "python"):
+        if path.is_file() and os.access(path, os.X_OK):
+            return str(path)  # not resolved: an environment's python is a link
+    found = [Path(folder) / subject.python for folder in os.get_exec_path()] if os.sep not in subject.python else []
+    for path in found:
+        if path.is_file() and os.access(path, os.X_OK):
+            return str(path)
+    raise ReproError(f"no Python at {subject.python!r}: correct subject.python")
+
+
+def variables_of(case: Case, subject: CommandSubject, python: str, tokens: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the program. Its Python's folder comes first on PATH; PYTHONPATH is the case's alone."""
+    found = base_environment(case)
+    found["PATH"] = os.pathsep.join([str(Path(python).parent), found.get("PATH", os.defpath)])
+    return found | {name: replaced(value, tokens) for name, value in subject.env.items()}
+
+
+def told(ours: Mapping[str, str], subject: CommandSubject | CoreSubject) -> dict[str, str]:
+    """What an environment tells its processes, without what the case says itself; PATH is made of both."""
+    return {name: value for name, value in ours.items() if name == "PATH" or name not in subject.env}

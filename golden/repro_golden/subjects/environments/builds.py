@@ -1,0 +1,246 @@
+"""Environments that a commit's own lock files ask for: built once for each content, kept for later probes.
+
+How they are kept, locked and swept is in `kept`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import platform
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from repro_golden.base.canonical import canonical_json, digest
+from repro_golden.base.credentials import handed_on
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Case, CommandSubject
+from repro_golden.case.identity import Difference, Identity
+from repro_golden.observe.attach.run import PACKAGE
+from repro_golden.replay.children import ChildFailure, Place
+from repro_golden.repository.checkout import find_checkout
+from repro_golden.subjects.argv import interpreter, replaced, variables_of, words
+from repro_golden.subjects.environments.cache import Slot, kept
+from repro_golden.subjects.environments.recipes import pip_options, uv_command
+from repro_golden.subjects.surroundings import variables_digest
+from repro_golden.trace import Header
+
+__all__ = ["Environment", "Who", "environment_changes", "held", "identity_in"]
+
+_PACKAGES = """\
+import re
+from importlib import metadata
+found = {}
+for one in metadata.distributions():
+    found.setdefault(re.sub("[-_.]+", "-", one.name or "").lower(), f"{one.name}=={one.version}")
+print(*found.values())
+"""
+"""Of two copies of one package the first on the search path is that which is imported."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One that is whole.
+
+    Attributes:
+        folder: Where it lies.
+        key: What it was built from, in 16 digits.
+        packages: ``name==version`` of all that its Python can import, by name; empty where it has no Python.
+    """
+
+    folder: Path
+    key: str
+    packages: Sequence[str]
+
+    @property
+    def python(self) -> str | None:
+        """Its own interpreter, if it has one."""
+        path = self.folder / "bin" / "python"
+        return str(path) if path.is_file() else None
+
+    def variables(self, subject: CommandSubject) -> dict[str, str]:
+        """What tells tools that they run in it, and `uv run` to leave it as it is."""
+        found = {"VIRTUAL_ENV": str(self.folder)} if (self.folder / "pyvenv.cfg").is_file() else {}
+        if subject.setup == "uv":
+            found |= {"UV_PROJECT_ENVIRONMENT": str(self.folder), "UV_NO_SYNC": "1"}
+        return found
+
+    def to_mapping(self) -> dict[str, object]:
+        """What a trace's header says of it."""
+        return {"key": self.key, "packages": list(self.packages)}
+
+
+def environment_changes(a: Header, b: Header) -> list[Difference]:
+    """What differs between the environments of two traces: bits-deciding entries first, then packages.
+
+    Where environments were built from other lock files and hold the same packages, that alone is said.
+    """
+    identities = [Identity.from_mapping(header.identity) for header in (a, b)]
+    found = [d for d in identities[0].differences(identities[1]) if d.part == "environment"]
+    built = [header.subject.get("environment") or {} for header in (a, b)]
+    before, after = (_versions(one.get("packages", ())) for one in built)
+    if all(built):
+        known = {canonicalize_name(d.key) for d in found}
+        found += [
+            Difference("environment", name, before.get(name, ""), after.get(name, ""))
+            for name in sorted({*before, *after})
+            if before.get(name) != after.get(name) and name not in known
+        ]
+    keys = [str(one.get("key", "")) for one in built]
+    if not found and keys[0] != keys[1]:
+        found.append(Difference("environment", "lock files", *keys))
+    return found
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str]:
+    """By normalised names: releases of one package may spell its name in several ways."""
+    return {str(canonicalize_name(name)): version for name, _, version in (one.partition("==") for one in packages)}
+
+
+@contextlib.contextmanager
+def held(
+    case: Case, subject: CommandSubject, place: Place, cancel: threading.Event | None = None
+) -> Iterator[Environment | None]:
+    """The environment that the lock files of a place ask for, kept on the disk for the block; None without lock files.
+
+    Raises:
+        CancelledError: `cancel` was set.
+        ChildFailure: a lock file is missing, or the environment does not build.
+        MachineFailureError: the disk or the network failed.
+        ReproError: there is no Python, or no uv, to build it with.
+    """
+    if not subject.locks:
+        yield None
+        return
+    recipe = _Recipe(case, subject, place)
+    base = find_checkout(place.root).state / "environments"
+    with kept(base, recipe.key, subject.environments, recipe.build, {str(place.root): "."}, cancel) as about:
+        yield Environment(base / recipe.key, recipe.key, about["packages"])
+
+
+class _Recipe:
+    """What an environment is built from, and how."""
+
+    def __init__(self, case: Case, subject: CommandSubject, place: Place) -> None:
+        self._case, self._subject, self._root = case, subject, place.root
+        self._python = interpreter(subject, place.root)
+        self._tokens = {"root": str(place.home or place.root), "python": self._python}
+        binary, real = Path(self._python).stat(), str(Path(self._python).resolve())
+        own = self._python.replace(str(place.root), ".")
+        about = {
+            "setup": replaced(subject.setup, self._tokens), "shell": subject.shell, "env": subject.env,
+            "python": [own, real, binary.st_size, binary.st_mtime_ns], "machine": platform.machine(),
+            "locks": {name: self._content(name) for name in subject.locks},
+            "variables": variables_digest(case),  # compilers, indexes and switches of a build are told by them
+        }  # fmt: skip
+        self.key = digest("environment", canonical_json(about))[:16]  # short: kernels bound the path in a "#!" line
+
+    def _content(self, name: str) -> str:
+        try:
+            return digest("lock", (self._root / name).read_bytes())
+        except OSError:
+            raise ChildFailure("build", -1, f"there is no {name}", "the commit's files") from None
+
+    def build(self, slot: Slot) -> dict[str, object]:
+        """Fill the folder; what its mark says."""
+        try:
+            commands = self._commands(str(slot.folder))
+        except ValueError as error:
+            slot.fail(str(error))
+        what = f"building the environment for {', '.join(self._subject.locks)}"
+        for name, command, variables in commands:
+            slot.run(name, command, self._root, variables, self._subject.timeout, what)
+        return {"setup": self._subject.setup, "locks": list(self._subject.locks), "packages": _packages(slot)}
+
+    def _commands(self, out: str) -> list[tuple[str, list[str], dict[str, str]]]:
+        """What is run, by name, with its variables: none of them leads to the code, which no environment holds."""
+        subject = self._subject
+        variables = variables_of(self._case, subject, self._python, self._tokens | {"out": out})
+        for name in ("PYTHONPATH", "VIRTUAL_ENV"):
+            variables.pop(name, None)
+        if subject.setup == "uv":
+            if shutil.which("uv", path=variables["PATH"]) is None:
+                raise ReproError('subject.setup = "uv" finds no uv on PATH: install it')
+            command = uv_command(self._root, subject.locks[0], self._python)
+            return [("uv sync", command, variables | {"UV_PROJECT_ENVIRONMENT": out})]
+        if subject.setup == "pip":
+            pip = [f"{out}/bin/python", "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
+            pip += pip_options(self._root, subject.locks)
+            venv = [self._python, "-m", "venv", out]
+            return [("python -m venv", venv, variables), ("pip install", pip, variables)]
+        return [(subject.setup, words(subject.setup, self._tokens | {"out": out}, subject.shell), variables)]
+
+
+def _packages(slot: Slot) -> list[str]:
+    """What it holds."""
+    python = Environment(slot.folder, slot.key, ()).python
+    if not python:
+        return []
+    ours = handed_on(os.environ)
+    done = subprocess.run([python, "-I", "-c", _PACKAGES], env=ours, capture_output=True, text=True, check=False)
+    if done.returncode:
+        slot.fail(f"its Python does not start: {(done.stderr.splitlines() or ['no output'])[-1][:300]}")
+    return sorted(done.stdout.split(), key=str.lower)
+
+
+# -- who a process in one is
+
+_ASK = """\
+import importlib.util, sys
+package, threads, ranks = sys.argv[1:]
+spec = importlib.util.spec_from_file_location(
+    "repro_golden", package + "/__init__.py", submodule_search_locations=[package])
+module = sys.modules["repro_golden"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+from repro_golden.observe.attach.identify import say
+say(int(threads), int(ranks))
+"""
+"""`repro_golden` from its own folder and nothing else of our environment, in another Python."""
+
+
+@dataclass(frozen=True)
+class Who:
+    """Who a process is.
+
+    Attributes:
+        identity: The identity that it would have.
+        packages: ``name==version`` of all that it could import.
+        build: 32 digits for its interpreter and the content of these packages.
+    """
+
+    identity: Identity
+    packages: list[str]
+    build: str
+
+
+def identity_in(case: Case, python: str, variables: Mapping[str, str], root: Path) -> Who:
+    """Who a process of this Python would be.
+
+    Raises:
+        ReproError: it does not start, or has no torch.
+    """
+    return _asked(python, tuple(sorted(variables.items())), case.resources.cpus, case.resources.ranks, str(root))
+
+
+@functools.lru_cache(maxsize=32)
+def _asked(python: str, variables: tuple[tuple[str, str], ...], threads: int, ranks: int, root: str) -> Who:
+    done = subprocess.run(
+        [python, "-c", _ASK, str(PACKAGE), str(threads), str(ranks)],
+        env=dict(variables), cwd=root, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    try:
+        raw = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        lines = done.stderr.strip().splitlines() or ["no output"]
+        raise ReproError(
+            f"{python} does not serve to train ({lines[-1][:200]}): correct subject.python or its lock files"
+        ) from None
+    return Who(Identity.from_mapping(raw["identity"]), raw["packages"], raw["build"])

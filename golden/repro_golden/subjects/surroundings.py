@@ -1,0 +1,249 @@
+"""What a program's numbers may rest on beside its code, its case and its rollouts, each as a digest.
+
+A probe's key holds it, so that nothing is used again that was found under other circumstances.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import shlex
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from repro_golden.base.canonical import canonical_json, digest
+from repro_golden.case.file import Case, CommandSubject, TrainerSubject
+from repro_golden.observe.attach.identify import sources
+from repro_golden.replay.children import base_environment
+
+__all__ = ["CANNOT_MATTER", "folders_of", "outside_of", "seen", "variables_digest", "variables_of_key"]
+
+CANNOT_MATTER: Mapping[str, tuple[str, ...]] = {
+    "terminals and their colours": (
+        "ALACRITTY_LOG", "ALACRITTY_SOCKET", "ALACRITTY_WINDOW_ID", "CLICOLOR", "CLICOLOR_FORCE", "COLORFGBG",
+        "COLORTERM", "COLUMNS", "FORCE_COLOR", "ITERM_PROFILE", "ITERM_SESSION_ID", "KITTY_INSTALLATION_DIR",
+        "KITTY_LISTEN_ON", "KITTY_PID", "KITTY_PUBLIC_KEY", "KITTY_WINDOW_ID", "KONSOLE_DBUS_SERVICE",
+        "KONSOLE_DBUS_SESSION", "KONSOLE_DBUS_WINDOW", "KONSOLE_VERSION", "LC_TERMINAL", "LC_TERMINAL_VERSION",
+        "LINES", "LSCOLORS", "LS_COLORS", "NO_COLOR", "STY", "TERM", "TERMCAP", "TERM_FEATURES", "TERM_PROGRAM",
+        "TERM_PROGRAM_VERSION", "TERM_SESSION_ID", "TMUX", "TMUX_PANE", "TMUX_PLUGIN_MANAGER_PATH", "TMUX_TMPDIR",
+        "VTE_VERSION", "WEZTERM_CONFIG_DIR", "WEZTERM_CONFIG_FILE", "WEZTERM_EXECUTABLE", "WEZTERM_EXECUTABLE_DIR",
+        "WEZTERM_PANE", "WEZTERM_UNIX_SOCKET", "WINDOWID", "WT_PROFILE_ID", "WT_SESSION", "ZELLIJ", "ZELLIJ_PANE_ID",
+        "ZELLIJ_SESSION_NAME",
+    ),
+    "shells, their prompts and where they stand": (
+        "BASH_SILENCE_DEPRECATION_WARNING", "CONDA_PROMPT_MODIFIER", "CONDA_SHLVL", "HISTCMD", "HISTCONTROL",
+        "HISTFILE", "HISTFILESIZE", "HISTIGNORE", "HISTSIZE", "HISTTIMEFORMAT", "OLDPWD", "PROMPT_COMMAND",
+        "PROMPT_DIRTRIM", "PS[0-4]", "PWD", "SHLVL", "VIRTUAL_ENV_PROMPT", "ZSH", "ZSH_CACHE_DIR", "ZSH_CUSTOM", "_",
+    ),
+    "sessions and desktops": (
+        "DBUS_SESSION_BUS_ADDRESS", "DBUS_SESSION_BUS_PID", "DBUS_SESSION_BUS_WINDOWID", "DBUS_STARTER_ADDRESS",
+        "DBUS_STARTER_BUS_TYPE", "DESKTOP_SESSION", "DESKTOP_STARTUP_ID", "DISPLAY", "GDMSESSION",
+        "GNOME_DESKTOP_SESSION_ID", "GNOME_KEYRING_CONTROL", "GNOME_KEYRING_PID", "GNOME_SETUP_DISPLAY",
+        "GNOME_SHELL_SESSION_MODE", "GNOME_TERMINAL_SCREEN", "GNOME_TERMINAL_SERVICE", "GPG_AGENT_INFO", "GPG_TTY",
+        "GTK_IM_MODULE", "GTK_MODULES", "INVOCATION_ID", "JOURNAL_STREAM", "MAIL", "MANAGERPID",
+        "MEMORY_PRESSURE_WATCH", "MEMORY_PRESSURE_WRITE", "NOTIFY_SOCKET", "QT_ACCESSIBILITY",
+        "QT_AUTO_SCREEN_SCALE_FACTOR", "QT_IM_MODULE", "QT_LINUX_ACCESSIBILITY_ALWAYS_ON", "QT_QPA_PLATFORMTHEME",
+        "QT_WAYLAND_RECONNECT", "SESSION_MANAGER", "SSH_AGENT_PID", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE",
+        "SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_ORIGINAL_COMMAND", "SSH_TTY", "SSH_USER_AUTH",
+        "SYSTEMD_EXEC_PID", "VSCODE_AGENT_FOLDER", "VSCODE_AMD_ENTRYPOINT", "VSCODE_CRASH_REPORTER_PROCESS_TYPE",
+        "VSCODE_CWD", "VSCODE_DEBUGPY_ADAPTER_ENDPOINTS", "VSCODE_GIT_ASKPASS_EXTRA_ARGS", "VSCODE_GIT_ASKPASS_MAIN",
+        "VSCODE_GIT_ASKPASS_NODE", "VSCODE_GIT_IPC_HANDLE", "VSCODE_HANDLES_SIGPIPE",
+        "VSCODE_HANDLES_UNCAUGHT_ERRORS", "VSCODE_INJECTION", "VSCODE_IPC_HOOK", "VSCODE_IPC_HOOK_CLI",
+        "VSCODE_NLS_CONFIG", "VSCODE_NONCE", "VSCODE_PID", "VSCODE_STABLE", "WAYLAND_DISPLAY", "XAUTHORITY",
+        "XDG_CURRENT_DESKTOP", "XDG_RUNTIME_DIR", "XDG_SEAT", "XDG_SEAT_PATH", "XDG_SESSION_CLASS",
+        "XDG_SESSION_DESKTOP", "XDG_SESSION_ID", "XDG_SESSION_PATH", "XDG_SESSION_TYPE", "XDG_VTNR",
+    ),
+    "temporary folders, which differ from run to run": ("TEMP", "TEMPDIR", "TMP", "TMPDIR"),
+    "editors, pagers, git and DVC, which show and keep text": (
+        "DVC_EXP_BASELINE_REV", "DVC_EXP_NAME", "DVC_NO_ANALYTICS", "DVC_ROOT", "DVC_STAGE", "EDITOR", "GIT_ASKPASS",
+        "GIT_AUTHOR_DATE", "GIT_AUTHOR_EMAIL", "GIT_AUTHOR_NAME", "GIT_COMMITTER_DATE", "GIT_COMMITTER_EMAIL",
+        "GIT_COMMITTER_NAME", "GIT_CONFIG_COUNT", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_KEY_[0-9]*", "GIT_CONFIG_NOSYSTEM",
+        "GIT_CONFIG_PARAMETERS", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_VALUE_[0-9]*", "GIT_DIFF_OPTS", "GIT_DIR",
+        "GIT_EDITOR", "GIT_EXEC_PATH", "GIT_EXTERNAL_DIFF", "GIT_INDEX_FILE", "GIT_OPTIONAL_LOCKS", "GIT_PAGER",
+        "GIT_PAGER_IN_USE", "GIT_PREFIX", "GIT_REFLOG_ACTION", "GIT_SEQUENCE_EDITOR", "GIT_SSH", "GIT_SSH_COMMAND",
+        "GIT_SSL_CAINFO", "GIT_TERMINAL_PROMPT", "GIT_TRACE", "GIT_TRACE2", "GIT_TRACE2_EVENT", "GIT_TRACE2_PERF",
+        "GIT_WORK_TREE", "LESS", "LESSCHARSET", "LESSCLOSE", "LESSHISTFILE", "LESSHISTSIZE", "LESSKEY", "LESSOPEN",
+        "LESS_TERMCAP_*", "MANPATH", "MANPAGER", "PAGER", "VISUAL",
+    ),
+    "names of one job of a scheduler, of a cluster or of a test run": (
+        "HOSTNAME", "KUBERNETES_PORT", "KUBERNETES_PORT_[0-9]*", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT",
+        "KUBERNETES_SERVICE_PORT_HTTPS", "PYTEST_CURRENT_TEST", "PYTEST_VERSION", "PYTEST_XDIST_TESTRUNUID",
+        "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN",
+        "RAY_AUTH_TOKEN_PATH", "RAY_CLIENT_MODE", "RAY_CLOUD_INSTANCE_ID", "RAY_JOB_ID", "RAY_LD_PRELOAD_ON_WORKERS",
+        "RAY_RAYLET_PID", "RAY_REDIS_ADDRESS", "RAY_TMPDIR", "RAY_USAGE_STATS_ENABLED", "SLURMD_DEBUG",
+        "SLURMD_NODENAME", "SLURM_JOBID", "SLURM_JOB_END_TIME", "SLURM_JOB_ID", "SLURM_JOB_NODELIST",
+        "SLURM_JOB_START_TIME", "SLURM_LAUNCH_NODE_IPADDR", "SLURM_NODELIST", "SLURM_SRUN_COMM_HOST",
+        "SLURM_SRUN_COMM_PORT", "SLURM_STEPID", "SLURM_STEPMGR", "SLURM_STEP_GPUS", "SLURM_STEP_ID",
+        "SLURM_STEP_LAUNCHER_PORT", "SLURM_STEP_NODELIST", "SLURM_STEP_RESV_PORTS", "SLURM_SUBMIT_DIR",
+        "SLURM_SUBMIT_HOST", "SLURM_TASK_PID", "SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN",
+    ),
+    "our own": (
+        "REPRO_CHILD", "REPRO_INSTRUMENT", "REPRO_PROBE", "REPRO_RAY_MODULES", "REPRO_SGLANG_PARENT", "REPRO_TRACE",
+        "REPRO_TRUST",
+    ),
+}  # fmt: skip
+"""Variables that decide no numbers and differ between two terminals, by the reason; docs/bisect.md shows the list.
+
+They are named one by one: what begins alike may be a program's own (``HISTORY``, ``TERM_PENALTY``). Of the
+temporary folders, those that are there; any other value is no folder's name.
+"""
+
+_WHOLE = 1 << 24
+"""Bytes of a file up to which all of its content is read."""
+_PART = 1 << 16
+"""Bytes that are read at the start, in the middle and at the end of a larger one."""
+_MOST, _BUDGET = 10_000, 1 << 28
+"""Files of a folder that are looked at, and bytes of them that are read."""
+
+
+def seen(case: Case, build: str) -> str:
+    """32 digits for what a case's program sees of the process that starts it.
+
+    Args:
+        case: The case.
+        build: `subjects.build_of`, where it runs.
+    """
+    return digest("seen", build, variables_digest(case))
+
+
+def variables_digest(case: Case) -> str:
+    """32 digits for the variables of a case's program that numbers may rest on, beside those that the case sets."""
+    return digest("variables", canonical_json(variables_of_key(base_environment(case))))
+
+
+def variables_of_key(variables: Mapping[str, str]) -> dict[str, str]:
+    """Digests of the variables that numbers may rest on, by name; never their values."""
+    kept = {k: v for k, v in variables.items() if not _cannot_matter(k, v)}
+    if "PATH" in kept:  # folders that are not there, or are named twice, find no program
+        folders = [folder for folder in kept["PATH"].split(os.pathsep) if Path(folder).is_dir()]
+        kept["PATH"] = os.pathsep.join(dict.fromkeys(folders))
+    return {name: digest("variable", name, value.encode(errors="surrogateescape")) for name, value in kept.items()}
+
+
+def _cannot_matter(name: str, value: str) -> bool:
+    if name in _FOLDERS:  # TEMP=0.7 is a temperature
+        return Path(value).is_absolute() and Path(value).is_dir()
+    return bool(_CANNOT_MATTER.fullmatch(name))
+
+
+_FOLDERS = ("TEMP", "TEMPDIR", "TMP", "TMPDIR")
+_CANNOT_MATTER = re.compile("|".join(fnmatch.translate(name) for names in CANNOT_MATTER.values() for name in names))
+
+
+# -- files that no commit holds
+
+
+def outside_of(case: Case, root: Path) -> list[str]:
+    """What stands for the files and folders that a case names by absolute paths or below ``{root}``.
+
+    No commit holds them, and they change. A file counts by its content; one of more than 16 MiB by its size, time and
+    place on the disk and three pieces of it. So does each file of a folder, as far as the bounds go; of one on
+    PYTHONPATH the code alone.
+
+    Args:
+        case: The case.
+        root: The user's checkout.
+    """
+    words, subject = _words(case), case.subject
+    code = set(_paths(subject.env.get("PYTHONPATH", ""), root))
+    paths = sorted({path for word in words for path in _paths(word, root)})
+    return [fact for path in paths for fact in _facts(path, root, code_alone=path in code)]
+
+
+def folders_of(case: Case, root: Path) -> list[Path]:
+    """The folders of the absolute paths that a case names, and of those below ``{root}``."""
+    paths = {path for word in _words(case) for path in _paths(word, root)}
+    return sorted({path if path.is_dir() else path.parent for path in paths})
+
+
+def _words(case: Case) -> list[str]:
+    """Every word of a case's commands, or of its configuration, and of its variables."""
+    subject = case.subject
+    if isinstance(subject, CommandSubject):
+        texts = [subject.command, subject.check, subject.setup, subject.save, subject.resume]
+        words = [word for text in texts for word in shlex.split(text)]
+        words += subject.flags if isinstance(subject, TrainerSubject) else ()
+    else:
+        words = list(_texts(subject.config))
+    return words + [value for name, value in subject.env.items() if name != "PATH"]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a configuration."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        for entry in value:
+            yield from _texts(entry)
+    elif isinstance(value, str):
+        yield value
+
+
+def _paths(word: str, root: Path) -> Iterator[Path]:
+    """The absolute paths in a word, such as ``--data=/a`` and ``/a:/b``, that are there."""
+    for part in [word, *re.split(r"[=:,;|&()<>\"'\s]+", word)]:
+        text = part.replace("{root}", str(root))
+        if text.startswith("/") and "\0" not in text and len(text) < 4096 and os.path.lexists(text):
+            yield Path(os.path.normpath(text))
+
+
+def _facts(path: Path, root: Path, *, code_alone: bool) -> Iterator[str]:
+    try:
+        found = path.stat()
+        if stat.S_ISREG(found.st_mode):
+            yield digest("file", str(path), _content(path, found, _WHOLE))
+        elif stat.S_ISDIR(found.st_mode) and not _is_everything(path, root):
+            yield digest("folder", str(path), *(sources(path) if code_alone else _listing(path, root)))
+    except OSError as error:
+        yield digest("unreadable", str(path), str(error.errno))
+
+
+def _is_everything(folder: Path, root: Path) -> bool:
+    """Whether a folder holds more than what a case means by it: the checkout itself, a home, what is temporary."""
+    system = ("/dev", "/proc", "/sys", "/run")
+    if str(folder).startswith(system):
+        return True
+    tops = [root.resolve(), Path.home(), Path(tempfile.gettempdir()).resolve(), Path("/tmp"), Path("/usr/bin")]  # noqa: S108
+    return any(top.is_relative_to(folder.resolve()) for top in tops)
+
+
+def _listing(folder: Path, root: Path) -> Iterator[str]:
+    left, budget = _MOST, _BUDGET
+    places, known = [folder], {folder.resolve()}
+    while places:
+        for place, below, names in os.walk(places.pop()):
+            below[:] = sorted(name for name in below if name not in (".git", "__pycache__"))
+            for path in [link for name in below if (link := Path(place, name)).is_symlink()]:
+                real = path.resolve()  # the walk does not follow it
+                yield f"{path.relative_to(folder)} -> {real}"
+                if real not in known and not _is_everything(real, root):  # so that links in a circle end
+                    known.add(real)
+                    places.append(path)
+            for name in sorted(names):
+                path = Path(place, name)
+                if not left or path.suffix == ".pyc":
+                    continue
+                left -= 1
+                try:
+                    found = path.stat()
+                    if stat.S_ISREG(found.st_mode):
+                        budget -= min(found.st_size, _WHOLE)
+                        yield f"{path.relative_to(folder)} {_content(path, found, _WHOLE if budget > 0 else 0)}"
+                except OSError:  # a link to nowhere, or not ours to read
+                    yield f"{path.relative_to(folder)} -"
+
+
+def _content(path: Path, found: os.stat_result, most: int) -> str:
+    """What stands for a file's content; of one that is larger than `most` bytes, for what changes with it."""
+    with path.open("rb") as file:
+        if found.st_size <= most:
+            return digest("content", file.read())
+        pieces = []
+        for start in (0, found.st_size // 2, max(0, found.st_size - _PART)) if most else ():
+            file.seek(start)
+            pieces.append(file.read(_PART))
+    return digest("large", f"{found.st_size} {found.st_mtime_ns} {found.st_ino}", *pieces)

@@ -1,0 +1,246 @@
+"""The signals of one step: from tensors of any device to rows of a trace.
+
+It runs inside foreign programs too, so it needs nothing but torch; NumPy, numba and Triton make it fast.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from repro_golden.base.errors import ReproError
+from repro_golden.fingerprint import Scan, dtype_name
+from repro_golden.trace.frames import ABSENT, Packed, join, json_column, pack_rows
+from repro_golden.trace.model import Row
+from repro_golden.trace.writer import metric_row
+
+if TYPE_CHECKING:
+    from repro_golden.fingerprint.collector import Batch, Collector, Pending
+    from repro_golden.fingerprint.plain import PlainCollector, PlainPending
+
+__all__ = ["Signals", "collector"]
+
+_KEEPS_VALUES = ("input", "forward", "loss")
+
+
+def collector() -> Collector | PlainCollector:
+    """What reads tensors here: the fast collector, and where torch has no NumPy the one that needs none."""
+    return _collector_type()()
+
+
+@functools.cache
+def _collector_type() -> type[Collector] | type[PlainCollector]:
+    try:
+        torch.empty(0, device="cpu").numpy()
+    except RuntimeError:  # it is missing, broken, or of a version that this torch does not know
+        from repro_golden.fingerprint.plain import PlainCollector
+
+        return PlainCollector
+    from repro_golden.fingerprint.collector import Collector
+
+    return Collector
+
+
+@dataclass(slots=True)
+class _Group:
+    """Tensors that were taken in one call, as signals ``name + key``; `batch` is where their results lie together."""
+
+    phase: str
+    name: str
+    tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]]
+    batch: Batch | None
+
+    @property
+    def names(self) -> list[str]:
+        """Of all of its signals."""
+        return [self.name + key for key in self.tensors]
+
+    def rows(self, scans: Iterable[list[Scan]], *, placed: bool = False) -> list[Row]:
+        """Its rows; several for a tensor that holds parts of several. For `placed` see `Signals.rows`."""
+        looks = zip(self.names, self.tensors.values(), scans, strict=True)
+        return [
+            _row(self.phase, name, dtype, shape, scan, placed)
+            for name, (dtype, shape), found in looks for scan in found
+        ]  # fmt: skip
+
+
+class Signals:
+    """The signals of one step. Nothing waits for a GPU until `rows` or `pack` does.
+
+    Attributes:
+        loose: After `pack`, the rows that were not packed many at a time, metrics among them.
+    """
+
+    def __init__(self) -> None:
+        self._collector = collector()
+        self._seen: list[Row | _Group] = []
+        self._pending: Pending | PlainPending | None = None
+        self.loose: list[Row] = []
+
+    def __len__(self) -> int:
+        """How many calls took something."""
+        return len(self._seen)
+
+    def take(self, phase: str, name: str, value: object, placement: Any = None) -> None:
+        """Take one signal, or a mapping of names to tensors that are read in one pass as signals ``name + key``.
+
+        Tensors of at most one dimension before the backward pass keep all their values.
+
+        Raises:
+            ReproError: `value` is neither a tensor, a float nor a mapping to tensors, or it has no content.
+        """
+        if isinstance(value, (int, float)):
+            self._seen.append(metric_row(phase, name, float(value)))
+            return
+        group: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"": value}
+        where = placement if isinstance(value, Mapping) else {"": placement}
+        for key, tensor in group.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise ReproError(
+                    f"signal {name + key!r} is a {type(tensor).__name__}: observe takes tensors and floats"
+                )
+        kept: dict[str, torch.Tensor] = {}
+        if phase in _KEEPS_VALUES:
+            kept = {key: tensor for key, tensor in group.items() if tensor.ndim <= 1}
+            group = {key: tensor for key, tensor in group.items() if key not in kept}
+        for tensors, keep in ((kept, True), (group, False)):
+            if tensors:
+                places = None if placement is None else [where.get(key) for key in tensors]
+                batch = self._collector.add(list(tensors.values()), places, keep=keep)
+                self._seen.append(_group(phase, name, tensors, batch))
+
+    def finish(self) -> None:
+        """Start the results' way home."""
+        self._pending = self._collector.finish()
+
+    def ready(self) -> bool:
+        """Whether `rows` would return at once."""
+        return self._pending is None or self._pending.ready()
+
+    def rows(self, *, placed: bool = False) -> list[Row]:
+        """The trace's rows, in the order of observation; several for a tensor that holds parts of several.
+
+        Args:
+            placed: Keep the placement of a tensor that its placement calls whole: among several ranks it may be one's
+                alone, and without it this cannot be told from what all of them must have.
+        """
+        scans = iter(self._home().result())
+        out = []
+        for seen in self._seen:
+            out += [seen] if isinstance(seen, Row) else seen.rows(islice(scans, len(seen.tensors)), placed=placed)
+        return out
+
+    def pack(self, step: int, label: str, change: Callable[[Row], Row], more: Sequence[Row]) -> bytes:
+        """The frame of `rows` and of `more`, many at a time where results lie together.
+
+        Args:
+            step: The step's number.
+            label: See `trace.frames.pack`.
+            change: Makes what is written of a row that was not packed many at a time.
+            more: Rows after all others.
+        """
+        pending, parts = self._home(), list[Packed]()
+        at = 0
+        for seen in self._seen:
+            packed = None if isinstance(seen, Row) else _packed(seen, pending)
+            if packed is None:
+                rows = [
+                    change(row) for row in ([seen] if isinstance(seen, Row) else seen.rows(_scans(seen, pending, at)))
+                ]
+                self.loose += rows
+                packed = pack_rows(rows)
+            at += 0 if isinstance(seen, Row) else len(seen.tensors)
+            parts.append(packed)
+        return join(step, [*parts, pack_rows(more)], label)
+
+    def _home(self) -> Pending | PlainPending:
+        if self._pending is None:
+            self.finish()
+        assert self._pending is not None
+        return self._pending
+
+
+_MANY = 8  # tensors from which on packing them together is worth it
+_KEPT_GROUPS = 64
+_groups: OrderedDict[tuple[str, str], _Known] = OrderedDict()
+"""The last large group of each phase and name: most steps take what the last one did."""
+
+
+class _Known(NamedTuple):
+    frames: list[bytes]  # dtypes and shapes are in them
+    tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]]
+    table: tuple[str, ...]
+
+
+def _group(phase: str, name: str, tensors: Mapping[str, torch.Tensor], batch: Batch | None) -> _Group:
+    known = _groups.get((phase, name))
+    if batch is not None and known and known.frames == batch.frames and list(known.tensors) == list(tensors):
+        return _Group(phase, name, known.tensors, batch)
+    return _Group(phase, name, {key: (tensor.dtype, tuple(tensor.shape)) for key, tensor in tensors.items()}, batch)
+
+
+def _scans(group: _Group, pending: Pending | PlainPending, at: int) -> list[list[Scan]]:
+    """The scans of a group's tensors, the first of which is number `at` of all."""
+    found = None if group.batch is None else pending.scans(group.batch)
+    return found or pending.result()[at : at + len(group.tensors)]
+
+
+def _packed(group: _Group, pending: Pending | PlainPending) -> Packed | None:
+    """The rows of a group without making any; None where each must be looked at."""
+    if group.batch is None or group.batch.frames is None or len(group.tensors) < _MANY:
+        return None
+    block = pending.block(group.batch)
+    if block is None:
+        return None
+    import numpy as np
+
+    table = np.empty((len(block.lengths), 7), np.uint64)  # as `trace.frames` has them: all of eight bytes
+    table[:, :2] = block.lanes
+    columns: list[Any] = [block.nonfinite, block.absmax, block.l2, block.lengths, [ABSENT] * len(block.lengths)]
+    for k, (column, kind) in enumerate(zip(columns, ("<i8", "<f8", "<f8", "<i8", "<i8"), strict=True)):
+        table[:, 2 + k] = np.asarray(column, kind).view(np.uint64)
+    return Packed(_table(group, group.batch.frames), table.tobytes(), block.sketches)
+
+
+def _table(group: _Group, frames: list[bytes]) -> tuple[str, ...]:
+    key = (group.phase, group.name)
+    known = _groups.get(key)
+    if known is not None and known.tensors is group.tensors:
+        return known.table
+    looks = list(group.tensors.values())
+    columns: tuple[list[Any], ...] = (
+        [group.phase] * len(looks),
+        group.names,
+        [dtype_name(dtype) for dtype, _ in looks],
+        [shape for _, shape in looks],
+        [None] * len(looks),
+    )
+    table = tuple(json_column(column) for column in columns)
+    _groups[key] = _Known(frames, group.tensors, table)
+    if len(_groups) > _KEPT_GROUPS:
+        _groups.popitem(last=False)
+    return table
+
+
+def _row(phase: str, name: str, dtype: torch.dtype, shape: tuple[int, ...], scan: Scan, placed: bool) -> Row:
+    part = scan.share is not None and not scan.share.whole
+    # by position: this runs for every tensor of every step
+    return Row(
+        phase,
+        scan.name or name,
+        dtype_name(dtype),
+        scan.share.shape if scan.share else shape,
+        scan.lanes,
+        scan.nonfinite,
+        scan.absmax,
+        scan.l2,
+        scan.sketch if scan.values is None or part else b"",
+        None if part else scan.values,
+        scan.share.cover_text() if scan.share and (part or placed) else None,
+    )

@@ -1,0 +1,1 @@
+"""Nightly runs: what they compare with, what they check, what is kept of them."""

@@ -1,0 +1,315 @@
+"""What a night's numbers are compared with: a golden run of this machine, or the last green commit replayed here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from repro.nightly.checks import failure, line
+from repro.nightly.lineage import Lineage, newest_green
+from repro.nightly.records import Baseline, Check, Night, Status, Summary
+from repro.nightly.trusted import trusted
+from repro.pulls.pair import Compared, compare_traces
+from repro_bisect.axes.axis import short
+from repro_bisect.axes.commits import Commits
+from repro_bisect.driver.result import Event, Watch
+from repro_bisect.driver.session import Options, bench
+from repro_bisect.predicates.predicates import Bitwise
+from repro_bisect.probe.prober import Answer
+from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
+from repro_golden.case.file import Bound, Case
+from repro_golden.case.identity import Identity
+from repro_golden.compare.coverage import Coverage
+from repro_golden.replay.children import Place
+from repro_golden.repository.checkout import Checkout
+from repro_golden.runs.verify import find_golden
+from repro_golden.store.golden import GoldenRun, Store, describe
+from repro_golden.trace import Trace
+
+__all__ = ["Judgement", "Tonight", "baseline_of"]
+
+_UNRECORDED = "neither the code nor the machine changed: look at what the identity does not record"
+
+
+@dataclass(frozen=True)
+class Tonight:
+    """What is known of a night before it is judged.
+
+    Attributes:
+        checkout: The repository.
+        case: The case.
+        commit: Full id of the tested commit.
+        tree: Hash of its code.
+        paths: What holds that code.
+        machine: Short name of the identity.
+        rollouts: Their digest.
+        trace: Its first replay.
+        metrics: Of that.
+        past: The commits before it.
+        nights: Earlier nights of the case, of all machines, oldest first.
+        version: Of repro.
+        options: How to replay.
+        watch: Called with every line of progress.
+    """
+
+    checkout: Checkout
+    case: Case
+    commit: str
+    tree: str
+    paths: Sequence[str]
+    machine: str
+    rollouts: str
+    trace: Trace
+    metrics: Mapping[str, Summary]
+    past: Lineage
+    nights: Sequence[Night]
+    version: str
+    options: Options
+    watch: Watch
+
+    def trusted(self, baseline: Baseline) -> list[Night]:
+        """The nights that tonight's numbers may be judged by, oldest first."""
+        return trusted(
+            self.nights,
+            machine=self.machine,
+            key=self.case.digest,
+            rollouts=self.rollouts,
+            steps=len(self.trace.steps),
+            baseline=baseline,
+            since=self.past.order if baseline.kind == "golden" else self.past.since,
+        )
+
+    @property
+    def last_green(self) -> Night | None:
+        """The green night that tonight may be compared with.
+
+        Not one of another machine whose code was red here: this machine's numbers changed there, and that they did not
+        elsewhere approves nothing.
+        """
+        red = self._red()
+        return newest_green([n for n in self.nights if n.machine == self.machine or n.tree not in red], self.past)
+
+    def _red(self) -> set[str]:
+        """Hashes of the code that this machine's last night of it, since the newest approval, judged to be changed."""
+        own = (self.machine, self.case.digest, self.rollouts)
+        last = {
+            night.tree: night.status
+            for night in self.nights
+            if (night.machine, night.key, night.rollouts) == own and night.commit["commit"] in self.past.since
+        }
+        return {tree for tree, status in last.items() if status == "changed"}
+
+    def say(self, text: str) -> None:
+        """A line of progress."""
+        self.watch(Event(text))
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the comparison with a baseline found.
+
+    Attributes:
+        check: In one line.
+        baseline: What tonight was compared with.
+        compared: How; None where bits are equal or nothing was compared.
+        good: A commit that had the baseline's numbers, from which a search for the change may begin; else empty.
+        looked: What was judged; None where no trace of the baseline was at hand.
+    """
+
+    check: Check
+    baseline: Baseline = Baseline("none")  # noqa: RUF009 - it is frozen
+    compared: Compared | None = None
+    good: str = ""
+    looked: Coverage | None = None
+
+
+def _judgement(
+    status: Status, text: str, baseline: Baseline, compared: Compared | None = None, good: str = ""
+) -> Judgement:
+    kept = compared if compared and compared.verdict != "identical" else None
+    looked = compared.drift.looked if compared else None
+    return Judgement(Check("baseline", status, line(text)), baseline, kept, good, looked)
+
+
+def baseline_of(tonight: Tonight) -> Judgement:
+    """Compare tonight with the golden run of this machine; without one with the last green or approved commit.
+
+    Raises:
+        MachineFailureError: the machine failed.
+    """
+    try:
+        path = Store(tonight.checkout.root).run_path(tonight.machine, tonight.case.name)
+        if path.exists() or path.with_name(path.name + ".dvc").exists():
+            return _golden(tonight)
+        return _last_green(tonight)
+    except MachineFailureError:
+        raise
+    except NotVerifiableError as error:
+        return _judgement("not judged", str(error), Baseline("none"))
+    except ReproError as error:
+        return _judgement("error", str(error), Baseline("none"))
+
+
+# -- a golden run
+
+
+def _golden(tonight: Tonight) -> Judgement:
+    case = tonight.case
+    try:
+        golden = find_golden(Store(tonight.checkout.root), case, Place(tonight.checkout.root))
+    except MachineFailureError as error:
+        raise NotVerifiableError(f"the golden run of {case.name} is not here: {error}") from None
+    if golden.record["rollouts"] != tonight.rollouts:
+        raise ReproError(
+            f"the rollouts are others than the golden run of {case.name} was trained on: "
+            f"`dvc checkout {case.case.rollouts}.dvc` brings them back"
+        )
+    baseline = Baseline("golden", golden.record.get("commit") or "", golden.record["chain"])
+    compared = compare_traces(golden.trace, tonight.trace, case.compare)
+    if compared.verdict == "identical":
+        return _judgement("green", f"the bits of the golden run{_renamed(compared)}", baseline, compared)
+    if compared.verdict == "within":
+        return _judgement(
+            "green", f"within the case's bounds of the golden run: {_where(compared)}", baseline, compared
+        )
+    other = golden.identity.differences(Identity.from_mapping(tonight.trace.header.identity))
+    beside = f"; beside the code {describe(other)}" if other else ""
+    text = f"differs from the golden run at {_where(compared)}{beside}"
+    if golden.record.get("tree") == tonight.tree and not other:
+        return _judgement("changed", f"{text}; {_UNRECORDED}", baseline, compared)
+    good, why = _good_of(tonight, golden, baseline)
+    return _judgement("changed", text + why, baseline, compared, good)
+
+
+def _good_of(tonight: Tonight, golden: GoldenRun, baseline: Baseline) -> tuple[str, str]:
+    """The newest commit that is known to have had the golden run's numbers, or why there is none."""
+    last = newest_green(tonight.trusted(baseline), tonight.past)
+    if last:
+        return str(last.commit["commit"]), ""
+    commit = golden.record.get("commit")
+    if not commit:
+        return "", "; not bisected: the golden run was recorded from changes that are in no commit"
+    if commit not in tonight.past.order:
+        return "", f"; not bisected: its commit {short(commit)} is none that the tested one holds"
+    return commit, ""
+
+
+# -- the last green commit
+
+
+def _last_green(tonight: Tonight) -> Judgement:
+    case, past = tonight.case, tonight.past
+    green = tonight.last_green
+    last = str(green.commit["commit"]) if green else ""
+    known = [commit for commit in (last, past.approved) if commit]
+    if not known:
+        return _judgement(
+            "not judged",
+            f"nothing to compare with: no golden run of this machine ({tonight.machine}), no green night and no "
+            f"golden run of another machine in git: `repro golden record {case.name}` makes a first one",
+            Baseline("none"),
+        )
+    good = min(known, key=lambda commit: past.order[commit])
+    baseline = Baseline("last green" if good == last else "approved", good)
+    name = f"{'the last green commit' if baseline.kind == 'last green' else 'the approved commit'} {short(good)}"
+    parents = {tonight.commit: [good]} if good != tonight.commit else {}
+    tree = Commits(tonight.checkout, good, parents, tonight.paths).tree(good)
+    if tree == tonight.tree:
+        return _same_code(tonight, baseline, name)
+    base, kept = _replayed(tonight, good, fresh=False, run=0)
+    if not isinstance(base, Trace):
+        return _judgement("error", f"{name} cannot be replayed: {failure(base)}", baseline)
+    baseline = replace(baseline, chain=base.chain)
+    compared = compare_traces(base, tonight.trace, case.compare)
+    if compared.verdict == "identical":
+        then = _before(tonight, baseline, tree, base)
+        if then and then.version == tonight.version and then.chain != base.chain and case.compare.mode == "bitwise":
+            text = f"the bits of {name}, but on the green night of {then.at} it had others here; {_UNRECORDED}"
+            return _judgement("changed", text, baseline)
+        return _judgement("green", f"the bits of {name}{_renamed(compared)}", baseline, compared)
+    if compared.verdict == "within":
+        return _judgement("green", f"within the case's bounds of {name}: {_where(compared)}", baseline, compared)
+    return _moved(tonight, baseline, name, base, compared, kept=kept)
+
+
+def _moved(
+    tonight: Tonight, baseline: Baseline, name: str, base: Trace, compared: Compared, *, kept: bool
+) -> Judgement:
+    """Whether it is the code that moved the numbers: the baseline, which may be an old replay, is made once more."""
+    text = f"differs from {name} at {_where(compared)}"
+    tonight.say(f"{text}: replaying {short(baseline.commit)} once more")
+    again, _ = _replayed(tonight, baseline.commit, fresh=True, run=1)
+    if not isinstance(again, Trace):
+        return _judgement("flaky", f"{text}; but a second replay of that fails: {failure(again)}", baseline, compared)
+    rule = tonight.case.compare
+    itself, now = compare_traces(base, again, rule), compare_traces(again, tonight.trace, rule)
+    if itself.verdict != "moved" and now.verdict == "moved":
+        return _judgement("changed", text, baseline, compared, baseline.commit)
+    if now.verdict == "moved" or not kept or rule.mode == "bounds":
+        return _judgement(
+            "flaky", f"{name} does not reproduce itself: two replays differ at {_where(itself)}", baseline
+        )
+    old = f"{name} had other numbers when it was replayed here before, and tonight has these: "
+    return _judgement("changed", old + _UNRECORDED, baseline, compared)
+
+
+def _replayed(tonight: Tonight, commit: str, *, fresh: bool, run: int) -> tuple[Answer, bool]:
+    """One replay, and whether it was found in the journal."""
+    case = tonight.case
+    axis = Commits(tonight.checkout, commit, {}, tonight.paths)
+    options = replace(tonight.options, fresh=fresh)
+    with bench(tonight.checkout, case, axis, Bitwise(), tonight.watch, options) as (desk, _):
+        desk.say(f"replaying {case.name} at {short(commit)}")
+        (answer,) = desk.results([desk.submit(commit, case.steps, stage="ends", run=run, full=True)])
+        return answer, desk.prober.cost.reused > 0
+
+
+def _same_code(tonight: Tonight, baseline: Baseline, name: str) -> Judgement:
+    """The code is that of the baseline, so it is the machine that may have changed: by what an earlier night had."""
+    then = _before(tonight, baseline, tonight.tree, tonight.trace)
+    alone = f"the code is that of {name}: run-to-run says all"
+    if then is None:
+        return _judgement("green", alone, baseline)
+    baseline = replace(baseline, chain=then.chain)
+    if then.chain == tonight.trace.chain:
+        return _judgement("green", f"the bits of the green night of {then.at}, whose code is the same", baseline)
+    if then.version != tonight.version:  # which may observe other signals
+        was = f"repro was {then.version} on the last green night and is {tonight.version}"
+        return _judgement("green", f"{alone}; {was}: chains are not compared", baseline)
+    if tonight.case.compare.mode == "bounds":
+        left = _left(then.metrics, tonight.metrics, tonight.case.compare.bounds)
+        if not left:
+            return _judgement("green", f"within the case's bounds of the green night of {then.at}", baseline)
+        return _judgement("changed", f"{left} since the green night of {then.at}; {_UNRECORDED}", baseline)
+    return _judgement("changed", f"other bits than on the green night of {then.at}; {_UNRECORDED}", baseline)
+
+
+def _before(tonight: Tonight, baseline: Baseline, tree: str | None, trace: Trace) -> Night | None:
+    """The last trusted night of some code under the identity that a trace of it has."""
+    identity = dict(trace.header.identity)
+    nights = [n for n in tonight.trusted(baseline) if n.tree == tree and dict(n.identity) == identity]
+    return nights[-1] if nights else None
+
+
+def _left(then: Mapping[str, Summary], now: Mapping[str, Summary], bounds: Mapping[str, Bound]) -> str:
+    """The first bounded metric that is not what it was, by what a night keeps of it; empty where none is."""
+    places: tuple[Literal["first", "last", "low", "high"], ...] = ("first", "last", "low", "high")
+    for name, bound in bounds.items():
+        if name not in then or name not in now:
+            return f"{name} is gone"
+        for place in places:
+            a, b = getattr(then[name], place), getattr(now[name], place)
+            if not (math.isfinite(b) and abs(b - a) <= bound.atol + bound.rtol * abs(a)):
+                return f"{name} ({place}) {a!r} became {b!r}"
+    return ""
+
+
+def _where(compared: Compared) -> str:
+    first: Any = compared.first
+    return str(first) if first else f"its length: {compared.drift.ended}"
+
+
+def _renamed(compared: Compared) -> str:
+    return f"; {compared.drift.renames}" if compared.drift.renames else ""

@@ -1,0 +1,222 @@
+"""What a night looks at beside its baseline: does a case reproduce itself, in other layouts, and what logs have?"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+
+from repro.nightly.records import Check, Status
+from repro_bisect.axes.axis import short
+from repro_bisect.axes.layouts import LayoutComparison
+from repro_bisect.axes.sets import layout_axis
+from repro_bisect.driver.layout_difference import compare_sides
+from repro_bisect.driver.result import Event, Watch
+from repro_bisect.driver.session import Options
+from repro_bisect.probe.prober import Answer, Code, Skip
+from repro_bisect.probe.scheduler import Desk
+from repro_bisect.probe.worktrees import Worktrees
+from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
+from repro_golden.case.file import Bound, Case
+from repro_golden.compare.mismatch_bounds import mismatch_checks
+from repro_golden.compare.traces import first_difference, violations
+from repro_golden.engine_checks.command import check_rollouts
+from repro_golden.engine_checks.findings import Finding
+from repro_golden.repository.checkout import Checkout
+from repro_golden.trace import Trace
+
+__all__ = [
+    "events_check",
+    "failure",
+    "finding_check",
+    "layout_checks",
+    "layout_text",
+    "line",
+    "mismatch_check",
+    "rollout_checks",
+    "run_to_run",
+]
+
+_SHOWN = 8
+
+
+def line(text: object) -> str:
+    """One line of any text."""
+    return " ".join(str(text).split())
+
+
+def failure(answer: Answer) -> str:
+    """Why a replay left no trace."""
+    if isinstance(answer, Skip):
+        return line(answer.reason)
+    return f"it left no trace (exit {answer.code})" if isinstance(answer, Code) else "it left no trace"
+
+
+def run_to_run(desk: Desk, case: Case, commit: str) -> tuple[Check, Trace | None]:
+    """Two replays of a commit in processes of their own: do they agree?
+
+    Returns:
+        The check, and the first of both; None where one failed.
+    """
+    desk.say(f"replaying {case.name} at {short(commit)} twice")
+    asked = [desk.submit(commit, case.steps, stage="ends", run=run, full=True) for run in (0, 1)]
+    first, again = desk.results(asked)
+    for answer in (first, again):
+        if not isinstance(answer, Trace):
+            return Check("run-to-run", "error", failure(answer)), None
+    assert isinstance(first, Trace)
+    assert isinstance(again, Trace)
+    return _alike(first, again, case), first
+
+
+def _alike(first: Trace, again: Trace, case: Case) -> Check:
+    if len(first.steps) != len(again.steps):
+        return Check("run-to-run", "flaky", f"one replay made {len(first.steps)} steps, another {len(again.steps)}")
+    differs = first_difference(first, again)
+    if differs is None:
+        return Check("run-to-run", "green", f"two replays agree bit for bit over {len(first.steps)} steps")
+    if case.compare.mode == "bounds":
+        left = [v for i in range(len(first.steps)) for v in violations(first, again, i, case.compare.bounds)]
+        if not left:
+            return Check("run-to-run", "green", line(f"two replays differ at {differs}, within the case's bounds"))
+        return Check("run-to-run", "flaky", line(f"two replays differ beyond the case's bounds at {left[0]}"))
+    return Check("run-to-run", "flaky", line(f"two replays differ at {differs}"))
+
+
+def mismatch_check(case: Case, trace: Trace, engine: str) -> list[Check]:
+    """Whether trainer and rollout engine are as near as the case's ``[mismatch]`` says; nothing without bounds.
+
+    Args:
+        case: With its bounds.
+        trace: Of tonight.
+        engine: `rollouts.sampled_by` of its rollouts.
+    """
+    by = f" (rollouts by {engine})" if engine else ""
+    proofs = mismatch_checks(case.mismatch, trace)
+    return [Check("mismatch", "green" if proof.passed else "changed", line(f"{proof.detail}{by}")) for proof in proofs]
+
+
+def layout_checks(
+    checkout: Checkout, case: Case, commit: str, watch: Watch, options: Options, *, spared: str = ""
+) -> list[Check]:
+    """Each number of threads, batch composition and layout that the case names, against the case itself.
+
+    Args:
+        checkout: The repository.
+        case: The case.
+        commit: Whose code is run.
+        watch: Called with every line of progress.
+        options: How to replay.
+        spared: Why none of them can be judged tonight; empty where they can.
+
+    Raises:
+        MachineFailureError: the machine failed.
+    """
+    asked = [(f"threads={n}", f"threads={n}") for n in case.nightly.threads]
+    asked += [(f"batch {name}", name) for name in case.nightly.batches]
+    asked += [(f"layout {name}", name) for name in case.nightly.layouts]
+    if spared:
+        return [Check(label, "not judged", spared) for label, _ in asked]
+    return [_layout_check(checkout, case, commit, watch, options, label, name) for label, name in asked]
+
+
+def _layout_check(
+    checkout: Checkout, case: Case, commit: str, watch: Watch, options: Options, label: str, name: str
+) -> Check:
+    try:
+        axis = layout_axis(checkout, case, f"case..{name}", at=commit)
+        found = compare_sides(checkout, case, axis, None, watch, options)
+    except MachineFailureError:
+        raise
+    except NotVerifiableError as error:
+        return Check(label, "not judged", line(error))
+    except ReproError as error:
+        return Check(label, "error", line(error).partition("; choose another end")[0])
+    if found.comparison is None:
+        return Check(label, "flaky", line("; ".join(f"{layout}: {why}" for layout, why in found.flaky.items())))
+    return Check(label, "changed" if found.outcome == "part" else "green", layout_text(found.comparison))
+
+
+def layout_text(c: LayoutComparison) -> str:
+    """How two layouts compare, in one line."""
+    if c.parted:
+        return line(f"parts from the case at {c.parted}")
+    if c.first is None:
+        return f"equal bits in {c.signals} signals of {c.steps} steps"
+    units = c.worst.units if c.worst and c.worst.units is not None else 0.0
+    known = f"; of {c.unmeasured} differences no size is known" if c.unmeasured else ""
+    gap = f"; log-probs {c.log_probs} apart" if c.log_probs and c.log_probs.differing else ""
+    return f"agrees within {units:.3g} eps ({c.tolerance:g} allowed), first at {line(c.first)}{gap}{known}"
+
+
+def rollout_checks(checkout: Checkout, case: Case, commit: str, tree: str, watch: Watch) -> list[Check]:
+    """The checks of the case's rollout engine that it asks for, on a commit's code; the first line is on the engine.
+
+    Raises:
+        MachineFailureError: the machine failed.
+    """
+    asked = case.nightly.rollout
+    if not asked:
+        return []
+    watch(Event(f"checking the rollout engine of {case.name} at {short(commit)}"))
+    try:
+        with contextlib.closing(Worktrees(checkout)) as worktrees, worktrees.at(commit, tree) as place:
+            found = check_rollouts(case, place, only=asked if isinstance(asked, tuple) else ())
+    except MachineFailureError:
+        raise
+    except ReproError as error:
+        return [Check("rollout", "error", line(error))]
+    out = [f"{one.name} does not apply ({one.text})" for one in found.findings if one.outcome == "not applicable"]
+    checks = [finding_check(one) for one in found.findings if one.outcome != "not applicable"]
+    return [Check("rollout", "green" if checks else "not judged", line("; ".join([found.engine, *out]))), *checks]
+
+
+def finding_check(found: Finding) -> Check:
+    """What one check of a rollout engine is to a night."""
+    status: Status = "flaky" if found.name.endswith("run-to-run") else "changed"
+    if found.outcome == "failed":
+        status = "error"
+    elif found.fits:
+        status = "green"
+    first = found.likeness.first if found.likeness and found.outcome == "differs" else None
+    where = f"; first at {first.where}: {first.size}" if first else ""
+    return Check(f"rollout {found.name}", status, line(f"{found.text}{where}"))
+
+
+def events_check(
+    ours: Mapping[int, Mapping[str, float]],
+    theirs: Mapping[int, Mapping[str, float]],
+    bounds: Mapping[str, Bound],
+) -> Check:
+    """Tonight's metrics beside those of TensorBoard's event files, in float32 as files hold them.
+
+    Args:
+        ours: By step and name.
+        theirs: Likewise: the baseline.
+        bounds: The case's, by metric; of other metrics bits count.
+    """
+    from repro_golden.compare.tensorboard import differences
+
+    found = differences(theirs, ours, bounds, prefix=True)  # a case makes the first steps of a training run
+    if not found.changes:
+        return Check("events", "error", _nothing_common(ours, theirs))
+    if found.agrees:
+        return Check("events", "green", f"{found.values} values of {len(found.metrics)} metrics as in the events")
+    far = (found.differing or found.nonfinite)[0]
+    beside = f", and {len(found.differing) - 1} more values" if len(found.differing) > 1 else ""
+    return Check("events", "changed", f"{far.metric} at step {far.step}: {far.a!r} became {far.b!r}{beside}")
+
+
+def _nothing_common(ours: Mapping[int, Mapping[str, float]], theirs: Mapping[int, Mapping[str, float]]) -> str:
+    from repro_golden.compare.tensorboard import matched
+
+    a, b = ({name for step in side.values() for name in step} for side in (ours, theirs))
+    if matched(sorted(b), sorted(a)):
+        steps = [f"{min(side)} to {max(side)}" for side in (ours, theirs)]
+        return f"no step in common: the case has steps {steps[0]}, the events {steps[1]}"
+    return f"no metric in common: the case has {_names(a)}; the events have {_names(b)}"
+
+
+def _names(names: set[str]) -> str:
+    shown: Sequence[str] = sorted(names)[:_SHOWN]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return line(", ".join(shown) + more) or "none"

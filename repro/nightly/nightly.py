@@ -1,0 +1,264 @@
+"""A night of one case: its checks on one commit of this machine, and the commits that changed what changed."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from repro.nightly.baseline import Judgement, Tonight, baseline_of
+from repro.nightly.checks import events_check, layout_checks, line, mismatch_check, rollout_checks, run_to_run
+from repro.nightly.lineage import lineage
+from repro.nightly.records import Baseline, Check, Night, Status, Summary, worst
+from repro.nightly.trusted import metrics_check, summarise
+from repro.pulls.pair import now
+from repro_bisect.axes.axis import PointInfo, short
+from repro_bisect.axes.commits import Commits
+from repro_bisect.driver.commits import bisect_range
+from repro_bisect.driver.result import BisectResult, Event, Watch
+from repro_bisect.driver.session import Options, bench, commits_of, fetched_rollouts
+from repro_bisect.predicates.predicates import Bitwise, of_case
+from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
+from repro_golden.case.file import Case
+from repro_golden.replay.usage import spent_of
+from repro_golden.repository.checkout import Checkout
+from repro_golden.store.rollouts import sampled_by
+from repro_golden.subjects import identity_of
+from repro_golden.trace import Trace
+
+__all__ = ["Asked", "exit_code", "night_of", "overall"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a night is made.
+
+    Attributes:
+        reproduce: The command that does it again.
+        version: Of repro.
+        jobs: Replays at once; None for what the machine serves.
+        bisect: Whether what changed is searched for the commits that did it.
+        last: How many trusted nights metrics are judged by; None for what the case says.
+        events: A baseline's metrics by step and name, which tonight's are compared with; None without one.
+    """
+
+    reproduce: str
+    version: str
+    jobs: int | None = None
+    bisect: bool = True
+    last: int | None = None
+    events: Mapping[int, Mapping[str, float]] | None = None
+
+
+def overall(checks: Sequence[Check]) -> Status:
+    """The worst of the checks; metrics that cannot be judged yet taint nothing beside a baseline that was.
+
+    Without a baseline check, or with one that is not judged, a night is not judged unless something is worse.
+    """
+    unjudged: Status = "not judged"
+    baseline = next((check.status for check in checks if check.name == "baseline"), unjudged)
+    counted = [check.status for check in checks if (check.name, check.status) != ("metrics", "not judged")]
+    return worst([*counted, baseline])
+
+
+def exit_code(nights: Sequence[Night]) -> Literal[0, 1, 2, 3]:
+    """1 where anything changed or a metric is not finite; else 2 for any other error; else 3 for what is no pass."""
+    checks = [check for night in nights for check in night.checks]
+    if any(c.status == "changed" or (c.name == "metrics" and c.status == "error") for c in checks):
+        return 1
+    if any(c.status == "error" for c in checks):
+        return 2
+    return 0 if all(night.status == "green" for night in nights) and nights else 3
+
+
+def night_of(checkout: Checkout, case: Case, commit: str, nights: Sequence[Night], watch: Watch, asked: Asked) -> Night:
+    """Judge a case on one commit. What fails is said in the night, which there is always one of.
+
+    Args:
+        checkout: The repository; nothing in it changes.
+        case: The case.
+        commit: Full id.
+        nights: Earlier nights of the case, of all machines, oldest first.
+        watch: Called with every line of progress.
+        asked: How.
+
+    Raises:
+        MachineFailureError: the machine failed.
+    """
+    found = _Night(checkout, case, commit, nights, watch, asked)
+    try:
+        found.judge()
+    except MachineFailureError:
+        raise
+    except ReproError as error:
+        status: Status = "not judged" if isinstance(error, NotVerifiableError) else "error"
+        found.checks.append(Check("baseline" if found.trace else "run-to-run", status, line(error)))
+    return found.night()
+
+
+@dataclass
+class _Night:
+    """One night, as far as it is made."""
+
+    checkout: Checkout
+    case: Case
+    commit: str
+    nights: Sequence[Night]
+    watch: Watch
+    asked: Asked
+    at: str = field(default_factory=now)
+    began: float = field(default_factory=time.monotonic)
+    machine: str = "unknown"
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    tree: str = ""
+    rollouts: str = ""
+    trace: Trace | None = None
+    metrics: Mapping[str, Summary] = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
+    judgement: Judgement | None = None
+    culprits: Sequence[Mapping[str, Any]] = ()
+    bisected: Mapping[str, Any] | None = None
+
+    def judge(self) -> None:
+        """Every check, and the search where the baseline's says that something changed."""
+        case, checkout = self.case, self.checkout
+        options = Options(jobs=self.asked.jobs, fresh=True)
+        identity = identity_of(case, checkout.root)
+        self.machine, self.identity = identity.machine, identity.to_mapping()
+        rollouts = fetched_rollouts(checkout, case)
+        self.rollouts = rollouts.digest
+        if not case.subject.path:
+            raise ReproError(f"the subject of {case.name} is an installed module, which no commit changes")
+        paths = case.paths()
+        history = Commits(checkout, self.commit, {}, paths)
+        history.require([case.subject.path])
+        self.tree = history.tree(self.commit) or ""
+        with bench(checkout, case, history, Bitwise(), self.watch, options) as (desk, _):
+            check, trace = run_to_run(desk, case, self.commit)
+        self.checks.append(check)
+        if trace is None:
+            return
+        self.trace, self.metrics = trace, summarise(record.metrics for record in trace.steps)
+        self.identity = dict(trace.header.identity)
+        tonight = Tonight(
+            checkout=checkout, case=case, commit=self.commit, tree=self.tree, paths=paths, machine=self.machine,
+            rollouts=self.rollouts, trace=trace, metrics=self.metrics, past=lineage(checkout, case.name, self.commit),
+            nights=self.nights, version=self.asked.version, options=replace(options, fresh=False), watch=self.watch,
+        )  # fmt: skip
+        spared = "the case does not reproduce itself tonight" if check.status == "flaky" else ""
+        judgement = Judgement(Check("baseline", "not judged", spared)) if spared else baseline_of(tonight)
+        self.judgement = judgement
+        self.checks += [judgement.check, self._metrics(tonight, judgement.baseline, spared)]
+        self.checks += mismatch_check(case, trace, sampled_by(rollouts))
+        self.checks += layout_checks(checkout, case, self.commit, self.watch, options, spared=spared)
+        self.checks += rollout_checks(checkout, case, self.commit, self.tree, self.watch)
+        if self.asked.events is not None:
+            ours = {record.step: record.metrics for record in trace.steps}
+            self.checks.append(events_check(ours, self.asked.events, case.compare.bounds))
+        if judgement.check.status == "changed" and self.asked.bisect and judgement.good:
+            self._bisect(judgement.good)
+
+    def _metrics(self, tonight: Tonight, baseline: Baseline, spared: str) -> Check:
+        table = self.case.nightly
+        table = table.model_copy(update={"history": self.asked.last}) if self.asked.last else table
+        history = [] if spared else [night.metrics for night in tonight.trusted(baseline)]
+        where: dict[str, int] = {}
+        for record in reversed(tonight.trace.steps):
+            where |= {name: record.step for name, value in record.metrics.items() if not math.isfinite(value)}
+        found = metrics_check(self.metrics, history, table, self.case.compare.bounds, where)
+        return replace(found, text=spared) if spared and found.status == "not judged" else found
+
+    def _bisect(self, good: str) -> None:
+        """Name the commits that changed the numbers, or say why they cannot be named."""
+        between = f"{short(good)}..{short(self.commit)}"
+        outcome, why = "none", ""
+        if good == self.commit:
+            why = "the last green commit is the tested one: its code did not change"
+        else:
+            self.watch(Event(f"the numbers of {self.case.name} changed: bisecting {between}"))
+            try:
+                found = self._search(f"{good}..{self.commit}")
+                outcome, why = found.outcome, _unnamed(found)
+                self.culprits = _plain([culprit.to_mapping() for culprit in found.culprits])
+            except MachineFailureError:
+                raise
+            except NotVerifiableError as error:
+                outcome, why = "not verifiable", line(error)
+            except ReproError as error:
+                outcome, why = "error", line(error)
+        again = f"repro bisect {between} --case {self.case.name} --all"
+        self.bisected = {"range": between, "outcome": outcome, "why": why, "reproduce": again}
+
+    def _search(self, between: str) -> BisectResult:
+        options = Options(jobs=self.asked.jobs, every=True, explain=True)
+        history = commits_of(self.checkout, self.case, between, options)
+        return bisect_range(self.checkout, self.case, history, self.watch, options)
+
+    def night(self) -> Night:
+        """All of it."""
+        info: PointInfo = Commits(self.checkout, self.commit, {}, ["."]).info(self.commit)
+        judgement = self.judgement
+        compared = judgement.compared if judgement else None
+        spent = spent_of(self.trace.end) if self.trace else None
+        return Night(
+            case=self.case.name,
+            machine=self.machine,
+            at=self.at,
+            commit=_plain(asdict(info)),
+            tree=self.tree,
+            key=self.case.digest,
+            rollouts=self.rollouts,
+            identity=self.identity,
+            status=overall(self.checks),
+            steps=len(self.trace.steps) if self.trace else 0,
+            chain=self.trace.chain if self.trace else "",
+            checks=self.checks,
+            baseline=judgement.baseline if judgement else Baseline("none"),
+            metrics=self.metrics,
+            kl=self._kl(),
+            compared=_plain(compared.to_mapping()) if compared else None,
+            culprits=self.culprits,
+            bisect=self.bisected,
+            spent=spent.to_mapping() if spent else None,
+            seconds=time.monotonic() - self.began,
+            reproduce=self.asked.reproduce,
+            version=self.asked.version,
+            looked_at=self._looked(),
+        )
+
+    def _looked(self) -> dict[str, Any] | None:
+        """What the comparison with the baseline judged; without one, what two replays were compared by."""
+        if self.trace is None:
+            return None
+        known = self.judgement.looked if self.judgement else None
+        found = (known or of_case(self.case.compare).looked(self.trace)).to_mapping()
+        return _plain(found)  # type: ignore[no-any-return]
+
+    def _kl(self) -> dict[str, float]:
+        """KL(baseline || tonight) where it is farthest from 0; of equal bits 0, where there are log-probs."""
+        judgement, trace = self.judgement, self.trace
+        if judgement is None or trace is None:
+            return {}
+        if judgement.compared:
+            return {name: places["worst"][1] for name, places in judgement.compared.drift.kl.items()}
+        equal = judgement.baseline.chain == trace.chain
+        return {"k1": 0.0, "k3": 0.0} if equal and trace.row(0, "forward", "log_probs") else {}
+
+
+def _unnamed(found: BisectResult) -> str:
+    """Why a search named no commit; empty where it did."""
+    if found.culprits and found.outcome == "found":
+        return ""
+    if found.outcome == "agree":
+        return "both ends have the same numbers on this machine now: it is not the code that changed them"
+    if found.outcome == "flaky":
+        return "a commit of the range does not reproduce itself"
+    return f"one of {len(found.suspects)} commits, of which the rest cannot be tested"
+
+
+def _plain(value: Any) -> Any:
+    """The same as JSON has it, with lists for tuples."""
+    return json.loads(json.dumps(value, allow_nan=False))

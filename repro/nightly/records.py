@@ -1,0 +1,240 @@
+"""Results of nights: one small JSON file for each machine, case and night, in folders that anyone can merge by copying.
+
+The layout is asv's (``results/MACHINE/…``): no file is ever changed by a later night, so branches and machines never
+conflict, and git or DVC keeps them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from repro_golden.base.canonical import check_format, decode_float, encode_float, read_json, write_atomic
+from repro_golden.base.errors import MachineFailureError, ReproError
+
+__all__ = ["FORMAT", "STATUSES", "Baseline", "Check", "Night", "Nights", "Status", "Summary", "worst"]
+
+FORMAT = 1
+
+Status = Literal["green", "not judged", "flaky", "changed", "error"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+"""From the best to the worst."""
+
+
+def worst(statuses: Sequence[Status]) -> Status:
+    """The worst of some; of none ``not judged``, which is never a pass."""
+    return max(statuses, key=STATUSES.index, default="not judged")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        name: ``run-to-run``, ``baseline``, ``metrics``, ``mismatch``, ``events``, ``threads=N``, ``batch NAME`` or
+            ``layout NAME``.
+        status: What came of it.
+        text: In one line.
+    """
+
+    name: str
+    status: Status
+    text: str
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What a night's numbers were compared with.
+
+    Attributes:
+        kind: A ``golden`` run of this machine; the ``last green`` night's commit, or the one at which somebody
+            ``approved`` a golden run of another machine, replayed here; or ``none``.
+        commit: Full id; empty for none, or where the golden run was recorded from changes of its own.
+        chain: The chain after its last step.
+    """
+
+    kind: Literal["golden", "last green", "approved", "none"]
+    commit: str = ""
+    chain: str = ""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One metric over a night's steps. A value that is not finite is farther out than any number.
+
+    Attributes:
+        first: At the first step.
+        last: At the last.
+        low: The smallest.
+        high: The largest.
+        median: The middle; NaN where a step's value is NaN.
+    """
+
+    first: float
+    last: float
+    low: float
+    high: float
+    median: float
+
+
+@dataclass(frozen=True)
+class Night:
+    """What a night found of a case on a machine.
+
+    Attributes:
+        case: The case's name.
+        machine: Short name of the identity.
+        at: When, in UTC: ``2026-11-22T03:12:45Z``.
+        commit: The commit, as `repro_bisect.axes.axis.PointInfo` has it.
+        tree: Hash of the subject's code in it.
+        key: Digest of the case.
+        rollouts: Digest of its rollouts.
+        identity: See `identity.Identity`.
+        status: The worst of the checks.
+        steps: How many were made.
+        chain: The chain after the last one; empty where there is no trace.
+        checks: What was looked at.
+        baseline: What the numbers were compared with.
+        metrics: Every metric.
+        kl: KL(baseline || tonight) by ``k1`` and ``k3`` where it is farthest from 0.
+        compared: `repro.pulls.pair.Compared` as JSON; None where bits are equal or nothing was compared.
+        culprits: `repro_bisect.driver.result.Culprit`, each as JSON.
+        bisect: ``range``, ``outcome`` and ``reproduce`` of the search that named them; None where there was none.
+        spent: `spent.Spent` as JSON, or None.
+        seconds: Wall time of everything.
+        reproduce: The command that does it again.
+        version: Of repro.
+        looked_at: `coverage.Coverage` as JSON: what the numbers were judged by; None without a trace.
+    """
+
+    case: str
+    machine: str
+    at: str
+    commit: Mapping[str, Any]
+    tree: str
+    key: str
+    rollouts: str
+    identity: Mapping[str, Any]
+    status: Status
+    steps: int
+    chain: str
+    checks: Sequence[Check]
+    baseline: Baseline
+    metrics: Mapping[str, Summary]
+    kl: Mapping[str, float]
+    compared: Mapping[str, Any] | None = None
+    culprits: Sequence[Mapping[str, Any]] = ()
+    bisect: Mapping[str, Any] | None = None
+    spent: Mapping[str, Any] | None = None
+    seconds: float = 0.0
+    reproduce: str = ""
+    version: str = field(default="")
+    looked_at: Mapping[str, Any] | None = None
+
+    @property
+    def looked(self) -> str:
+        """What was looked at, in words; empty where a night of an earlier version does not say it."""
+        if self.looked_at is None:
+            return "" if self.chain else "nothing"
+        return str(self.looked_at["text"])
+
+    @property
+    def name(self) -> str:
+        """Its file's name: when, and of what."""
+        return f"{self.at.replace(':', '')}-{str(self.commit['commit'])[:10]}.json"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types, with the format number."""
+        raw = {k: v for k, v in vars(self).items() if k not in ("checks", "baseline", "metrics", "kl")}
+        return raw | {
+            "format": FORMAT,
+            "commit": {k: list(v) if isinstance(v, tuple) else v for k, v in self.commit.items()},
+            "culprits": list(self.culprits),
+            "checks": [vars(check) for check in self.checks],
+            "baseline": vars(self.baseline),
+            "metrics": {
+                name: {k: encode_float(v) for k, v in vars(summary).items()} for name, summary in self.metrics.items()
+            },
+            "kl": {name: encode_float(value) for name, value in self.kl.items()},
+        }
+
+    @classmethod
+    def from_mapping(cls, raw: Mapping[str, Any]) -> Night:
+        """The inverse of `to_mapping`; KeyError, TypeError or ValueError where a part is missing or is none."""
+        given = dict(raw)
+        given.pop("format")
+        if given["status"] not in STATUSES or not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", given["at"]):
+            raise ValueError("status or time")
+        if (looked := given.get("looked_at")) is not None and not isinstance(looked["text"], str):
+            raise ValueError("what was looked at")
+        metrics = {
+            name: Summary(**{k: decode_float(v) for k, v in summary.items()})
+            for name, summary in given["metrics"].items()
+        }
+        found = {
+            "checks": [Check(**check) for check in given["checks"]],
+            "baseline": Baseline(**given["baseline"]),
+            "metrics": metrics,
+            "kl": {name: decode_float(value) for name, value in given["kl"].items()},
+        }
+        return cls(**given | found)
+
+
+class Nights:
+    """A folder of results: ``MACHINE/CASE/TIME-COMMIT.json``. Files are added and never changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, night: Night) -> Path:
+        """Add a night and return its file; a second one of the same second and commit gets a number behind its name.
+
+        Raises:
+            MachineFailureError: the disk is full or the folder cannot be written.
+        """
+        folder = self.folder / night.machine / night.case
+        text = json.dumps(night.to_mapping(), sort_keys=True, indent=1, allow_nan=False) + "\n"
+        whole = folder / f".{uuid.uuid4().hex}"
+        write_atomic(whole, text)
+        try:
+            return _linked(whole, folder / night.name)
+        finally:
+            whole.unlink(missing_ok=True)
+
+    def read(self, machine: str = "*", case: str = "*") -> list[Night]:
+        """Every night, oldest first; of one machine or case where that is named.
+
+        Raises:
+            ReproError: a file is damaged, or of a newer format.
+        """
+        found = []
+        for path in sorted(self.folder.glob("*/*/*.json")):
+            if machine not in ("*", path.parent.parent.name) or case not in ("*", path.parent.name):
+                continue
+            raw = read_json(path, "result of a night")
+            check_format(raw.get("format"), FORMAT, f"the result {path}")
+            try:
+                found.append(Night.from_mapping(raw))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise ReproError(f"{path} is damaged ({error}): restore it from git or DVC, or remove it") from None
+        return sorted(found, key=lambda night: (night.at, night.machine, night.case))
+
+
+def _linked(whole: Path, wanted: Path) -> Path:
+    """Give a whole file its name, or the first one like it that is free: unlike a rename, a link replaces nothing."""
+    for number in itertools.count(1):
+        path = wanted if number == 1 else wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")
+        try:
+            path.hardlink_to(whole)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise MachineFailureError(f"cannot write {path}: {error.strerror}; use a folder on another disk") from error
+        return path
+    raise AssertionError("there is always a next number")

@@ -1,0 +1,151 @@
+"""What a report on two commits shows of one case, block by block, before it is put in any medium's form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from repro.pulls.metrics import Block, metric_blocks
+from repro.pulls.pair import PairResult
+from repro.pulls.result import moved_bounds
+from repro.report.mismatch import mismatch_rows, mismatch_title
+from repro.report.pieces import Line, code, quoted, said
+from repro.text import count, duration, utc
+from repro_bisect.axes.axis import short
+from repro_bisect.driver.result import Culprit
+from repro_golden.compare.mismatch_change import MismatchChange
+from repro_golden.replay.usage import Spent
+
+__all__ = ["COST", "blocks_of", "foot", "memory"]
+
+COST = (
+    "Step time is the median over one replay, without its first step. On a machine that does other work at the same "
+    "time its ratio is rough; memory is not."
+)
+
+
+def memory(number: int) -> str:
+    """Bytes in MiB or GiB."""
+    return f"{number / 2**20:.1f} MiB" if number < 10 * 2**30 else f"{number / 2**30:.1f} GiB"
+
+
+def _ratio(a: float | None, b: float | None) -> str:
+    return f"x{b / a:.2f}" if a and b is not None else "not measured"
+
+
+def _cost(result: PairResult) -> Block:
+    """Step time and peak memory of both sides."""
+    sides = [result.spent.get(side) for side in ("base", "head")]
+    times = [side.step_seconds if side else None for side in sides]
+    shown = ["not measured" if t is None else f"{1000 * t:.3g} ms" if t < 1 else f"{t:.3g} s" for t in times]
+    kinds = ["GPU" if side and side.device_bytes else "host" for side in sides]
+    bytes_ = [_memory(side) for side in sides]
+    names = [
+        "not measured" if b is None else f"{memory(b)}{f' ({kind})' if kinds[0] != kinds[1] else ''}"
+        for b, kind in zip(bytes_, kinds, strict=True)
+    ]
+    same = kinds[0] == kinds[1]
+    ratio = _ratio(bytes_[0], bytes_[1]) if same else "not comparable"
+    kind = f", {kinds[0]}" if same and any(sides) else ""
+    rows = [["step time, median", *shown, _ratio(*times)], [f"peak memory{kind}", *names, ratio]]
+    cells = [[(said(cell),) for cell in row] for row in rows]
+    return Block("Cost", (), ["", "base", "head", "head / base"], cells, [(said(COST),)])
+
+
+def _memory(spent: Spent | None) -> int | None:
+    return spent.memory or None if spent else None
+
+
+def _mismatch(found: MismatchChange | None) -> Block | None:
+    """The train/rollout mismatch of both sides, as far as it moved."""
+    raw = found.to_mapping() if found else {"numbers": []}
+    rows = mismatch_rows(raw)
+    if not rows:
+        return None
+    head = ["number", "base", "head", "head / base"]
+    cells = [[(said(cell),) for cell in row] for row in rows]
+    return Block("Train/rollout mismatch", [(quoted(mismatch_title(raw)), said("."))], head, cells)
+
+
+def _culprits(culprits: Sequence[Culprit]) -> Block:
+    """Every commit that is known to have moved the numbers."""
+    rows: list[list[Line]] = []
+    for culprit in culprits:
+        c = culprit.commit
+        why: Line = (quoted(culprit.explanation.text),) if culprit.explanation else ()
+        if culprit.unexplained:
+            why = said("not explained: "), quoted(culprit.unexplained)
+        if culprit.environment:
+            why = (*why, said("; its environment changed: " if why else "its environment changed: "))
+            why = (*why, quoted(", ".join(culprit.environment)))
+        first = culprit.divergence
+        rows.append([
+            (code(short(c.commit)),), (quoted(c.subject),), (quoted(f"{c.author.partition(' <')[0]}, {utc(c.date)}"),),
+            (quoted(str(first)),) if first else (said("not measured"),), why,
+        ])  # fmt: skip
+    head = ["commit", "subject", "author", "first difference", "why"]
+    keep = [i for i, _ in enumerate(head) if i < 4 or any(row[i] for row in rows)]
+    return Block("Culprits", (), [head[i] for i in keep], [[row[i] for i in keep] for row in rows])
+
+
+def _first(result: PairResult) -> Block | None:
+    """Where it begins, and how far it is there."""
+    compared = result.compared
+    if compared is None or compared.drift.divergence is None:
+        return None
+    d = compared.drift.divergence
+    size = f": {d.magnitude}" if d.magnitude else ""
+    lines: list[Line] = [(said(f"First difference: step {d.step}, {d.phase}, "), code(d.name), said(" ("),
+                          quoted(d.detail), said(f"){size}."))]  # fmt: skip
+    if counts := ", ".join(f"{number} in {phase}" for phase, number in d.differing.items()):
+        lines.append((said(f"Signals that differ in that step: {counts}."),))
+    for metric, steps in moved_bounds(compared).items():
+        bound = result.bounds.get(metric)
+        how = f" (rtol {bound.rtol:g}, atol {bound.atol:g})" if bound else ""
+        where = f" at {len(steps)} of {count(compared.drift.steps, 'step')}, first at step {steps[0]}."
+        lines.append((code(metric), said(f" left its bound{how}{where}")))
+    return Block("", lines)
+
+
+def _notes(result: PairResult) -> Block | None:
+    """What else a reader should know."""
+    lines: list[Line] = [(quoted(note),) for note in result.notes]
+    if result.compared:
+        lines.append((said("Looked at "), quoted(str(result.compared.drift.looked)), said(".")))
+    elif result.verdict == "identical":
+        lines.append((said("Looked at no number: nothing was replayed."),))
+    if result.compared and result.compared.drift.renames and result.verdict != "identical":
+        lines.append((quoted(f"{result.compared.drift.renames}."),))
+    if result.unnamed:
+        lines.append((said("No commit is named: "), quoted(result.unnamed)))
+    if result.compared and result.compared.flaky and result.verdict != "flaky":
+        lines.append((quoted(result.compared.flaky),))
+    if found := result.bisect:
+        if found.outcome == "ambiguous":
+            lines += [(said("It may be "), code(short(c)), said(" "), quoted(found.subjects.get(c, "")))
+                      for c in found.suspects]  # fmt: skip
+        if found.earlier:
+            lines.append((said("These commits do not explain all: earlier ones move numbers too."),))
+        if found.explains_bad is False:
+            lines.append((said("These commits do not explain all: later ones move numbers too."),))
+        lines += [(said("Skipped "), code(short(c)), said(": "), quoted(why)) for c, why in found.skips.items()]
+    return Block("Notes", lines) if lines else None
+
+
+def blocks_of(result: PairResult) -> list[Block]:
+    """What is shown of a case under its verdict, the most important first."""
+    blocks: list[Block | None] = [_first(result)]
+    others: list[Block] = []
+    if compared := result.compared:
+        metrics = metric_blocks(compared.drift, result.bounds, list(moved_bounds(compared)))
+        others = [block for block in metrics if block.title != "Metrics"]
+        blocks += [block for block in metrics if block.title == "Metrics"]
+        blocks.append(_mismatch(compared.mismatch))
+        blocks.append(_cost(result))
+    blocks += [_culprits(result.culprits) if result.culprits else None, _notes(result), *others]
+    return [block for block in blocks if block is not None]
+
+
+def foot(result: PairResult) -> Line:
+    """Where, when and how long."""
+    at = result.at.replace("T", " ").replace("Z", " UTC")
+    return said("On "), code(result.machine), said(f", {at}, in {duration(result.seconds)}.")

@@ -1,0 +1,185 @@
+"""How far the metrics of two commits are apart, in the tables of a report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from repro.report.pieces import Line, Piece, code, said
+from repro.text import count
+from repro_bisect.driver.drift import Drift, Gap, Moved
+from repro_golden.case.file import Bound
+
+__all__ = ["METRICS", "Block", "metric_blocks", "value"]
+
+METRICS = {
+    "grad_norm": ("grad_norm",),
+    "loss": ("loss",),
+    "entropy": ("entropy", "entropy_loss"),
+    "log-prob gap": ("train_rollout_logprob_abs_diff",),
+    "reward": ("reward", "raw_reward", "rewards"),
+}
+"""What every report shows where it exists, with the names that trainers log it under."""
+_KL = {"k1": "KL(base ‖ head) k1, nats", "k3": "KL(base ‖ head) k3, nats"}
+_LONG = 24
+"""Rows of a table that is shown at once."""
+_STILL = 12
+"""Metrics that did not move and are named."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a report.
+
+    Attributes:
+        title: Its heading; empty for none.
+        lines: What stands above the table.
+        head: The table's columns; empty for none.
+        rows: Its cells.
+        below: What stands under it.
+        fold: Whether it is closed until a reader opens it.
+    """
+
+    title: str
+    lines: Sequence[Line] = ()
+    head: Sequence[str] = ()
+    rows: Sequence[Sequence[Line]] = ()
+    below: Sequence[Line] = ()
+    fold: bool = False
+
+
+def value(number: float | None, digits: int = 7) -> str:
+    """A number as it is shown: what is none, or absent, as a word."""
+    if number is None:
+        return "absent"
+    return "NaN" if math.isnan(number) else f"{number:.{digits}g}"
+
+
+def _sides(gap: Gap) -> str:
+    """Both values; with all their digits where fewer would look equal."""
+    shown = value(gap.a), value(gap.b)
+    if shown[0] == shown[1] and not gap.same and not (gap.a != gap.a and gap.b != gap.b):
+        shown = value(gap.a, 17), value(gap.b, 17)
+    return f"{shown[0]} -> {shown[1]}"
+
+
+def _difference(gap: Gap) -> str:
+    """From base to head, with its sign."""
+    if gap.a is None or gap.b is None:
+        return "one side is absent"
+    if gap.same:
+        return "0"
+    if math.isnan(gap.a) or math.isnan(gap.b):
+        return "both NaN, other bits" if math.isnan(gap.a) and math.isnan(gap.b) else "NaN on one side"
+    if gap.a == gap.b:
+        return "the sign of zero"
+    return f"{gap.b - gap.a:+.3g}"
+
+
+def _relative(gap: Gap) -> str:
+    """The difference relative to the base's value."""
+    share = gap.relative
+    if share is None or gap.a is None or gap.b is None or math.isnan(share):
+        return "no size"
+    if gap.same or share == 0:
+        return "0"
+    if gap.a == 0:
+        return "from 0"
+    if not math.isfinite(share):
+        return "no size"
+    return f"{100 * share:+.3g} %" if abs(share) < 10 else f"x{gap.b / gap.a:.3g}"
+
+
+def _held(bound: Bound | None, gap: Gap) -> str:
+    """How far the metric may move there, and whether it stays so near."""
+    if bound is None:
+        return ""
+    if gap.a is None or not math.isfinite(gap.a):
+        return "left: no finite base"
+    limit = bound.atol + bound.rtol * abs(gap.a)
+    inside = gap.b is not None and math.isfinite(gap.b) and abs(gap.b - gap.a) <= limit
+    return f"±{limit:.3g}, {'holds' if inside else 'left'}"
+
+
+def _places(moved: Moved) -> Iterator[tuple[str, Gap]]:
+    """The first, the worst and the last step, each step once."""
+    gaps: dict[int, tuple[list[str], Gap]] = {}
+    for name, gap in (("first", moved.first), ("worst", moved.worst), ("last", moved.last)):
+        if gap is not None:
+            gaps.setdefault(gap.step, ([], gap))[0].append(name)
+    yield from ((f"{step} ({', '.join(names)})", gap) for step, (names, gap) in gaps.items())
+
+
+def _chosen(drift: Drift, bounds: Sequence[str]) -> dict[str, str]:
+    """The keys of the metrics that are always shown, each with what it is called."""
+    found: dict[str, str] = {}
+    for label, names in METRICS.items():
+        if (moved := drift.metric(*names)) is not None:
+            found[next(key for key, other in drift.metrics.items() if other is moved)] = label
+    return found | {name: name for name in bounds if name in drift.metrics and name not in found}
+
+
+def _label(key: str, label: str) -> Line:
+    unit = ", nats" if label in ("entropy", "log-prob gap") else ""
+    return (code(key),) if key == label else (said(f"{label}{unit} ("), code(key), said(")"))
+
+
+def _kl_rows(places: Mapping[str, tuple[int, float]], name: str) -> Iterator[list[str]]:
+    """A row for each step of `places` that differs."""
+    steps: dict[int, list[str]] = {}
+    for place in ("first", "worst", "last"):
+        steps.setdefault(places[place][0], []).append(place)
+    values = dict(places.values())
+    for step, names in steps.items():
+        yield [_KL[name], f"{step} ({', '.join(names)})", "", value(values[step], 3), "", ""]
+
+
+def metric_blocks(drift: Drift, bounds: Mapping[str, Bound], left: Sequence[str]) -> list[Block]:
+    """The table of what is always asked for, then that of what else moved.
+
+    Args:
+        drift: The sizes.
+        bounds: The case's own, by metric.
+        left: Metrics that left theirs: they are shown though they may not have moved, such as NaN on both sides.
+    """
+    head = ["metric", "step", "base -> head", "difference", "relative", *(["bound"] if bounds else [])]
+    chosen = _chosen(drift, list(bounds))
+    rows: list[list[Line]] = []
+    still: list[Piece] = []
+    for name, places in drift.kl.items():
+        if "first" in places:
+            rows += [[(said(cell),) for cell in cells[: len(head)]] for cells in _kl_rows(places, name)]
+        else:
+            still.append(said(f"KL {name}"))
+    for key, label in chosen.items():
+        moved = drift.metrics[key]
+        if moved.first is None and key not in left:
+            still.append(code(key))
+            continue
+        for step, gap in _places(moved):
+            cells = [step, _sides(gap), _difference(gap), _relative(gap), _held(bounds.get(key), gap)]
+            rows.append([_label(key, label), *((said(cell),) for cell in cells[: len(head) - 1])])
+    others = {key: moved for key, moved in drift.metrics.items() if key not in chosen}
+    below = _unmoved(still, sum(moved.first is None for moved in others.values()))
+    blocks = []
+    if rows or below:
+        above: Line = (said("Where a metric first differs, where it differs most, and at the last common step."),)
+        blocks = [Block("Metrics", [above] if rows else (), head, rows, below, fold=len(rows) > _LONG)]
+    moving = {key: moved.worst for key, moved in others.items() if moved.first is not None}
+    if moving:
+        table = [
+            [(code(key),), *((said(cell),) for cell in (str(gap.step), _sides(gap), _difference(gap), _relative(gap)))]
+            for key, gap in moving.items()
+        ]
+        title = f"{count(len(moving), 'other metric')} that moved, each at its worst step"
+        blocks.append(Block(title, (), head[:5], table, fold=True))
+    return blocks
+
+
+def _unmoved(still: Sequence[Piece], others: int) -> list[Line]:
+    """One line on what did not move."""
+    named = [piece for name in still[:_STILL] for piece in (said(", "), name)][1:]
+    others += len(still[_STILL:])
+    rest = [said(f"{' and ' if named else ''}{count(others, 'other metric')}")] if others else []
+    return [(said("Did not move: "), *named, *rest, said("."))] if named or rest else []

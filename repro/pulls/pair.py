@@ -1,0 +1,374 @@
+"""Two commits of one case, replayed side by side on this machine: do the numbers agree, and if not, by how much?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from repro.report.plot_data import Picture, picture_of
+from repro_bisect.axes.axis import PointInfo, short
+from repro_bisect.axes.commits import Commits, History, merge_base, resolve
+from repro_bisect.driver.commits import bisect_range
+from repro_bisect.driver.drift import Drift, drift
+from repro_bisect.driver.result import BisectResult, Culprit, Watch
+from repro_bisect.driver.session import Options, bench, fetched_rollouts
+from repro_bisect.predicates.predicates import Bitwise
+from repro_bisect.probe.prober import Answer, unlike_before, unusable
+from repro_bisect.probe.scheduler import Desk
+from repro_golden.base.errors import NotVerifiableError, ReproError
+from repro_golden.case.file import Bound, Case, Compare
+from repro_golden.compare.coverage import only_bounds
+from repro_golden.compare.mismatch_bounds import breaches
+from repro_golden.compare.mismatch_change import MismatchChange, mismatch_change
+from repro_golden.compare.traces import Divergence, first_difference, jsonable, named_alike, violations
+from repro_golden.replay.usage import Spent, spent_of
+from repro_golden.repository.checkout import Checkout
+from repro_golden.store.golden import GoldenRun
+from repro_golden.store.rollouts import sampled_by
+from repro_golden.subjects import identity_of
+from repro_golden.trace import Trace
+
+__all__ = ["Compared", "PairResult", "Verdict", "compare_commits", "compare_traces", "now"]
+
+Verdict = Literal["identical", "within", "moved", "flaky", "unverifiable"]
+
+_REPLAY = 2
+"""Number of the replays that dump tensors."""
+
+
+def now() -> str:
+    """The time in UTC, to the second, as ISO 8601."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How the numbers of `b` compare with those of `a`.
+
+    Attributes:
+        verdict: ``identical`` bits; ``within`` the case's bounds; ``moved``; or ``flaky`` (`b` does not reproduce
+            itself).
+        drift: Sizes over all common steps.
+        violations: Where metrics left the case's bounds, in order.
+        picture: What plots show; None where all is equal.
+        flaky: How two replays of `b` differ.
+        mismatch: Between trainer and rollout engine on both sides; None where all is equal or the columns are not
+            shown.
+    """
+
+    verdict: Literal["identical", "within", "moved", "flaky"]
+    drift: Drift
+    violations: Sequence[Divergence] = ()
+    picture: Picture | None = None
+    flaky: str = ""
+    mismatch: MismatchChange | None = None
+
+    @property
+    def first(self) -> Divergence | None:
+        """The first violation where bounds count; else the first difference."""
+        return self.violations[0] if self.violations else self.drift.divergence
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types."""
+        return {
+            "verdict": self.verdict,
+            "drift": self.drift.to_mapping(),
+            "violations": [jsonable(asdict(v)) for v in self.violations],
+            "picture": self.picture.to_mapping() if self.picture else None,
+            "flaky": self.flaky,
+            "mismatch": self.mismatch.to_mapping() if self.mismatch else None,
+        }
+
+
+def compare_traces(a: Trace, b: Trace, rule: Compare, *, dumped: tuple[Trace, Trace] | None = None) -> Compared:
+    """How `b` compares with the baseline `a`.
+
+    Args:
+        a: The baseline.
+        b: The other one.
+        rule: What counts as equal.
+        dumped: Further replays of both that hold the first signal that differs whole, for its exact size.
+
+    Raises:
+        ReproError: they cannot be compared.
+    """
+    strict = rule.strict
+    found = drift(a, b, strict=strict)
+    if found.divergence is None:
+        return Compared("moved" if found.ended else "identical", found)
+    if dumped:
+        found = found.with_divergence(first_difference(*dumped, strict=strict))
+    left: list[Divergence] = []
+    if rule.mode == "bounds":
+        count = min(len(a.steps), len(b.steps))
+        alike = named_alike(a, b, strict=strict)
+        left = [violation for i in range(count) for violation in violations(a, alike, i, rule.bounds)]
+        found = replace(found, looked=only_bounds(rule.bounds))
+    fine = rule.mode == "bounds" and not left and not found.ended
+    picture, mismatch = picture_of(a, b, dumped, strict=strict), mismatch_change(a, b)
+    return Compared("within" if fine else "moved", found, left, picture, mismatch=mismatch)
+
+
+@dataclass(frozen=True)
+class PairResult:
+    """What replaying two commits of a case found.
+
+    Attributes:
+        case: The case's name.
+        base: The baseline's commit: where HEAD's branch left it.
+        head: The other one.
+        verdict: As in `Compared`, or ``unverifiable``.
+        reason: Why it is not verifiable, or what spared the replays; else empty.
+        compared: The sizes; None where nothing was replayed.
+        bounds: The case's own, by metric.
+        spent: What both replays took, ``base`` and ``head``; None where a trace does not say.
+        commits: How many commits of the range may matter.
+        culprits: The commits that moved the numbers, as far as they are known.
+        bisect: The search that named them; None where there was none.
+        unnamed: Why a search that was asked for named none.
+        notes: What a reader should know beside that.
+        machine: Where.
+        at: When, in UTC.
+        seconds: Wall time.
+    """
+
+    case: str
+    base: PointInfo
+    head: PointInfo
+    verdict: Verdict
+    reason: str
+    compared: Compared | None
+    bounds: Mapping[str, Bound]
+    spent: Mapping[str, Spent | None]
+    commits: int
+    culprits: Sequence[Culprit]
+    bisect: BisectResult | None
+    unnamed: str
+    notes: Sequence[str]
+    machine: str
+    at: str
+    seconds: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the numbers are what the case allows."""
+        return self.verdict in ("identical", "within")
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types."""
+        spent = {side: found.to_mapping() if found else None for side, found in self.spent.items()}
+        return {
+            "case": self.case,
+            "base": asdict(self.base),
+            "head": asdict(self.head),
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "compared": self.compared.to_mapping() if self.compared else None,
+            "bounds": {name: bound.model_dump() for name, bound in self.bounds.items()},
+            "spent": spent,
+            "commits": self.commits,
+            "culprits": [culprit.to_mapping() for culprit in self.culprits],
+            "bisect": self.bisect.to_mapping() if self.bisect else None,
+            "unnamed": self.unnamed,
+            "notes": list(self.notes),
+            "machine": self.machine,
+            "at": self.at,
+            "seconds": self.seconds,
+        }
+
+
+def compare_commits(
+    checkout: Checkout, case: Case, base: str, head: str, watch: Watch, options: Options, *, name: bool = False
+) -> PairResult:
+    """Replay a case on two commits and compare. A base that cannot be replayed makes the answer ``unverifiable``.
+
+    Args:
+        checkout: The repository; nothing in it changes.
+        case: The case.
+        base: Revision of the baseline; where it is no ancestor of `head`, the commit at which they parted serves.
+        head: Revision of the other side.
+        watch: Called with every line of progress.
+        options: How to replay.
+        name: Whether to search for every commit that moved the numbers, and to explain each.
+
+    Raises:
+        NotVerifiableError: the rollouts cannot be fetched here.
+        ReproError: a revision or the rollouts cannot be used, or `head` cannot be replayed.
+        MachineFailureError: the machine failed; the same command resumes.
+    """
+    pair = _Pair(checkout, case, base, head, watch, options)
+    found = pair.result()
+    return pair.named(found) if name and found.verdict == "moved" else found
+
+
+@dataclass
+class _Pair:
+    """One question, as far as it is answered."""
+
+    checkout: Checkout
+    case: Case
+    base: str
+    head: str
+    watch: Watch
+    options: Options
+    notes: list[str] = field(default_factory=list)
+    history: Commits | None = None
+    began: float = field(default_factory=time.monotonic)
+
+    def result(self) -> PairResult:
+        """The comparison, without names."""
+        case, checkout = self.case, self.checkout
+        self.head, good = resolve(checkout, self.head), resolve(checkout, self.base)
+        fork = merge_base(checkout, good, self.head)
+        if fork is None:
+            raise ReproError(f"{self.base} and {short(self.head)} have no commit in common: give a base that they have")
+        if fork != good:
+            self.notes.append(f"compared with {short(fork)}, where the branch left {self.base} ({short(good)})")
+        self.base = fork
+        paths = case.paths(self.options.paths)
+        if not case.subject.path:
+            raise ReproError(f"the subject of {case.name} is an installed module, which no commit changes")
+        if fork == self.head:
+            self.history = Commits(checkout, fork, {}, paths)
+            self.history.require(self.options.paths or [case.subject.path])
+            return self._without_replay("it adds no commit to its base")
+        history = self.history = History(checkout, f"{fork}..{self.head}", paths)
+        history.require(self.options.paths or [case.subject.path])
+        if by := sampled_by(fetched_rollouts(checkout, case)):
+            self.notes.append(f"its rollouts are by {by}")
+        if history.tree(fork) == history.tree(self.head):
+            return self._without_replay(f"it changes nothing in {', '.join(paths)}, the code of {case.name}")
+        with bench(checkout, case, history, Bitwise(strict=case.compare.strict), self.watch, self.options) as (
+            desk,
+            golden,
+        ):
+            return self._replayed(desk, golden)
+
+    def named(self, found: PairResult) -> PairResult:
+        """The same with every commit that moved the numbers, searched for and explained."""
+        assert self.history is not None
+        options = replace(self.options, every=True, explain=True)
+        try:
+            bisected = bisect_range(self.checkout, self.case, self.history, self.watch, options)
+        except NotVerifiableError as error:
+            return replace(found, unnamed=str(error), seconds=time.monotonic() - self.began)
+        why = "" if bisected.culprits else f"the search ended with {bisected.outcome!r}"
+        seconds = time.monotonic() - self.began
+        return replace(found, culprits=bisected.culprits, bisect=bisected, unnamed=why, seconds=seconds)
+
+    def _replayed(self, desk: Desk, golden: GoldenRun | None) -> PairResult:
+        history, steps = desk.history, self.case.steps
+        if golden:
+            desk.prober.give(history.good, golden.trace)
+        desk.say(f"replaying {self.case.name} on {short(history.good)} and {short(history.bad)}")
+        asked = [
+            (history.good, 0),
+            (history.bad, 0),
+            (history.good, 1),
+        ]  # the first two side by side, as fair costs are
+        # what HEAD made before it crashed may tell more than that it did; of BASE a part is no baseline
+        partial = {history.bad: True}
+        how: dict[str, Any] = {"stage": "ends", "full": True}
+        futures = [desk.submit(c, steps, run=run, partial=partial.get(c, False), **how) for c, run in asked]
+        first, other, again = desk.results(futures)
+        for answer in (first, again):
+            if not isinstance(answer, Trace):
+                return self._result("unverifiable", unusable("BASE", answer).partition(";")[0])
+        if not isinstance(other, Trace):
+            raise ReproError(unusable("HEAD", other).partition(";")[0])
+        assert isinstance(first, Trace)
+        assert isinstance(again, Trace)
+        if len(first.steps) != len(again.steps):
+            lengths = f"{len(first.steps)} and {len(again.steps)} steps"
+            return self._result("unverifiable", f"BASE does not reproduce itself: two replays make {lengths}")
+        noise = first_difference(first, again)
+        if noise and (why := self._beyond(first, again)):
+            return self._result("unverifiable", f"BASE does not reproduce itself: two replays differ at {why}")
+        compared = compare_traces(first, other, self.case.compare)
+        if noise:
+            self._bounds_alone(noise)
+        elif compared.verdict != "identical":
+            compared, unlike = self._whole(desk, first, other, compared)
+            if unlike:
+                return self._result("unverifiable", f"not reproducible here: {unlike}")
+        if broken := breaches(self.case.mismatch, other):
+            more = f" ({len(broken) - 1} more)" if len(broken) > 1 else ""
+            self.notes.append(f"HEAD breaks the case's [mismatch] bounds at {broken[0]}{more}")
+        spent = {"base": spent_of(first.end), "head": spent_of(other.end)}
+        culprits = []
+        if compared.verdict == "moved" and len(history.parents) == 1:
+            culprits = [Culprit(history.info(history.bad), compared.first, None)]
+        return self._result(compared.verdict, "", compared, spent, culprits)
+
+    def _whole(self, desk: Desk, a: Trace, b: Trace, compared: Compared) -> tuple[Compared, str]:
+        """Both once more up to the first signal that differs, which is kept whole; whether each is itself again.
+
+        Returns:
+            How they compare then, and how BASE's third replay is another than its first two, '' where it is not.
+        """
+        differs = compared.drift.divergence
+        if differs is None:
+            return compared, ""
+        desk.say(f"they differ at {differs}; measuring it whole")
+        steps = differs.step - a.header.first_step + 1
+        how: dict[str, Any] = {"stage": "confirmation", "run": _REPLAY, "partial": True, "dump": differs.signals}
+        asked = [desk.submit(point, steps, **how) for point in (desk.history.good, desk.history.bad)]
+        before, after = desk.results(asked)
+        third = "a third replay of BASE"
+        if unlike := unlike_before(a, before, steps, third, f"{third} differs from the first two"):
+            noise = first_difference(a, before) if isinstance(before, Trace) else None
+            if noise is None or self._beyond(a, before):
+                return compared, unlike
+            self._bounds_alone(noise)
+            return compared, ""
+        assert isinstance(before, Trace)
+        if flaky := unlike_before(b, after, steps, "a second replay of HEAD", "two replays of HEAD differ"):
+            return (replace(compared, verdict="flaky", flaky=flaky) if compared.verdict == "moved" else compared), ""
+        assert isinstance(after, Trace)
+        return compare_traces(a, b, self.case.compare, dumped=(before, after)), ""
+
+    def _beyond(self, first: Trace, again: Answer) -> str:
+        """What of two replays of BASE that differ the case does not allow; '' where its bounds hold all the same."""
+        assert isinstance(again, Trace)
+        if self.case.compare.mode == "bitwise":
+            return str(first_difference(first, again))
+        count = min(len(first.steps), len(again.steps))
+        left = (v for i in range(count) for v in violations(first, again, i, self.case.compare.bounds))
+        return next(map(str, left), "")
+
+    def _bounds_alone(self, noise: Divergence) -> None:
+        self.notes.append(f"BASE does not reproduce itself (two replays differ at {noise}): bounds alone are judged")
+
+    def _without_replay(self, why: str) -> PairResult:
+        return self._result("identical", why)
+
+    def _result(
+        self,
+        verdict: Verdict,
+        reason: str,
+        compared: Compared | None = None,
+        spent: Mapping[str, Spent | None] | None = None,
+        culprits: Sequence[Culprit] = (),
+    ) -> PairResult:
+        assert self.history is not None
+        return PairResult(
+            case=self.case.name,
+            base=self.history.info(self.base),
+            head=self.history.info(self.head),
+            verdict=verdict,
+            reason=reason,
+            compared=compared,
+            bounds=self.case.compare.bounds,
+            spent=spent or {"base": None, "head": None},
+            commits=len(self.history.parents),
+            culprits=culprits,
+            bisect=None,
+            unnamed="",
+            notes=list(self.notes),
+            machine=identity_of(self.case, self.checkout.root).machine,
+            at=now(),
+            seconds=time.monotonic() - self.began,
+        )

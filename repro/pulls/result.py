@@ -1,0 +1,177 @@
+"""What `repro report pr` found of all cases, and what each of its answers says in one line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from repro import __version__
+from repro.pulls.pair import Compared, PairResult
+from repro.report.pieces import Line, code, plain, quoted, said
+from repro.text import count
+from repro_bisect.axes.axis import short
+from repro_golden.base.canonical import encode_float
+
+__all__ = ["FORMAT", "WORDS", "Entry", "Failed", "PullReport", "moved_bounds", "summary", "verdict_line"]
+
+FORMAT = 1
+
+WORDS = {
+    "moved": "numbers moved",
+    "flaky": "HEAD does not reproduce itself",
+    "error": "error",
+    "unverifiable": "not verifiable",
+    "within": "within bounds",
+    "identical": "bit-identical",
+}
+"""What a verdict is called, the worst first."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A case that gave no result.
+
+    Attributes:
+        case: Its name.
+        line: Why, in one line that names the cure.
+        verdict: ``error``; ``unverifiable`` where the question has no answer here.
+    """
+
+    case: str
+    line: str
+    verdict: Literal["error", "unverifiable"] = "error"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types."""
+        return {"case": self.case, "verdict": self.verdict, "reason": self.line}
+
+
+Entry = PairResult | Failed
+
+
+@dataclass(frozen=True)
+class PullReport:
+    """Every case of a repository, replayed on two commits.
+
+    Attributes:
+        base: Full id of the baseline as it was given.
+        head: Full id of the other one.
+        entries: What was found of each case, in order.
+        command: What does it again.
+        at: When, in UTC.
+    """
+
+    base: str
+    head: str
+    entries: Sequence[Entry]
+    command: str
+    at: str
+
+    @property
+    def results(self) -> list[PairResult]:
+        """The cases that gave a result."""
+        return [entry for entry in self.entries if isinstance(entry, PairResult)]
+
+    @property
+    def exit_code(self) -> int:
+        """1 where numbers moved or HEAD is noise; else 2 where a case failed; else 3 where one is not verifiable."""
+        found = {entry.verdict for entry in self.entries}
+        if found & {"moved", "flaky"}:
+            return 1
+        return 2 if "error" in found else 3 if "unverifiable" in found else 0
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types, without NaN."""
+        raw = {
+            "format": FORMAT,
+            "version": __version__,
+            "at": self.at,
+            "base": self.base,
+            "head": self.head,
+            "summary": summary(self.entries),
+            "exit_code": self.exit_code,
+            "reproduce": self.command,
+            "results": [entry.to_mapping() | {"line": plain(verdict_line(entry))} for entry in self.entries],
+        }
+        found: dict[str, Any] = _finite(raw)
+        return found
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: floats that are not finite are written as the hex of their bits."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return encode_float(value) if isinstance(value, float) else value
+
+
+def summary(entries: Sequence[Entry]) -> str:
+    """How many cases came to which verdict."""
+    counts: Counter[str] = Counter(entry.verdict for entry in entries)
+    words = [f"{counts[v]} {w.removeprefix('numbers ')}" for v, w in WORDS.items() if counts[v]]
+    return f"{count(len(entries), 'case')}: {', '.join(words)}"
+
+
+def moved_bounds(compared: Compared) -> dict[str, list[int]]:
+    """The steps at which each metric left its bound, by metric."""
+    found: dict[str, list[int]] = {}
+    for violation in compared.violations:
+        found.setdefault(violation.signal, []).append(violation.step)
+    return found
+
+
+def verdict_line(entry: Entry) -> Line:
+    """The answer for one case, without the case's name."""
+    word = said(WORDS[entry.verdict])
+    if isinstance(entry, Failed):
+        return word, said(": "), quoted(entry.line)
+    compared = entry.compared
+    if compared is None:
+        return (word, said(": "), quoted(entry.reason)) if entry.reason else (word,)
+    if entry.verdict == "flaky":
+        return word, said(": "), quoted(compared.flaky)
+    steps = count(compared.drift.steps, "step")
+    if entry.verdict == "identical":
+        renamed = (said("; "), quoted(str(compared.drift.renames))) if compared.drift.renames else ()
+        return word, said(f" in {'all ' if compared.drift.steps != 1 else ''}{steps}"), *renamed
+    if entry.verdict == "within":
+        return word, said("; bits differ from"), *_where(compared)
+    if _ends_early(entry, compared):
+        longer = "baseline" in compared.drift.ended
+        how = f"HEAD goes on after {steps}, where BASE ends" if longer else f"HEAD ends after {steps}, before BASE does"
+        return word, said(f": {how}"), *_who(entry)
+    if compared.violations:
+        first = compared.violations[0]
+        left = said(f" out of bounds at step {first.step} in "), code(first.signal)
+        return word, *left, said(f" ({first.phase})"), *_who(entry)
+    return word, said(" at"), *_where(compared), *_who(entry)
+
+
+def _ends_early(entry: PairResult, compared: Compared) -> bool:
+    """Whether what moved is that HEAD made other steps than BASE: nothing else is beyond what the case allows."""
+    return not compared.violations and (compared.drift.divergence is None or bool(entry.bounds))
+
+
+def _where(compared: Compared) -> Line:
+    first = compared.drift.divergence
+    return (said(f" step {first.step} in "), code(first.name), said(f" ({first.phase})")) if first else ()
+
+
+def _who(entry: PairResult) -> Line:
+    """By which commit."""
+    if len(entry.culprits) == 1:
+        culprit = entry.culprits[0].commit
+        return said(" by "), code(short(culprit.commit)), said(" "), quoted(culprit.subject)
+    if entry.culprits:
+        shown = [piece for c in entry.culprits[:3] for piece in (said(", "), code(short(c.commit.commit)))][1:]
+        more = [said(f" and {len(entry.culprits) - 3} more")] if len(entry.culprits) > 3 else []
+        return said(f" by {len(entry.culprits)} commits: "), *shown, *more
+    several = f" by one or more of {entry.commits} commits"
+    if entry.unnamed:
+        return said(f"{several}, not named: "), quoted(entry.unnamed)
+    if entry.bisect is not None:
+        return (said(several),)
+    return said(f"{several}; "), code("--bisect"), said(" names each")
