@@ -26,8 +26,8 @@ from foreign_kit import make_fork
 from repro_golden.dumps.archive.reading import read_archive
 from repro_golden.dumps.archive.writing import write_archive
 from repro_golden.dumps.rollout.checks import check_dump
-from repro_golden.dumps.rollout.convert import from_rollout, to_rollout
 from repro_golden.dumps.rollout.files import read_rollout_dump
+from repro_golden.store.dump_conversion import from_rollout, to_rollout
 
 ROUNDS = 5
 SAMPLES, TOKENS = 256, 2000

@@ -136,7 +136,8 @@ def toml(value: Any) -> str:
 
 def write_rollouts(folder: Path) -> None:
     """Rollouts of random tokens, with rewards that differ within the group."""
-    from repro_golden.store.rollouts import RolloutData, RolloutSet, write_rollout
+    from repro_golden.store.rollout_file import RolloutData, write_rollout
+    from repro_golden.store.rollouts import RolloutSet
 
     for number in range(STEPS):
         tensors, meta = rollout(number)

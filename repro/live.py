@@ -15,7 +15,7 @@ from repro_golden.base.clean import one_line
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from repro_bisect.driver.result import Event
+    from repro_bisect.probe.progress import Event
 
 __all__ = ["bisect_view", "line_of"]
 

@@ -22,7 +22,8 @@ from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.scheduler import Desk
 from repro_golden.case.file import find_case
 from repro_golden.repository.checkout import Checkout, find_checkout
-from repro_golden.store.rollouts import RolloutData, RolloutSet, write_rollout
+from repro_golden.store.rollout_file import RolloutData, write_rollout
+from repro_golden.store.rollouts import RolloutSet
 
 __all__ = ["explained", "guarded", "names_the_place", "plant", "unplant", "wrong"]
 

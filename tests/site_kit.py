@@ -20,8 +20,8 @@ from repro_bisect.driver.result import Culprit
 from repro_bisect.explain.result import Explained, Explanation, Version
 from repro_bisect.explain.source import Place
 from repro_golden.base.canonical import digest
+from repro_golden.base.usage import Spent
 from repro_golden.compare.traces import Divergence
-from repro_golden.replay.usage import Spent
 from repro_golden.trace.tensor_difference import Magnitude
 
 __all__ = ["EVIL", "METRICS", "compared", "culprit", "night", "nights", "point", "pull", "write"]

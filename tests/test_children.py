@@ -24,12 +24,12 @@ from repro_golden.replay.children import (
     CancelledError,
     Child,
     ChildFailure,
-    Place,
     Run,
     blame_the_machine,
     blame_the_network,
     last_line,
 )
+from repro_golden.repository.place import Place
 from repro_golden.subjects import exit_code, launch
 from repro_golden.trace import Trace
 

@@ -27,9 +27,9 @@ from trace_kit import write
 from repro import console
 from repro.__main__ import main
 from repro.pulls.comment import comment
+from repro.pulls.junit import junit
 from repro.pulls.report import page, pull_text
 from repro.pulls.result import Failed
-from repro.report.junit import junit
 from repro.report.pieces import escaped
 from repro_bisect.driver.result import Culprit
 from repro_golden.base.clean import no_command, one_line, visible

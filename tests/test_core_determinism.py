@@ -18,8 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_core.determinism import control as determinism
-from repro_core.determinism import cuda as determinism_cuda
-from repro_core.determinism import proofs as determinism_proofs
+from repro_core.determinism import cuda, proofs
 from repro_core.determinism.control import ENVIRONMENT, Proof, apply, missing_environment, prove, table
 from repro_core.determinism.switches import switches
 
@@ -114,7 +113,7 @@ def test_setting_a_variable_inside_the_process_comes_too_late(monkeypatch: pytes
     for value in ("0", "77"):
         monkeypatch.setenv("PYTHONHASHSEED", value)
         assert row.here() == shown == str(hash("repro"))
-    assert row.on() == determinism_proofs.child("determinism_proofs.string_hash", {"PYTHONHASHSEED": "0"})
+    assert row.on() == proofs.child("proofs.string_hash", {"PYTHONHASHSEED": "0"})
 
 
 def test_the_report_moves_no_generator_and_no_setting() -> None:
@@ -143,7 +142,7 @@ def test_the_report_moves_no_generator_and_no_setting() -> None:
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
             torch.backends.cuda.matmul.allow_fp16_accumulation,
             torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed(),
-            determinism_proofs.denormals(),
+            proofs.denormals(),
             dict(os.environ),
         )
 
@@ -197,6 +196,6 @@ def test_rows_are_distinct_and_a_failing_child_is_no_proof() -> None:
     """Claim: every row has a name of its own, and a child that fails says so instead of showing an outcome."""
     names = {switch.name for switch in switches(SEED, 1)}
     assert {*BREAKS, *ENVIRONMENT, *determinism.MIXED_HOSTS} <= names and len(names) == len(switches(SEED, 1))
-    for module in (determinism_proofs, determinism_cuda):
+    for module in (proofs, cuda):
         assert all(hasattr(module, name) for name in module.__all__)
-    assert determinism_proofs.child("no_such_module.nothing", {}).startswith("failed: ImportError")
+    assert proofs.child("no_such_module.nothing", {}).startswith("failed: ImportError")

@@ -32,7 +32,8 @@ from repro_bisect.search.first_bad import Dag, Found, Search, Verdict
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, read_case
 from repro_golden.compare.traces import Comparison, Divergence, compare
-from repro_golden.replay.children import Place, Run
+from repro_golden.replay.children import Run
+from repro_golden.repository.place import Place
 from repro_golden.runs.runs import train
 from repro_golden.runs.verify import Verification
 from repro_golden.store.golden import GoldenRun

@@ -18,7 +18,7 @@ from repro.doctor.artefacts.kinds import Hit, Log, Series
 from repro.doctor.artefacts.log import LOG, RAY_SESSION, log_files, read_log
 from repro.doctor.artefacts.scan import KEPT, SHOWN, Scan, safe, scan
 from repro_golden.base.errors import ReproError
-from repro_golden.observe.attach.lines import labelled
+from repro_golden.base.printed import labelled
 
 
 def naive(data: bytes, phrases: list[str]) -> Scan:

@@ -21,11 +21,11 @@ from repro.cli import cli
 from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.writing import write_archive
 from repro_golden.dumps.rollout.checks import check_dump
-from repro_golden.dumps.rollout.convert import content_digest, from_rollout, to_rollout
-from repro_golden.dumps.rollout.files import read_rollout_dump
+from repro_golden.dumps.rollout.files import content_digest, read_rollout_dump
 from repro_golden.dumps.run.imported import trace_of_folder
 from repro_golden.dumps.values import SYSTEMS, System, Tensor, same
-from repro_golden.store.rollouts import read_rollout, write_rollout
+from repro_golden.store.dump_conversion import from_rollout, to_rollout
+from repro_golden.store.rollout_file import read_rollout, write_rollout
 
 SETTINGS = settings(
     max_examples=max(4, settings().max_examples // 8),  # each makes some thirty dumps

@@ -24,13 +24,13 @@ from trace_kit import write
 
 from repro.nightly.records import Baseline, Check, Night
 from repro.nightly.records import Summary as Values
+from repro.nightly.tensorboard import STATUS_TEXT, write_nights, write_pulls
 from repro.pulls.pair import Compared, PairResult, compare_traces
-from repro.report.tensorboard import STATUS_TEXT, write_nights, write_pulls
 from repro_bisect.axes.axis import PointInfo
 from repro_golden.base.errors import ReproError
+from repro_golden.base.usage import Spent
 from repro_golden.case.file import Bound, Compare
 from repro_golden.compare.tensorboard import differences, matched, read_events
-from repro_golden.replay.usage import Spent
 from repro_golden.trace import Trace
 from repro_golden.trace.writer import metric_row
 

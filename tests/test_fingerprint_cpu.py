@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from view_kit import CUDA, in_a_process
 
-from repro_golden.fingerprint import Lanes, _numba, add, backends, fingerprint, merge, reference, scan, shares
+from repro_golden.fingerprint import Lanes, _numba, add, backends, cpu, fingerprint, merge, reference, scan, shares
+from repro_golden.fingerprint.cpu import Cpu
+from repro_golden.fingerprint.devices import backend_for
 from repro_golden.fingerprint.kinds import kind_of, luts
 from repro_golden.fingerprint.placement import box
 
@@ -74,10 +76,10 @@ def test_threads_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(1500, 1601, generator=generator) * 1e3
     tensors = [x, x.T, x[:, 1:], x.bfloat16(), x.double(), x.to(torch.float8_e4m3fn)]
-    monkeypatch.setattr(backends, "threads_of_this_process", lambda: 1)
+    monkeypatch.setattr(cpu, "threads_of_this_process", lambda: 1)
     expected = [scan(t) for t in tensors]
     for threads in (2, 3, 8):
-        monkeypatch.setattr(backends, "threads_of_this_process", lambda n=threads: n)
+        monkeypatch.setattr(cpu, "threads_of_this_process", lambda n=threads: n)
         assert [scan(t) for t in tensors] == expected
 
 
@@ -86,14 +88,14 @@ def test_cores_are_shared_between_the_ranks_of_a_machine(monkeypatch: pytest.Mon
     """A process uses the cores it may run on, divided by the ranks that its launcher started, and at least one."""
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     cores = os.sched_getaffinity(0)
-    assert backends.threads_of_this_process() == len(cores)
+    assert cpu.threads_of_this_process() == len(cores)
     for ranks, threads in [("2", max(1, len(cores) // 2)), ("100000", 1), ("0", len(cores)), ("?", len(cores))]:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-        assert backends.threads_of_this_process() == threads
+        assert cpu.threads_of_this_process() == threads
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
     try:
         os.sched_setaffinity(0, {min(cores)})
-        assert backends.threads_of_this_process() == 1
+        assert cpu.threads_of_this_process() == 1
     finally:
         os.sched_setaffinity(0, cores)
 
@@ -111,8 +113,8 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     """After its parent has used threads, a forked child fingerprints large tensors, and so does the parent."""
     out = in_a_process("""
         import faulthandler, os, torch
-        from repro_golden.fingerprint import backends, fingerprint
-        backends.threads_of_this_process = lambda: 3
+        from repro_golden.fingerprint import cpu, fingerprint
+        cpu.threads_of_this_process = lambda: 3
         x = torch.arange(2_000_000, dtype=torch.float64).reshape(1000, 2000)
         expected = [fingerprint(x), fingerprint(x.T)]
         child = os.fork()
@@ -180,5 +182,5 @@ def test_without_kernels_the_cpu_serves() -> None:
     """Where the kernels do not work, one warning says why, and the CPU's backend serves."""
     device = torch.device("cuda")
     with pytest.warns(RuntimeWarning, match="made on the CPU") as seen:
-        found = [backends.backend_for(device), backends.backend_for(device)]
-    assert len(seen) == 1 and all(type(b) is backends.Cpu for b in found)
+        found = [backend_for(device), backend_for(device)]
+    assert len(seen) == 1 and all(type(b) is Cpu for b in found)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from repro.live import line_of
 from repro.text import duration
-from repro_bisect.driver.result import Event
+from repro_bisect.probe.progress import Event
 
 
 def on_a_terminal(command: list[str], cwd: Path) -> tuple[int, str]:

@@ -11,10 +11,10 @@ from pull_kit import flat, pair, report, trace, with_step
 from test_beside import rows
 from test_beside import trace as trace_of_rows
 
+from repro.nightly.report import nightly_text, write_report
 from repro.pulls.comment import comment
 from repro.pulls.pair import compare_traces
 from repro.pulls.report import pull_text
-from repro.report.nightly import nightly_text, write_report
 from repro.text import comparison_text
 from repro_bisect.predicates.predicates import of_case, parse_predicate
 from repro_golden.base.errors import NotVerifiableError

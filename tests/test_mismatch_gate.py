@@ -18,17 +18,18 @@ from pull_kit import report as pull_report
 from repro.__main__ import main
 from repro.nightly.checks import mismatch_check
 from repro.nightly.records import Check
+from repro.nightly.report import nightly_text, write_report
 from repro.pulls.comment import comment
 from repro.pulls.pair import PairResult, compare_traces
 from repro.pulls.report import page, pull_text
 from repro.report.mismatch import mismatch_rows, mismatch_text
-from repro.report.nightly import nightly_text, write_report
+from repro_golden.base.checks import Proof
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, Compare, Experiment, read_case
 from repro_golden.case.mismatch_table import MismatchTable
 from repro_golden.compare.mismatch_bounds import breaches, mismatch_checks
 from repro_golden.compare.mismatch_change import mismatch_change
-from repro_golden.runs.proofs import Proof, first_step_checks, shows_policies
+from repro_golden.runs.proofs import first_step_checks, shows_policies
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.writer import metric_row
 

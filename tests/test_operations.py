@@ -19,8 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from repro_golden.base.errors import ReproError
-from repro_golden.fingerprint import reference
-from repro_golden.fingerprint.tensors import content
+from repro_golden.fingerprint import content, reference
 from repro_golden.observe.attach.run import environment_for
 from repro_golden.observe.attach.settings import Settings
 from repro_golden.observe.operations.recorder import OperationRecorder

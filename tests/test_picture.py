@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from trace_kit import RAM, write
 
 from repro.report.plot_data import PAIRS, SIGNALS, picture_of
+from repro_golden.base.usage import Spent, measure, slowest, spent_of
 from repro_golden.fingerprint import reference
-from repro_golden.replay.usage import Spent, measure, slowest, spent_of
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.writer import metric_row
 

@@ -203,7 +203,7 @@ def evil() -> Night:
 
 def test_reports_escape_what_is_not_theirs(tmp_path: Path) -> None:
     """A subject stays text in every medium: no markup, no mention, no escape sequence, no broken table."""
-    from repro.report.nightly import nightly_text, write_report
+    from repro.nightly.report import nightly_text, write_report
 
     paths = write_report([evil()], [Path("golden/nights/x.json")], tmp_path, "repro report nightly")
     text, page = (path.read_text() for path in paths)
@@ -223,7 +223,7 @@ def test_reports_escape_what_is_not_theirs(tmp_path: Path) -> None:
 
 def test_flaky_has_a_colour_of_its_own_and_every_colour_a_word(tmp_path: Path) -> None:
     """In text, Markdown and HTML all five statuses look unlike each other, and each says its word."""
-    from repro.report.nightly import COLOURS, MARKS, nightly_text, write_report
+    from repro.nightly.report import COLOURS, MARKS, nightly_text, write_report
 
     assert len(set(COLOURS.values())) == len(set(MARKS.values())) == 5
     assert (COLOURS["flaky"], MARKS["flaky"]) == ("magenta", "🟣")
@@ -239,7 +239,7 @@ def test_flaky_has_a_colour_of_its_own_and_every_colour_a_word(tmp_path: Path) -
 
 def test_notes_in_githubs_log(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """There is one for each case that is not green, on GitHub's runners alone; a flaky one is a warning."""
-    from repro.report.nightly import annotate
+    from repro.nightly.report import annotate
 
     nights = [night(), evil(), night(status="flaky", checks=[Check("run-to-run", "flaky", "differ")])]
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)

@@ -17,16 +17,16 @@ from pull_kit import NAN, OURS, below, cells, check_text, flat, pair, point, ren
 from repro.pulls.blocks import blocks_of
 from repro.pulls.comment import LIMIT, comment
 from repro.pulls.github_pull import marker, marker_of
+from repro.pulls.junit import junit
 from repro.pulls.pair import PairResult
 from repro.pulls.report import page, pull_text
 from repro.pulls.result import Entry, Failed, verdict_line
-from repro.report.junit import junit
 from repro.report.pieces import code, escaped, fenced, markdown, plain, quoted, said
 from repro.text import utc
 from repro_bisect.driver.result import Culprit
 from repro_golden.base.errors import ReproError
+from repro_golden.base.usage import Spent
 from repro_golden.case.file import Bound
-from repro_golden.replay.usage import Spent
 
 
 def test_every_verdict_is_said_in_one_line(tmp_path: Path) -> None:

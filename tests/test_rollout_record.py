@@ -16,7 +16,8 @@ from repro_golden.base.errors import ReproError
 from repro_golden.case.file import find_case
 from repro_golden.case.layouts import joined
 from repro_golden.runs.capture import put, settings_of
-from repro_golden.store.rollouts import RolloutData, RolloutSet
+from repro_golden.store.rollout_file import RolloutData
+from repro_golden.store.rollouts import RolloutSet
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),

@@ -21,7 +21,8 @@ from repro_core import Rollout
 from repro_core.data.rollout_file import read_rollout as core_read
 from repro_core.data.rollout_file import write_rollout as core_write
 from repro_golden.base.errors import ReproError
-from repro_golden.store.rollouts import FORMAT, RolloutData, RolloutSet, read_rollout, write_rollout
+from repro_golden.store.rollout_file import FORMAT, RolloutData, read_rollout, write_rollout
+from repro_golden.store.rollouts import RolloutSet
 
 torch.set_num_threads(1)
 

@@ -18,8 +18,9 @@ from repro.output import emit, json_option
 
 if TYPE_CHECKING:
     from repro_bisect.axes.axis import Axis
-    from repro_bisect.driver.result import BisectResult, Watch
+    from repro_bisect.driver.result import BisectResult
     from repro_bisect.driver.session import Options
+    from repro_bisect.probe.progress import Watch
     from repro_golden.case.file import Case
     from repro_golden.repository.checkout import Checkout
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from repro.cli import LazyGroup
+from repro.lazy_group import LazyGroup
 
 __all__ = ["report"]
 

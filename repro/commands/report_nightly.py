@@ -68,9 +68,9 @@ def nightly(
     from repro.live import bisect_view
     from repro.nightly.nightly import Asked, exit_code, night_of
     from repro.nightly.records import Night, Nights
-    from repro.report.nightly import annotate, nightly_text, write_report
+    from repro.nightly.report import annotate, nightly_text, write_report
     from repro_bisect.axes.commits import resolve
-    from repro_bisect.driver.result import Event
+    from repro_bisect.probe.progress import Event
     from repro_golden.repository.checkout import find_checkout
 
     checkout = find_checkout(Path.cwd())
@@ -108,7 +108,7 @@ def nightly(
     try:
         reports = write_report(nights, files, folder, command)
         if tensorboard is not None:
-            from repro.report.tensorboard import write_nights
+            from repro.nightly.tensorboard import write_nights
 
             write_nights([*(night for each in known.values() for night in each), *nights], tensorboard)
     finally:  # the answer stands without them

@@ -15,8 +15,8 @@ from repro.output import emit, json_option
 if TYPE_CHECKING:
     from repro.pulls.github import PullComments
     from repro.pulls.result import Entry, PullReport
-    from repro_bisect.driver.result import Watch
     from repro_bisect.driver.session import Options
+    from repro_bisect.probe.progress import Watch
     from repro_golden.case.file import Case
     from repro_golden.repository.checkout import Checkout
 
@@ -90,7 +90,7 @@ def pr(
     try:
         written = write_report(report, out or checkout.state / "reports" / f"pr-{ends}", key)
         if tensorboard:
-            from repro.report.tensorboard import write_pulls
+            from repro.nightly.tensorboard import write_pulls
 
             write_pulls(report.results, tensorboard)
     finally:  # whatever becomes of the files, the answer is told

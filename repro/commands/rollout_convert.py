@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from repro_golden.dumps.rollout.files import RolloutDump
     from repro_golden.dumps.rollout.translate import Loss
     from repro_golden.dumps.values import System
-    from repro_golden.store.rollouts import RolloutData, RolloutSet
+    from repro_golden.store.rollout_file import RolloutData
+    from repro_golden.store.rollouts import RolloutSet
 
 __all__ = ["convert", "write_dumps"]
 
@@ -123,9 +124,9 @@ def _beside(out: Path) -> tempfile.TemporaryDirectory[str]:
 
 
 def _write_dump(path: Path, one: RolloutDump | RolloutData, folder: Path | str, system: System, done: _Done) -> None:
-    from repro_golden.dumps.rollout.convert import from_rollout
     from repro_golden.dumps.rollout.files import NAME, RolloutDump, dump_name, write_rollout_dump
     from repro_golden.dumps.rollout.translate import translate
+    from repro_golden.store.dump_conversion import from_rollout
 
     dump, losses = translate(one, system) if isinstance(one, RolloutDump) else from_rollout(one, system)
     # the loaders go by the name, and so does who says eval_7.pt
@@ -137,9 +138,9 @@ def _write_dump(path: Path, one: RolloutDump | RolloutData, folder: Path | str, 
 
 
 def _write_ours(path: Path, one: RolloutDump | RolloutData, folder: str, key: str | None, done: _Done) -> None:
-    from repro_golden.dumps.rollout.convert import to_rollout
     from repro_golden.dumps.rollout.files import RolloutDump
-    from repro_golden.store.rollouts import write_rollout
+    from repro_golden.store.dump_conversion import to_rollout
+    from repro_golden.store.rollout_file import write_rollout
 
     if isinstance(one, RolloutDump) and one.evaluation:
         done.evaluations.append(str(path))

@@ -110,8 +110,7 @@ def _dumps(place: Path, reading: Reading, sizes: dict[str, int | None], as_json:
     from repro.text import count
     from repro_golden.base.canonical import digest
     from repro_golden.dumps.rollout.checks import check_dump
-    from repro_golden.dumps.rollout.convert import content_digest
-    from repro_golden.dumps.rollout.files import form_text
+    from repro_golden.dumps.rollout.files import content_digest, form_text
 
     rows, found, digests = [], [], []
     forms: dict[str, list[str]] = {}

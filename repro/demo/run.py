@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,12 +13,14 @@ from typing import Any
 from repro.demo.history import make_history
 from repro.demo.repository import checkout, trainer_source, write_repository
 from repro.demo.seal import open_answer, seal_answer
+from repro.initialise import initialise
 from repro.live import line_of
 from repro.report.bisect import write_report
 from repro_bisect.driver.commits import bisect_range
-from repro_bisect.driver.result import BisectResult, Event
+from repro_bisect.driver.result import BisectResult
 from repro_bisect.driver.session import Options as BisectOptions
 from repro_bisect.driver.session import commits_of
+from repro_bisect.probe.progress import Event
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import find_case
 from repro_golden.repository.checkout import find_checkout
@@ -135,7 +135,8 @@ def run_demo(seed: int, folder: Path, say: Say) -> DemoResult:
     say(f"the answer is sealed in {_shown(folder)}/answer.json (sha256 {digest[:16]})")
 
     checkout(root, good, detach=True)
-    _init(root, folder / "remote", say)
+    for wrote in initialise(root, "first", str(folder / "remote")):
+        say(f"wrote {wrote}")
     repository = find_checkout(root)
     case = find_case(root, _CASE)
     _, proofs = record(repository, case, Options(), say)
@@ -165,30 +166,6 @@ def _hide(seed: int, root: Path, path: Path) -> tuple[str, int, str]:
     history = make_history(trainer_source(), seed)
     ids = write_repository(root, history.commits)
     return ids[0], len(ids) - 1, seal_answer(history.answer(ids), path)
-
-
-def _init(root: Path, remote: Path, say: Say) -> None:
-    """``repro init`` itself, which works where it is called; its words are progress here."""
-    from repro.commands.init import init
-
-    with contextlib.chdir(root), contextlib.redirect_stdout(_Lines(say)):
-        init.main(["--remote", str(remote)], standalone_mode=False)
-
-
-class _Lines:
-    """A stream that hands on whole lines."""
-
-    def __init__(self, say: Say) -> None:
-        self._say, self._rest = say, ""
-
-    def write(self, text: str) -> int:
-        *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
-            self._say(line)
-        return len(text)
-
-    def flush(self) -> None:
-        sys.stderr.flush()
 
 
 def _shown(path: Path) -> str:

@@ -14,16 +14,16 @@ from repro.nightly.trusted import trusted
 from repro.pulls.pair import Compared, compare_traces
 from repro_bisect.axes.axis import short
 from repro_bisect.axes.commits import Commits
-from repro_bisect.driver.result import Event, Watch
 from repro_bisect.driver.session import Options, bench
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.prober import Answer
+from repro_bisect.probe.progress import Event, Watch
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.case.file import Bound, Case
 from repro_golden.case.identity import Identity
 from repro_golden.compare.coverage import Coverage
-from repro_golden.replay.children import Place
 from repro_golden.repository.checkout import Checkout
+from repro_golden.repository.place import Place
 from repro_golden.runs.verify import find_golden
 from repro_golden.store.golden import GoldenRun, Store, describe
 from repro_golden.trace import Trace

@@ -10,9 +10,9 @@ from repro_bisect.axes.axis import short
 from repro_bisect.axes.layouts import LayoutComparison
 from repro_bisect.axes.sets import layout_axis
 from repro_bisect.driver.layout_difference import compare_sides
-from repro_bisect.driver.result import Event, Watch
 from repro_bisect.driver.session import Options
 from repro_bisect.probe.prober import Answer, Code, Skip
+from repro_bisect.probe.progress import Event, Watch
 from repro_bisect.probe.scheduler import Desk
 from repro_bisect.probe.worktrees import Worktrees
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError

@@ -18,12 +18,13 @@ from repro.pulls.pair import now
 from repro_bisect.axes.axis import PointInfo, short
 from repro_bisect.axes.commits import Commits
 from repro_bisect.driver.commits import bisect_range
-from repro_bisect.driver.result import BisectResult, Event, Watch
+from repro_bisect.driver.result import BisectResult
 from repro_bisect.driver.session import Options, bench, commits_of, fetched_rollouts
 from repro_bisect.predicates.predicates import Bitwise, of_case
+from repro_bisect.probe.progress import Event, Watch
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
+from repro_golden.base.usage import spent_of
 from repro_golden.case.file import Case
-from repro_golden.replay.usage import spent_of
 from repro_golden.repository.checkout import Checkout
 from repro_golden.store.rollouts import sampled_by
 from repro_golden.subjects import identity_of

@@ -12,8 +12,8 @@ from repro.report.pieces import Line, code, quoted, said
 from repro.text import count, duration, utc
 from repro_bisect.axes.axis import short
 from repro_bisect.driver.result import Culprit
+from repro_golden.base.usage import Spent
 from repro_golden.compare.mismatch_change import MismatchChange
-from repro_golden.replay.usage import Spent
 
 __all__ = ["COST", "blocks_of", "foot", "memory"]
 

@@ -13,18 +13,19 @@ from repro_bisect.axes.axis import PointInfo, short
 from repro_bisect.axes.commits import Commits, History, merge_base, resolve
 from repro_bisect.driver.commits import bisect_range
 from repro_bisect.driver.drift import Drift, drift
-from repro_bisect.driver.result import BisectResult, Culprit, Watch
+from repro_bisect.driver.result import BisectResult, Culprit
 from repro_bisect.driver.session import Options, bench, fetched_rollouts
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.prober import Answer, unlike_before, unusable
+from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.scheduler import Desk
 from repro_golden.base.errors import NotVerifiableError, ReproError
+from repro_golden.base.usage import Spent, spent_of
 from repro_golden.case.file import Bound, Case, Compare
 from repro_golden.compare.coverage import only_bounds
 from repro_golden.compare.mismatch_bounds import breaches
 from repro_golden.compare.mismatch_change import MismatchChange, mismatch_change
 from repro_golden.compare.traces import Divergence, first_difference, jsonable, named_alike, violations
-from repro_golden.replay.usage import Spent, spent_of
 from repro_golden.repository.checkout import Checkout
 from repro_golden.store.golden import GoldenRun
 from repro_golden.store.rollouts import sampled_by

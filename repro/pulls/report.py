@@ -9,9 +9,9 @@ from typing import Any
 from repro import __version__
 from repro.pulls.blocks import blocks_of, foot
 from repro.pulls.comment import comment
+from repro.pulls.junit import junit
 from repro.pulls.pair import PairResult
 from repro.pulls.result import WORDS, PullReport, summary, verdict_line
-from repro.report.junit import junit
 from repro.report.pages import templates
 from repro.report.pieces import Line, clean, code, plain, said
 from repro.text import table, utc

@@ -10,13 +10,14 @@ from typing import Any
 from repro_bisect.axes.axis import Axis, short
 from repro_bisect.driver.confirm import Confirmed, Interval, confirm
 from repro_bisect.driver.endpoints import Ends
+from repro_bisect.driver.explained import with_explanations
 from repro_bisect.driver.noisy import SURE, NoisySearch
 from repro_bisect.driver.range_search import Hunt, Tested
-from repro_bisect.driver.result import BisectResult, Culprit, Outcome, Watch
+from repro_bisect.driver.result import BisectResult, Culprit, Outcome
 from repro_bisect.driver.session import Options, bench
-from repro_bisect.explain.culprits import with_explanations
 from repro_bisect.predicates.predicates import Bitwise, Exit, first_violation, predicate_of
 from repro_bisect.probe.one_step import Shortcut, prepare
+from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.scheduler import Desk
 from repro_bisect.search.dag import Dag
 from repro_bisect.search.first_bad import Ambiguous, Found, Search

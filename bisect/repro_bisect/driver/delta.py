@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from repro_bisect.axes.sets import FlagSet
 from repro_bisect.driver.confirm import Confirmed, Interval, confirm
 from repro_bisect.driver.endpoints import Ends
+from repro_bisect.driver.explained import with_explanations
 from repro_bisect.driver.range_search import Hunt, Tested, verdict_of_code
-from repro_bisect.driver.result import BisectResult, Culprit, Outcome, Watch
+from repro_bisect.driver.result import BisectResult, Culprit, Outcome
 from repro_bisect.driver.session import Options, bench
-from repro_bisect.explain.culprits import with_explanations
 from repro_bisect.predicates.predicates import Bitwise, Exit, predicate_of
 from repro_bisect.probe.one_step import Shortcut, prepare
 from repro_bisect.probe.prober import Code, Skip
+from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.scheduler import Desk
 from repro_bisect.search.dag import Dag
 from repro_bisect.search.first_bad import Search, Verdict

@@ -11,11 +11,11 @@ from typing import Any
 
 from repro_bisect.axes.axis import Axis, short
 from repro_bisect.driver.drift import Drift, HistoryResult, Rename, Row, drift
-from repro_bisect.driver.result import Watch
 from repro_bisect.driver.session import Options, bench
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.executors import Signal
 from repro_bisect.probe.prober import Answer, Code, trace_of, unusable
+from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.scheduler import Desk, Flight
 from repro_bisect.search.changelog import Changelog, Entry, Survey
 from repro_bisect.search.first_bad import Verdict

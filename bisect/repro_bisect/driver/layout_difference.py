@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 from repro_bisect.axes.layouts import EPSILON, LayoutComparison, compare_layouts
 from repro_bisect.axes.sets import LayoutLine
-from repro_bisect.driver.result import Watch
 from repro_bisect.driver.session import Options, bench
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.cost import Cost
 from repro_bisect.probe.executors import Signal
 from repro_bisect.probe.prober import Skip, trace_of
+from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.scheduler import Desk
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from repro_bisect.axes.axis import Axis
 from repro_bisect.axes.commits import History
-from repro_bisect.driver.result import Event, Watch
 from repro_bisect.predicates.predicates import Predicate
 from repro_bisect.probe.executors import Executor
 from repro_bisect.probe.executors.local import Local, default_jobs
 from repro_bisect.probe.prober import Prober
+from repro_bisect.probe.progress import Event, Watch
 from repro_bisect.probe.scheduler import Desk
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.case.file import Case, CoreSubject

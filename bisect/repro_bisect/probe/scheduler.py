@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from repro_bisect.axes.axis import Axis
-from repro_bisect.driver.result import Event, Watch
 from repro_bisect.probe.prober import Answer, Prober
+from repro_bisect.probe.progress import Event, Watch
 from repro_bisect.search.first_bad import Search, Verdict
 from repro_golden.replay.children import CancelledError
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from repro_core import Rollout
+from repro_core.contract import Rollout
 
 __all__ = ["FORMAT", "RolloutError", "read_rollout", "replace_file", "write_rollout"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save
 
-from repro_core import Observe
+from repro_core.contract import Observe
 from repro_core.data.rollout_file import replace_file
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 `ENVIRONMENT` is what the parent puts in the environment before the process starts, `apply` sets the rest inside it,
 and ``python -m repro_core.determinism`` prints the mode report. The report never reads a setting back: for each
-switch an operation is run as the process stands, with the switch on and with it off (`determinism_switches`).
+switch an operation is run as the process stands, with the switch on and with it off (`switches`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Operations on CUDA devices whose outcome tells whether a determinism switch is in effect.
 
-As in `determinism_proofs`: each returns what happened, or a digest of bits, and none reads a setting.
+As in `proofs`: each returns what happened, or a digest of bits, and none reads a setting.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def child(observation: str, changes: Mapping[str, str | None]) -> str:
 @functools.cache  # a report asks for the same child more than once, and each one imports torch
 def _child(observation: str, environ: tuple[tuple[str, str], ...]) -> str:
     module, function = observation.split(".")
-    code = f"from repro_core import {module}; print({module}.{function}())"
+    code = f"from repro_core.determinism import {module}; print({module}.{function}())"
     if function == "string_hash":  # needs no torch: 20 ms instead of seconds
         code = "print(hash('repro'))"
     try:

@@ -139,7 +139,7 @@ def _cpu(threads: int) -> tuple[Switch, ...]:
             "inter-op threads",
             "forked TorchScript would run in an order of its own",
             _fix_interop, proofs.interop_pool, lambda: "pool of 1",
-            partial(proofs.child, "determinism_proofs.interop_pool", {}),
+            partial(proofs.child, "proofs.interop_pool", {}),
             lambda: "" if Path("/proc/self/task").exists() else "no /proc to count threads in",
         ),
         _setting(
@@ -255,7 +255,7 @@ def _variable(
     Args:
         name: the variable.
         why: as in `Switch`.
-        observe: the operation, a public function of `determinism_proofs` or `determinism_cuda`.
+        observe: the operation, a public function of `proofs` or `cuda`.
         off: the variable's value when off; None takes it away.
         inherited: the operation as the process stands needs a process of its own too: a child with our environment.
         without: a variable taken away from all children, because it hides this one.

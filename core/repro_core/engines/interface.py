@@ -14,8 +14,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from repro_core import Observe
 from repro_core.config import ModelConfig
+from repro_core.contract import Observe
 from repro_core.model.decoder import Policy
 from repro_core.rl.batching import Update
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repro_core import Rollout
 from repro_core.config import ConfigError, TrainConfig
+from repro_core.contract import Rollout
 from repro_core.data.task import prompts, reward
 from repro_core.data.tokenizer import EOS_ID, VOCAB_SIZE, encode
 from repro_core.rollout.engine import RolloutEngine, Sampling

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from repro_core import Rollout
 from repro_core.config import ModelConfig, TrainConfig
+from repro_core.contract import Rollout
 from repro_core.determinism.control import apply
 from repro_core.engines.interface import Engines
 from repro_core.engines.torch_engine import DTYPES, TorchEngines, starting_policy

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from repro_core import Observe, Rollout
 from repro_core.config import TrainConfig
+from repro_core.contract import Observe, Rollout
 from repro_core.train.flags import ROLLOUT_ID, TRACKER, Options, make_parser, read_config, read_options, watched
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from repro_core import Observe, Rollout
 from repro_core.config import ConfigError, TrainConfig
+from repro_core.contract import Observe, Rollout
 from repro_core.determinism.control import apply
 from repro_core.engines.checkpoint import restore_rng, rng_state
 from repro_core.engines.interface import Engine, Engines, Scores

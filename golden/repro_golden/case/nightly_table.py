@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 
 from repro_golden.base.errors import ReproError
 from repro_golden.case.layouts import Absolute, Relative, Tolerance
-from repro_golden.engine_checks.findings import known_name
+from repro_golden.case.rollout_checks import known_name
 
 __all__ = ["NightlyTable", "OfLayouts"]
 

@@ -13,8 +13,9 @@ from functools import cached_property
 from math import comb
 
 from repro_golden.base.canonical import canonical_json, digest
+from repro_golden.case.rollout_checks import CHECKS, Expected, known_name
 from repro_golden.engine_checks.difference import Answer, compare, joined
-from repro_golden.engine_checks.findings import CHECKS, Expected, Finding, Made, NotApplicableError, known_name, said
+from repro_golden.engine_checks.findings import Finding, Made, NotApplicableError, said
 from repro_golden.engine_checks.plan import Engine, Plan, Sampling
 from repro_golden.engine_checks.weight_checks import FAULTS, WeightChecks
 from repro_golden.engine_checks.weights import vocabulary

@@ -7,40 +7,20 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 from repro_golden.base.errors import ReproError
+from repro_golden.case.rollout_checks import CHECKS, Expected, known_name
 from repro_golden.engine_checks.difference import Likeness
 
 __all__ = [
-    "CHECKS",
-    "Expected",
     "Finding",
     "Made",
     "NotApplicableError",
     "Outcome",
     "exit_code",
     "expectations",
-    "known_name",
     "said",
 ]
 
 Outcome = Literal["equal", "differs", "not applicable", "failed"]
-Expected = Literal["equal", "differs", "any"]
-
-CHECKS: Mapping[str, Expected] = {
-    "run-to-run": "equal",
-    "batch-of-2": "equal",
-    "batch-of-8": "equal",
-    "batch-of-32": "equal",
-    "shuffled": "equal",
-    "prefix-cache": "equal",
-    "seeded-run-to-run": "equal",
-    "seeded-batch": "equal",
-    "seed": "differs",
-    "unseeded": "any",
-    "memory": "equal",
-    "weight-update": "differs",
-    "weight-reversal": "equal",
-}
-"""Names, in the order in which they are made, with what must come out."""
 
 
 class NotApplicableError(Exception):
@@ -111,17 +91,6 @@ def expectations(changed: Mapping[str, str]) -> dict[str, Expected]:
             raise ReproError(f"{name} cannot be expected to be {word!r}: say equal, differs or any")
         found[known_name(name)] = word  # type: ignore[assignment]
     return found
-
-
-def known_name(name: str) -> str:
-    """The name of a check.
-
-    Raises:
-        ReproError: it is none.
-    """
-    if name not in CHECKS:
-        raise ReproError(f"no rollout check {name!r}; known: {', '.join(CHECKS)}")
-    return name
 
 
 def exit_code(findings: Sequence[Finding]) -> Literal[0, 1, 2, 3]:

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from repro_golden.fingerprint.collector import Collector, Pending
     from repro_golden.fingerprint.kinds import dtype_name
     from repro_golden.fingerprint.placement import Placement
+    from repro_golden.fingerprint.row_major import content
     from repro_golden.fingerprint.scans import Scan
     from repro_golden.fingerprint.share import Share, merge
-    from repro_golden.fingerprint.tensors import content, fingerprint, fingerprints, scan, shares
+    from repro_golden.fingerprint.tensors import fingerprint, fingerprints, scan, shares
 
 _HOMES = {
     "collector": ("Collector", "Pending"),
@@ -24,7 +25,8 @@ _HOMES = {
     "placement": ("Placement",),
     "scans": ("Scan",),
     "share": ("Share", "merge"),
-    "tensors": ("content", "fingerprint", "fingerprints", "scan", "shares"),
+    "row_major": ("content",),
+    "tensors": ("fingerprint", "fingerprints", "scan", "shares"),
 }
 
 __all__ = [

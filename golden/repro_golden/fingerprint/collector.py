@@ -12,8 +12,9 @@ import numpy.typing as npt
 import torch
 
 from repro_golden.base.xxh import xxh3_128_hexdigest
-from repro_golden.fingerprint.backends import Backend, Results, backend_for
+from repro_golden.fingerprint.backends import Backend, Results
 from repro_golden.fingerprint.definition import MASK, Lanes
+from repro_golden.fingerprint.devices import backend_for
 from repro_golden.fingerprint.distributed import local_of
 from repro_golden.fingerprint.gpu import stream_id
 from repro_golden.fingerprint.kinds import dtype_name

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from repro_golden.base.canonical import write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
-from repro_golden.replay.rank_group import Team, lost_a_peer
-from repro_golden.replay.usage import measure
+from repro_golden.base.usage import measure
+from repro_golden.observe.rank_group import Team, lost_a_peer
 
 if TYPE_CHECKING:
     from repro_golden.observe.weight_sync import SyncJudge
@@ -148,7 +148,7 @@ def _only_rollouts(door: ModuleType, about: dict[str, Any], run: dict[str, Any],
 
 def _write_rollout(run: dict[str, Any], rollout_id: int, rollout: Any, judge: SyncJudge | None) -> None:
     """Write a sampled rollout, with a fingerprint of the weights where an engine's own have sampled it."""
-    from repro_golden.store.rollouts import RolloutData, write_rollout
+    from repro_golden.store.rollout_file import RolloutData, write_rollout
 
     weights = {"weights": judge.digest} if judge and judge.digest else {}
     path = Path(run["save_rollouts"]) / f"{rollout_id}.safetensors"

@@ -21,12 +21,12 @@ from repro_golden.base.errors import MachineFailureError
 from repro_golden.base.processes import tree_of
 from repro_golden.base.trust import VARIABLE, trust_of
 from repro_golden.case.file import Case
+from repro_golden.repository.place import Place
 
 __all__ = [
     "CancelledError",
     "Child",
     "ChildFailure",
-    "Place",
     "PortTakenError",
     "Run",
     "RunResult",
@@ -48,25 +48,6 @@ BITS_DEFAULTS = {
     "NCCL_ALGO": "Ring",
 }
 """Variables that decide bits and come too late when they are set inside the process; a case's own `env` wins."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a subject's code lies.
-
-    Attributes:
-        root: The checkout or worktree.
-        commit: The commit that it is, or None for a checkout with changes of its own.
-        tree: git's hash of the subject's folder, or None likewise.
-        home: The user's own checkout, where `root` is a worktree of it; None where it is that checkout.
-        variables: Environment variables of its processes here, such as the GPUs that they may use.
-    """
-
-    root: Path
-    commit: str | None = None
-    tree: str | None = None
-    home: Path | None = None
-    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

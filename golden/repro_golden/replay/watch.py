@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 from repro_golden.base.canonical import digest, write_atomic
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import SCHEME
+from repro_golden.observe.rank_group import Team
 from repro_golden.replay.children import BITS_DEFAULTS
-from repro_golden.replay.rank_group import Team
 from repro_golden.trace.model import PHASES, chain, root
 from repro_golden.trace.signals import Signals
 

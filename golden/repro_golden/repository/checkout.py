@@ -11,10 +11,10 @@ from pathlib import Path, PurePosixPath
 from repro_golden.base.errors import ReproError
 from repro_golden.base.trust import folder_of, trust_of
 from repro_golden.case.file import Case
-from repro_golden.replay.children import Place
 from repro_golden.repository.code_key import code_keys
 from repro_golden.repository.git import Git, GitFailedError
 from repro_golden.repository.lfs import POINTER_MOST, holds, pointed_at
+from repro_golden.repository.place import Place
 
 __all__ = ["Checkout", "find_checkout", "no_such_code"]
 

@@ -14,9 +14,10 @@ from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.scratch import scratch_folder
 from repro_golden.case.file import Case, CoreSubject, TrainerSubject
 from repro_golden.case.layouts import joined
-from repro_golden.replay.children import Place, Run
+from repro_golden.replay.children import Run
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.locks import held_alone
+from repro_golden.repository.place import Place
 from repro_golden.runs.runs import Say, run_children
 from repro_golden.store.golden import Store
 from repro_golden.store.rollouts import INDEX, Rollouts, RolloutSet, rollouts_of

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from repro_golden.base.checks import Proof
 from repro_golden.base.errors import ReproError
 from repro_golden.compare.traces import first_difference
 from repro_golden.trace import Row, Trace
@@ -20,7 +20,6 @@ from repro_golden.trace.tensor_difference import decode
 from repro_golden.trace.token_columns import column_parts, kept, part_of
 
 __all__ = [
-    "Proof",
     "first_step_checks",
     "not_vacuous",
     "plants",
@@ -29,25 +28,6 @@ __all__ = [
     "shows_policies",
     "undisturbed",
 ]
-
-
-@dataclass(frozen=True)
-class Proof:
-    """One thing that was tried.
-
-    Attributes:
-        name: What was to be shown.
-        passed: Whether it was.
-        detail: What was seen; for a failure also the cure.
-    """
-
-    name: str
-    passed: bool
-    detail: str
-
-    def to_mapping(self) -> dict[str, object]:
-        """JSON types."""
-        return asdict(self)
 
 
 def reproduced(first: Trace, second: Trace, steps: int, cure: str) -> Proof:

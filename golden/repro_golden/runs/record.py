@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from repro_golden.base.checks import Proof
 from repro_golden.base.errors import RefusedError, ReproError
 from repro_golden.base.scratch import scratch_folder
 from repro_golden.case.file import Case, TrainerSubject
@@ -21,12 +22,12 @@ from repro_golden.case.identity import Identity
 from repro_golden.compare.mismatch_bounds import mismatch_checks
 from repro_golden.compare.noise import measure_noise
 from repro_golden.observe.attach.unmatched import unmatched
-from repro_golden.replay.children import Place, Run, RunResult
+from repro_golden.replay.children import Run, RunResult
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.locks import held_alone
+from repro_golden.repository.place import Place
 from repro_golden.runs import proofs
 from repro_golden.runs.capture import Capture, capture, keep
-from repro_golden.runs.proofs import Proof
 from repro_golden.runs.runs import Say, run_children, train
 from repro_golden.store.golden import GoldenRun, Store, describe, write_record
 from repro_golden.store.rollouts import Rollouts, RolloutSet, place_of

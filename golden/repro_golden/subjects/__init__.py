@@ -10,7 +10,8 @@ from repro_golden.base.canonical import digest
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, CommandSubject, TrainerSubject
 from repro_golden.case.identity import Identity
-from repro_golden.replay.children import Place, Run, RunResult, watched
+from repro_golden.replay.children import Run, RunResult, watched
+from repro_golden.repository.place import Place
 from repro_golden.subjects import command, core, trainers
 from repro_golden.subjects.argv import interpreter
 from repro_golden.subjects.environments.builds import Who

@@ -22,7 +22,6 @@ from repro_golden.observe.attach.unseen import Unseen
 from repro_golden.replay.children import (
     Child,
     ChildFailure,
-    Place,
     Run,
     RunResult,
     blame_the_machine,
@@ -30,6 +29,7 @@ from repro_golden.replay.children import (
     last_line,
 )
 from repro_golden.repository.checkout import find_checkout
+from repro_golden.repository.place import Place
 from repro_golden.store.rollouts import rollouts_of
 from repro_golden.subjects.additions import Addition, Written
 from repro_golden.subjects.argv import interpreter, told, variables_of, words

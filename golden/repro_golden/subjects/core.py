@@ -23,7 +23,6 @@ from repro_golden.observe.attach.identify import build, importable
 from repro_golden.replay.children import (
     Child,
     ChildFailure,
-    Place,
     Run,
     RunResult,
     Stage,
@@ -31,6 +30,7 @@ from repro_golden.replay.children import (
     blame_the_machine,
     last_line,
 )
+from repro_golden.repository.place import Place
 from repro_golden.subjects.argv import told
 from repro_golden.subjects.core_ranks import RankedJob
 from repro_golden.subjects.environments.builds import Who, identity_in

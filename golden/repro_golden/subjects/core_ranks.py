@@ -17,6 +17,7 @@ from repro_golden.case.file import CoreSubject
 from repro_golden.compare.parting import Parting
 from repro_golden.observe.attach.collect import Gathering
 from repro_golden.observe.pieces import assemble
+from repro_golden.observe.rank_group import run_folder
 from repro_golden.replay.children import (
     Child,
     ChildFailure,
@@ -27,7 +28,6 @@ from repro_golden.replay.children import (
     blame_the_machine,
     last_line,
 )
-from repro_golden.replay.rank_group import run_folder
 from repro_golden.replay.ranks import Lost, Ranks, free_port, meeting, rank_log
 from repro_golden.trace import Header
 from repro_golden.trace.frames import read_frames

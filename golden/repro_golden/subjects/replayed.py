@@ -67,7 +67,7 @@ def replayed_dumps(
 
 
 def _converted(source: Path, number: int, system: System) -> RolloutDump:
-    from repro_golden.dumps.rollout.convert import from_rollout
+    from repro_golden.store.dump_conversion import from_rollout
 
     dump, _ = from_rollout(RolloutSet(source).read(number), system)
     return dump

@@ -20,7 +20,8 @@ from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, TrainerSubject
 from repro_golden.dumps.values import System
 from repro_golden.observe.attach.settings import Settings
-from repro_golden.replay.children import BITS_DEFAULTS, ChildFailure, Place, Run, RunResult
+from repro_golden.replay.children import BITS_DEFAULTS, ChildFailure, Run, RunResult
+from repro_golden.repository.place import Place
 from repro_golden.store.rollouts import INDEX, rollouts_of
 from repro_golden.subjects import command
 from repro_golden.subjects.parsers import Parsed, read_parsers
@@ -100,11 +101,23 @@ class Trainer:
         return [["--start-rollout-id", "0"], [self.ends, str(replay.count)]]
 
 
-def trainer_of(kind: str) -> Trainer:
-    """The system of a kind."""
-    from repro_golden.subjects import miles, relax, slime
-
-    return {"slime": slime.TRAINER, "miles": miles.TRAINER, "relax": relax.TRAINER}[kind]
+TRAINERS = {
+    trainer.system: trainer
+    for trainer in (
+        # slime has no flag that ends a run early, so the schedule of the learning rate is that of a run of this length
+        Trainer("slime", ("train.py", "train_async.py"), "--num-rollout"),
+        Trainer(
+            "miles",
+            ("train.py", "train_async.py"),
+            "--debug-exit-after-rollout",  # which leaves the schedule of the learning rate alone
+            more=("--save-local-weight-checksum",),
+            variables=lambda replay: {"MILES_CI_GATE_RECORD_DIR": f"{replay.details}/ci_gate_record"},
+        ),
+        Trainer("relax", ("relax/entrypoints/train.py", "relax.entrypoints.train", "train.py"), "--num-rollout"),
+    )
+}
+"""What a replay by each takes: THUDM/slime@624b824a8 (slime/utils/arguments.py, train.py), radixark/miles@31f1ca961
+(miles/utils/arguments.py, train.py, tracking_utils), redai-infra/Relax@05149ae1a (relax/utils/arguments.py)."""
 
 
 # -- a run
@@ -147,7 +160,7 @@ def capture(case: Case, subject: TrainerSubject, place: Place, folder: Path, log
 
     def adds(_: Run, scratch: Path) -> _Replaying:
         replay = Replay(_template(folder), str(scratch / "details"), count)
-        return _Replaying(subject, replay, scratch, trainer_of(subject.kind).capture(replay), log)
+        return _Replaying(subject, replay, scratch, TRAINERS[subject.kind].capture(replay), log)
 
     bare = subject.model_copy(update={"recorder": False})
     try:
@@ -177,7 +190,7 @@ def _adds(case: Case, subject: TrainerSubject, place: Place, log: Path) -> comma
     def adds(asked: Run, scratch: Path) -> _Replaying:
         from repro_golden.subjects.replayed import ReplayedRows, replayed_dumps
 
-        trainer, count = trainer_of(subject.kind), _count(case, subject)
+        trainer, count = TRAINERS[subject.kind], _count(case, subject)
         source = Path(asked.rollouts) if asked.rollouts else _rollouts(case, place)
         if not (source / INDEX).exists():
             _ = rollouts_of(case, source).digest  # what cannot be read is found before the trainer starts
@@ -232,7 +245,7 @@ class _Replaying:
     ) -> None:
         self.recorder = subject.recorder and rows is not None
         self._subject, self._replay, self._scratch, self._log = subject, replay, scratch, log
-        self._trainer = trainer_of(subject.kind)
+        self._trainer = TRAINERS[subject.kind]
         self._flags = _agreed(subject, flags)
         self._rows = rows
         self._parsers = scratch / "parsers"

@@ -17,7 +17,7 @@ from pathlib import Path
 from repro.doctor.artefacts.kinds import Log, Reader, Series
 from repro.doctor.artefacts.scan import Scan, safe, scan
 from repro_golden.base.errors import ReproError
-from repro_golden.observe.attach.lines import labelled
+from repro_golden.base.printed import labelled
 
 __all__ = ["LOG", "RAY_SESSION", "log_files", "phrases", "read_log"]
 

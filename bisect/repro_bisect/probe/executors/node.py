@@ -25,8 +25,9 @@ from repro_bisect.probe.worktrees import Worktrees
 from repro_golden.base.errors import ReproError
 from repro_golden.base.scratch import scratch_folder
 from repro_golden.case.file import Case, CoreSubject
-from repro_golden.replay.children import CancelledError, Place
+from repro_golden.replay.children import CancelledError
 from repro_golden.repository.checkout import find_checkout
+from repro_golden.repository.place import Place
 from repro_golden.subjects import build_of
 from repro_golden.subjects.core import environment
 from repro_golden.subjects.surroundings import seen

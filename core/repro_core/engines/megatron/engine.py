@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from repro_core import Observe
 from repro_core.config import ModelConfig, TrainConfig
+from repro_core.contract import Observe
 from repro_core.engines.interface import Scores
 from repro_core.engines.megatron.mains import Main, mains, prime
 from repro_core.engines.megatron.routing import Routers

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from repro_golden.base.canonical import canonical_json, digest
 from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.archive.reading import LIMIT, peek, read_archive
 from repro_golden.dumps.archive.writing import write_archive
 from repro_golden.dumps.rollout.fields import FIELDS, KNOWN_CLASSES, NAMES, ONLY, STATUSES, defaults
 from repro_golden.dumps.rollout.forms import refuse
+from repro_golden.dumps.rollout.typed_json import FORMAT, Encoder
 from repro_golden.dumps.values import SYSTEMS, System, Tensor, same
 
 __all__ = [
@@ -187,6 +189,15 @@ def dump_files(folder: Path, *, evaluation: bool = True) -> list[Path]:
     """The files ``N.pt`` of a folder by number, then its ``eval_N.pt``."""
     found = [(bool(name[1]), int(name[2]), path) for path in folder.iterdir() if (name := NAME.fullmatch(path.name))]
     return [path for is_eval, _, path in sorted(found) if evaluation or not is_eval]
+
+
+def content_digest(dump: RolloutDump) -> str:
+    """32 hex digits over what a dump holds; equal for equal content, whatever its file's bytes and name."""
+    encoder = Encoder(by_key=True)
+    head = encoder.encode({k: v for k, v in dump.content().items() if k != "samples"})
+    samples = [encoder.encode(sample) for sample in dump.stored()]
+    said = [dump.system, dump.evaluation, head, samples]
+    return digest("rollout dump", str(FORMAT), canonical_json(said), bytes(encoder.block))
 
 
 def _former(system: System, sample: Mapping[str, Any]) -> dict[str, str]:

@@ -25,6 +25,10 @@ _WIDE = 1024
 _KINDS = {"i": "<i8", "f": "<f8", "b": "|b1"}
 
 
+FORMAT = 1
+"""Of what `Encoder` makes. It stands beside a rollout's columns, and in the digest of a dump's content."""
+
+
 class Encoder:
     """Turns values into JSON. None, true, text, whole numbers, finite floats and lists are themselves.
 

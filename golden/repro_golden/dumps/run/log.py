@@ -9,8 +9,8 @@ from pathlib import Path
 
 from repro_golden.base.canonical import same_float
 from repro_golden.base.errors import ReproError
+from repro_golden.base.printed import Labelled, Lines, labelled, measures_time
 from repro_golden.dumps.run.regular import open_regular
-from repro_golden.observe.attach.lines import Labelled, Lines, labelled, measures_time
 
 __all__ = ["RunLog", "wanted"]
 

@@ -22,9 +22,9 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     import torch
     from torch.optim import optimizer as optimizers
 
+    from repro_golden.base.printed import listen, metrics_of
     from repro_golden.observe.attach import by_hand, generators, megatron, saving
     from repro_golden.observe.attach.activations import Activations
-    from repro_golden.observe.attach.lines import listen, metrics_of
     from repro_golden.observe.attach.session import Session
     from repro_golden.observe.attach.settings import VARIABLE, Settings
     from repro_golden.observe.attach.steps import Steps

@@ -25,6 +25,7 @@ import torch
 
 import repro_golden
 from repro_golden.base.clean import one_line
+from repro_golden.base.usage import measure
 from repro_golden.observe.attach.beside import Beside
 from repro_golden.observe.attach.by_hand import ByHand
 from repro_golden.observe.attach.files import Files
@@ -37,7 +38,6 @@ from repro_golden.observe.attach.readings import Held, Reading, learning_rates, 
 from repro_golden.observe.attach.records import Records, dump
 from repro_golden.observe.attach.settings import Settings
 from repro_golden.observe.attach.turns import Turns
-from repro_golden.replay.usage import measure
 from repro_golden.trace.families import FAMILIES, UNREAD
 
 __all__ = ["Session"]

@@ -431,11 +431,11 @@ def _hex(a: int, b: int) -> str:
 def _singles(device: torch.device) -> Any:
     """What reads tensors of a device one by one; None where the collector must, which says why."""
     try:
-        from repro_golden.fingerprint.backends import _gpu_ready
+        from repro_golden.fingerprint.devices import gpu_ready
         from repro_golden.fingerprint.singles import Singles
     except ImportError:
         return None
-    return Singles(device) if _gpu_ready(device) else None
+    return Singles(device) if gpu_ready(device) else None
 
 
 def _nothing(_: torch.Tensor) -> None:

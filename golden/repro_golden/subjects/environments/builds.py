@@ -25,8 +25,9 @@ from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, CommandSubject
 from repro_golden.case.identity import Difference, Identity
 from repro_golden.observe.attach.run import PACKAGE
-from repro_golden.replay.children import ChildFailure, Place
+from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import find_checkout
+from repro_golden.repository.place import Place
 from repro_golden.subjects.argv import interpreter, replaced, variables_of, words
 from repro_golden.subjects.environments.cache import Slot, kept
 from repro_golden.subjects.environments.recipes import pip_options, uv_command

@@ -24,12 +24,12 @@ from repro_golden.replay.children import (
     CancelledError,
     Child,
     ChildFailure,
-    Place,
     blame_the_machine,
     blame_the_network,
     last_line,
     watched,
 )
+from repro_golden.repository.place import Place
 
 __all__ = ["Slot", "kept"]
 

@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from repro_golden.base.canonical import canonical_json, check_format, digest
+from repro_golden.base.canonical import check_format
 from repro_golden.base.errors import ReproError
 from repro_golden.dumps.rollout.arrays import Array, numbers
 from repro_golden.dumps.rollout.columns import Columns, as_kind, columns_of, kind_of, samples_of
 from repro_golden.dumps.rollout.fields import defaults
 from repro_golden.dumps.rollout.files import RolloutDump
 from repro_golden.dumps.rollout.translate import Loss, translate
-from repro_golden.dumps.rollout.typed_json import Decoder, Encoder
+from repro_golden.dumps.rollout.typed_json import FORMAT, Decoder, Encoder
 from repro_golden.dumps.values import SYSTEMS, System, same
+from repro_golden.store.rollout_file import RolloutData
 
-if TYPE_CHECKING:
-    from repro_golden.store.rollouts import RolloutData
-
-__all__ = ["FORMAT", "Loss", "content_digest", "from_rollout", "to_rollout"]
-
-FORMAT = 1
-"""Of what stands under ``dump``."""
+__all__ = ["Loss", "from_rollout", "to_rollout"]
 
 _DUMP = "dump"
 _EXPERTS = "rollout_routed_experts"
@@ -49,8 +44,6 @@ def to_rollout(dump: RolloutDump, *, reward_key: str | None = None) -> RolloutDa
         ReproError: lengths that do not add up, several rewards and no key, or values that cannot be kept.
     """
     import torch
-
-    from repro_golden.store.rollouts import RolloutData
 
     columns = columns_of(dump, reward_key)
     encoder = Encoder()
@@ -81,15 +74,6 @@ def from_rollout(rollout: RolloutData, system: System) -> tuple[RolloutDump, lis
     number = int(rollout.meta["rollout_id"])
     dump = RolloutDump(system, number, False, {}, [{**defaults(system), **s} for s in samples_of(columns, system)])
     return dump, _unheld(columns, dump)
-
-
-def content_digest(dump: RolloutDump) -> str:
-    """32 hex digits over what a dump holds; equal for equal content, whatever its file's bytes and name."""
-    encoder = Encoder(by_key=True)
-    head = encoder.encode({k: v for k, v in dump.content().items() if k != "samples"})
-    samples = [encoder.encode(sample) for sample in dump.stored()]
-    said = [dump.system, dump.evaluation, head, samples]
-    return digest("rollout dump", str(FORMAT), canonical_json(said), bytes(encoder.block))
 
 
 def _beside(dump: RolloutDump, columns: Columns, reward_key: str | None, encoder: Encoder) -> dict[str, Any]:

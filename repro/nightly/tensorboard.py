@@ -18,7 +18,7 @@ import numpy as np
 from repro.nightly.records import STATUSES, Night
 from repro_golden.base.canonical import digest, write_atomic
 from repro_golden.base.errors import ReproError
-from repro_golden.replay.usage import Spent
+from repro_golden.base.usage import Spent
 
 if TYPE_CHECKING:
     from repro.pulls.pair import PairResult

@@ -1,0 +1,121 @@
+"""The CPU's backend: every core, compiled loops, results at once."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from repro_golden.fingerprint.backends import BUFFER, Order, Results, Table, split
+from repro_golden.fingerprint.kinds import luts
+from repro_golden.fingerprint.row_major import content
+
+__all__ = ["Cpu", "threads_of_this_process"]
+
+
+class Cpu:
+    """Every core, without the GIL; results are there when the call returns."""
+
+    device = torch.device("cpu")
+    _PIECE = 1 << 17  # words (1 MiB): the same on every machine, for statistics sum piece by piece
+    _SHARED = 1 << 19  # words from which on the work is shared between threads
+
+    def __init__(self) -> None:
+        self._slots: list[npt.NDArray[np.int64]] = []
+        self._sums: list[npt.NDArray[np.uint64]] = []
+        self._stats: list[npt.NDArray[np.float64]] = []
+        self._words: list[npt.NDArray[np.uint64]] = []
+        self._kept: list[bytes] = []
+
+    def buffer(self) -> torch.Tensor:
+        """uint8 [BUFFER]; see `Backend`."""
+        return _buffers().own
+
+    def run(self, jobs: Table, base: int) -> None:
+        """Carry out `jobs` [n, 10]; see `Backend`."""
+        kernels = _kernels()
+        jobs = split(jobs, self._PIECE)
+        sums, stats, tables = np.empty((len(jobs), 2), np.uint64), np.zeros((len(jobs), 3)), luts()
+        work = jobs[:, 1] * jobs[:, 2]
+        threads = threads_of_this_process()
+        if threads > 1 and work.sum() >= self._SHARED:
+            shares = np.searchsorted(np.cumsum(work), np.linspace(0, work.sum(), threads + 1)[1:-1])
+            ends = [0, *shares.tolist(), len(jobs)]
+            tasks = [_pool(os.getpid()).submit(kernels.run, jobs[a:b], tables, sums[a:b], stats[a:b])
+                     for a, b in itertools.pairwise(ends[1:])]  # fmt: skip
+            kernels.run(jobs[: ends[1]], tables, sums[: ends[1]], stats[: ends[1]])
+            for task in tasks:
+                task.result()
+        else:
+            kernels.run(jobs, tables, sums, stats)
+        self._slots.append(jobs[:, 7] + base)
+        self._sums.append(sums)
+        self._stats.append(stats)
+
+    def gather(self, table: Table) -> None:
+        """Fetch words; see `Backend`."""
+        words = np.empty(len(table), np.uint64)
+        _kernels().gather(table, words)
+        self._words.append(words)
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Fetch a tensor's bytes."""
+        lazy = not tensor.is_cpu or tensor.is_conj() or tensor.is_neg() or not tensor.is_contiguous()
+        size = 0 if lazy else tensor.numel() * tensor.element_size()
+        self._kept.append(
+            content(tensor).tobytes() if lazy else ctypes.string_at(tensor.data_ptr() if size else 0, size)
+        )
+
+    def finish(self, slots: int) -> tuple[Callable[[], bool], Callable[[], Results]]:
+        """All is there already."""
+        words = np.concatenate([np.empty(0, np.uint64), *self._words])
+        order = Order.of(np.concatenate([np.empty(0, np.int64), *self._slots]))
+        sums = np.concatenate([np.empty((0, 2), np.uint64), *self._sums])
+        stats = np.concatenate([np.empty((0, 3)), *self._stats])
+        results = Results.of(slots, [(order, 0, sums, stats)], words, self._kept)
+        return (lambda: True), (lambda: results)
+
+
+@functools.cache
+def _kernels() -> ModuleType:
+    """Those that numba compiles, where it is installed; a foreign program's environment may lack it."""
+    try:
+        return importlib.import_module("repro_golden.fingerprint._numba")
+    except ImportError:
+        return importlib.import_module("repro_golden.fingerprint._numpy")
+
+
+def threads_of_this_process() -> int:
+    """The cores this process may use, shared with the other ranks of the machine where a launcher says how many."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, cores // max(1, int(ranks) if ranks.isdigit() else 1))
+
+
+@functools.cache
+def _pool(pid: int) -> ThreadPoolExecutor:
+    """One pool per process: threads do not survive a fork."""
+    del pid
+    return ThreadPoolExecutor(max(1, threads_of_this_process() - 1), thread_name_prefix="fingerprint")
+
+
+class _Buffers(threading.local):
+    """A buffer for each thread."""
+
+    def __init__(self) -> None:
+        self.own = torch.empty(BUFFER, dtype=torch.uint8, device="cpu")  # whatever the program's default is
+
+
+@functools.cache
+def _buffers() -> _Buffers:
+    return _Buffers()
