@@ -65,7 +65,7 @@ def record(
     found = find_case(checkout.root, case)
     if form is not None and out is None:
         raise ReproError(f"--format {form} writes {{rollout_id}}.pt into the folder of --out: add --out FOLDER")
-    if form is not None and found.subject.kind != "core":
+    if form is not None and found.subject.program:
         raise ReproError(
             f"{found.name} is of kind {found.subject.kind}, whose rollouts are its own files: leave --format out, and "
             f"`repro rollout convert FOLDER --format {form} --out OTHER` afterwards"

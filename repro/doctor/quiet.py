@@ -58,12 +58,11 @@ def _of_case(root: Path, case: Case) -> Sequence[Finding]:
     from repro.doctor.artefacts.case import artefacts_of
     from repro.doctor.artefacts.machine import machine_of
     from repro.doctor.examine import examine
-    from repro_golden.case.file import CommandSubject
 
-    if not isinstance(case.subject, CommandSubject):
+    if not case.subject.program:
         return []  # the built-in trainer is no launch
     artefacts = list(artefacts_of(case, root))
-    python = case.subject.python
+    python = case.subject.program.python
     if python and "{" not in python:  # repro's own interpreter says little of what a launch script starts
         with contextlib.suppress(ReproError):
             artefacts.append(machine_of(python))

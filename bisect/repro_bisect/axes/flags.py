@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from repro_golden.base.canonical import canonical_json
 from repro_golden.base.errors import ReproError
-from repro_golden.case.file import Case, CommandSubject
+from repro_golden.case.file import Case
 
 __all__ = ["ALL", "NONE", "FlagChange", "FlagFile", "Replacement", "changed", "check_changes", "read_flags", "set_name"]
 
@@ -176,9 +176,9 @@ def check_changes(case: Case, changes: Sequence[FlagChange]) -> None:
         ReproError: one of them cannot.
     """
     for change in changes:
-        if change.config and isinstance(case.subject, CommandSubject):
+        if change.config and case.subject.program:
             raise ReproError(f"{change.label}: config is for kind core; of a command say add, drop, replace or env")
-        if (change.add or change.drop or change.replace) and not isinstance(case.subject, CommandSubject):
+        if (change.add or change.drop or change.replace) and not case.subject.program:
             raise ReproError(f"{change.label}: add, drop and replace are for kind command; {case.name} has config")
     changed(case, changes)
 

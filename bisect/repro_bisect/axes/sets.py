@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from repro_bisect.axes.commits import resolve
 from repro_bisect.axes.flags import FlagChange, changed, check_changes, read_flags, set_name
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import ReproError
-from repro_golden.case.file import Case, CommandSubject, TrainerSubject
+from repro_golden.case.file import Case
 from repro_golden.case.layouts import ROUNDINGS, joined
 from repro_golden.case.subject_tables import TABLES
 from repro_golden.repository.checkout import Checkout
@@ -78,9 +77,7 @@ def package_axis(checkout: Checkout, case: Case, text: str, *, at: str | None, i
     """
     wanted = parse_range(text)
     code = _Code.of(checkout, case, at)
-    subject = case.subject
-    python = interpreter(subject, checkout.root) if isinstance(subject, CommandSubject) else sys.executable
-    found = releases(wanted, index=index, python=python)
+    found = releases(wanted, index=index, python=interpreter(case.subject, checkout.root))
     points = [
         Change(
             f"{wanted.name} {release.version}",
@@ -282,7 +279,7 @@ class LayoutLine(Varied):
 def _bounds(case: Case, a: _Layout, b: _Layout) -> tuple[float, Mapping[str, float], Mapping[str, float]]:
     """How far apart two layouts may be: between the case and one of its tables alone as the table says."""
     night, ends = case.nightly, {str(a), str(b)}
-    own = ROUNDINGS if isinstance(case.subject, TrainerSubject) else {}
+    own = ROUNDINGS if case.subject.system else {}
     tolerance, absolute, relative = night.tolerance, night.absolute or own, night.relative
     if "case" in ends and (table := case.layouts.get(min(ends - {"case"}))):
         tolerance = tolerance if table.tolerance is None else table.tolerance

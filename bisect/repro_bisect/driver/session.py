@@ -17,7 +17,7 @@ from repro_bisect.probe.prober import Prober
 from repro_bisect.probe.progress import Event, Watch
 from repro_bisect.probe.scheduler import Desk
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
-from repro_golden.case.file import Case, CoreSubject
+from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Checkout
 from repro_golden.store.golden import GoldenRun, Store
 from repro_golden.store.rollouts import Rollouts, place_of
@@ -68,9 +68,9 @@ def commits_of(checkout: Checkout, case: Case, spec: str, options: Options) -> H
         ReproError: there are no rollouts, the range cannot be used, or commits do not hold the subject.
     """
     paths = case.paths(options.paths)
-    if isinstance(case.subject, CoreSubject) and not case.subject.path:
+    if case.subject.installed:
         raise ReproError(
-            f"the subject of {case.name} is the installed {case.subject.module}, which no commit changes: "
+            f"the subject of {case.name} is the installed {case.subject.installed}, which no commit changes: "
             "set subject.path to its folder in this repository"
         )
     history = History(checkout, spec, paths, first_parent=options.first_parent)

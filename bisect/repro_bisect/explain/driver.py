@@ -21,7 +21,6 @@ from repro_bisect.probe.prober import Recording, Skip, trace_of
 from repro_bisect.probe.scheduler import Desk
 from repro_bisect.probe.states import States
 from repro_golden.base.errors import NotVerifiableError
-from repro_golden.case.file import CommandSubject, TrainerSubject
 from repro_golden.compare.coverage import coverage_of
 from repro_golden.compare.renames import aligned
 from repro_golden.compare.traces import Divergence, ended_early, first_difference
@@ -96,8 +95,7 @@ class _Explainer:
         )
         if divergence is None:
             return found
-        subject = self.desk.prober.case.subject
-        if isinstance(subject, TrainerSubject) and not subject.recorder:
+        if not self.desk.prober.case.subject.recorded:
             raise NotVerifiableError(
                 "operations are seen by the recorder alone, and the case says recorder = false: set it to true"
             )
@@ -183,7 +181,7 @@ class _Explainer:
     def _same_code(self) -> bool:
         """Whether no file of the subject's code differs, but for those that say what environment it wants."""
         subject, paths = self.desk.prober.case.subject, [PurePosixPath(path) for path in self.axis.paths]
-        locks = subject.locks if isinstance(subject, CommandSubject) else ()
+        locks = subject.locks
         files = [PurePosixPath(file) for file in {*self.diff.before, *self.diff.after} - set(locks)]
         return not any(file.is_relative_to(path) for file in files for path in paths)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import MachineFailureError
-from repro_golden.case.file import Case, CommandSubject
+from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
 from repro_golden.trace.model import RECORDER, checked, to_checked_line
 
@@ -37,7 +37,7 @@ def probe_key(
         surroundings: What the program sees of where it runs: interpreter, packages, variables.
         outside: Digests of the files beside the code that the case names.
     """
-    check = case.subject.check if isinstance(case.subject, CommandSubject) else ""  # it decides no numbers, but a skip
+    check = case.subject.program.check if case.subject.program else ""  # it decides no numbers, but a skip
     known = (tree, case.digest, check, rollouts, identity.digest, surroundings, *outside)
     return digest("probe", str(FORMAT), str(RECORDER), *known)
 

@@ -16,7 +16,7 @@ from repro_bisect.probe.prober import Skip
 from repro_bisect.probe.scheduler import Desk
 from repro_bisect.probe.states import States
 from repro_golden.base.canonical import digest
-from repro_golden.case.file import Case, CommandSubject
+from repro_golden.case.file import Case
 from repro_golden.compare.step_difference import differing
 from repro_golden.compare.traces import Divergence, first_difference
 from repro_golden.trace import Row, Trace
@@ -73,14 +73,14 @@ def _introduces(row: Row) -> bool:
 
 def state_key(case: Case, probe_key: str) -> str:
     """What decides a saved state beside its step: the run that makes it, and how it is saved."""
-    subject = case.subject
-    how = [subject.save, subject.resume] if isinstance(subject, CommandSubject) else []
+    program = case.subject.program
+    how = [program.save, program.resume] if program else []
     return digest("state", probe_key, *how)
 
 
 def chosen_steps(case: Case) -> list[int]:
     """The steps before which GOOD's own straight run saves its state: evenly spaced, or none where it cannot."""
-    if isinstance(case.subject, CommandSubject) or not case.case.states_budget:
+    if case.subject.program or not case.case.states_budget:
         return []
     return sorted({case.steps * k // _STATES for k in range(1, _STATES)} - {0})
 
@@ -103,8 +103,7 @@ def prepare(
         step: The bad end's first divergent step.
         traces: Straight runs of both.
     """
-    subject = desk.prober.case.subject
-    if step == 0 or (isinstance(subject, CommandSubject) and not subject.save):
+    if step == 0 or not desk.prober.case.subject.saves_state:
         return None
     state = _state(desk, ends[0], states, golden, step, state_key(desk.prober.case, desk.prober.key(ends[0])))
     if state is None:
@@ -134,8 +133,8 @@ def _state(desk: Desk, good: str, states: States, golden: Mapping[int, Path], st
     at = dict(golden) | {n: states.at(n) for n in states.steps()}
     nearest = max((n for n in at if n <= step), default=0)
     if nearest != step:
-        command = isinstance(desk.prober.case.subject, CommandSubject)
-        start = State(nearest, at[nearest], digest(key, str(nearest))) if nearest and not command else None
+        program = desk.prober.case.subject.program
+        start = State(nearest, at[nearest], digest(key, str(nearest))) if nearest and not program else None
         desk.say(f"making GOOD's state before step {step}, from step {start.step if start else 0}")
         made = desk.start(good, lambda flight: desk.prober.make_state(good, step, states, start, **flight.ways))
         desk.results([made])

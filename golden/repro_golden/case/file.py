@@ -156,16 +156,14 @@ class Case(Table):
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> Case:
-        if isinstance(self.subject, CommandSubject):
+        if self.subject.program:
             if self.case.states:
                 raise ValueError(
                     "case.states is for kind core; of a command a bisect makes the state with subject.save"
                 )
-            subject = self.subject
-            told = [subject.command, subject.setup, subject.check, subject.save, subject.resume, *subject.env.values()]
-            if self.case.rollouts is None and isinstance(subject, TrainerSubject):
-                raise ValueError(f"case.rollouts: Field required; kind {subject.kind} replays recorded rollouts")
-            if self.case.rollouts is None and any("{rollouts}" in text for text in told):
+            if self.case.rollouts is None and self.subject.system:
+                raise ValueError(f"case.rollouts: Field required; kind {self.subject.kind} replays recorded rollouts")
+            if self.case.rollouts is None and any("{rollouts}" in text for text in self.subject.templates):
                 raise ValueError("case.rollouts is not set, but {rollouts} is asked for")
         elif self.case.rollouts is None:
             raise ValueError("case.rollouts: Field required")
@@ -195,7 +193,7 @@ class Case(Table):
             own: What holds the code, in place of `subject.path`.
         """
         code = list(own) or [self.subject.path]
-        locks = self.subject.locks if isinstance(self.subject, CommandSubject) else ()
+        locks = self.subject.locks
         return code + [name for name in locks if not any(PurePosixPath(name).is_relative_to(path) for path in code)]
 
     def canonical(self) -> dict[str, Any]:
@@ -204,7 +202,7 @@ class Case(Table):
             mode="json", exclude={"timeout", "check", "save", "resume", "environments"} | unset_keys(self.subject)
         )
         found = {"name": self.name, "steps": self.steps, "subject": subject, "resources": self.resources.model_dump()}
-        if isinstance(self.subject, CommandSubject):
+        if self.subject.program:
             found["observe"] = self.observe.model_dump(mode="json")
         return found
 
@@ -215,9 +213,8 @@ class Case(Table):
         So runs of different lengths share their prefix.
         """
         found = self.canonical()
-        told = isinstance(self.subject, CommandSubject) and "{step}" in canonical_json(
-            [self.subject.command, self.subject.setup, self.subject.env]
-        )
+        program = self.subject.program
+        told = program and "{step}" in canonical_json([program.command, program.setup, program.env])
         return digest("case", canonical_json({k: v for k, v in found.items() if k != "steps" or told}))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -77,6 +78,56 @@ class _Subject(Table):
     packages: Annotated[dict[str, str], AfterValidator(checked_pins)] = Field(default_factory=dict)
     """Released versions of packages that replace the environment's own. What one needs and has not there moves too."""
 
+    @property
+    def program(self) -> CommandSubject | None:
+        """The program that is started; None for a trainer that the replay child imports."""
+        return None
+
+    @property
+    def system(self) -> Literal["slime", "miles", "relax"] | None:
+        """The trainer whose launch it is, which replays recorded rollouts; None for others."""
+        return None
+
+    @property
+    def locks(self) -> tuple[str, ...]:
+        """The files of a commit that decide its environment; none where it is what the case says."""
+        return ()
+
+    @property
+    def installed(self) -> str:
+        """The installed module that it is, which no commit can change; '' where the repository holds its code."""
+        return ""
+
+    @property
+    def words(self) -> list[str]:
+        """Every word of its commands, or every text of its configuration: some of them may be paths."""
+        return []
+
+    @property
+    def templates(self) -> list[str]:
+        """The texts in which our tokens are replaced."""
+        return []
+
+    @property
+    def recorded(self) -> bool:
+        """Whether a recorder, or the trainer itself, shows gradients and parameters."""
+        return True
+
+    @property
+    def saves_state(self) -> bool:
+        """Whether a run can begin at another step than the first."""
+        return True
+
+    @property
+    def saves_checkpoint(self) -> bool:
+        """Whether a run leaves a checkpoint where it is told to."""
+        return True
+
+    @property
+    def unpickled(self) -> tuple[str, ...]:
+        """Classes whose objects its rollouts may hold."""
+        return ()
+
     @field_validator("env")
     @classmethod
     def _variables(cls, env: dict[str, str]) -> dict[str, str]:
@@ -99,6 +150,16 @@ class CoreSubject(_Subject):
     config: dict[str, Any] = Field(default_factory=dict)
     """What the trainer itself reads; its keys are the trainer's own, its values are JSON types."""
 
+    @property
+    def installed(self) -> str:
+        """See `_Subject`."""
+        return "" if self.path else self.module
+
+    @property
+    def words(self) -> list[str]:
+        """See `_Subject`."""
+        return list(_texts(self.config))
+
     @field_validator("config")
     @classmethod
     def _json_types(cls, config: dict[str, Any]) -> dict[str, Any]:
@@ -107,6 +168,14 @@ class CoreSubject(_Subject):
         except (TypeError, ValueError, RecursionError):
             raise ValueError("holds a date, nan or inf, which JSON lacks: write it as text") from None
         return config
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Every text in a configuration."""
+    if isinstance(value, str):
+        yield value
+    for entry in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        yield from _texts(entry)
 
 
 _BUILT_IN = {"uv": ("uv.lock",), "pip": ("requirements.txt",)}
@@ -164,8 +233,34 @@ class CommandSubject(_Subject):
         return self
 
     @property
+    def program(self) -> CommandSubject:
+        """See `_Subject`."""
+        return self
+
+    @property
+    def words(self) -> list[str]:
+        """See `_Subject`."""
+        texts = [self.command, self.check, self.setup, self.save, self.resume]
+        return [word for text in texts for word in shlex.split(text)]
+
+    @property
+    def templates(self) -> list[str]:
+        """See `_Subject`."""
+        return [self.command, self.setup, self.check, self.save, self.resume, *self.env.values()]
+
+    @property
+    def saves_state(self) -> bool:
+        """See `_Subject`."""
+        return bool(self.save)
+
+    @property
+    def saves_checkpoint(self) -> bool:
+        """See `_Subject`."""
+        return "{checkpoint}" in self.command
+
+    @property
     def locks(self) -> tuple[str, ...]:
-        """The files that decide the environment; none where it is what the case says."""
+        """See `_Subject`."""
         return self.lock or _BUILT_IN.get(self.setup, ())
 
     @field_validator("lock")
@@ -210,6 +305,26 @@ class TrainerSubject(CommandSubject):
     steps_per_rollout: int = Field(default=1, ge=1)
     """Optimizer updates that the trainer makes of one rollout."""
 
+    @property
+    def system(self) -> Literal["slime", "miles", "relax"]:
+        """See `_Subject`."""
+        return self.kind
+
+    @property
+    def words(self) -> list[str]:
+        """See `_Subject`."""
+        return [*super().words, *self.flags]
+
+    @property
+    def recorded(self) -> bool:
+        """See `_Subject`."""
+        return self.recorder
+
+    @property
+    def unpickled(self) -> tuple[str, ...]:
+        """See `_Subject`."""
+        return self.allow_pickle
+
     @model_validator(mode="after")
     def _replays(self) -> TrainerSubject:
         if self.save or self.resume:
@@ -239,5 +354,5 @@ TABLES: dict[str, type[Table]] = {
 
 def unset_keys(subject: CoreSubject | CommandSubject) -> set[str]:
     """Keys that change nothing where they are not set, so that older golden runs and journals still serve."""
-    unset = {"lock"} if isinstance(subject, CommandSubject) and not subject.lock else set()
+    unset = {"lock"} if subject.program and not subject.program.lock else set()
     return unset | {name for name in ("packages", "pass_env") if not getattr(subject, name)}

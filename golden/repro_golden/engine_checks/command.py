@@ -94,7 +94,7 @@ def check_rollouts(
     log = Path(name)
     with contextlib.ExitStack() as exits:
         scratch = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="repro-child-")))
-        variables, python = environment(case, subject, place.root) | dict(place.variables), sys.executable
+        variables, python = environment(case, place.root) | dict(place.variables), sys.executable
         if subject.packages:
             overlay = exits.enter_context(held_overlay(case, subject, place, python, subject.packages))
             python = overlay.python

@@ -12,16 +12,15 @@ from typing import Any
 
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.scratch import scratch_folder
-from repro_golden.case.file import Case, CoreSubject, TrainerSubject
+from repro_golden.case.file import Case
 from repro_golden.case.layouts import joined
-from repro_golden.replay.children import Run
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.locks import held_alone
 from repro_golden.repository.place import Place
-from repro_golden.runs.runs import Say, run_children
+from repro_golden.runs.runs import Say, one_line
 from repro_golden.store.golden import Store
-from repro_golden.store.rollouts import INDEX, Rollouts, RolloutSet, rollouts_of
-from repro_golden.subjects import trainers
+from repro_golden.store.rollouts import INDEX, Rollouts, rollouts_of
+from repro_golden.subjects import kind_of
 
 __all__ = ["Capture", "capture", "keep", "put", "record_rollouts", "settings_of"]
 
@@ -47,20 +46,7 @@ class Capture:
         Raises:
             ReproError: a command makes its rollouts itself.
         """
-        if isinstance(case.subject, TrainerSubject) and (self.settings or self.only):
-            raise ReproError(
-                f"{case.name} is sampled by {case.subject.kind}'s own engines, as its launch says: leave --engine, "
-                "--set and --debug-rollout-only out"
-            )
-        if isinstance(case.subject, TrainerSubject):
-            return case
-        if not isinstance(case.subject, CoreSubject):
-            raise ReproError(
-                f"{case.name} is a command, whose rollouts are its own files: let it write them (its own "
-                "--save-debug-rollout-data) and name their folder in case.rollouts"
-            )
-        config = joined(case.subject.config, self.settings)
-        return case.model_copy(update={"subject": case.subject.model_copy(update={"config": config})})
+        return kind_of(case).sampler(self.settings, only=self.only)
 
 
 def settings_of(engine: str | None, url: str | None, words: Sequence[str]) -> dict[str, Any]:
@@ -95,19 +81,17 @@ def settings_of(engine: str | None, url: str | None, words: Sequence[str]) -> di
     return found
 
 
-def capture(case: Case, place: Place, how: Capture, folder: Path, log: Path, say: Say) -> RolloutSet:
-    """Capture a case's rollouts into a folder, in a fresh process.
+def capture(case: Case, place: Place, how: Capture, folder: Path, log: Path, say: Say) -> Rollouts:
+    """Capture a case's rollouts into a folder, in fresh processes.
 
     Raises:
         ReproError: the trainer or its engine failed, or weights did not arrive at the engine.
     """
-    made = how.case(case)
-    assert isinstance(made.subject, CoreSubject)
-    engine = made.subject.config.get("rollout_engine", "policy")
-    what = "sampled with the starting weights" if how.only else f"{case.steps} steps, sampled as it trains"
-    say(f"capturing rollouts of {case.name}: {what}" + ("" if engine == "policy" else f", by {engine}"))
-    run_children(made, place, [Run(case.steps, save_rollouts=str(folder), train=not how.only)], log)
-    return RolloutSet.write_index(folder)
+    kind = kind_of(how.case(case))
+    say(f"capturing rollouts of {case.name}: {kind.sampled_by(only=how.only)}")
+    with one_line(case):
+        kind.capture(place, folder, log, only=how.only)
+    return rollouts_of(case, folder)
 
 
 def keep(store: Store, case: Case, captured: Path | None) -> None:
@@ -192,11 +176,7 @@ def _record_rollouts(
         store.refuse_dirty(target)
     with scratch_folder(checkout.scratch, "capture") as scratch:
         folder, log = scratch / "rollouts", scratch / "capture.log"
-        if isinstance(case.subject, TrainerSubject):
-            say(f"capturing rollouts of {case.name}: its launch, with {case.subject.kind}'s own engines")
-            trainers.capture(case, case.subject, checkout.place(case), folder, log)
-        else:
-            capture(case, checkout.place(case), how, folder, log, say)
+        capture(case, checkout.place(case), how, folder, log, say)
         if kept:
             keep(store, case, folder)
         else:

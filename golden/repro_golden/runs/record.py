@@ -17,7 +17,7 @@ from typing import Any
 from repro_golden.base.checks import Proof
 from repro_golden.base.errors import RefusedError, ReproError
 from repro_golden.base.scratch import scratch_folder
-from repro_golden.case.file import Case, TrainerSubject
+from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
 from repro_golden.compare.mismatch_bounds import mismatch_checks
 from repro_golden.compare.noise import measure_noise
@@ -31,7 +31,7 @@ from repro_golden.runs.capture import Capture, capture, keep
 from repro_golden.runs.runs import Say, run_children, train
 from repro_golden.store.golden import GoldenRun, Store, describe, write_record
 from repro_golden.store.rollouts import Rollouts, RolloutSet, place_of
-from repro_golden.subjects import identity_of, packages_of, try_out
+from repro_golden.subjects import identity_of, kind_of, packages_of, try_out
 from repro_golden.subjects.surroundings import variables_digest
 from repro_golden.trace import Trace, seal
 
@@ -40,13 +40,6 @@ __all__ = ["Options", "cure", "record"]
 NOISE_RUNS = 3
 _OF_TORCH = re.compile(r"(?:\[rank\d+\]:)?\[[IWEF]\d{3,4} \d\d:\d\d:\d\d|\[Gloo\] Rank \d")
 _FUSED = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
-_CURES = {
-    "core": "find the source with `python -m repro_core.determinism`, or keep it for its metrics with --allow-noise",
-    "command": "seed every generator and ask torch for deterministic algorithms, leave out a metric that is no number "
-    "of the training ([observe] ignore), or keep it for its metrics with --allow-noise",
-    "trainer": "see what its guide says of reproducibility (attention backend, dropout, NCCL_ALGO), leave out a metric "
-    "that is no number of the training ([observe] ignore), or keep it for its metrics with --allow-noise",
-}
 
 
 @dataclass(frozen=True)
@@ -102,7 +95,7 @@ def _record(checkout: Checkout, case: Case, store: Store, options: Options, say:
             raise ReproError(f"{case.name} would not guard what it says: {unseen}; correct [observe]")
         checks = proofs.first_step_checks(golden, case.first_step.grad_norm_max) if _checked(case, golden) else []
         checks += mismatch_checks(case.mismatch, golden)
-        sound = proofs.not_vacuous(golden, recorded=recorded(case))
+        sound = proofs.not_vacuous(golden, recorded=case.subject.recorded)
         recording.refuse(sound, checks, options)  # cheap, so before the processes that the other proofs take
         found = recording.prove(golden, rollouts)
         noise = recording.settle(found, options, golden)
@@ -117,27 +110,7 @@ def _record(checkout: Checkout, case: Case, store: Store, options: Options, say:
 
 def _checked(case: Case, golden: Trace) -> bool:
     """A program is checked where it shows the columns that the checks are about."""
-    return case.first_step.check and (case.subject.kind == "core" or proofs.shows_policies(golden))
-
-
-def recorded(case: Case) -> bool:
-    """Whether a recorder, or the trainer itself behind its door, shows gradients and parameters."""
-    return not isinstance(case.subject, TrainerSubject) or case.subject.recorder
-
-
-def _provable(case: Case) -> tuple[str, ...]:
-    """Phases in which a planted change must be seen."""
-    if case.subject.kind == "core":
-        return ("input", "forward", "grad", "update")
-    return ("grad", "update") if recorded(case) else ()
-
-
-def _inside(case: Case, plant: tuple[int, str, str]) -> bool:
-    """Whether a change is planted in the program; columns that a trainer writes get theirs as they are read."""
-    if not isinstance(case.subject, TrainerSubject):
-        return True
-    _, phase, name = plant
-    return (phase, name) == ("input", "rollout_log_probs") or (case.subject.recorder and phase in ("grad", "update"))
+    return case.first_step.check and (not case.subject.program or proofs.shows_policies(golden))
 
 
 def _refuse_another(expected: Identity, found: Identity) -> None:
@@ -170,12 +143,10 @@ class _Recording:
     def rollouts(self, how: Capture) -> Rollouts:
         """The case's rollouts; captured now when there are none yet."""
         path = self.store.rollouts_path(self.case)
-        there = path is None or self.case.subject.kind == "command" or self.store.has_rollouts(self.case)
-        if not there and isinstance(self.case.subject, TrainerSubject):
-            raise ReproError(
-                f"{self.case.name} replays rollouts, and there are none at {path}: put dumps of a run there as "
-                f"0.pt, 1.pt, ..., or let it sample them with `repro rollout record {self.case.name}`"
-            )
+        kind = kind_of(self.case)
+        there = path is None or kind.brings_rollouts or self.store.has_rollouts(self.case)
+        if path is not None and not there and (missing := kind.needs_rollouts(path)):
+            raise ReproError(missing)
         if there and how != Capture():
             raise ReproError(
                 f"the rollouts of {self.case.name} are there already, no engine is needed: leave --engine out, or "
@@ -183,7 +154,7 @@ class _Recording:
             )
         if path is not None and path.is_symlink() and not self.store.in_git(path):
             raise ReproError(f"{path} is a symbolic link, which DVC does not keep: put the folder itself there")
-        if path is not None and self.case.subject.kind == "core" and there:
+        if path is not None and not self.case.subject.program and there:
             self.store.refuse_dirty(path)
         if there:
             return self.store.rollouts(self.case)
@@ -195,7 +166,7 @@ class _Recording:
         what = f" on {len(rollouts)} rollouts" if isinstance(rollouts, RolloutSet) else ""
         self.say(f"recording {self.case.steps} steps{what}")
         states = {step: str(self.staged / "states" / str(step)) for step in self.case.case.states}
-        trace, foreign = str(self.staged / "trace"), self.case.subject.kind != "core"
+        trace, foreign = str(self.staged / "trace"), self.case.subject.program is not None
         budget = self.case.case.states_budget
         run = Run(
             self.case.steps, place_of(rollouts), trace=trace, states=states, states_budget=budget, terminal=foreign
@@ -216,19 +187,20 @@ class _Recording:
     def prove(self, golden: Trace, rollouts: Rollouts) -> list[Proof]:
         """The proofs, their processes side by side."""
         steps = self.case.proof_steps
-        bare_too = "a run without the recorder, " if recorded(self.case) else ""
+        bare_too = "a run without the recorder, " if self.case.subject.recorded else ""
         self.say(f"proving it: a second process, {bare_too}planted changes ({steps} steps each)")
-        planted = proofs.plants(golden, _provable(self.case))
+        planted = proofs.plants(golden, kind_of(self.case).provable)
         workers = max(1, (os.cpu_count() or 1) // (self.case.resources.cpus * self.case.resources.ranks))
         with ThreadPoolExecutor(max_workers=workers) as pool, self._ended_together():
             again = pool.submit(self._side, "again", steps, rollouts, observed=True)
             # without a recorder there is nothing that could have changed the run
-            bare = pool.submit(self._side, "bare", steps, rollouts, observed=False) if recorded(self.case) else None
+            alone = self.case.subject.recorded
+            bare = pool.submit(self._side, "bare", steps, rollouts, observed=False) if alone else None
             plants = pool.submit(self._planted, golden, rollouts, planted)
             found = [proofs.reproduced(golden, again.result(), steps, cure(self.case))]
             found += [self._undisturbed(golden, bare.result())] if bare else []
             found += [
-                proofs.seen_plant(golden, t, p, inside=_inside(self.case, p))
+                proofs.seen_plant(golden, t, p, inside=kind_of(self.case).planted_inside(p))
                 for t, p in zip(plants.result(), planted, strict=True)
             ]
         if self.captured and (replays := self._replays_the_capture()):
@@ -248,9 +220,8 @@ class _Recording:
         recorded = (again.end or {}).get("terminal", {})
         subject = self.case.subject
         # a program's output holds times; the metrics in it are part of its terminal state
-        lines = [self._printed(n) for n in ("again", "bare")] if subject.kind == "core" else []
-        saves = subject.kind == "core" or "{checkpoint}" in subject.command
-        folders = [self.scratch / n / "checkpoint" for n in ("again", "bare")] if saves else []
+        lines = [self._printed(n) for n in ("again", "bare")] if not subject.program else []
+        folders = [self.scratch / n / "checkpoint" for n in ("again", "bare")] if subject.saves_checkpoint else []
         return proofs.undisturbed(recorded, bare, lines, folders, (golden.end or {}).get("terminal"))
 
     def _planted(self, golden: Trace, rollouts: Rollouts, planted: Sequence[tuple[int, str, str]]) -> list[Trace]:
@@ -326,7 +297,7 @@ class _Recording:
 
 def cure(case: Case) -> str:
     """What makes a trainer reproduce itself, as far as its case shows."""
-    found = _CURES["trainer" if isinstance(case.subject, TrainerSubject) else case.subject.kind]
+    found = kind_of(case).advice
     if case.subject.env.get(_FUSED, "0") == "0":
         return found
     return (

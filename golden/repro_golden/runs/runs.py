@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from repro_golden.base.errors import ReproError
@@ -16,7 +17,7 @@ from repro_golden.repository.place import Place
 from repro_golden.subjects import launch
 from repro_golden.trace import Trace, seal
 
-__all__ = ["Say", "run_children", "train"]
+__all__ = ["Say", "one_line", "run_children", "train"]
 
 Say = Callable[[str], None]
 """Receives a line of progress."""
@@ -30,8 +31,19 @@ def run_children(
     Raises:
         ReproError: the trainer failed.
     """
-    try:
+    with one_line(case):
         return launch(case, place, runs, log, cancel=cancel)
+
+
+@contextlib.contextmanager
+def one_line(case: Case) -> Iterator[None]:
+    """Let a failing trainer be one line that names a file which holds its output.
+
+    Raises:
+        ReproError: the trainer failed.
+    """
+    try:
+        yield
     except ChildFailure as failure:
         raise ReproError(f"the trainer of {case.name} failed: {_kept_log(failure)}") from None
 

@@ -215,12 +215,8 @@ def rollouts_of(case: Case, path: Path) -> Rollouts:
     Raises:
         ReproError: see `open_rollouts`.
     """
-    from repro_golden.case.file import TrainerSubject
-
     subject = case.subject
-    if subject.kind == "core":
-        return RolloutSet(path)
-    return open_rollouts(path, subject.kind, subject.allow_pickle if isinstance(subject, TrainerSubject) else ())
+    return open_rollouts(path, subject.kind, subject.unpickled) if subject.program else RolloutSet(path)
 
 
 def open_rollouts(path: Path, kind: str = "command", allow: Sequence[str] = ()) -> Rollouts:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, CommandSubject, CoreSubject
+from repro_golden.case.subject_tables import Subject
 from repro_golden.replay.children import base_environment
 
 __all__ = ["interpreter", "replaced", "told", "variables_of", "words"]
@@ -29,22 +30,23 @@ def replaced(text: str, tokens: Mapping[str, str]) -> str:
     return text
 
 
-def interpreter(subject: CommandSubject, root: Path) -> str:
-    """The Python that the program runs in: named, found on PATH, in an environment's folder, or ours.
+def interpreter(subject: Subject, root: Path) -> str:
+    """The Python that a subject runs in: named, found on PATH, in an environment's folder, or ours.
 
     Raises:
         ReproError: there is none.
     """
-    if subject.python is None:
+    python = subject.program.python if subject.program else None
+    if python is None:
         return sys.executable
-    for path in (root / subject.python, root / subject.python / "bin" / "python"):
+    for path in (root / python, root / python / "bin" / "python"):
         if path.is_file() and os.access(path, os.X_OK):
             return str(path)  # not resolved: an environment's python is a link
-    found = [Path(folder) / subject.python for folder in os.get_exec_path()] if os.sep not in subject.python else []
+    found = [Path(folder) / python for folder in os.get_exec_path()] if os.sep not in python else []
     for path in found:
         if path.is_file() and os.access(path, os.X_OK):
             return str(path)
-    raise ReproError(f"no Python at {subject.python!r}: correct subject.python")
+    raise ReproError(f"no Python at {python!r}: correct subject.python")
 
 
 def variables_of(case: Case, subject: CommandSubject, python: str, tokens: Mapping[str, str]) -> dict[str, str]:

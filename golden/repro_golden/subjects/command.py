@@ -6,7 +6,7 @@ import contextlib
 import functools
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,43 +35,16 @@ from repro_golden.subjects.additions import Addition, Written
 from repro_golden.subjects.argv import interpreter, told, variables_of, words
 from repro_golden.subjects.environments.builds import Environment, Who, held, identity_in
 from repro_golden.subjects.environments.overlays import Overlay, held_overlay
+from repro_golden.subjects.kind import Kind
 from repro_golden.trace import Header
 
-__all__ = ["AdditionOf", "exit_code", "identity", "interpreter", "run", "try_out", "words"]
+__all__ = ["AdditionOf", "CommandKind"]
 
 AdditionOf = Callable[[Run, Path], Addition | None]
 """What a kind adds to a run that has this scratch folder."""
 
 _SET_UP = "set-up"
 """A file beside a worktree whose setup has been run."""
-
-
-# -- who it is
-
-
-def identity(case: Case, subject: CommandSubject, root: Path) -> Who:
-    """Who the program's processes would be.
-
-    Raises:
-        ReproError: its environment does not build, or its Python does not start, or has no torch.
-    """
-    place = Place(root)
-    try:
-        with held(case, subject, place) as built:
-            python = (built and built.python) or interpreter(subject, root)
-            with contextlib.ExitStack() as exits:
-                overlay = None
-                if subject.packages:
-                    overlay = exits.enter_context(held_overlay(case, subject, place, python, subject.packages))
-                    python = overlay.python
-                variables = variables_of(case, subject, python, {"root": str(root), "python": python})
-                if overlay:
-                    variables |= told(overlay.variables(variables), subject)
-                    overlay.notice(variables, root, overlay.folder)
-                return identity_in(case, python, variables, root)
-    except ChildFailure as failure:
-        cure = "correct its lock files, subject.setup or subject.packages"
-        raise ReproError(f"no environment for {root}: {failure}; {cure}") from None
 
 
 # -- a run
@@ -159,70 +132,113 @@ class _Job:
         return Header(self.case.canonical(), rollouts, where, about["identity"], self.run.steps, self.run.first_step)
 
 
-def run(
-    case: Case,
-    subject: CommandSubject,
-    place: Place,
-    asked: Run,
-    log: Path,
-    cancel: threading.Event | None,
-    enough: Callable[[], bool] | None = None,
-    adds: AdditionOf = lambda *_: None,
-) -> RunResult:
-    """Make one run; see `subjects.launch`."""
-    with _scratch(place) as scratch:
-        raw, out = scratch / "raw", scratch / "out"
-        raw.mkdir()
-        out.mkdir()
-        with (
-            held(case, subject, place, cancel) as built,
-            _prepared(_Job(case, subject, place, asked, log, raw, out, adds(asked, scratch), built), cancel) as job,
-        ):
-            return _train(job, cancel, enough)
+class CommandKind(Kind):
+    """A program that knows nothing of us."""
 
+    advice = (
+        "seed every generator and ask torch for deterministic algorithms, leave out a metric that is no number of the "
+        "training ([observe] ignore), or keep it for its metrics with --allow-noise"
+    )
 
-def exit_code(
-    case: Case,
-    subject: CommandSubject,
-    place: Place,
-    log: Path,
-    cancel: threading.Event | None,
-    asked: Run | None = None,
-    adds: AdditionOf = lambda *_: None,
-) -> int:
-    """See `subjects.exit_code`."""
-    asked = asked or Run(case.steps)
-    with _scratch(place) as scratch:
-        out = scratch / "out"
-        out.mkdir()
-        with (
-            held(case, subject, place, cancel) as built,
-            _prepared(_Job(case, subject, place, asked, log, scratch, out, adds(asked, scratch), built), cancel) as job,
-        ):
-            settings = environment_for(job.settings, job.variables) if job.addition else job.variables
-            code = _started(job, job.child(subject.command, settings), cancel)
-            if job.addition:
-                job.addition.ended(code)
-    if code:
-        blame_the_machine(code, log)
-    return code
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        assert case.subject.program
+        self.subject = case.subject.program
 
+    @property
+    def brings_rollouts(self) -> bool:
+        """A trainer that replays says otherwise."""
+        return not self.subject.system
 
-def try_out(case: Case, subject: CommandSubject, place: Place, log: Path) -> None:
-    """See `subjects.try_out`."""
-    if not (place.root / subject.path).exists():
-        raise ReproError(f"there is no {subject.path} here: correct subject.path")
-    if not subject.check:
-        return
-    log.touch()
-    with _scratch(place) as scratch:
+    def additions(self, place: Place, log: Path) -> AdditionOf:
+        """What is added to a run."""
+        del place, log
+        return lambda *_: None
+
+    def identity(self, root: Path) -> Who:
+        """Who the program's processes would be."""
+        case, subject, place = self.case, self.subject, Place(root)
         try:
             with held(case, subject, place) as built:
-                own = _Job(case, subject, place, Run(case.steps), log, scratch, scratch, built=built)
-                with _overlaid(own, None) as job:
-                    _step(job, "import", subject.check, None)
+                python = (built and built.python) or interpreter(subject, root)
+                with contextlib.ExitStack() as exits:
+                    overlay = None
+                    if subject.packages:
+                        overlay = exits.enter_context(held_overlay(case, subject, place, python, subject.packages))
+                        python = overlay.python
+                    variables = variables_of(case, subject, python, {"root": str(root), "python": python})
+                    if overlay:
+                        variables |= told(overlay.variables(variables), subject)
+                        overlay.notice(variables, root, overlay.folder)
+                    return identity_in(case, python, variables, root)
         except ChildFailure as failure:
-            raise ReproError(f"subject.check fails on the working tree: {failure.message}") from None
+            cure = "correct its lock files, subject.setup or subject.packages"
+            raise ReproError(f"no environment for {root}: {failure}; {cure}") from None
+
+    def run_all(
+        self,
+        place: Place,
+        runs: Sequence[Run],
+        log: Path,
+        cancel: threading.Event | None,
+        enough: Callable[[], bool] | None,
+    ) -> list[RunResult]:
+        """Each in processes of its own."""
+        return [self._run(place, run, log, cancel, enough) for run in runs]
+
+    def _run(
+        self,
+        place: Place,
+        asked: Run,
+        log: Path,
+        cancel: threading.Event | None,
+        enough: Callable[[], bool] | None,
+    ) -> RunResult:
+        adds = self.additions(place, log)
+        with _scratch(place) as scratch:
+            raw, out = scratch / "raw", scratch / "out"
+            raw.mkdir()
+            out.mkdir()
+            with held(self.case, self.subject, place, cancel) as built:
+                job = _Job(self.case, self.subject, place, asked, log, raw, out, adds(asked, scratch), built)
+                with _prepared(job, cancel) as prepared:
+                    return _train(prepared, cancel, enough)
+
+    def exit_of(self, place: Place, log: Path, cancel: threading.Event | None) -> int:
+        """That of the program as it is."""
+        return self.ended(place, Run(self.case.steps), log, cancel, lambda *_: None)
+
+    def ended(self, place: Place, asked: Run, log: Path, cancel: threading.Event | None, adds: AdditionOf) -> int:
+        """The exit code of a run that is not recorded."""
+        with _scratch(place) as scratch:
+            out = scratch / "out"
+            out.mkdir()
+            with held(self.case, self.subject, place, cancel) as built:
+                bare = _Job(self.case, self.subject, place, asked, log, scratch, out, adds(asked, scratch), built)
+                with _prepared(bare, cancel) as job:
+                    settings = environment_for(job.settings, job.variables) if job.addition else job.variables
+                    code = _started(job, job.child(self.subject.command, settings), cancel)
+                    if job.addition:
+                        job.addition.ended(code)
+        if code:
+            blame_the_machine(code, log)
+        return code
+
+    def try_out(self, place: Place, log: Path) -> None:
+        """See `subjects.try_out`."""
+        if not (place.root / self.subject.path).exists():
+            raise ReproError(f"there is no {self.subject.path} here: correct subject.path")
+        if not self.subject.check:
+            return
+        log.touch()
+        with _scratch(place) as scratch:
+            try:
+                with held(self.case, self.subject, place) as built:
+                    own = _Job(self.case, self.subject, place, Run(self.case.steps), log, scratch, scratch, built=built)
+                    with _overlaid(own, None) as job:
+                        _step(job, "import", self.subject.check, None)
+            except ChildFailure as failure:
+                raise ReproError(f"subject.check fails on the working tree: {failure.message}") from None
 
 
 @contextlib.contextmanager

@@ -10,15 +10,16 @@ import json
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from repro_golden.base.canonical import canonical_json
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.case.file import Case, CoreSubject
 from repro_golden.case.identity import collect, megatron_layout, megatron_variables
+from repro_golden.case.layouts import joined
 from repro_golden.observe.attach.identify import build, importable
 from repro_golden.replay.children import (
     Child,
@@ -31,83 +32,119 @@ from repro_golden.replay.children import (
     last_line,
 )
 from repro_golden.repository.place import Place
+from repro_golden.store.rollouts import RolloutSet
 from repro_golden.subjects.argv import told
 from repro_golden.subjects.core_ranks import RankedJob
 from repro_golden.subjects.environments.builds import Who, identity_in
 from repro_golden.subjects.environments.overlays import held_overlay
+from repro_golden.subjects.kind import Kind
 from repro_golden.trace import Trace
 
-__all__ = ["environment", "identity", "run_all"]
+__all__ = ["CoreKind", "environment"]
 
 
-def environment(case: Case, subject: CoreSubject, root: Path) -> dict[str, str]:
+def environment(case: Case, root: Path) -> dict[str, str]:
     """The environment of a child that trains the subject under `root`.
 
     PYTHONPATH holds the subject's folder alone, so a worktree swaps the subject and never the instrument.
     """
+    subject = cast("CoreSubject", case.subject)
     found = base_environment(case) | {"PYTHONSAFEPATH": "1"} | megatron_variables(subject.config) | subject.env
     if subject.path:
         found["PYTHONPATH"] = str(root / subject.path)
     return found
 
 
-def identity(case: Case, subject: CoreSubject, root: Path) -> Who:
-    """Who a child would be, by the packages of this process or its overlay.
+class CoreKind(Kind):
+    """A trainer that our replay child imports by its interface."""
 
-    Raises:
-        ReproError: the packages that the case asks for make no environment.
-    """
-    variables, resources = environment(case, subject, root), case.resources
-    layout = megatron_layout(subject.config, resources.ranks)
-    if not subject.packages:
-        found = collect(variables, threads=resources.cpus, ranks=resources.ranks)
-        return Who(found.replaying().laid_out(layout), importable(), build(root))
-    try:
-        with held_overlay(case, subject, Place(root), sys.executable, subject.packages) as overlay:
-            variables |= told(overlay.variables(variables), subject)
-            overlay.notice(variables, root, overlay.folder)
-            who = identity_in(case, overlay.python, variables, root)
-            return replace(who, identity=who.identity.replaying().laid_out(layout))
-    except ChildFailure as failure:
-        raise ReproError(f"no environment for {root}: {failure}; correct subject.packages") from None
+    advice = "find the source with `python -m repro_core.determinism`, or keep it for its metrics with --allow-noise"
 
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        self.subject = cast("CoreSubject", case.subject)
 
-def run_all(
-    case: Case,
-    subject: CoreSubject,
-    place: Place,
-    runs: Sequence[Run],
-    log: Path,
-    cancel: threading.Event | None,
-    enough: Callable[[], bool] | None = None,
-) -> list[RunResult]:
-    """See `subjects.launch`."""
-    with contextlib.ExitStack() as exits:
-        scratch = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="repro-child-")))  # also where it starts
-        about: dict[str, Any] = {"kind": subject.kind, "commit": place.commit, "tree": place.tree}
-        variables, python = environment(case, subject, place.root) | dict(place.variables), sys.executable
-        if subject.packages:
-            overlay = exits.enter_context(held_overlay(case, subject, place, python, subject.packages, cancel))
-            about["environment"], python = overlay.to_mapping(), overlay.python
-            variables |= told(overlay.variables(variables), subject)
-            overlay.notice(variables, place.root, log)
-        job: dict[str, Any] = {"case": case.canonical(), "root": str(place.root), "subject": about}
-        if (ranks := case.resources.ranks) > 1:
-            return RankedJob(job, subject, ranks, python, variables, scratch, log).run_all(runs, cancel, enough)
-        result = scratch / "result.json"
-        job |= {"runs": [asdict(run) for run in runs], "result": str(result), "raw": None}
-        job_file = scratch / "job.json"
-        job_file.write_text(canonical_json(job), encoding="utf-8")
-        command = [python, "-m", "repro_golden.replay.child", str(job_file)]
-        ended: list[bool] = []
+    @property
+    def provable(self) -> tuple[str, ...]:
+        """It shows all that it does."""
+        return ("input", "forward", "grad", "update")
 
-        def stop() -> bool:
-            ended[:] = [enough()] if enough else []
-            return any(ended)
+    def identity(self, root: Path) -> Who:
+        """Who a child would be, by the packages of this process or its overlay.
 
-        child = Child(command, scratch, variables, log, subject.timeout * len(runs))
-        code = child.run(cancel, stop if enough else None)
-        return [] if any(ended) and not result.exists() else _result(result, runs, code, log)
+        Raises:
+            ReproError: the packages that the case asks for make no environment.
+        """
+        case, subject = self.case, self.subject
+        variables, resources = environment(case, root), case.resources
+        layout = megatron_layout(subject.config, resources.ranks)
+        if not subject.packages:
+            found = collect(variables, threads=resources.cpus, ranks=resources.ranks)
+            return Who(found.replaying().laid_out(layout), importable(), build(root))
+        try:
+            with held_overlay(case, subject, Place(root), sys.executable, subject.packages) as overlay:
+                variables |= told(overlay.variables(variables), subject)
+                overlay.notice(variables, root, overlay.folder)
+                who = identity_in(case, overlay.python, variables, root)
+                return replace(who, identity=who.identity.replaying().laid_out(layout))
+        except ChildFailure as failure:
+            raise ReproError(f"no environment for {root}: {failure}; correct subject.packages") from None
+
+    def sampler(self, settings: Mapping[str, Any], *, only: bool) -> Case:
+        """With other settings it may sample by another engine."""
+        del only
+        config = joined(self.subject.config, settings)
+        return self.case.model_copy(update={"subject": self.subject.model_copy(update={"config": config})})
+
+    def sampled_by(self, *, only: bool) -> str:
+        """Its engine."""
+        engine = self.subject.config.get("rollout_engine", "policy")
+        what = "sampled with the starting weights" if only else f"{self.case.steps} steps, sampled as it trains"
+        return what + ("" if engine == "policy" else f", by {engine}")
+
+    def capture(self, place: Place, folder: Path, log: Path, *, only: bool) -> None:
+        """It writes what it trains on."""
+        self.launch(place, [Run(self.case.steps, save_rollouts=str(folder), train=not only)], log)
+        RolloutSet.write_index(folder)
+
+    def run_all(
+        self,
+        place: Place,
+        runs: Sequence[Run],
+        log: Path,
+        cancel: threading.Event | None,
+        enough: Callable[[], bool] | None,
+    ) -> list[RunResult]:
+        """All in one child, or in one for each rank."""
+        case, subject = self.case, self.subject
+        with contextlib.ExitStack() as exits:
+            scratch = Path(
+                exits.enter_context(tempfile.TemporaryDirectory(prefix="repro-child-"))
+            )  # also where it starts
+            about: dict[str, Any] = {"kind": subject.kind, "commit": place.commit, "tree": place.tree}
+            variables, python = environment(case, place.root) | dict(place.variables), sys.executable
+            if subject.packages:
+                overlay = exits.enter_context(held_overlay(case, subject, place, python, subject.packages, cancel))
+                about["environment"], python = overlay.to_mapping(), overlay.python
+                variables |= told(overlay.variables(variables), subject)
+                overlay.notice(variables, place.root, log)
+            job: dict[str, Any] = {"case": case.canonical(), "root": str(place.root), "subject": about}
+            if (ranks := case.resources.ranks) > 1:
+                return RankedJob(job, subject, ranks, python, variables, scratch, log).run_all(runs, cancel, enough)
+            result = scratch / "result.json"
+            job |= {"runs": [asdict(run) for run in runs], "result": str(result), "raw": None}
+            job_file = scratch / "job.json"
+            job_file.write_text(canonical_json(job), encoding="utf-8")
+            command = [python, "-m", "repro_golden.replay.child", str(job_file)]
+            ended: list[bool] = []
+
+            def stop() -> bool:
+                ended[:] = [enough()] if enough else []
+                return any(ended)
+
+            child = Child(command, scratch, variables, log, subject.timeout * len(runs))
+            code = child.run(cancel, stop if enough else None)
+            return [] if any(ended) and not result.exists() else _result(result, runs, code, log)
 
 
 def _result(path: Path, runs: Sequence[Run], code: int, log: Path) -> list[RunResult]:

@@ -8,15 +8,13 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-import shlex
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from repro_golden.base.canonical import canonical_json, digest
-from repro_golden.case.file import Case, CommandSubject, TrainerSubject
+from repro_golden.case.file import Case
 from repro_golden.observe.attach.identify import sources
 from repro_golden.replay.children import base_environment
 
@@ -163,24 +161,7 @@ def folders_of(case: Case, root: Path) -> list[Path]:
 def _words(case: Case) -> list[str]:
     """Every word of a case's commands, or of its configuration, and of its variables."""
     subject = case.subject
-    if isinstance(subject, CommandSubject):
-        texts = [subject.command, subject.check, subject.setup, subject.save, subject.resume]
-        words = [word for text in texts for word in shlex.split(text)]
-        words += subject.flags if isinstance(subject, TrainerSubject) else ()
-    else:
-        words = list(_texts(subject.config))
-    return words + [value for name, value in subject.env.items() if name != "PATH"]
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Every text in a configuration."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list):
-        for entry in value:
-            yield from _texts(entry)
-    elif isinstance(value, str):
-        yield value
+    return subject.words + [value for name, value in subject.env.items() if name != "PATH"]
 
 
 def _paths(word: str, root: Path) -> Iterator[Path]:

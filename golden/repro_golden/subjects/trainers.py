@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, TrainerSubject
@@ -23,14 +23,15 @@ from repro_golden.observe.attach.settings import Settings
 from repro_golden.replay.children import BITS_DEFAULTS, ChildFailure, Run, RunResult
 from repro_golden.repository.place import Place
 from repro_golden.store.rollouts import INDEX, rollouts_of
-from repro_golden.subjects import command
+from repro_golden.subjects.command import AdditionOf, CommandKind
+from repro_golden.subjects.kind import Plant
 from repro_golden.subjects.parsers import Parsed, read_parsers
 from repro_golden.trace import Row
 
 if TYPE_CHECKING:
     from repro_golden.subjects.replayed import ReplayedRows
 
-__all__ = ["Replay", "Trainer", "capture", "exit_code", "run"]
+__all__ = ["TRAINERS", "Replay", "Trainer", "TrainerKind"]
 
 _QUIET = {"WANDB_MODE": "disabled"}
 """A replay is no experiment: it must not upload, nor wait for a login."""
@@ -120,87 +121,121 @@ TRAINERS = {
 (miles/utils/arguments.py, train.py, tracking_utils), redai-infra/Relax@05149ae1a (relax/utils/arguments.py)."""
 
 
-# -- a run
+class TrainerKind(CommandKind):
+    """A launch of slime, Miles or Relax."""
 
+    advice = (
+        "see what its guide says of reproducibility (attention backend, dropout, NCCL_ALGO), leave out a metric that "
+        "is no number of the training ([observe] ignore), or keep it for its metrics with --allow-noise"
+    )
 
-def run(
-    case: Case,
-    subject: TrainerSubject,
-    place: Place,
-    asked: Run,
-    log: Path,
-    cancel: threading.Event | None,
-    enough: Callable[[], bool] | None = None,
-) -> RunResult:
-    """Make one run; see `subjects.launch`."""
-    try:
-        return command.run(case, subject, place, asked, log, cancel, enough, _adds(case, subject, place, log))
-    except ChildFailure as failure:
-        for text, cure in _CURES.items():
-            if text in failure.message:
-                failure.message += f"; {cure}"
-        raise
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        self.subject: TrainerSubject = cast("TrainerSubject", case.subject)
 
+    @property
+    def _count(self) -> int:
+        return math.ceil(self.case.steps / self.subject.steps_per_rollout)
 
-def exit_code(case: Case, subject: TrainerSubject, place: Place, log: Path, cancel: threading.Event | None) -> int:
-    """See `subjects.exit_code`; the program replays here too."""
-    asked = Run(case.steps, str(_rollouts(case, place)))
-    bare = subject.model_copy(update={"recorder": False})
-    return command.exit_code(case, subject, place, log, cancel, asked, _adds(case, bare, place, log))
+    def planted_inside(self, plant: Plant) -> bool:
+        """Columns that a trainer writes get theirs as they are read."""
+        _, phase, name = plant
+        recorded = self.subject.recorder and phase in ("grad", "update")
+        return (phase, name) == ("input", "rollout_log_probs") or recorded
 
+    def needs_rollouts(self, path: Path) -> str:
+        """It replays them."""
+        return (
+            f"{self.case.name} replays rollouts, and there are none at {path}: put dumps of a run there as "
+            f"0.pt, 1.pt, ..., or let it sample them with `repro rollout record {self.case.name}`"
+        )
 
-def capture(case: Case, subject: TrainerSubject, place: Place, folder: Path, log: Path) -> None:
-    """Let the trainer's own engines sample as many rollouts as the case needs, as dumps ``{rollout_id}.pt``.
+    def sampler(self, settings: Mapping[str, Any], *, only: bool) -> Case:
+        """Its own launch says how it samples."""
+        if settings or only:
+            raise ReproError(
+                f"{self.case.name} is sampled by {self.subject.kind}'s own engines, as its launch says: leave "
+                "--engine, --set and --debug-rollout-only out"
+            )
+        return self.case
 
-    Raises:
-        ReproError: it failed, took none of the flags, or wrote too few.
-    """
-    folder.mkdir(parents=True)
-    count = _count(case, subject)
+    def sampled_by(self, *, only: bool) -> str:
+        """Its launch."""
+        del only
+        return f"its launch, with {self.subject.kind}'s own engines"
 
-    def adds(_: Run, scratch: Path) -> _Replaying:
-        replay = Replay(_template(folder), str(scratch / "details"), count)
-        return _Replaying(subject, replay, scratch, TRAINERS[subject.kind].capture(replay), log)
+    def capture(self, place: Place, folder: Path, log: Path, *, only: bool) -> None:
+        """Its own engines sample as many as the case needs, as dumps ``{rollout_id}.pt``."""
+        del only
+        folder.mkdir(parents=True)
+        count = self._count
 
-    bare = subject.model_copy(update={"recorder": False})
-    try:
-        code = command.exit_code(case, bare, place, log, None, Run(case.steps, train=False), adds)
-    except ChildFailure as failure:
-        raise ReproError(f"{case.name} captured nothing: {failure}") from None
-    missing = [k for k in range(count) if not (folder / f"{k}.pt").is_file()]
-    if missing:
-        raise ReproError(f"{case.name} (exit code {code}) wrote no rollout {missing[0]} of {count}; output in {log}")
+        def adds(_: Run, scratch: Path) -> _Replaying:
+            replay = Replay(_template(folder), str(scratch / "details"), count)
+            return _Replaying(self.subject, replay, scratch, TRAINERS[self.subject.kind].capture(replay), log)
 
+        try:
+            code = self._unrecorded().ended(place, Run(self.case.steps, train=False), log, None, adds)
+        except ChildFailure as failure:
+            raise ReproError(f"{self.case.name} captured nothing: {failure}") from None
+        missing = [k for k in range(count) if not (folder / f"{k}.pt").is_file()]
+        if missing:
+            raise ReproError(
+                f"{self.case.name} (exit code {code}) wrote no rollout {missing[0]} of {count}; output in {log}"
+            )
 
-def _count(case: Case, subject: TrainerSubject) -> int:
-    return math.ceil(case.steps / subject.steps_per_rollout)
+    def exit_of(self, place: Place, log: Path, cancel: threading.Event | None) -> int:
+        """The program replays here too."""
+        bare, asked = self._unrecorded(), Run(self.case.steps, str(self._rollouts(place)))
+        return bare.ended(place, asked, log, cancel, bare.additions(place, log))
 
+    def _unrecorded(self) -> TrainerKind:
+        bare = self.subject.model_copy(update={"recorder": False})
+        return TrainerKind(self.case.model_copy(update={"subject": bare}))
 
-def _rollouts(case: Case, place: Place) -> Path:
-    assert case.case.rollouts is not None  # the case's own check
-    return (place.home or place.root) / case.case.rollouts
+    def _run(
+        self,
+        place: Place,
+        asked: Run,
+        log: Path,
+        cancel: threading.Event | None,
+        enough: Callable[[], bool] | None,
+    ) -> RunResult:
+        try:
+            return super()._run(place, asked, log, cancel, enough)
+        except ChildFailure as failure:
+            for text, cure in _CURES.items():
+                if text in failure.message:
+                    failure.message += f"; {cure}"
+            raise
+
+    def additions(self, place: Place, log: Path) -> AdditionOf:
+        """What a replay needs of it."""
+        case, subject = self.case, self.subject
+
+        def adds(asked: Run, scratch: Path) -> _Replaying:
+            from repro_golden.subjects.replayed import ReplayedRows, replayed_dumps
+
+            trainer, count = TRAINERS[subject.kind], self._count
+            source = Path(asked.rollouts) if asked.rollouts else self._rollouts(place)
+            if not (source / INDEX).exists():
+                _ = rollouts_of(case, source).digest  # what cannot be read is found before the trainer starts
+            folder = replayed_dumps(source, trainer.system, count, scratch, asked.plant, subject.allow_pickle)
+            details = scratch / "details"
+            replay = Replay(_template(folder), str(details), count)
+            rows = ReplayedRows(trainer.system, details, log, folder, case, asked.plant)
+            return _Replaying(subject, replay, scratch, trainer.flags(replay), log, rows)
+
+        return adds
+
+    def _rollouts(self, place: Place) -> Path:
+        assert self.case.case.rollouts is not None  # the case's own check
+        return (place.home or place.root) / self.case.case.rollouts
 
 
 def _template(folder: Path) -> str:
     """The path of a rollout's dump as `str.format` takes it: other braces of it are doubled."""
     return str(folder).replace("{", "{{").replace("}", "}}") + "/{rollout_id}.pt"
-
-
-def _adds(case: Case, subject: TrainerSubject, place: Place, log: Path) -> command.AdditionOf:
-    def adds(asked: Run, scratch: Path) -> _Replaying:
-        from repro_golden.subjects.replayed import ReplayedRows, replayed_dumps
-
-        trainer, count = TRAINERS[subject.kind], _count(case, subject)
-        source = Path(asked.rollouts) if asked.rollouts else _rollouts(case, place)
-        if not (source / INDEX).exists():
-            _ = rollouts_of(case, source).digest  # what cannot be read is found before the trainer starts
-        folder = replayed_dumps(source, trainer.system, count, scratch, asked.plant, subject.allow_pickle)
-        details = scratch / "details"
-        replay = Replay(_template(folder), str(details), count)
-        rows = ReplayedRows(trainer.system, details, log, folder, case, asked.plant)
-        return _Replaying(subject, replay, scratch, trainer.flags(replay), log, rows)
-
-    return adds
 
 
 def _agreed(subject: TrainerSubject, flags: Sequence[Sequence[str]]) -> list[list[str]]:

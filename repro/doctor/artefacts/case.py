@@ -13,7 +13,7 @@ from repro.doctor.artefacts.launch import launch_of_argv, read_launch
 from repro.doctor.artefacts.python_code import PYTHON
 from repro.doctor.artefacts.runs import ROLLOUT_DUMP, sizes_of, within
 from repro.doctor.rule import Where
-from repro_golden.case.file import Case, CommandSubject, TrainerSubject, read_case
+from repro_golden.case.file import Case, CommandSubject, read_case
 from repro_golden.dumps.rollout.files import dump_files
 from repro_golden.replay.children import BITS_DEFAULTS
 
@@ -35,8 +35,8 @@ def artefacts_of(case: Case, root: Path) -> Iterator[object]:
     Raises:
         ReproError: one of them cannot be read.
     """
-    if isinstance(case.subject, CommandSubject):
-        yield _launch(case.subject, root)
+    if case.subject.program:
+        yield _launch(case.subject.program, root)
         for path in _code(root / case.subject.path):
             yield from PYTHON.read(path)
     folder = root / case.case.rollouts if case.case.rollouts else None
@@ -54,7 +54,7 @@ def _launch(subject: CommandSubject, root: Path) -> Launch:
     given = {
         name: Variable(value, "export", Where(item=name)) for name, value in {**BITS_DEFAULTS, **subject.env}.items()
     }
-    system = subject.kind if isinstance(subject, TrainerSubject) else launch.system
+    system = subject.system or launch.system
     return replace(launch, env={**given, **launch.env}, system=system)
 
 

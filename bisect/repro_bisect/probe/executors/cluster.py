@@ -29,7 +29,7 @@ from repro_bisect.probe.executors.parcels import Parcel, pack, unpack
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.trust import VARIABLE
-from repro_golden.case.file import Case, CommandSubject
+from repro_golden.case.file import Case
 from repro_golden.case.identity import BITS_VARIABLES, Identity
 from repro_golden.replay.children import CancelledError
 from repro_golden.repository.checkout import Checkout
@@ -298,11 +298,8 @@ def _refuse(case: Case, checkout: Checkout, history: Axis) -> None:
     Raises:
         ReproError: with the cure.
     """
-    subject = case.subject
-    if isinstance(subject, CommandSubject):
-        told = [subject.command, subject.setup, subject.check, subject.save, subject.resume, *subject.env.values()]
-        if any("{root}" in text for text in told):
-            raise ReproError("{root} is your own checkout, which nodes do not have: put the data where all see it")
+    if any("{root}" in text for text in case.subject.templates):
+        raise ReproError("{root} is your own checkout, which nodes do not have: put the data where all see it")
     if missing := history.holds(".gitmodules"):
         raise ReproError(f"submodules are not shipped to nodes (commit {missing[:10]} has some): run without --ray")
     if (checkout.common / "lfs" / "objects").is_dir():

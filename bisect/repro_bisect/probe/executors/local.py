@@ -16,7 +16,7 @@ from pathlib import Path
 from repro_bisect.probe.executors import Outcome, Task, perform
 from repro_bisect.probe.worktrees import Worktrees
 from repro_golden.base.errors import ReproError
-from repro_golden.case.file import Case, CommandSubject
+from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Checkout
 from repro_golden.subjects import build_of
 from repro_golden.subjects.surroundings import seen
@@ -68,7 +68,7 @@ def default_jobs(case: Case) -> int:
     jobs = (os.cpu_count() or 1) // (case.resources.cpus * case.resources.ranks)
     if case.resources.gpus:
         jobs = min(jobs, len(_gpus()) // case.resources.gpus)
-    elif isinstance(case.subject, CommandSubject) and _gpus():
+    elif case.subject.program and _gpus():
         jobs = 1  # it may well take a GPU that nobody said it needs
     return max(1, jobs)
 

@@ -24,7 +24,7 @@ from repro_bisect.probe.executors.parcels import Parcel, held, node_folder, pack
 from repro_bisect.probe.worktrees import Worktrees
 from repro_golden.base.errors import ReproError
 from repro_golden.base.scratch import scratch_folder
-from repro_golden.case.file import Case, CoreSubject
+from repro_golden.case.file import Case
 from repro_golden.replay.children import CancelledError
 from repro_golden.repository.checkout import find_checkout
 from repro_golden.repository.place import Place
@@ -148,9 +148,9 @@ def _content(parcel: Parcel) -> bytes:
 
 def _variables(case: Case, place: Place, mark: str) -> dict[str, str]:
     """What the trainer's processes are told here: a child of the built-in trainer imports the driver's instrument."""
-    if not isinstance(case.subject, CoreSubject):
+    if case.subject.program:
         return {_MARK: mark}
-    path = environment(case, case.subject, place.root).get("PYTHONPATH")
+    path = environment(case, place.root).get("PYTHONPATH")
     instrument = str(Path(str(repro_golden.__file__)).parent.parent)
     return {_MARK: mark, "PYTHONPATH": os.pathsep.join([path, instrument] if path else [instrument])}
 

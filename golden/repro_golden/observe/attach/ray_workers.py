@@ -144,7 +144,7 @@ def _staged() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         module = Path(folder) / "sitecustomize"
         shutil.copytree(_PACKAGE, module / "repro_golden", ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(_PACKAGE / "attach" / "site" / "sitecustomize.py", module / "__init__.py")
+        shutil.copy(Path(__file__).with_name("site") / "sitecustomize.py", module / "__init__.py")
         yield str(module)
 
 

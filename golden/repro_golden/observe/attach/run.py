@@ -23,7 +23,7 @@ from repro_golden.trace import Header
 __all__ = ["PACKAGE", "environment_for", "run_traced", "said_of"]
 
 PACKAGE = Path(repro_golden.__file__).resolve().parent
-SITE = PACKAGE / "attach" / "site"
+SITE = Path(__file__).resolve().parent / "site"
 
 
 def environment_for(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:

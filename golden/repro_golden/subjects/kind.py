@@ -1,0 +1,160 @@
+"""What every kind of subject can do: one class for each, registered in `subjects.KINDS`."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from repro_golden.base.canonical import digest
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Case
+from repro_golden.replay.children import Run, RunResult, watched
+from repro_golden.repository.place import Place
+from repro_golden.subjects.argv import interpreter
+from repro_golden.subjects.environments.builds import Who
+from repro_golden.subjects.surroundings import folders_of
+
+__all__ = ["Kind", "Plant"]
+
+Plant = tuple[int, str, str]
+"""Step, phase and name of the signal that is changed by one ULP."""
+
+
+class Kind(ABC):
+    """How the subject of one case is run, and asked who it is.
+
+    Attributes:
+        advice: What makes a trainer of this kind reproduce itself.
+    """
+
+    advice: ClassVar[str]
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+
+    # -- what a kind must say
+
+    @abstractmethod
+    def run_all(
+        self,
+        place: Place,
+        runs: Sequence[Run],
+        log: Path,
+        cancel: threading.Event | None,
+        enough: Callable[[], bool] | None,
+    ) -> list[RunResult]:
+        """Make runs one after the other; see `launch`."""
+
+    @abstractmethod
+    def identity(self, root: Path) -> Who:
+        """Who the processes of a run would be, without training.
+
+        Raises:
+            ReproError: their environment does not build, or their Python does not serve.
+        """
+
+    # -- what it may say otherwise
+
+    @property
+    def provable(self) -> tuple[str, ...]:
+        """Phases in which a planted change must be seen."""
+        return ("grad", "update") if self.case.subject.recorded else ()
+
+    def planted_inside(self, plant: Plant) -> bool:
+        """Whether a change is planted in the program itself, and not in what it wrote as that is read."""
+        del plant
+        return True
+
+    @property
+    def brings_rollouts(self) -> bool:
+        """Whether its rollouts are files of its own form, which are there or are none of ours."""
+        return False
+
+    def needs_rollouts(self, path: Path) -> str:
+        """Why there must be rollouts at `path` before a recording; '' where that captures them, or needs none."""
+        del path
+        return ""
+
+    def try_out(self, place: Place, log: Path) -> None:
+        """See `subjects.try_out`."""
+        del place, log
+
+    def exit_of(self, place: Place, log: Path, cancel: threading.Event | None) -> int:
+        """The exit code of the program; see `exit_code`."""
+        del place, log, cancel
+        kind = self.case.subject.kind
+        raise ReproError(f"{self.case.name} is of kind {kind}, which has no exit code: give a command after --")
+
+    def sampler(self, settings: Mapping[str, Any], *, only: bool) -> Case:
+        """The case that captures rollouts.
+
+        Args:
+            settings: Keys of ``[subject.config]`` with other values, for the capture alone.
+            only: Whether nothing is trained: every rollout is sampled with the starting weights.
+
+        Raises:
+            ReproError: it makes its rollouts itself, or not otherwise than it does.
+        """
+        del settings, only
+        raise ReproError(
+            f"{self.case.name} is a command, whose rollouts are its own files: let it write them (its own "
+            "--save-debug-rollout-data) and name their folder in case.rollouts"
+        )
+
+    def capture(self, place: Place, folder: Path, log: Path, *, only: bool) -> None:
+        """Write as many rollouts as the case needs to a folder; see `sampler`.
+
+        Raises:
+            ChildFailure: the trainer failed.
+            ReproError: it wrote too few, or weights did not arrive at the engine.
+        """
+        raise NotImplementedError
+
+    def sampled_by(self, *, only: bool) -> str:
+        """Who samples the rollouts of a capture, in words."""
+        raise NotImplementedError
+
+    # -- what all do alike
+
+    def launch(
+        self,
+        place: Place,
+        runs: Sequence[Run],
+        log: Path,
+        cancel: threading.Event | None = None,
+        enough: Callable[[], bool] | None = None,
+    ) -> list[RunResult]:
+        """See `subjects.launch`."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with watched(place, log, self.case.subject.env, folders_of(self.case, place.home or place.root)) as disks:
+            log.write_bytes(b"")
+            results = self.run_all(place, runs, log, cancel, enough)
+            if len(results) < len(runs) or any(_cut(*pair) for pair in zip(results, runs, strict=True)):
+                disks.blame()
+            return results
+
+    def exit_code(self, place: Place, log: Path, cancel: threading.Event | None = None) -> int:
+        """See `subjects.exit_code`."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with watched(place, log, self.case.subject.env, folders_of(self.case, place.home or place.root)) as disks:
+            log.write_bytes(b"")
+            code = self.exit_of(place, log, cancel)
+            if code:
+                disks.blame()
+            return code
+
+    def build(self, root: Path) -> str:
+        """See `subjects.build_of`."""
+        if self.case.subject.locks:
+            python = Path(interpreter(self.case.subject, root))
+            binary = python.stat()
+            return digest("interpreter", str(python.resolve()), f"{binary.st_size} {binary.st_mtime_ns}")
+        return self.identity(root).build
+
+
+def _cut(result: RunResult, run: Run) -> bool:
+    """Whether a run did not make all of its steps: a program may go on, and differ, where it could not write."""
+    return run.train and (result.diverged or result.steps < run.steps)
