@@ -123,7 +123,7 @@ def grow(repo: Repo, commits: int, broken: set[int], culprit: int, step: int) ->
     """Write the history: notes, commits that do not import, and one that moves the numbers at `step`; GOOD and it."""
     good, moved = repo.git("rev-parse", "HEAD"), ""
     notes = repo.root / "core" / "repro_core" / "data" / "task.py"
-    init = "core/repro_core/__init__.py"
+    init = "core/repro_core/contract.py"
     for n in range(1, commits + 1):
         notes.write_text(notes.read_text() + f"# {n}\n")
         if (n in broken) != (n - 1 in broken):

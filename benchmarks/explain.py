@@ -25,8 +25,8 @@ from recorded_step import QWEN, TINY, Trainer
 
 from repro_golden.case.identity import collect
 from repro_golden.fingerprint import fingerprints
-from repro_golden.observe.operations.recorder import OperationRecorder
-from repro_golden.observe.operations.stream import read_stream
+from repro_golden.recording.operations.recorder import OperationRecorder
+from repro_golden.recording.operations.stream import read_stream
 
 ROOT = Path(__file__).parent.parent
 ROUNDS, PLAIN = 9, 5

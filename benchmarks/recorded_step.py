@@ -1,6 +1,6 @@
 """The program that benchmarks/recorder.py measures: it trains a decoder, now recorded, now bare, now with a rival.
 
-``python benchmarks/recorded_step.py SAMPLES DUMPS LIMIT`` under `repro_golden.observe.attach.run.run_traced`, which
+``python benchmarks/recorded_step.py SAMPLES DUMPS LIMIT`` under `repro_golden.recording.attach.run.run_traced`, which
 arms the recorder; this program knows only how to take its hooks off torch's optimizers and put them back.
 """
 

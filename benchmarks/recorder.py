@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from repro_golden.observe.attach.run import run_traced
+from repro_golden.recording.attach.run import run_traced
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.families import family
 

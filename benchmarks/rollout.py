@@ -135,7 +135,7 @@ def speed(engine: Any, device: str, rounds: int) -> list[float]:
 def syncs(engine: Any, policy: Any, folder: Path, rounds: int) -> dict[str, list[float]]:
     """Seconds of bringing the policy's weights, by tensor and by disk, without and with the check that they arrived."""
     from repro_core.model.hf import save_hf
-    from repro_golden.observe.weight_sync import SyncJudge
+    from repro_golden.recording.weight_sync import SyncJudge
 
     weights = dict(policy.named_parameters())
     judge = SyncJudge(None, print)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from repro_bisect.explain.cause import Cause, find_cause
-from repro_golden.observe.operations.stream import OBSERVED, Frame, Operation, Stream, Value
+from repro_golden.recording.operations.stream import OBSERVED, Frame, Operation, Stream, Value
 
 PRIME = (1 << 61) - 1
 SIGNAL = ("loss", "loss")

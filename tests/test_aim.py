@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from repro_golden.fingerprint import content
 from repro_golden.fingerprint.placement import Placement, padding, shard, stack
-from repro_golden.observe.pieces import Piece, assemble, keep_piece, keep_whole, put_together
-from repro_golden.observe.tap import Aim
+from repro_golden.recording.pieces import Piece, assemble, keep_piece, keep_whole, put_together
+from repro_golden.recording.tap import Aim
 from repro_golden.trace import dump_path
 
 AT = (0, "grad", "w")

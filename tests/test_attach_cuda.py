@@ -51,8 +51,8 @@ print(hashlib.sha256(raw).hexdigest())
 RECORD = """
 import os, subprocess, sys
 from pathlib import Path
-from repro_golden.observe.attach.run import environment_for
-from repro_golden.observe.attach.settings import Settings
+from repro_golden.recording.attach.run import environment_for
+from repro_golden.recording.attach.settings import Settings
 raw = Path(sys.argv[1])
 raw.mkdir()
 sys.exit(subprocess.call([sys.executable, *sys.argv[2:]], env=environment_for(Settings(str(raw)), os.environ)))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import fingerprint
 from repro_golden.fingerprint.placement import shard
-from repro_golden.observe.attach.collect import Gathering, merge_rows
+from repro_golden.recording.attach.collect import Gathering, merge_rows
 from repro_golden.trace import Header, Row, Trace
 from repro_golden.trace.frames import pack
 from repro_golden.trace.model import RECORDER

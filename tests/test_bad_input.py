@@ -109,7 +109,7 @@ def hang(repo: Repo) -> None:
 
 
 def other_contract(repo: Repo) -> None:
-    repo.edit("core/repro_core/__init__.py", "CONTRACT = 1\n", "CONTRACT = 77\n")
+    repo.edit("core/repro_core/contract.py", "CONTRACT = 1\n", "CONTRACT = 77\n")
 
 
 def nothing(_: Repo) -> None:

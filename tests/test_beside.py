@@ -20,12 +20,12 @@ from repro_golden.base.errors import ReproError
 from repro_golden.compare.coverage import coverage_of
 from repro_golden.compare.step_difference import alone, differing
 from repro_golden.compare.traces import compare
-from repro_golden.observe.attach.beside import Beside
-from repro_golden.observe.attach.readings import Held, leaves
-from repro_golden.observe.attach.run import environment_for
-from repro_golden.observe.attach.settings import Settings
-from repro_golden.observe.attach.turns import Turns
-from repro_golden.observe.attach.unseen import Unseen
+from repro_golden.recording.attach.beside import Beside
+from repro_golden.recording.attach.readings import Held, leaves
+from repro_golden.recording.attach.run import environment_for
+from repro_golden.recording.attach.settings import Settings
+from repro_golden.recording.attach.turns import Turns
+from repro_golden.recording.attach.unseen import Unseen
 from repro_golden.trace import Header, Row, Trace, TraceWriter
 from repro_golden.trace.families import SINCE, family, file_of, group
 from repro_golden.trace.model import RECORDER
@@ -372,9 +372,9 @@ def test_a_process_is_unseen_only_if_it_was_met_twice(tmp_path: Path, monkeypatc
     """A child between fork and exec, and another process of the same number, are met once; who stays is named."""
     looks = iter([{1: 5, 2: 6, 3: 7}, {1: 9, 2: 6}, {1: 9}, {3: 7}])
     starts: dict[int, int] = {}
-    monkeypatch.setattr("repro_golden.observe.attach.unseen.descendants", lambda _: set(starts))
-    monkeypatch.setattr("repro_golden.observe.attach.unseen._start", lambda number: starts[number])
-    monkeypatch.setattr("repro_golden.observe.attach.unseen._has_torch", lambda _: True)
+    monkeypatch.setattr("repro_golden.recording.attach.unseen.descendants", lambda _: set(starts))
+    monkeypatch.setattr("repro_golden.recording.attach.unseen._start", lambda number: starts[number])
+    monkeypatch.setattr("repro_golden.recording.attach.unseen._has_torch", lambda _: True)
     unseen = Unseen(tmp_path)
     found = []
     for starts in looks:  # noqa: B007 - the functions above look at it

@@ -69,11 +69,11 @@ def hidden(recorded: Repo) -> tuple[Repo, str, str]:
     repo.git("checkout", "--quiet", "main")
     note(repo, "two", "core/repro_core/data/task.py")
     repo.git("merge", "--quiet", "--no-ff", "--message", "Merge side", "side")
-    repo.edit("core/repro_core/__init__.py", "CONTRACT = 1\n", "CONTRACT = 1\nimport repro_core.missing\n")
+    repo.edit("core/repro_core/contract.py", "CONTRACT = 1\n", "CONTRACT = 1\nimport repro_core.missing\n")
     repo.commit("Start a module")
     for n in range(3):
         note(repo, f"broken {n}")
-    repo.edit("core/repro_core/__init__.py", "CONTRACT = 1\nimport repro_core.missing\n", "CONTRACT = 1\n")
+    repo.edit("core/repro_core/contract.py", "CONTRACT = 1\nimport repro_core.missing\n", "CONTRACT = 1\n")
     repo.commit("Leave it out")
     for n in range(3):
         note(repo, f"after {n}")

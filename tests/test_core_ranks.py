@@ -18,7 +18,7 @@ from ranks_kit import answer, case_of, failing, place_of, repository, run, trace
 from repro_golden.base.errors import MachineFailureError
 from repro_golden.base.processes import MARK
 from repro_golden.compare.traces import first_difference
-from repro_golden.observe.rank_group import lost_a_peer, result_path
+from repro_golden.recording.rank_group import lost_a_peer, result_path
 from repro_golden.replay.children import Child, Run
 from repro_golden.replay.ranks import Lost, Ranks
 from repro_golden.repository.place import Place

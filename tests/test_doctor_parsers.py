@@ -18,7 +18,7 @@ from repro.doctor.artefacts.parsers import PARSERS
 from repro.doctor.facts.known_flags import ALSO, KNOWN
 from repro.doctor.facts.near_flags import near_miss
 from repro_golden.base.errors import ReproError
-from repro_golden.observe.attach.entry import enter
+from repro_golden.recording.attach.entry import enter
 
 TRAINER = """
 import argparse
@@ -61,7 +61,7 @@ def test_what_parsers_wrote_in_a_replay(tmp_path: Path) -> None:
     """Real parsers, watched by the replay's own entry: their flags, and those of the command line that none took."""
     source = (
         "import sys\nsys.argv = ['train.py', '--kind', 'b', '--knid', 'c', '--sglang-log-level', 'info']\n"
-        "from repro_golden.observe.attach.entry import enter\n"
+        "from repro_golden.recording.attach.entry import enter\n"
         f"enter({{'flags': [], 'redirect': {{}}, 'variables': [], 'out': {str(tmp_path)!r}}})\n" + TRAINER
     )
     subprocess.run([sys.executable, "-c", source], check=True, cwd=tmp_path)

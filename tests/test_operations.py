@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import content, reference
-from repro_golden.observe.attach.run import environment_for
-from repro_golden.observe.attach.settings import Settings
-from repro_golden.observe.operations.recorder import OperationRecorder
-from repro_golden.observe.operations.stream import OBSERVED, Frame, Operation, Stream, dump_of, read_stream
+from repro_golden.recording.attach.run import environment_for
+from repro_golden.recording.attach.settings import Settings
+from repro_golden.recording.operations.recorder import OperationRecorder
+from repro_golden.recording.operations.stream import OBSERVED, Frame, Operation, Stream, dump_of, read_stream
 
 NAME = "rank-00000.jsonl"
 

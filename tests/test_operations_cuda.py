@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from repro_bisect.explain.cause import find_cause
 from repro_golden.fingerprint import fingerprints, scan
-from repro_golden.observe.operations.recorder import OperationRecorder
-from repro_golden.observe.operations.stream import Stream, read_stream
+from repro_golden.recording.operations.recorder import OperationRecorder
+from repro_golden.recording.operations.stream import Stream, read_stream
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

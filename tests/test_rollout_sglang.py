@@ -36,7 +36,7 @@ from repro_core.rollout.sglang.http import SglangServer
 from repro_core.rollout.sglang.stand_ins import FOLDER
 from repro_core.rollout.source import RolloutsOnly
 from repro_golden.base.errors import ReproError
-from repro_golden.observe.weight_sync import SyncJudge
+from repro_golden.recording.weight_sync import SyncJudge
 
 EOS = 258
 SEEDS = [2**53 - 1 - i for i in range(8)]

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from repro_golden.observe.attach.readings import Held, leaves, of_parts
-from repro_golden.observe.attach.saving import Written, content
+from repro_golden.recording.attach.readings import Held, leaves, of_parts
+from repro_golden.recording.attach.saving import Written, content
 
 
 def test_the_content_of_a_file_is_its_tensors_and_numbers() -> None:

@@ -17,7 +17,7 @@ from repro.__main__ import main
 from repro_bisect.probe.journal import probe_key
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
-from repro_golden.observe.attach.identify import build
+from repro_golden.recording.attach.identify import build
 from repro_golden.subjects import build_of
 from repro_golden.subjects.environments import builds as environments
 from repro_golden.subjects.surroundings import (

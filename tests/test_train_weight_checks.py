@@ -13,7 +13,7 @@ from sglang_kit import CORE, Served, sglang_server  # noqa: F401 - a fixture
 from weight_sync_kit import CONFIG, TABLE, Fused, brought
 
 from repro_core.engines.torch_engine import TorchEngines
-from repro_golden.observe.weight_sync import SyncJudge
+from repro_golden.recording.weight_sync import SyncJudge
 
 MODEL = """\
 max_response_len = 4

@@ -15,7 +15,7 @@ from repro_core.engines.megatron.weights import names
 from repro_core.model.layout_free import Joining, LayoutError, Local, same_bits
 from repro_core.rollout.engine import HeldWeights
 from repro_core.rollout.sglang.weights import layout, placements
-from repro_golden.observe.weight_pieces import canonical_tensors, join, pieces
+from repro_golden.recording.weight_pieces import canonical_tensors, join, pieces
 
 torch.set_num_threads(1)
 QWEN2 = ModelConfig(vocab_size=67, hidden_size=32, intermediate_size=48, num_hidden_layers=1, tie_word_embeddings=False)

@@ -27,9 +27,9 @@ from repro_core.model.hf import save_hf
 from repro_core.rollout.engine import EngineError, HeldWeights
 from repro_core.rollout.sync import WeightSync, show_start
 from repro_golden.base.errors import ReproError
-from repro_golden.observe.rank_group import Team
-from repro_golden.observe.weight_pieces import Piece, join, pieces
-from repro_golden.observe.weight_sync import SyncJudge
+from repro_golden.recording.rank_group import Team
+from repro_golden.recording.weight_pieces import Piece, join, pieces
+from repro_golden.recording.weight_sync import SyncJudge
 from repro_golden.replay.watch import meet
 
 torch.set_num_threads(1)

@@ -16,7 +16,7 @@ from repro_core.rollout.engine import EngineError
 from repro_core.rollout.sglang import engine as sglang_engine
 from repro_core.rollout.sync import show_start
 from repro_golden.base.errors import ReproError
-from repro_golden.observe.weight_sync import SyncJudge
+from repro_golden.recording.weight_sync import SyncJudge
 
 LOADER = "weight_sync_loaders.spoil"
 

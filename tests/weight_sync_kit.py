@@ -18,7 +18,7 @@ from repro_core.rollout.engine import HeldWeights
 from repro_core.rollout.sglang.weights import layout, placements
 from repro_core.rollout.sync import WeightSync
 from repro_golden.base.errors import ReproError
-from repro_golden.observe.weight_sync import SyncJudge
+from repro_golden.recording.weight_sync import SyncJudge
 
 __all__ = [
     "CHANGES",

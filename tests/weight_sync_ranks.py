@@ -15,8 +15,8 @@ from repro_core.config import MegatronConfig, ModelConfig
 from repro_core.engines.megatron.engines import MegatronEngines
 from repro_core.rollout.engine import EngineError
 from repro_golden.base.errors import ReproError
-from repro_golden.observe.rank_group import Team
-from repro_golden.observe.weight_sync import SyncJudge
+from repro_golden.recording.rank_group import Team
+from repro_golden.recording.weight_sync import SyncJudge
 from repro_golden.replay.watch import meet
 
 EXPERTS = CONFIG.model

@@ -58,9 +58,9 @@ def trace(
     """
     from repro_golden.base.errors import ReproError
     from repro_golden.case.file import pattern_problem
-    from repro_golden.observe.attach.run import run_traced
-    from repro_golden.observe.attach.settings import Settings
-    from repro_golden.observe.attach.unmatched import unmatched
+    from repro_golden.recording.attach.run import run_traced
+    from repro_golden.recording.attach.settings import Settings
+    from repro_golden.recording.attach.unmatched import unmatched
     from repro_golden.trace import Trace
 
     given = [f"--{name.replace('_', '-').replace('allow', 'allow-pickle')}" for name, value in dumps.items() if value]

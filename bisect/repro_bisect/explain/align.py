@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 
-from repro_golden.observe.operations.stream import OBSERVED, Operation, Stream
+from repro_golden.recording.operations.stream import OBSERVED, Operation, Stream
 
 __all__ = ["aligned", "matched", "under_names"]
 

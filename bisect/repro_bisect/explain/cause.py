@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from repro_bisect.explain.align import aligned, matched
-from repro_golden.observe.operations.stream import OBSERVED, Operation, Stream, Value
+from repro_golden.recording.operations.stream import OBSERVED, Operation, Stream, Value
 
 __all__ = ["Cause", "Kind", "Touches", "find_cause"]
 

@@ -24,7 +24,7 @@ from repro_golden.base.errors import NotVerifiableError
 from repro_golden.compare.coverage import coverage_of
 from repro_golden.compare.renames import aligned
 from repro_golden.compare.traces import Divergence, ended_early, first_difference
-from repro_golden.observe.operations.stream import Operation, Stream, dump_of
+from repro_golden.recording.operations.stream import Operation, Stream, dump_of
 from repro_golden.repository.checkout import Checkout
 from repro_golden.subjects.environments.builds import environment_changes
 from repro_golden.trace import Trace

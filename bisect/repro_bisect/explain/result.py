@@ -9,7 +9,7 @@ from typing import Any, Literal
 from repro_bisect.explain.source import Place
 from repro_golden.compare.coverage import Coverage
 from repro_golden.compare.traces import Divergence, jsonable
-from repro_golden.observe.operations.stream import Operation
+from repro_golden.recording.operations.stream import Operation
 from repro_golden.trace.tensor_difference import Magnitude
 
 __all__ = ["Answer", "Explained", "Explanation", "Size", "Version"]

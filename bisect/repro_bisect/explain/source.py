@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from repro_golden.observe.operations.stream import Frame, Operation, Stream
+from repro_golden.recording.operations.stream import Frame, Operation, Stream
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.git import GitFailedError
 

@@ -11,7 +11,7 @@ from repro_bisect.explain.cause import Cause
 from repro_bisect.explain.result import Explained, Size
 from repro_golden.compare.renames import aligned
 from repro_golden.compare.traces import Divergence
-from repro_golden.observe.operations.stream import Operation
+from repro_golden.recording.operations.stream import Operation
 from repro_golden.trace import Trace
 from repro_golden.trace.tensor_difference import decode, measure, ulp_histogram
 

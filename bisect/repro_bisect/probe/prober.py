@@ -23,7 +23,7 @@ from repro_golden.base.scratch import scratch_folder
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
 from repro_golden.compare.traces import Divergence, first_difference
-from repro_golden.observe.operations.stream import Stream, read_stream
+from repro_golden.recording.operations.stream import Stream, read_stream
 from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import Checkout
 from repro_golden.subjects.surroundings import outside_of

@@ -12,7 +12,7 @@ from repro_golden.engine_checks.difference import Answer
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from repro_golden.observe.weight_pieces import Held
+    from repro_golden.recording.weight_pieces import Held
 
 __all__ = ["Engine", "Plan", "Sampling"]
 

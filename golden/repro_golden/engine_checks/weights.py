@@ -10,7 +10,7 @@ from repro_golden.fingerprint.placement import Part, read
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from repro_golden.observe.weight_pieces import Held
+    from repro_golden.recording.weight_pieces import Held
 
 __all__ = ["moved", "perturbed", "prints", "to_bring", "vocabulary"]
 
@@ -27,7 +27,7 @@ def _placed(held: Sequence[Held]) -> Iterator[tuple[str, Part]]:
 
 def to_bring(held: Sequence[Held]) -> dict[str, Tensor]:
     """Copies of the canonical tensors, with which all that has a placement can be filled again."""
-    from repro_golden.observe.weight_pieces import canonical_tensors
+    from repro_golden.recording.weight_pieces import canonical_tensors
 
     found = canonical_tensors(held)
     if any(own == _HEAD and part.name == _EMBEDDING for own, part in _placed(held)):

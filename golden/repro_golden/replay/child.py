@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 from repro_golden.base.canonical import write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.usage import measure
-from repro_golden.observe.rank_group import Team, lost_a_peer
+from repro_golden.recording.rank_group import Team, lost_a_peer
 
 if TYPE_CHECKING:
-    from repro_golden.observe.weight_sync import SyncJudge
+    from repro_golden.recording.weight_sync import SyncJudge
 
 __all__ = ["main"]
 
@@ -108,7 +108,7 @@ def _run(door: ModuleType, job: dict[str, Any], run: dict[str, Any], team: Team 
     about = {"config": case["subject"]["config"], "root": job["root"]}
     judge: SyncJudge | None = None
     if not recorded:  # an engine may be asked, to which weights are brought
-        from repro_golden.observe.weight_sync import SyncJudge
+        from repro_golden.recording.weight_sync import SyncJudge
 
         about["sync"] = judge = SyncJudge(team, lambda line: print(line, flush=True))
     if not run["train"]:
@@ -210,7 +210,7 @@ class _Operations:
     def __init__(self, ask: dict[str, Any] | None, rank: int) -> None:
         self._step, self._recorder = ask["step"] if ask else -1, None
         if ask:
-            from repro_golden.observe.operations.recorder import OperationRecorder
+            from repro_golden.recording.operations.recorder import OperationRecorder
 
             self._recorder = OperationRecorder(Path(ask["folder"]), ask["root"], ask["step"], rank, ask["dump"])
             self._recorder.open()
@@ -298,7 +298,7 @@ class _States:
 def _recorder(job: dict[str, Any], run: dict[str, Any], rollouts: str, first_step: int, team: Team | None) -> Any:
     if not run["trace"]:
         return None
-    from repro_golden.observe.recorder import RankWriter, Recorder
+    from repro_golden.recording.recorder import RankWriter, Recorder
     from repro_golden.trace import TraceWriter
 
     def header() -> Any:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from repro_golden.observe.rank_group import SHOW_STACKS, lost_a_peer, result_path
+from repro_golden.recording.rank_group import SHOW_STACKS, lost_a_peer, result_path
 from repro_golden.replay.children import CancelledError, Child, ChildFailure, tail
 
 __all__ = ["Lost", "Ranks", "free_port", "meeting", "rank_log"]

@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Any
 from repro_golden.base.canonical import digest, write_atomic
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import SCHEME
-from repro_golden.observe.rank_group import Team
+from repro_golden.recording.rank_group import Team
 from repro_golden.replay.children import BITS_DEFAULTS
 from repro_golden.trace.model import PHASES, chain, root
 from repro_golden.trace.signals import Signals
 
 if TYPE_CHECKING:
-    from repro_golden.observe.weight_sync import SyncJudge
+    from repro_golden.recording.weight_sync import SyncJudge
 
 __all__ = ["StepHashes", "main", "meet"]
 
@@ -95,7 +95,7 @@ def _watched(options: argparse.Namespace, argv: list[str]) -> int:
     if hashes is not None:
         observers["observe"] = hashes
     if options.weights:
-        from repro_golden.observe.weight_sync import SyncJudge
+        from repro_golden.recording.weight_sync import SyncJudge
 
         team = meet(options.folder)
         observers["sync"] = judge = SyncJudge(team, _say, options.report)

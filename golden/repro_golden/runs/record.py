@@ -21,7 +21,7 @@ from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
 from repro_golden.compare.mismatch_bounds import mismatch_checks
 from repro_golden.compare.noise import measure_noise
-from repro_golden.observe.attach.unmatched import unmatched
+from repro_golden.recording.attach.unmatched import unmatched
 from repro_golden.replay.children import Run, RunResult
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.locks import held_alone

@@ -15,10 +15,10 @@ from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.scratch import scratch_folder
 from repro_golden.case.file import Case, CommandSubject
 from repro_golden.compare.parting import Parting
-from repro_golden.observe.attach.collect import Gathering, cut_short, read_terminal
-from repro_golden.observe.attach.run import environment_for, said_of
-from repro_golden.observe.attach.settings import Settings
-from repro_golden.observe.attach.unseen import Unseen
+from repro_golden.recording.attach.collect import Gathering, cut_short, read_terminal
+from repro_golden.recording.attach.run import environment_for, said_of
+from repro_golden.recording.attach.settings import Settings
+from repro_golden.recording.attach.unseen import Unseen
 from repro_golden.replay.children import (
     Child,
     ChildFailure,

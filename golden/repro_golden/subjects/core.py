@@ -20,7 +20,7 @@ from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.case.file import Case, CoreSubject
 from repro_golden.case.identity import collect, megatron_layout, megatron_variables
 from repro_golden.case.layouts import joined
-from repro_golden.observe.attach.identify import build, importable
+from repro_golden.recording.attach.identify import build, importable
 from repro_golden.replay.children import (
     Child,
     ChildFailure,

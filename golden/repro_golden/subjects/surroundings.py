@@ -15,7 +15,7 @@ from pathlib import Path
 
 from repro_golden.base.canonical import canonical_json, digest
 from repro_golden.case.file import Case
-from repro_golden.observe.attach.identify import sources
+from repro_golden.recording.attach.identify import sources
 from repro_golden.replay.children import base_environment
 
 __all__ = ["CANNOT_MATTER", "folders_of", "outside_of", "seen", "variables_digest", "variables_of_key"]

@@ -24,7 +24,7 @@ from repro_golden.base.credentials import handed_on
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, CommandSubject
 from repro_golden.case.identity import Difference, Identity
-from repro_golden.observe.attach.run import PACKAGE
+from repro_golden.recording.attach.run import PACKAGE
 from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import find_checkout
 from repro_golden.repository.place import Place
@@ -201,7 +201,7 @@ spec = importlib.util.spec_from_file_location(
     "repro_golden", package + "/__init__.py", submodule_search_locations=[package])
 module = sys.modules["repro_golden"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-from repro_golden.observe.attach.identify import say
+from repro_golden.recording.attach.identify import say
 say(int(threads), int(ranks))
 """
 """`repro_golden` from its own folder and nothing else of our environment, in another Python."""

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from repro_golden.base.errors import ReproError
-from repro_golden.observe.attach.raw import RawLog
-from repro_golden.observe.pieces import At, Piece, keep_piece, keep_whole
-from repro_golden.observe.tap import Aim
+from repro_golden.recording.attach.raw import RawLog
+from repro_golden.recording.pieces import At, Piece, keep_piece, keep_whole
+from repro_golden.recording.tap import Aim
 from repro_golden.trace import Row, StepRecord, TraceWriter, dump_path
 from repro_golden.trace.frames import pack
 from repro_golden.trace.model import METRIC, PHASES, RECORDER

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from repro_golden.observe.attach import megatron_names
-from repro_golden.observe.attach.copies import CopyTest, Owned, shapes_of, tensors_in, unused
-from repro_golden.observe.attach.names import modules_of, walk
-from repro_golden.observe.attach.reached import Reached, is_tensor
-from repro_golden.observe.attach.readings import Places, Reading, Tensors
-from repro_golden.observe.attach.variables import names_of, of_type
+from repro_golden.recording.attach import megatron_names
+from repro_golden.recording.attach.copies import CopyTest, Owned, shapes_of, tensors_in, unused
+from repro_golden.recording.attach.names import modules_of, walk
+from repro_golden.recording.attach.reached import Reached, is_tensor
+from repro_golden.recording.attach.readings import Places, Reading, Tensors
+from repro_golden.recording.attach.variables import names_of, of_type
 
 __all__ = ["Beside", "unreadable"]
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from repro_golden.fingerprint.placement import Placement
-from repro_golden.observe.attach import megatron_mains, megatron_names
+from repro_golden.recording.attach import megatron_mains, megatron_names
 
 __all__ = ["Names", "modules_of", "walk"]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from repro_golden.observe.attach.generators import states
-from repro_golden.observe.attach.names import Names
-from repro_golden.observe.attach.outside import outside
-from repro_golden.observe.attach.readings import of_parts, state
-from repro_golden.observe.attach.settings import Settings
+from repro_golden.recording.attach.generators import states
+from repro_golden.recording.attach.names import Names
+from repro_golden.recording.attach.outside import outside
+from repro_golden.recording.attach.readings import of_parts, state
+from repro_golden.recording.attach.settings import Settings
 
 __all__ = ["facts", "generators", "terminal"]
 

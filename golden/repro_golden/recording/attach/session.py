@@ -26,18 +26,18 @@ import torch
 import repro_golden
 from repro_golden.base.clean import one_line
 from repro_golden.base.usage import measure
-from repro_golden.observe.attach.beside import Beside
-from repro_golden.observe.attach.by_hand import ByHand
-from repro_golden.observe.attach.files import Files
-from repro_golden.observe.attach.generators import states
-from repro_golden.observe.attach.guard import harmless, without_collection
-from repro_golden.observe.attach.metrics import Metrics
-from repro_golden.observe.attach.names import Names
-from repro_golden.observe.attach.numbers import number_of
-from repro_golden.observe.attach.readings import Held, Reading, learning_rates, of_parts
-from repro_golden.observe.attach.records import Records, dump
-from repro_golden.observe.attach.settings import Settings
-from repro_golden.observe.attach.turns import Turns
+from repro_golden.recording.attach.beside import Beside
+from repro_golden.recording.attach.by_hand import ByHand
+from repro_golden.recording.attach.files import Files
+from repro_golden.recording.attach.generators import states
+from repro_golden.recording.attach.guard import harmless, without_collection
+from repro_golden.recording.attach.metrics import Metrics
+from repro_golden.recording.attach.names import Names
+from repro_golden.recording.attach.numbers import number_of
+from repro_golden.recording.attach.readings import Held, Reading, learning_rates, of_parts
+from repro_golden.recording.attach.records import Records, dump
+from repro_golden.recording.attach.settings import Settings
+from repro_golden.recording.attach.turns import Turns
 from repro_golden.trace.families import FAMILIES, UNREAD
 
 __all__ = ["Session"]
@@ -190,7 +190,7 @@ class Session:
         at, rank = [self._step, phase, name], int(os.environ.get("RANK", "0"))
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         if self.settings.plant and at == list(self.settings.plant) and local.numel():
-            from repro_golden.observe.perturbation import plant_one_ulp
+            from repro_golden.recording.perturbation import plant_one_ulp
 
             plant_one_ulp(local)
         own = [self._step, phase, f"{name}@{rank}"]
@@ -221,7 +221,7 @@ class Session:
             if self.settings.steps is not None and self._step >= self.settings.steps:
                 return True
         if self.settings.terminal and not self._met:
-            from repro_golden.observe.attach.process import generators
+            from repro_golden.recording.attach.process import generators
 
             self._first = generators()
         known = self._met.get(id(optimizer))
@@ -346,7 +346,7 @@ class Session:
     # -- files
 
     def _open(self) -> None:
-        from repro_golden.observe.attach.process import facts
+        from repro_golden.recording.attach.process import facts
 
         about = facts(self.settings)
         self._world = about["world"]
@@ -440,7 +440,7 @@ class Session:
             self._put_end(stopped=False)
 
     def _put_end(self, stopped: bool) -> None:
-        from repro_golden.observe.attach.process import terminal
+        from repro_golden.recording.attach.process import terminal
 
         self._flush()
         if self.settings.terminal:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from repro_golden.fingerprint import fingerprint
-from repro_golden.observe.weight_pieces import Whole
+from repro_golden.recording.weight_pieces import Whole
 
 __all__ = ["CASTS", "Faults", "differing", "told"]
 

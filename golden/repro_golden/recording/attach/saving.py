@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from repro_golden.base.printed import is_clock, measures_time
-from repro_golden.observe.attach.beside import unreadable
-from repro_golden.observe.attach.readings import Tensors, everything, folded, of_parts
+from repro_golden.recording.attach.beside import unreadable
+from repro_golden.recording.attach.readings import Tensors, everything, folded, of_parts
 
 __all__ = ["MADE_UP", "Written", "below", "content", "hook"]
 

@@ -17,8 +17,8 @@ import torch
 from repro_golden.fingerprint import content
 from repro_golden.fingerprint.distributed import local_of
 from repro_golden.fingerprint.placement import Part, read, whole
-from repro_golden.observe.perturbation import plant_one_ulp
-from repro_golden.observe.pieces import At, Piece, box
+from repro_golden.recording.perturbation import plant_one_ulp
+from repro_golden.recording.pieces import At, Piece, box
 
 __all__ = ["Aim"]
 

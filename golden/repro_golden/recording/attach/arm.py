@@ -23,11 +23,11 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     from torch.optim import optimizer as optimizers
 
     from repro_golden.base.printed import listen, metrics_of
-    from repro_golden.observe.attach import by_hand, generators, megatron, saving
-    from repro_golden.observe.attach.activations import Activations
-    from repro_golden.observe.attach.session import Session
-    from repro_golden.observe.attach.settings import VARIABLE, Settings
-    from repro_golden.observe.attach.steps import Steps
+    from repro_golden.recording.attach import by_hand, generators, megatron, saving
+    from repro_golden.recording.attach.activations import Activations
+    from repro_golden.recording.attach.session import Session
+    from repro_golden.recording.attach.settings import VARIABLE, Settings
+    from repro_golden.recording.attach.steps import Steps
 
     settings = Settings.from_text(os.environ[VARIABLE])
     session = Session(settings)
@@ -70,7 +70,7 @@ def _stepped(session: Any, settings: Any) -> Callable[[list[Any], bool], None]:
     if not settings.operations:
         step: Callable[[list[Any], bool], None] = session.step
         return step
-    from repro_golden.observe.attach.operations import StepOperations
+    from repro_golden.recording.attach.operations import StepOperations
 
     operations = session.operations = StepOperations(settings.operations)
     operations.at(0)

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from repro_golden.observe.attach.steps import Steps
+from repro_golden.recording.attach.steps import Steps
 
 __all__ = ["hook"]
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from repro_golden.base.canonical import digest, write_atomic
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint.placement import read
-from repro_golden.observe.rank_group import Team
-from repro_golden.observe.weight_faults import CASTS, Faults, differing, told
-from repro_golden.observe.weight_pieces import Held, Piece, Whole, canonical_tensors, join, pieces
+from repro_golden.recording.rank_group import Team
+from repro_golden.recording.weight_faults import CASTS, Faults, differing, told
+from repro_golden.recording.weight_pieces import Held, Piece, Whole, canonical_tensors, join, pieces
 
 __all__ = ["Sync", "SyncJudge"]
 

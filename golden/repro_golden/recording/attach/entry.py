@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from repro_golden.observe.attach.outside import outside
+from repro_golden.recording.attach.outside import outside
 
 __all__ = ["FLAG", "enter", "is_entry"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from repro_golden.base.clean import one_line
-from repro_golden.observe.operations.recorder import OperationRecorder
+from repro_golden.recording.operations.recorder import OperationRecorder
 
 __all__ = ["StepOperations"]
 

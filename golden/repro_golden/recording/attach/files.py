@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-from repro_golden.observe.attach.saving import MADE_UP, Written, below, content
+from repro_golden.recording.attach.saving import MADE_UP, Written, below, content
 
 __all__ = ["Files"]
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import repro_golden
 from repro_golden.base.errors import ReproError
-from repro_golden.observe.attach.collect import Collected, Gathering
-from repro_golden.observe.attach.settings import VARIABLE, Settings
-from repro_golden.observe.attach.unseen import Unseen
+from repro_golden.recording.attach.collect import Collected, Gathering
+from repro_golden.recording.attach.settings import VARIABLE, Settings
+from repro_golden.recording.attach.unseen import Unseen
 from repro_golden.trace import Header
 
 __all__ = ["PACKAGE", "environment_for", "run_traced", "said_of"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from repro_golden.observe.attach.variables import NOT_HOLDERS, attributes, variables
+from repro_golden.recording.attach.variables import NOT_HOLDERS, attributes, variables
 
 __all__ = ["Reached", "is_tensor"]
 

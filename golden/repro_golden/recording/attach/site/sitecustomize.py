@@ -115,14 +115,14 @@ def _seek() -> None:
 def _arm(torch: Any) -> None:
     del torch
     instrument()
-    from repro_golden.observe.attach.arm import arm
+    from repro_golden.recording.attach.arm import arm
 
     arm(When)
 
 
 def _arm_ray(utils: Any) -> None:
     instrument()
-    from repro_golden.observe.attach.ray_workers import arm_ray
+    from repro_golden.recording.attach.ray_workers import arm_ray
 
     arm_ray(utils, When)
 
@@ -150,8 +150,8 @@ def _enter() -> None:
     """Serve a trainer's entry point. Without its flags it would train for real, so then it must not start."""
     try:
         instrument()
-        from repro_golden.observe.attach.entry import enter, is_entry
-        from repro_golden.observe.attach.settings import VARIABLE, Settings
+        from repro_golden.recording.attach.entry import enter, is_entry
+        from repro_golden.recording.attach.settings import VARIABLE, Settings
 
         settings = Settings.from_text(os.environ[VARIABLE])
         entry = settings.entry

@@ -24,7 +24,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from repro_golden.observe.operations.looks import (
+from repro_golden.recording.operations.looks import (
     Facts,
     Memory,
     Signature,
@@ -38,8 +38,8 @@ from repro_golden.observe.operations.looks import (
     sort,
     told,
 )
-from repro_golden.observe.operations.modules import Modules
-from repro_golden.observe.operations.stream import FORMAT, OBSERVED, dump_of
+from repro_golden.recording.operations.modules import Modules
+from repro_golden.recording.operations.stream import FORMAT, OBSERVED, dump_of
 
 __all__ = ["OperationRecorder"]
 

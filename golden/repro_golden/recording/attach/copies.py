@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from repro_golden.observe.attach.reached import is_tensor
-from repro_golden.observe.attach.readings import leaves
+from repro_golden.recording.attach.reached import is_tensor
+from repro_golden.recording.attach.readings import leaves
 
 __all__ = ["CopyTest", "Owned", "shapes_of", "tensors_in", "unused"]
 

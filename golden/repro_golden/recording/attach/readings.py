@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 
 from repro_golden.fingerprint.placement import Part, Placement, whole
-from repro_golden.observe.attach import megatron_mains
-from repro_golden.observe.attach.megatron_mains import Main
-from repro_golden.observe.attach.megatron_names import is_copy
+from repro_golden.recording.attach import megatron_mains
+from repro_golden.recording.attach.megatron_mains import Main
+from repro_golden.recording.attach.megatron_names import is_copy
 
 __all__ = [
     "Held",
