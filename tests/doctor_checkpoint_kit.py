@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shlex
 import subprocess
@@ -21,6 +20,7 @@ from repro.doctor.artefacts.kinds import HfCheckpoint, HfConfig, Launch, Megatro
 from repro.doctor.artefacts.launch import LAUNCH
 from repro.doctor.artefacts.megatron import MEGATRON
 from repro.doctor.artefacts.tokenizer import TOKENIZER
+from repro.doctor.catalogue import catalogue, subject_of
 from repro.doctor.rule import Finding, Rule
 
 __all__ = [
@@ -39,9 +39,8 @@ Tensors = dict[str, torch.Tensor]
 
 def rule(name: str) -> Rule:
     """A rule of checkpoints by its id."""
-    module = importlib.import_module(f"repro.doctor.rules.checkpoints.{name.replace('-', '_')}")
-    found: Rule = module.RULE
-    assert found.id == name
+    found = catalogue()[name]
+    assert subject_of(found) == "checkpoints"
     return found
 
 

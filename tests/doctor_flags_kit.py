@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from repro.doctor.artefacts.kinds import Launch
 from repro.doctor.artefacts.launch import LAUNCH
+from repro.doctor.catalogue import catalogue, subject_of
 from repro.doctor.rule import Finding, Rule
 
 BATCH = ("--rollout-batch-size 32", "--n-samples-per-prompt 8", "--global-batch-size 256")
@@ -46,10 +46,8 @@ def launch(path: Path) -> Launch:
 
 def rule(name: str) -> Rule:
     """A rule of the flags, by its id."""
-    module = importlib.import_module(f"repro.doctor.rules.flags.{name.replace('-', '_')}")
-    found = module.RULE
-    assert isinstance(found, Rule)
-    assert found.id == name
+    found = catalogue()[name]
+    assert subject_of(found) == "flags"
     return found
 
 

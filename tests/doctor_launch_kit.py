@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import NamedTuple
 
 from repro.doctor.artefacts.kinds import Launch
 from repro.doctor.artefacts.launch import LAUNCH
+from repro.doctor.catalogue import catalogue, subject_of
 from repro.doctor.rule import Found, Rule, Severity
 
 CLEAN: Mapping[str, str] = {
@@ -168,8 +168,8 @@ def rule(subject: str) -> Callable[[str], Rule]:
     """Rules of a folder, by id."""
 
     def load(name: str) -> Rule:
-        found = importlib.import_module(f"repro.doctor.rules.{subject}.{name.replace('-', '_')}").RULE
-        assert isinstance(found, Rule)
+        found = catalogue()[name]
+        assert subject_of(found) == subject
         return found
 
     return load

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from repro.doctor.artefacts.kinds import Log
 from repro.doctor.artefacts.log import read_log
+from repro.doctor.catalogue import catalogue, subject_of
 from repro.doctor.rule import Found, Rule
-from repro.doctor.rules import logs
 
 STAMP = "2026-11-20 15:47:01"
 
 
 def rules() -> dict[str, Rule]:
     """The rules of logs by id."""
-    modules = (importlib.import_module(f"{logs.__name__}.{m.name}") for m in pkgutil.iter_modules(logs.__path__))
-    return {module.RULE.id: module.RULE for module in modules}
+    return {name: rule for name, rule in catalogue().items() if subject_of(rule) == "logs"}
 
 
 RULES = rules()

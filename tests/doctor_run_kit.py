@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import pkgutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,8 @@ from repro.doctor.artefacts.launch import LAUNCH
 from repro.doctor.artefacts.log import read_log
 from repro.doctor.artefacts.runs import ROLLOUT_DUMP, RUN_FOLDER
 from repro.doctor.artefacts.tokenizer import TOKENIZER
+from repro.doctor.catalogue import catalogue, subject_of
 from repro.doctor.rule import Found, Rule
-from repro.doctor.rules import step1
 from repro_golden.dumps.rollout.fields import defaults
 from repro_golden.dumps.rollout.files import RolloutDump, write_rollout_dump
 from repro_golden.dumps.values import System
@@ -39,15 +37,7 @@ __all__ = [
 _STAMP = "[2026-11-20 15:38:49]"
 
 
-def _rules() -> dict[str, Rule]:
-    known: dict[str, Rule] = {}
-    for name in (module.name for module in pkgutil.iter_modules(step1.__path__)):
-        module = importlib.import_module(f"{step1.__name__}.{name}")
-        known |= {one.id: one for one in getattr(module, "RULES", None) or (module.RULE,)}
-    return known
-
-
-RULES = _rules()
+RULES = {name: rule for name, rule in catalogue().items() if subject_of(rule) == "step1"}
 
 
 def rule(name: str) -> Rule:

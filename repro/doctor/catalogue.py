@@ -1,4 +1,4 @@
-"""All rules of the doctor: every module below `rules/` that has a `RULE`, or several `RULES`."""
+"""All rules of the doctor: every one in a module below `rules/`, each file a family of rules that belong together."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Mapping
+from types import ModuleType
 
 from repro.doctor import rules
 from repro.doctor.rule import Rule
@@ -18,17 +19,22 @@ SUBJECTS = ("step1", "flags", "environment", "checkpoints", "dumps", "data", "lo
 
 @functools.cache
 def catalogue() -> Mapping[str, Rule]:
-    """Rules by id, in the order of `SUBJECTS` and then of their files' names."""
+    """Rules by id, in the order of `SUBJECTS` and then of the alphabet."""
     found: dict[str, Rule] = {}
     for subject in SUBJECTS:
         package = importlib.import_module(f"{rules.__name__}.{subject}")
-        for name in sorted(module.name for module in pkgutil.iter_modules(package.__path__)):
-            module = importlib.import_module(f"{package.__name__}.{name}")
-            for rule in getattr(module, "RULES", None) or (module.RULE,):
-                assert rule.id not in found, f"two rules are called {rule.id}"
-                found[rule.id] = rule
-                _SUBJECT[rule.id] = subject
+        names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+        every = [rule for name in names for rule in _rules(importlib.import_module(f"{package.__name__}.{name}"))]
+        for rule in sorted(every, key=lambda rule: rule.id):
+            assert rule.id not in found, f"two rules are called {rule.id}"
+            found[rule.id] = rule
+            _SUBJECT[rule.id] = subject
     return found
+
+
+def _rules(module: ModuleType) -> list[Rule]:
+    """Those of one file."""
+    return [value for value in vars(module).values() if isinstance(value, Rule)] + list(getattr(module, "RULES", ()))
 
 
 _SUBJECT: dict[str, str] = {}

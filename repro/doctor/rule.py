@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from types import NoneType
+from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
-__all__ = ["Certainty", "Finding", "Found", "Rule", "Severity", "Where"]
+__all__ = ["Certainty", "Finding", "Found", "Rule", "Severity", "Where", "rule"]
 
 Severity = Literal["error", "warning", "note"]
 """error: it fails, or trains on something wrong; warning: likely a mistake, or it will cost; note: worth knowing."""
@@ -85,6 +86,24 @@ class Rule:
     check: Callable[..., Iterable[Found]]
     uses: tuple[type, ...] = ()
     phrases: tuple[str, ...] = ()
+
+
+Check = Callable[..., Iterable[Found]]
+
+
+def rule(**facts: Any) -> Callable[[Check], Rule]:
+    """A function as a rule: the kinds that it needs and that help it are those of its parameters (``X``, ``X | None``).
+
+    Args:
+        facts: All of `Rule` but ``check``, ``inputs`` and ``uses``.
+    """
+
+    def made(check: Check) -> Rule:
+        kinds = [kind for name, kind in get_type_hints(check).items() if name != "return"]
+        uses = [next(k for k in get_args(kind) if k is not NoneType) for kind in kinds if get_args(kind)]
+        return Rule(check=check, inputs=tuple(k for k in kinds if not get_args(k)), uses=tuple(uses), **facts)
+
+    return made
 
 
 @dataclass(frozen=True)

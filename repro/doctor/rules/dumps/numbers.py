@@ -1,0 +1,253 @@
+"""Numbers in dumps: log-probs, advantages, what is not finite."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from repro.doctor.artefacts.kinds import Rollout, Series, TrainStep
+from repro.doctor.facts.rounding import narrow_dtype
+from repro.doctor.facts.train_columns import Floats, columns, floats, masks, sample_name
+from repro.doctor.rule import Found, Where, rule
+
+
+def _groups(step: TrainStep) -> dict[bytes, list[int]]:
+    """Samples that were sampled from the same prompt, by its tokens."""
+    tokens, lengths = next(columns(step, "tokens"), None), next(columns(step, "response_lengths"), None)
+    found: dict[bytes, list[int]] = defaultdict(list)
+    if tokens is None or lengths is None:
+        return found
+    for place, (ids, length) in enumerate(zip(tokens.values, lengths.values, strict=True)):
+        if ids is not None and length is not None and len(length) == 1 and 0 <= length[0] <= len(ids):
+            found[ids[: len(ids) - int(length[0])].tobytes()].append(place)
+    return found
+
+
+def _differ(rewards: Sequence[object] | None, group: Sequence[int], count: int) -> bool:
+    """Whether the samples of a group earned several rewards, where the dump says which is whose."""
+    if rewards is None or len(rewards) != count:
+        return False
+    own: Floats = np.array([value for i in group if isinstance(value := rewards[i], float | int)], dtype=np.float64)
+    return len(own) == len(group) and len(np.unique(own)) > 1
+
+
+@rule(
+    id="advantages-constant",
+    title="Groups whose advantages are all equal",
+    severity="warning",
+    certainty="certain",
+    why="advantages relative to a group that are all equal are 0: the rollout gives no gradient but that of KL and "
+    "entropy",
+    cure="look at the rewards (--rm-type, --label-key, --reward-key), and at --n-samples-per-prompt, which must be "
+    "above 1; prompts that are too easy or too hard are filtered by --dynamic-sampling-filter-path",
+    sources=("Miles guide: Debugging (rewards from the right key)",),
+)
+def _advantages_constant(step: TrainStep) -> Iterator[Found]:
+    advantages = next(columns(step, "advantages"), None)
+    if advantages is None:
+        return
+    kept = masks(step)
+    own: dict[int, set[float]] = {}
+    for place, values in enumerate(advantages.values):
+        mask = kept[place]
+        if values is None or (mask is not None and len(mask) != len(values)):
+            continue
+        trained = values if mask is None else values[mask]
+        if len(trained):
+            own[place] = set((trained + 0.0).tolist())  # -0.0 becomes 0.0
+    groups = [[i for i in group if i in own] for group in _groups(step).values()]
+    groups = [group for group in groups if len(group) > 1]
+    if not groups:
+        return
+    dead = [group for group in groups if len(set().union(*(own[i] for i in group))) == 1]
+    rewards = step.joined.whole.get("raw_reward")
+    lost = [group for group in dead if _differ(rewards, group, len(step.joined.indices))]
+    where = Where(str(step.path), item="advantages")
+    if len(dead) == len(groups):
+        level = next(iter(own[dead[0][0]]))
+        yield Found(
+            f"rollout {step.rollout_id}: in each of its {len(groups)} groups all advantages are equal ({level:g} in "
+            "the first)",
+            Where(where.path, item=where.item, value=f"{level:g}"),
+        )
+    elif lost:
+        yield Found(
+            f"rollout {step.rollout_id}: in {len(lost)} of {len(groups)} groups the rewards differ and all "
+            "advantages are equal",
+            where,
+        )
+    elif 2 * len(dead) >= len(groups):
+        yield Found(
+            f"rollout {step.rollout_id}: in {len(dead)} of {len(groups)} groups all advantages are equal: their "
+            "samples earned "
+            "one reward each and teach nothing",
+            where,
+            severity="note",
+            cure="--dynamic-sampling-filter-path samples other prompts in their place",
+        )
+
+
+_ENOUGH = 64
+"""Different values, of which some would need the bits that are all zero."""
+
+
+@rule(
+    id="dump-log-probs-rounded",
+    title="Rollout log-probs that were rounded to bf16 or fp16",
+    severity="warning",
+    certainty="likely",
+    why="the rounding is a hundred times the mismatch of train and rollout that is to be measured, and enters every "
+    "importance ratio of --use-tis",
+    cure="keep log-probs in fp32 from the engine's softmax to the dump: no cast of the logits' log_softmax, none in "
+    "the generate function",
+    sources=("THUDM/slime#245 (rollout_log_probs cast to bf16, fixed in 9a291fca7)",),
+)
+def _dump_log_probs_rounded(rollout: Rollout) -> Iterator[Found]:
+    each = [floats(sample.get("rollout_log_probs")) for sample in rollout.dump.samples]
+    known = [one for one in each if one is not None]
+    if not known:
+        return
+    values = np.unique(np.concatenate(known))
+    values = values[np.isfinite(values) & (values != 0)]
+    if len(values) >= _ENOUGH and (dtype := narrow_dtype(values)):
+        yield Found(
+            f"all {len(values)} different rollout_log_probs are values of {dtype}",
+            Where(str(rollout.path), item="rollout_log_probs", value=f"{values[0]!r}"),
+        )
+
+
+_TRAINED = (
+    "log_probs", "rollout_log_probs", "ref_log_probs", "old_log_probs", "advantages", "returns", "values", "rewards",
+    "teacher_log_probs",
+)  # fmt: skip
+"""Columns that enter the loss."""
+
+
+class _NotFinite(NamedTuple):
+    """A column with values that are not finite.
+
+    Attributes:
+        column: Its name.
+        values: How many of them are not finite.
+        samples: Of how many samples.
+        place: The first of these samples.
+        token: The first such value in it, as a token of its response.
+        value: That value.
+        masked: Whether that token is masked.
+    """
+
+    column: str
+    values: int
+    samples: int
+    place: int
+    token: int
+    value: float
+    masked: bool
+
+
+def _not_finite(step: TrainStep) -> list[_NotFinite]:
+    """Columns with values that are not finite, each with the first of them."""
+    kept = masks(step)
+    found: dict[str, _NotFinite] = {}
+    for column in columns(step):
+        each = [(place, values) for place, values in enumerate(column.values) if values is not None]
+        wrong = [(place, values, odd) for place, values in each if (odd := ~np.isfinite(values)).any()]
+        if not wrong or column.name in found:
+            continue
+        place, values, odd = wrong[0]
+        token = int(odd.argmax())
+        mask = kept[place]
+        masked = mask is not None and len(mask) == len(values) and not mask[token]
+        count = sum(int(one.sum()) for _, _, one in wrong)
+        found[column.name] = _NotFinite(column.name, count, len(wrong), place, token, float(values[token]), masked)
+    return list(found.values())
+
+
+def _where_of(step: TrainStep, bad: _NotFinite) -> Where:
+    """Where the first value of a column that is not finite stands."""
+    return Where(
+        str(step.path), item=f"{bad.column} of {sample_name(step, bad.place)}", value=f"{bad.value} at {bad.token}"
+    )
+
+
+def _text_of(step: TrainStep, bad: _NotFinite) -> str:
+    """What is said of a column that is not finite."""
+    masked = ", a masked token" if bad.masked else ""
+    return (
+        f"{bad.column} of rollout {step.rollout_id} holds {bad.values} values that are not finite, in {bad.samples} "
+        "samples: "
+        f"{bad.value} at token {bad.token} of {sample_name(step, bad.place)}{masked}"
+    )
+
+
+_SOURCE = "radixark/miles@31f1ca961 miles/backends/training_utils/loss_hub/losses.py:198-357 (nan_to_num)"
+
+
+@rule(
+    id="dump-not-finite",
+    title="NaN or infinity in the columns of a train dump",
+    severity="error",
+    certainty="certain",
+    why="a NaN in one token reaches every parameter with the next update, even from a masked token (NaN x 0 is NaN)",
+    cure="look at that sample: -inf of a forbidden token, a log-prob of an empty softmax, a reward that is none, a "
+    "group whose standard deviation is 0",
+    sources=("Miles guide: Debugging (gradient NaN/Inf)", _SOURCE),
+)
+def _dump_not_finite(step: TrainStep) -> Iterator[Found]:
+    for bad in _not_finite(step):
+        yield Found(_text_of(step, bad), _where_of(step, bad), severity=None if bad.column in _TRAINED else "warning")
+
+
+_METRICS = {
+    "log_probs": ("log_probs", "ppo_kl", "pg_loss", "loss"),
+    "rollout_log_probs": ("rollout_log_probs", "train_rollout_logprob_abs_diff", "loss"),
+    "ref_log_probs": ("ref_log_probs", "kl_loss", "loss"),
+    "advantages": ("advantages", "pg_loss", "loss"),
+    "returns": ("returns", "value_loss", "loss"),
+    "kl": ("kl", "kl_loss", "loss"),
+}
+"""The metrics in which a column's NaN should show."""
+
+
+def _of(numbers: Mapping[int, Mapping[str, float]], key: int, name: str) -> float | None:
+    value = numbers.get(key, {}).get(name)
+    return value if isinstance(value, float | int) and not isinstance(value, bool) else None
+
+
+@rule(
+    id="dump-nan-hidden",
+    title="NaN in raw columns that the metrics do not show",
+    severity="error",
+    certainty="certain",
+    why="Miles replaces NaN by 0 in its metrics: curves look well while every parameter is already wrong",
+    cure="do not trust the metrics of this step: go back to the checkpoint before it, and look at the sample that is "
+    "named",
+    sources=(_SOURCE,),
+)
+def _dump_nan_hidden(step: TrainStep, series: Series) -> Iterator[Found]:
+    if series.path.is_dir() and series.path not in (step.folder, step.folder / "train_data"):
+        return  # numbers of another run's folder
+    updates = step.joined.updates or 1
+    numbers = range(step.rollout_id * updates, (step.rollout_id + 1) * updates)
+    for bad in _not_finite(step):
+        names = _METRICS.get(bad.column)
+        if names is None:
+            continue
+        told = [
+            ("rollout", step.rollout_id, n, v)
+            for n in names
+            if (v := _of(series.rollouts, step.rollout_id, n)) is not None
+        ]
+        told += [("step", k, n, v) for k in numbers for n in names if (v := _of(series.steps, k, n)) is not None]
+        if not told or not all(math.isfinite(value) for *_, value in told):
+            continue  # it shows, or there is nothing to see it in
+        kind, number, name, value = told[0]
+        where = series.where(kind, number, name, value)
+        yield Found(
+            f"{_text_of(step, bad)}; and {name} of {kind} {number} is {value:.6g} ({where.path}), as if all were well",
+            _where_of(step, bad),
+        )

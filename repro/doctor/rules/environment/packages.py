@@ -1,0 +1,280 @@
+"""Versions of packages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from packaging.version import InvalidVersion, Version
+
+from repro.doctor.artefacts.kinds import Launch, Machine
+from repro.doctor.facts.asked import megatron
+from repro.doctor.facts.known_versions import KNOWN, Known, matches
+from repro.doctor.facts.launches import absent, samples, trains
+from repro.doctor.rule import Found, Where, rule
+
+
+def _installed(machine: Machine, known: Known) -> bool:
+    if known.python and not matches(known.python, machine.python):
+        return False
+    return all(matches(specifier, machine.packages.get(name, "")) for name, specifier in known.packages.items())
+
+
+@rule(
+    id="bad-version",
+    title="A version that is known to be bad is installed, or two that do not fit",
+    severity="warning",
+    certainty="likely",
+    why="others ran into it, and the place that is named says how",
+    cure="install another version",
+    sources=tuple(dict.fromkeys(known.source for known in KNOWN)),
+)
+def _bad_version(machine: Machine, launch: Launch | None) -> Iterable[Found]:
+    for known in KNOWN:
+        if not _installed(machine, known) or (launch and known.when and not known.when(launch)):
+            continue
+        named = " with ".join(f"{name} {machine.packages[name]}" for name in known.packages)
+        on = f" on Python {machine.python}" if known.python else ""
+        met = launch is not None or known.when is None
+        condition = "" if met else f" (with {known.if_})"
+        yield Found(
+            f"{named}{on}: {known.what}{condition} [{known.source}]",
+            Where(machine.source, item=next(iter(known.packages)), value=machine.packages[next(iter(known.packages))]),
+            known.severity if met else "note",
+            known.certainty if met else "possible",
+            f"install {known.cure}" if known.cure[0].isalpha() and " install" not in known.cure[:12] else known.cure,
+        )
+
+
+_ASSERTING = ("slime", "relax")
+
+
+@rule(
+    id="numpy-2",
+    title="NumPy 2 is installed for slime or Relax, which assert NumPy 1",
+    severity="error",
+    certainty="certain",
+    why="every training rank fails when Megatron is initialized: Megatron does not support numpy 2.x",
+    cure='pip install "numpy==1.26.4" "scipy==1.17.1" (scipy 1.18 and later need numpy 2)',
+    sources=(
+        "THUDM/slime@624b824a8 slime/backends/megatron_utils/initialize.py:66",
+        "THUDM/slime@624b824a8 docker/Dockerfile",
+        "NVIDIA/Megatron-LM#1563",
+    ),
+)
+def _numpy_2(machine: Machine, launch: Launch | None) -> Iterable[Found]:
+    version = machine.packages.get("numpy", "")
+    if not matches(">=2", version):
+        return
+    where = Where(machine.source, item="numpy", value=version)
+    if launch is not None:
+        if launch.system in _ASSERTING and megatron(launch):
+            severity, certainty = absent(launch, "error")
+            yield Found(f"{launch.system} asserts numpy 1, and {version} is installed", where, severity, certainty)
+        return
+    installed = [name for name in _ASSERTING if name in machine.packages or name in machine.modules]
+    if installed:
+        yield Found(f"{installed[0]} asserts numpy 1, and {version} is installed", where, "warning", "likely")
+
+
+_TOGETHER: tuple[tuple[str, ...], ...] = (
+    ("transformer-engine", "transformer-engine-cu12", "transformer-engine-cu13", "transformer-engine-torch"),
+    ("flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache"),
+    (
+        "nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-base", "nvidia-cutlass-dsl-libs-core",
+        "nvidia-cutlass-dsl-libs-cu12", "nvidia-cutlass-dsl-libs-cu13",
+    ),
+)  # fmt: skip
+_SHARED: tuple[tuple[str, ...], ...] = (
+    ("opencv-python", "opencv-python-headless", "opencv-contrib-python", "opencv-contrib-python-headless"),
+    ("transformer-engine-cu12", "transformer-engine-cu13"),
+    ("sgl-kernel", "sglang-kernel"),
+)
+_CUDA = re.compile(r"(nvidia-(?:cudnn|nccl|nvshmem|cusparselt))-cu(\d\d)")
+
+
+def _torch(machine: Machine) -> Iterable[Found]:
+    """Minor versions that belong together: torch 2.N, torchaudio 2.N, torchvision 0.(N + 15)."""
+    torch = _release(machine.packages.get("torch", ""))
+    if len(torch) < 2 or torch[0] != 2:
+        return
+    for name, wanted in (("torchvision", (0, torch[1] + 15)), ("torchaudio", (2, torch[1]))):
+        has = _release(machine.packages.get(name, ""))
+        # torchaudio is in maintenance, and its wheels since 2.11 fit later torches
+        late = name == "torchaudio" and has >= (2, 11) and torch[1] >= 11
+        if has and has[:2] != wanted and not late:
+            yield Found(
+                f"{name} {machine.packages[name]} is not the one of torch {machine.packages['torch']}",
+                _where(machine, name), cure=f'pip install "{name}=={wanted[0]}.{wanted[1]}.*"',
+            )  # fmt: skip
+
+
+def _libraries(packages: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """CUDA libraries that are installed for more than one CUDA: both lie in the same folder."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(packages):
+        if match := _CUDA.fullmatch(name):
+            found.setdefault(match[1], []).append(name)
+    return [tuple(names) for names in found.values()]
+
+
+def _public(version: str) -> str:
+    try:
+        return Version(version).public
+    except InvalidVersion:
+        return ""
+
+
+def _release(version: str) -> tuple[int, ...]:
+    try:
+        return Version(version).release
+    except InvalidVersion:
+        return ()
+
+
+def _listed(found: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}".strip() for name, version in found.items())
+
+
+def _where(machine: Machine, name: str) -> Where:
+    return Where(machine.source, item=name, value=machine.packages[name])
+
+
+@rule(
+    id="package-mismatch",
+    title="Packages that belong together are of different versions, or lie on top of each other",
+    severity="warning",
+    certainty="likely",
+    why="what is loaded is a mixture: it fails at import, or in a kernel much later",
+    cure="install all of them with one command, at one version",
+    sources=(
+        "radixark/miles@31f1ca961 docker/verify_transformer_engine.py",
+        "radixark/miles#2600",
+        "THUDM/slime@624b824a8 build_conda.sh",
+    ),
+)
+def _package_mismatch(machine: Machine) -> Iterable[Found]:
+    packages = machine.packages
+    for names in _TOGETHER:
+        found = {name: public for name in names if (public := _public(packages.get(name, "")))}
+        if len(set(found.values())) > 1:
+            yield Found(f"{_listed(found)} must be of one version", _where(machine, next(iter(found))))
+    for names in (*_SHARED, *_libraries(packages)):
+        both = {name: packages[name] for name in names if name in packages}
+        if len(both) > 1:
+            first = next(iter(both))
+            cure = f"uninstall all of them, then install the one that is meant: pip uninstall -y {' '.join(both)}"
+            yield Found(f"{_listed(both)} write over each other's files", _where(machine, first), cure=cure)
+    yield from _torch(machine)
+
+
+@dataclass(frozen=True)
+class _Need:
+    """A flag, the value that counts ('' for any), when, and of which names one must be installed or importable."""
+
+    flag: str
+    value: str
+    when: Callable[[Launch], bool]
+    packages: tuple[str, ...]
+    modules: tuple[str, ...]
+    cure: str
+
+
+_TE = (("transformer-engine", "transformer-engine-cu12", "transformer-engine-cu13"), ("transformer_engine",))
+_FLASH = (
+    ("flash-attn", "flash-attn-3", "flash-attn-4"),
+    ("flash_attn", "flash_attn_3", "flash_attn_interface"),
+)
+
+
+def _with_engine(launch: Launch) -> bool:
+    return megatron(launch) and launch.value("--transformer-impl") in (None, "transformer_engine")
+
+
+def _always(launch: Launch) -> bool:  # noqa: ARG001 - a condition like the others
+    return True
+
+
+_NEEDS = (
+    _Need("--attention-backend", "flash", _with_engine, *_FLASH, "flash-attn==2.8.3 --no-build-isolation"),
+    _Need("--transformer-impl", "transformer_engine", megatron, *_TE, '"transformer-engine[pytorch]"'),
+    _Need("--fp8-format", "", megatron, *_TE, '"transformer-engine[pytorch]"'),
+    _Need("--moe-permute-fusion", "", megatron, *_TE, '"transformer-engine[pytorch]"'),
+    _Need("--moe-enable-deepep", "", megatron, ("deep-ep",), ("deep_ep",), "DeepEP from its source"),
+    _Need(
+        "--sglang-moe-a2a-backend", "deepep", samples, ("deep-ep",), ("deep_ep",), "DeepEP from its source"
+    ),
+    _Need("--sglang-attention-backend", "flashinfer", samples, ("flashinfer-python",), ("flashinfer",),
+          "flashinfer-python"),
+    _Need("--attn-implementation", "flash_attention_2", trains, ("flash-attn",), ("flash_attn",), "flash-attn"),
+    _Need("--attn-implementation", "flash_attention_3", trains, ("flash-attn-3",),
+          ("flash_attn_3", "flash_attn_interface"), "flash_attn_3"),
+    _Need("--megatron-to-hf-mode", "bridge", megatron, ("megatron-bridge",), (), "megatron-bridge"),
+    _Need("--use-wandb", "", _always, ("wandb",), ("wandb",), "wandb"),
+    _Need("--use-tensorboard", "", _always, ("tensorboard", "tensorboardx"), ("tensorboard",), "tensorboard"),
+    _Need("", "", _always, ("torch",), ("torch",), "torch"),
+    _Need("", "", _always, ("ray",), ("ray",), '"ray[default]"'),
+    _Need("", "", samples, ("sglang",), ("sglang",), "sglang"),
+)  # fmt: skip
+
+
+def _asked(launch: Launch) -> Iterator[_Need]:
+    for need in _NEEDS:
+        if need.flag and not launch.has(need.flag):
+            continue
+        if not need.flag and launch.system is None:
+            continue  # who knows what that trainer needs
+        if (not need.value or launch.value(need.flag) == need.value) and need.when(launch):
+            yield need
+
+
+@rule(
+    id="package-missing",
+    title="A flag needs a package that is not installed",
+    severity="error",
+    certainty="likely",
+    why="the run fails when the first process imports it, after GPUs are taken and weights are loaded",
+    cure="install it in the environment that trains",
+    sources=(
+        "THUDM/slime@624b824a8 docker/Dockerfile",
+        "radixark/miles@31f1ca961 docker/Dockerfile",
+        "radixark/miles#2518",
+    ),
+)
+def _package_missing(machine: Machine, launch: Launch) -> Iterable[Found]:
+    if not machine.complete:
+        return
+    for need in _asked(launch):
+        if any(name in machine.packages for name in need.packages) or machine.modules.intersection(need.modules):
+            continue
+        given = f"{need.flag} {need.value}".strip()
+        severity, certainty = absent(launch, "error", "likely")
+        yield Found(
+            f"{given or launch.system or 'the trainer'} needs {need.packages[0]}, which is not installed",
+            launch.where(need.flag) if need.flag else Where(machine.source, item=need.packages[0]),
+            severity,
+            certainty,
+            f"install {need.cure}" if "source" in need.cure else f"pip install {need.cure}",
+        )
+
+
+@rule(
+    id="torch-cpu-only",
+    title="A torch that was built without CUDA",
+    severity="warning",
+    certainty="certain",
+    why="neither the trainer nor the engine finds a GPU",
+    cure="install the build for the driver's CUDA: `pip install torch --index-url "
+    "https://download.pytorch.org/whl/cu129`",
+    sources=("pytorch: Get started, local installation",),
+)
+def _torch_cpu_only(machine: Machine, launch: Launch | None) -> Iterable[Found]:
+    version = machine.packages.get("torch", "")
+    if not version.endswith("+cpu") or not (machine.gpus or launch):
+        return
+    where = Where(machine.source, item="torch", value=version)
+    if machine.gpus:
+        yield Found(f"torch {version} knows no CUDA, and the machine has {machine.gpus} GPUs", where)
+    else:  # tests of the trainers run so
+        yield Found(f"torch {version} knows no CUDA", where, "note")

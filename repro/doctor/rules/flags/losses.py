@@ -1,0 +1,351 @@
+"""Flags of the loss: KL, corrections, clipping, estimators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from repro.doctor.artefacts.kinds import Launch
+from repro.doctor.facts.launches import (
+    absent,
+    fsdp,
+    moe,
+    multi_latent_attention,
+    nonzero,
+    samples,
+    sft,
+    size,
+    tempered,
+    trains,
+)
+from repro.doctor.rule import Certainty, Found, Severity, rule
+
+
+@rule(
+    id="attention-backend",
+    title="Context parallelism without --attention-backend flash",
+    severity="warning",
+    certainty="possible",
+    why="fused attention under context parallelism is not stable in some versions: KL is not 0 at step 1",
+    cure="add --attention-backend flash (leave it out for models with MLA)",
+    sources=("Miles guide: Debugging", "slime guide: Debugging", "Relax guide: Debugging"),
+)
+def _attention_backend(launch: Launch) -> Iterator[Found]:
+    context_parallel = size(launch, "--context-parallel-size")
+    # with latent attention the launch scripts leave the choice to Transformer Engine: flash does not take its heads
+    if context_parallel in (None, 1) or fsdp(launch) or not trains(launch) or multi_latent_attention(launch):
+        return
+    if not launch.has("--attention-backend"):
+        message = (
+            f"--context-parallel-size {context_parallel} without --attention-backend flash: Transformer Engine may fuse"
+        )
+        yield Found(message, launch.where("--context-parallel-size"), *absent(launch, "warning", "possible"))
+    elif launch.value("--attention-backend") in ("fused", "auto"):
+        message = (
+            f"--context-parallel-size {context_parallel} with --attention-backend {launch.value('--attention-backend')}"
+        )
+        yield Found(message, launch.where("--attention-backend"))
+
+
+_PROMPTS, _SAMPLES = "--rollout-batch-size", "--n-samples-per-prompt"
+_OTHERWISE = ("--use-dynamic-global-batch-size", "--multi-lora", "--allow-partial-train-step")
+_GLOBAL, _STEPS = "--global-batch-size", "--num-steps-per-rollout"
+
+
+def _steps(total: int, steps: int) -> str:
+    """The nearest number of steps that divides the samples."""
+    near = min(
+        (n for n in range(1, min(total, 2 * steps, 100_000) + 1) if total % n == 0), key=lambda n: abs(n - steps)
+    )
+    return f"{_STEPS} {near} with {_GLOBAL} {total // near}"
+
+
+def _fitting(prompts: int, each: int, batch: int) -> str:
+    """Numbers of prompts that fit: the nearest ones."""
+    step = batch // math.gcd(batch, each)
+    below, above = prompts // step * step, (prompts // step + 1) * step
+    return f"{_PROMPTS} " + (f"{below} or {above}" if below else f"{above}") + f" with {each} samples each"
+
+
+@rule(
+    id="batch-invariant",
+    title="rollout_batch_size x n_samples_per_prompt that is not global_batch_size x num_steps_per_rollout",
+    severity="error",
+    certainty="certain",
+    why="the trainer refuses the numbers, or rounds down and leaves samples of every rollout untrained",
+    cure="set --global-batch-size to rollout_batch_size x n_samples_per_prompt / num_steps_per_rollout",
+    sources=(
+        "slime guide: Troubleshooting",
+        "Miles FAQ",
+        "THUDM/slime@624b824a8 slime/utils/arguments.py:1971-1979",
+        "THUDM/slime@624b824a8 slime/utils/dp_schedule.py:135",
+        "radixark/miles@31f1ca961 miles/utils/arguments.py:3431-3439",
+    ),
+)
+def _batch_invariant(launch: Launch) -> Iterator[Found]:
+    # lists of adapters and data-dependent batches have sizes of their own
+    if not launch.has(_PROMPTS) or any(launch.has(name) for name in _OTHERWISE):
+        return
+    prompts, each = size(launch, _PROMPTS), size(launch, _SAMPLES)
+    batch, steps = size(launch, _GLOBAL), size(launch, _STEPS)
+    if prompts is None or each is None:
+        return
+    total = prompts * each
+    shown = f"{prompts} x {each} = {total} samples of a rollout"
+    sure: tuple[Severity, Certainty] = ("error", "certain") if launch.has(_SAMPLES) else absent(launch, "error")
+    severity, certainty = sure
+    if launch.has(_STEPS) and launch.has(_GLOBAL):
+        if steps is None or batch is None or total == batch * steps:
+            return
+        cure = f"{_GLOBAL} {total // steps}" if total % steps == 0 else _steps(total, steps)
+        message = f"{shown} are not {batch} x {steps} = {batch * steps}"
+        if batch == total // steps:
+            # the trainers compare after `//`, and take this
+            message += f": the trainer rounds down, and trains on {batch * steps} of them"
+            yield Found(message, launch.where(_STEPS), severity, certainty, cure)
+        else:
+            yield Found(message, launch.where(_GLOBAL), severity, certainty, cure)
+    elif launch.has(_STEPS) and steps is not None and total % steps:
+        message = (
+            f"{shown} do not divide into {steps} steps: the trainer rounds down, {total % steps} are never trained on"
+        )
+        yield Found(message, launch.where(_STEPS), severity, certainty)
+    elif launch.has(_GLOBAL) and batch is not None and trains(launch):
+        if total < batch:
+            message = f"{shown} are fewer than a global batch of {batch}"
+            yield Found(message, launch.where(_GLOBAL), severity, certainty, f"{_GLOBAL} {total}, or more prompts")
+        elif total % batch:
+            message = (
+                f"{shown} do not divide into global batches of {batch}: {total % batch} are left over in each rollout"
+            )
+            yield Found(message, launch.where(_GLOBAL), "warning", certainty, _fitting(prompts, each, batch))
+
+
+@rule(
+    id="clip-grad-off",
+    title="--clip-grad is 0",
+    severity="warning",
+    certainty="certain",
+    why="one bad batch moves the weights as far as its gradient says, and the loss explodes",
+    cure="--clip-grad 1.0 (the default of the trainers)",
+    sources=("slime guide: Troubleshooting", "THUDM/slime@624b824a8 slime/utils/arguments.py:878"),
+)
+def _clip_grad_off(launch: Launch) -> Iterator[Found]:
+    clip = launch.number("--clip-grad", 1.0)
+    if clip is not None and clip <= 0 and trains(launch):
+        yield Found(f"--clip-grad {launch.value('--clip-grad')} switches clipping off", launch.where("--clip-grad"))
+
+
+@rule(
+    id="fp16",
+    title="--fp16 instead of bfloat16",
+    severity="warning",
+    certainty="certain",
+    why="fp16 overflows above 65504, so that losses and gradients become NaN or inf where bf16 goes on",
+    cure="remove --fp16 (slime and Miles then train in bf16). If it is meant, sample with --sglang-dtype float16 too",
+    sources=(
+        "slime guide: Troubleshooting",
+        "THUDM/slime@624b824a8 slime/backends/megatron_utils/arguments.py:157",
+        "radixark/miles@31f1ca961 miles/backends/megatron_utils/arguments.py:22",
+        "NVIDIA/Megatron-LM@000c4ac24 megatron/training/arguments.py (validate_args)",
+    ),
+)
+@tempered("warning")
+def _fp16(launch: Launch) -> Iterator[Found]:
+    if not launch.has("--fp16") or not trains(launch):
+        return
+    where, experts = launch.where("--fp16"), size(launch, "--expert-model-parallel-size")
+    if experts not in (None, 1) and not fsdp(launch):
+        message = f"--fp16 with --expert-model-parallel-size {experts}: Megatron refuses expert parallelism in fp16"
+        yield Found(message, where, "error")
+    elif launch.has("--bf16"):
+        yield Found("--fp16 and --bf16 are both given: --fp16 wins and --bf16 is dropped", where)
+    else:
+        yield Found("--fp16 is given: the trainer leaves bfloat16", where)
+
+
+@rule(
+    id="kl-loss-unused",
+    title="--kl-loss-coef without --use-kl-loss",
+    severity="warning",
+    certainty="certain",
+    why="the KL penalty that was asked for is not applied, silently, and the policy may drift from the reference",
+    cure="add --use-kl-loss (and --ref-load), or set --kl-loss-coef 0",
+    sources=("THUDM/slime@624b824a8 slime/backends/megatron_utils/loss.py:1116,1130",),
+)
+def _kl_loss_unused(launch: Launch) -> Iterator[Found]:
+    if nonzero(launch, "--kl-loss-coef") and not launch.has("--use-kl-loss") and not sft(launch):
+        message = f"--kl-loss-coef {launch.value('--kl-loss-coef')} does nothing without --use-kl-loss"
+        yield Found(message, launch.where("--kl-loss-coef"), *absent(launch, "warning"))
+
+
+@rule(
+    id="kl-without-ref",
+    title="A KL term is asked for without --ref-load",
+    severity="error",
+    certainty="certain",
+    why="the path of the reference model is looked up without being set, which stops the launch after it was queued",
+    cure="--ref-load CHECKPOINT, or no KL: remove --use-kl-loss and set --kl-coef 0",
+    sources=(
+        "THUDM/slime@624b824a8 slime/utils/arguments.py:1775",
+        "radixark/miles@31f1ca961 miles/utils/arguments.py:2975",
+        "redai-infra/Relax@05149ae1a relax/utils/arguments.py",
+    ),
+)
+@tempered("error")
+def _kl_without_ref(launch: Launch) -> Iterator[Found]:
+    asking = "--use-kl-loss" if launch.has("--use-kl-loss") else "--kl-coef" if nonzero(launch, "--kl-coef") else ""
+    if not asking or launch.has("--ref-load") or (launch.system == "relax" and sft(launch)):
+        return
+    given = f"{asking} {launch.value(asking)}" if asking == "--kl-coef" else asking
+    message = f"{given} asks for a reference model, and --ref-load is not given: the trainer stops with a TypeError"
+    yield Found(message, launch.where(asking), *absent(launch, "error"))
+
+
+@rule(
+    id="mismatch-needs-tis",
+    title="--get-mismatch-metrics without --custom-tis-function-path",
+    severity="error",
+    certainty="certain",
+    why="the metrics come out of that function; the launch is refused when its arguments are checked",
+    cure="--custom-tis-function-path MODULE.FUNCTION, or remove --get-mismatch-metrics",
+    sources=(
+        "THUDM/slime@624b824a8 slime/utils/arguments.py:1859",
+        "radixark/miles@31f1ca961 miles/utils/arguments.py:3147",
+        "redai-infra/Relax@05149ae1a relax/utils/arguments.py",
+    ),
+)
+@tempered("error")
+def _mismatch_needs_tis(launch: Launch) -> Iterator[Found]:
+    if launch.has("--get-mismatch-metrics") and not launch.has("--custom-tis-function-path"):
+        message = "--get-mismatch-metrics is given without --custom-tis-function-path: the trainer stops"
+        yield Found(message, launch.where("--get-mismatch-metrics"), *absent(launch, "error"))
+
+
+_EXCUSES = ("--megatron-deepgemm-moe-forward-layers", "--multi-lora-n-adapters")
+"""What only works with the fusion off."""
+
+
+@rule(
+    id="moe-permute-fusion",
+    title="A mixture of experts without --moe-permute-fusion",
+    severity="warning",
+    certainty="likely",
+    why="some versions of Megatron and Transformer Engine have wrong gradients of experts without it",
+    cure="add --moe-permute-fusion",
+    sources=(
+        "Miles guide: Debugging",
+        "slime guide: Debugging",
+        "Relax guide: Debugging",
+        "THUDM/slime@624b824a8 slime/backends/megatron_utils/alignment/deepgemm_moe_forward.py:1664",
+        "radixark/miles@31f1ca961 miles/backends/megatron_utils/bridge_lora_helpers.py:107",
+    ),
+)
+def _moe_permute_fusion(launch: Launch) -> Iterator[Found]:
+    if not moe(launch) or fsdp(launch) or not trains(launch) or launch.has("--moe-permute-fusion"):
+        return
+    if not any(launch.has(name) for name in _EXCUSES):
+        message = f"--num-experts {launch.value('--num-experts')} is given without --moe-permute-fusion"
+        yield Found(message, launch.where("--num-experts"), *absent(launch, "warning", "likely"))
+
+
+@rule(
+    id="moe-without-r3",
+    title="A mixture of experts without rollout routing replay (R3)",
+    severity="note",
+    certainty="possible",
+    why="engine and trainer pick other experts for the same token, which can collapse training after some 50 steps",
+    cure="add --use-rollout-routing-replay; watch train_rollout_logprob_abs_diff",
+    sources=("Miles guide: Debugging", "THUDM/slime@624b824a8 slime/utils/arguments.py:1098,2011"),
+)
+def _moe_without_r3(launch: Launch) -> Iterator[Found]:
+    if not moe(launch) or not samples(launch) or not trains(launch) or launch.has("--use-rollout-routing-replay"):
+        return
+    message = f"--num-experts {launch.value('--num-experts')}, sampled by SGLang, without --use-rollout-routing-replay"
+    if launch.has("--use-routing-replay"):
+        message += " (--use-routing-replay repeats the trainer's own routes, not the engine's)"
+    yield Found(message, launch.where("--num-experts"))
+
+
+@rule(
+    id="nan-check-disabled",
+    title="--no-check-for-nan-in-loss-and-grad is given",
+    severity="note",
+    certainty="certain",
+    why="the flag is a help for the moment: what makes the NaN (data, template, overflow) stays and costs steps",
+    cure="remove it once the cause is found: chat template, empty samples, FP8 overflow",
+    sources=("Miles FAQ",),
+)
+def _nan_check_disabled(launch: Launch) -> Iterator[Found]:
+    if launch.has("--no-check-for-nan-in-loss-and-grad") and trains(launch):
+        yield Found(
+            "--no-check-for-nan-in-loss-and-grad is given: steps with NaN are skipped, not reported",
+            launch.where("--no-check-for-nan-in-loss-and-grad"),
+        )
+
+
+_ESTIMATORS = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
+
+
+@rule(
+    id="reinforce-pp-normalize",
+    title="REINFORCE++ without --normalize-advantages",
+    severity="error",
+    certainty="certain",
+    why="these estimators are defined on normalised advantages; the launch is refused when its arguments are checked",
+    cure="add --normalize-advantages",
+    sources=(
+        "THUDM/slime@624b824a8 slime/utils/arguments.py:1849",
+        "radixark/miles@31f1ca961 miles/utils/arguments.py:3137",
+        "redai-infra/Relax@05149ae1a relax/utils/arguments.py",
+    ),
+)
+@tempered("error")
+def _reinforce_pp_normalize(launch: Launch) -> Iterator[Found]:
+    estimator = launch.value("--advantage-estimator")
+    if estimator in _ESTIMATORS and not launch.has("--normalize-advantages"):
+        message = f"--advantage-estimator {estimator} is given without --normalize-advantages: the trainer stops"
+        yield Found(message, launch.where("--advantage-estimator"), *absent(launch, "error"))
+
+
+@rule(
+    id="update-interval",
+    title="--update-weights-interval above 1: stale weights by design",
+    severity="warning",
+    certainty="certain",
+    why="the policy trains on what an older policy said; without a correction the two drift apart",
+    cure="--update-weights-interval 1, or a correction: --use-tis, or --use-rollout-logprobs",
+    sources=(
+        "slime guide: Troubleshooting",
+        "THUDM/slime@624b824a8 train_async.py:66, train.py",
+        "radixark/miles@31f1ca961 train_async.py:107",
+    ),
+)
+@tempered("warning")
+def _update_interval(launch: Launch) -> Iterator[Found]:
+    interval = launch.number("--update-weights-interval", 1.0)
+    if interval is None or interval == 1 or not samples(launch):
+        return
+    if launch.asynchronous and interval < 1:
+        yield Found(
+            f"--update-weights-interval {launch.value('--update-weights-interval')}: an interval is at least 1",
+            launch.where("--update-weights-interval"),
+            "error",
+        )
+    elif launch.asynchronous:
+        message = (
+            f"--update-weights-interval {interval:.0f}: samples are up to {interval:.0f} rollouts older than the "
+            "weights they train"
+        )
+        yield Found(message, launch.where("--update-weights-interval"))
+    elif launch.entry == "train.py":
+        message = (
+            f"--update-weights-interval {interval:.0f} is not looked at by train.py, which updates weights at "
+            "each rollout"
+        )
+        yield Found(
+            message,
+            launch.where("--update-weights-interval"),
+            "note",
+            cure="remove --update-weights-interval, or start train_async.py",
+        )

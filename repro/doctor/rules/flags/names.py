@@ -1,0 +1,284 @@
+"""Flags that nobody knows, or that are written wrongly."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from repro.doctor.artefacts.kinds import Flag, Launch, ParserDump
+from repro.doctor.artefacts.parsers import ENGINE
+from repro.doctor.facts.known_flags import ALSO, KNOWN
+from repro.doctor.facts.launches import severed, tempered
+from repro.doctor.facts.near_flags import near_miss, twin
+from repro.doctor.rule import Certainty, Found, Severity, Where, rule
+
+
+@rule(
+    id="continuation-lost",
+    title="A line of the launch command that lacks its backslash",
+    severity="error",
+    certainty="certain",
+    why="the shell ends the command there: the trainer starts without the rest of its flags, or not at all",
+    cure="put a backslash at the end of the line above; nothing may stand behind it, not even a space",
+    sources=("THUDM/slime@624b824a8 scripts/run-kimi-k2-Instruct.sh (--update-weight-buffer-size)",),
+)
+@tempered("error")
+def _continuation_lost(launch: Launch) -> Iterator[Found]:
+    words = severed(launch)
+    if words is None:
+        return
+    count = sum(word.startswith("--") for word in words)
+    message = f"a command begins with {words[0][:60]}: its {count} flags never reach the trainer"
+    message += f", which gets {len(launch.given)}"
+    here = [flag.where.line for flag in launch.given if flag.where.line and flag.where.path == str(launch.path)]
+    yield Found(message, Where(str(launch.path), max(here, default=None), words[0][:80]))
+
+
+@rule(
+    id="flag-ignored",
+    title="Flags that a run was given and its parsers ignored",
+    severity="warning",
+    certainty="certain",
+    why="the run went on as if the flag were not there, and said nothing",
+    cure="correct or drop the flag",
+    sources=("THUDM/slime@624b824a8 slime/backends/megatron_utils/arguments.py:195 (ignore_unknown_args=True)",),
+)
+def _flag_ignored(parsers: ParserDump) -> Iterator[Found]:
+    for name in parsers.ignored:
+        near = near_miss(name, sorted(parsers.options))
+        where = Where(str(parsers.path), item=name)
+        if near:
+            yield Found(
+                f"the trainer was given {name} and ignored it; it has {near}", where, "error", cure=f"write {near}"
+            )
+        else:
+            yield Found(f"the trainer was given {name} and ignored it", where)
+
+
+def _flags(text: str) -> frozenset[str]:
+    return frozenset(f"--{name}" for name in text.split())
+
+
+_ABOVE_ZERO = _flags("""
+    rollout-batch-size n-samples-per-prompt global-batch-size micro-batch-size tensor-model-parallel-size
+    pipeline-model-parallel-size context-parallel-size expert-model-parallel-size expert-tensor-parallel-size
+""")
+_FROM_ZERO = _flags("""
+    num-steps-per-rollout num-rollout actor-num-nodes actor-num-gpus-per-node critic-num-nodes critic-num-gpus-per-node
+    rollout-num-gpus rollout-num-gpus-per-engine rollout-max-response-len n-samples-per-eval-prompt
+""")
+"""0 of these turns something off, or leaves it out."""
+_ANY = _flags("""
+    num-gpus-per-node rollout-max-prompt-len rollout-max-context-len rollout-top-k rollout-seed seed
+    over-sampling-batch-size log-probs-max-tokens-per-gpu update-weight-buffer-size update-weights-interval num-epoch
+    start-rollout-id eval-interval eval-max-response-len save-interval
+""")
+"""Some of these take -1 for `no limit`. `max-tokens-per-gpu` has a rule of its own."""
+_WHOLE = _ABOVE_ZERO | _FROM_ZERO | _ANY
+_UNKNOWN = "$`{<@%"
+"""What a shell, a template or a program still puts a value in for."""
+
+
+@rule(
+    id="flag-not-a-number",
+    title="Flags that take a whole number and have none, or one below what they count",
+    severity="error",
+    certainty="certain",
+    why="argparse refuses what is no whole number before anything starts; a negative size fails later, or trains on "
+    "nothing",
+    cure="write a whole number in digits: 8, not 8.0, 1e3 or nan",
+    sources=(
+        "THUDM/slime@624b824a8 slime/utils/arguments.py:39-62",
+        "THUDM/slime@624b824a8 slime/utils/arguments.py:609-717",
+    ),
+)
+@tempered("error")
+def _flag_not_a_number(launch: Launch) -> Iterator[Found]:
+    for flag in launch.given:
+        if flag.name not in _WHOLE or not flag.values or not (text := flag.values[0]):
+            continue
+        if any(sign in text for sign in _UNKNOWN):
+            continue
+        try:
+            number = int(text)  # as argparse reads it
+        except ValueError:
+            yield Found(f"{flag.name} {text[:40]} is no whole number: the trainer's parser refuses it", flag.where)
+            continue
+        if flag.name in _ABOVE_ZERO and number < 1:
+            yield Found(f"{flag.name} {text[:40]} must be above 0", flag.where)
+        elif flag.name in _FROM_ZERO and number < 0:
+            yield Found(f"{flag.name} {text[:40]} must be 0 or more", flag.where)
+
+
+@rule(
+    id="flag-repeated",
+    title="A flag that is given twice with different values",
+    severity="warning",
+    certainty="certain",
+    why="the parser takes the last one: whoever reads or edits the first is misled",
+    cure="keep one of them",
+    sources=("Python: argparse, the action `store`",),
+)
+def _flag_repeated(launch: Launch) -> Iterator[Found]:
+    given: dict[str, list[Flag]] = {}
+    for flag in launch.given:
+        given.setdefault(flag.name, []).append(flag)
+    for name, flags in given.items():
+        values = list(dict.fromkeys(" ".join(flag.values) for flag in flags))
+        if len(values) > 1:
+            places = ", ".join(str(flag.where.line) for flag in flags if flag.where.line is not None)
+            shown = " and then ".join(value[:60] or "nothing" for value in values[:4])
+            message = f"{name} is given as {shown}: the last one holds" + (f" (lines {places})" if places else "")
+            # a model's file with defaults, and launchers of Python, are made to be overridden
+            meant = len({flag.where.path for flag in flags}) > 1 or launch.path.suffix == ".py"
+            yield Found(message, flags[-1].where, "note" if meant else None)
+
+
+@rule(
+    id="flag-typo",
+    title="Flags that are nearly, but not quite, one of the trainers'",
+    severity="warning",
+    certainty="likely",
+    why="slime's parser ignores what it does not know: the run starts, without what the flag asks for",
+    cure="correct it. `python train.py --help > help.txt`, given to the doctor too, makes this certain",
+    sources=(
+        "THUDM/slime@624b824a8 slime/utils/arguments.py",
+        "radixark/miles@31f1ca961 miles/utils/arguments.py",
+        "THUDM/slime@624b824a8 slime/backends/megatron_utils/arguments.py:195 (ignore_unknown_args=True)",
+    ),
+)
+def _flag_typo(launch: Launch, parsers: ParserDump | None) -> Iterator[Found]:
+    if parsers is not None or not (launch.system or any(name in KNOWN for name in launch.flags)):
+        return
+    for name, flag in launch.flags.items():
+        if name in KNOWN or name in ALSO or twin(name) in KNOWN:
+            continue
+        if near := near_miss(name, sorted(KNOWN)):
+            yield Found(f"{name} is not known; {near} is", flag.where, cure=f"write {near}, if that is what is meant")
+
+
+@rule(
+    id="flag-unknown",
+    title="Flags that the trainer's own parsers do not have",
+    severity="error",
+    certainty="certain",
+    why="slime's parser ignores what it does not know: the run starts, without what the flag asks for",
+    cure="correct or drop the flag; `python train.py --help` lists those that there are",
+    sources=(
+        "THUDM/slime@624b824a8 slime/backends/megatron_utils/arguments.py:195 (ignore_unknown_args=True)",
+        "THUDM/slime@624b824a8 slime/utils/arguments.py:1607",
+    ),
+)
+def _flag_unknown(launch: Launch, parsers: ParserDump) -> Iterator[Found]:
+    for name, flag in launch.flags.items():
+        if name in parsers.options or (not parsers.complete and twin(name) in parsers.options):
+            continue
+        if parsers.abbreviates and sum(option.startswith(name) for option in parsers.options) == 1:
+            continue
+        near = near_miss(name, sorted(parsers.options))
+        cure = f"write {near}" if near else ""
+        if not parsers.complete:
+            # the rest of its flags, Megatron's and SGLang's, is registered elsewhere
+            if near and name not in KNOWN | ALSO:
+                message = f"{name} is not in {parsers.source}, which has {near}"
+                yield Found(message, flag.where, "warning", "possible", cure)
+            continue
+        if name.startswith(ENGINE) and not any(option.startswith(ENGINE) for option in parsers.options):
+            continue  # the engine's flags were not read at all there
+        if near:
+            yield Found(f"no parser of the trainer has {name}; it has {near}", flag.where, cure=cure)
+            continue
+        like = difflib.get_close_matches(name, sorted(parsers.options), 1, 0.7)
+        message = f"no parser of the trainer has {name}" + (f"; the nearest is {like[0]}" if like else "")
+        yield Found(message, flag.where, "warning")
+
+
+class _Ghost(NamedTuple):
+    instead: str
+    certainty: Certainty = "certain"
+
+
+_GHOSTS = {
+    "--debug-determinism": _Ghost(
+        "take --deterministic-mode, --sglang-enable-deterministic-inference, NCCL_ALGO=Ring, "
+        "NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 and CUBLAS_WORKSPACE_CONFIG=:4096:8; `repro golden record` proves it"
+    ),
+    "--debug-weight-sync": _Ghost("take --check-weight-update-equal: it compares every weight after the first sync"),
+    "--debug-rollout-print-every": _Ghost(
+        "take --save-debug-rollout-data DIR/{rollout_id}.pt, and read it with `repro rollout show`"
+    ),
+    "--sglang-log-dir": _Ghost("SGLang logs to the Ray worker's output: take --sglang-log-level info, and read those"),
+    "--async-buffer-size": _Ghost("how far sampling runs ahead is --update-weights-interval: 1 syncs every rollout"),
+    "--num-data-workers": _Ghost("prompts are read by the rollout manager, with no workers: tokenize them beforehand"),
+    "--streaming-data": _Ghost(
+        "prompts are read whole: cut the JSONL file, or name a part of it, as in data.jsonl@[0:1000]"
+    ),
+    "--sglang-router-strategy": _Ghost(
+        "slime has --router-policy round_robin, Miles --sglang-router-policy round_robin"
+    ),
+    "--offload-optimizer-states": _Ghost(
+        "slime and Miles do not register it and few Megatrons do: take --optimizer-cpu-offload "
+        "--overlap-cpu-optimizer-d2h-h2d --use-precision-aware-optimizer",
+        "possible",
+    ),
+    "--log-level": _Ghost("it is SGLang's, as --sglang-log-level debug"),
+}
+
+
+@rule(
+    id="ghost-flag",
+    title="Flags that guides name and no trainer has",
+    severity="warning",
+    certainty="certain",
+    why="the trainer's parser ignores what it does not know, without a word: the run goes on as if it were not there",
+    cure="drop it, and take the flag that exists",
+    sources=(
+        "Miles guide: Debugging",
+        "slime guide: Troubleshooting",
+        "THUDM/slime@624b824a8 slime/backends/megatron_utils/arguments.py:195 (ignore_unknown_args=True)",
+    ),
+)
+def _ghost_flag(launch: Launch, parsers: ParserDump | None) -> Iterator[Found]:
+    for name, flag in launch.flags.items():
+        ghost = _GHOSTS.get(name)
+        if ghost and not (parsers and name in parsers.options):
+            message = f"{name} is in a guide, and in no code of slime, Miles or Relax"
+            sure = "certain" if parsers and parsers.complete else ghost.certainty
+            yield Found(message, flag.where, certainty=sure, cure=f"drop it: {ghost.instead}")
+
+
+_GHOST_VARIABLE_GHOSTS = {
+    "SLIME_DEBUG": "--debug-rollout-only or --debug-train-only with --save-debug-rollout-data show more"
+}
+
+
+@rule(
+    id="ghost-variable",
+    title="Variables that guides name and nothing reads",
+    severity="note",
+    certainty="certain",
+    why="it changes nothing: what it was meant to show will not be in the log",
+    cure="drop it",
+    sources=("slime guide: Troubleshooting", "THUDM/slime@624b824a8 (no use of SLIME_DEBUG)"),
+)
+def _ghost_variable(launch: Launch) -> Iterator[Found]:
+    for name, instead in _GHOST_VARIABLE_GHOSTS.items():
+        if (variable := launch.env.get(name)) is not None and variable.origin != "unset":
+            yield Found(f"{name} is set, and no code reads it", variable.where, cure=f"drop it: {instead}")
+
+
+@rule(
+    id="source-missing",
+    title="Files that a launch script sources and that are not there",
+    severity="warning",
+    certainty="likely",
+    why="without the file the model's flags are missing, or the script ends at that line",
+    cure="correct the path; scripts/models of the checkout has the trainers' own",
+    sources=("THUDM/slime@624b824a8 scripts/low_precision/run-qwen3-4b-fp8.sh",),
+)
+def _source_missing(launch: Launch) -> Iterator[Found]:
+    for where in launch.missing:
+        # a model file holds flags; what else lies elsewhere on the machine that trains mostly sets up an environment
+        severity: Severity | None = None if "/models/" in where.value or not where.value.startswith("/") else "note"
+        yield Found(f"{where.value[-160:]} is sourced, and is not there", where, severity)

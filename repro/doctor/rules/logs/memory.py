@@ -1,0 +1,347 @@
+"""Memory and disks that ran out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from repro.doctor.artefacts.kinds import Launch, Log
+from repro.doctor.artefacts.log_lines import (
+    MEMORY,
+    SYNC,
+    above,
+    argument,
+    below,
+    colocated,
+    goes_on,
+    memory_errors,
+    said,
+    speaker,
+    times,
+)
+from repro.doctor.facts.memory import ran_out
+from repro.doctor.rule import Found, rule
+
+_SEEN = ("No space left on device", "Disk quota exceeded", "is over 95% full, available space")
+
+
+@rule(
+    id="disk-full",
+    title="A file system that is full",
+    severity="error",
+    certainty="certain",
+    why="a checkpoint or dump that is written then is cut short, and the process that writes it fails",
+    cure="make room where --save, the dumps and Ray's temporary folder (/tmp/ray) lie, and check the newest checkpoint",
+    sources=("ray-project/ray src/ray/util/filesystem_monitor.cc",),
+    phrases=_SEEN,
+)
+def _disk_full(log: Log) -> Iterator[Found]:
+    hits = said(log, *_SEEN)
+    if not hits:
+        return
+    hit = hits[0]
+    shared = any("/dev/shm" in line for line in above(log, hit, 10))  # noqa: S108 - looked for, not written to
+    who = f" for {speaker(hit)}" if speaker(hit) else ""
+    nearly = _SEEN[2] in hit.text
+    yield Found(
+        f"a file system is {'nearly full' if nearly else 'full'}{who}{times(log, *_SEEN)}"
+        + (": /dev/shm, shared memory" if shared else ""),
+        log.where(hit),
+        severity="warning" if nearly or goes_on(log, hit) else None,
+        cure="a larger /dev/shm: `docker run --shm-size` or --ipc=host" if shared else "",
+    )
+
+
+_ILLEGAL_MEMORY_ACCESS_SEEN = (
+    "an illegal memory access was encountered",
+    "CUDA_ERROR_ILLEGAL_ADDRESS",
+    "cudaErrorIllegalAddress",
+)
+_TOLD = ("mem_fraction_static=", "disable_cuda_graph=True", "speculative_algorithm='")
+
+
+def _ladder(log: Log, launch: Launch | None) -> tuple[list[str], list[str]]:
+    """The rungs that the launch or the log shows to be taken, and those left."""
+    taken, left = [], []
+    fraction = _fraction(log, launch)
+    if fraction is not None and fraction <= 0.6:
+        taken.append(f"--sglang-mem-fraction-static {fraction:g}")
+    else:
+        now = "" if fraction is None else f" (now {fraction:g})"
+        lower = "0.6" if fraction is not None and fraction <= 0.7 else "0.7, then 0.6"
+        left.append(f"lower --sglang-mem-fraction-static{now} to {lower}")
+    variables = {} if launch is None else {name: variable.value for name, variable in launch.env.items()}
+    rungs = [
+        (variables.get("CUDA_LAUNCH_BLOCKING") == "1", "CUDA_LAUNCH_BLOCKING=1", "set {} to see the kernel that fails"),
+        (
+            argument("sglang_disable_cuda_graph", launch, log) == "True" or bool(said(log, "disable_cuda_graph=True")),
+            "--sglang-disable-cuda-graph",
+            "add {}: such accesses often appear in the padding of a graph's replay",
+        ),
+    ]
+    for done, name, step in rungs:
+        (taken if done else left).append(name if done else step.format(name))
+    told = launch is not None or bool(log.series.flags)  # else nothing says how it was launched
+    if argument("sglang_speculative_algorithm", launch, log) or said(log, "speculative_algorithm='"):
+        left.append("remove --sglang-speculative-algorithm: draft and main model may differ")
+    elif not told:
+        left.append("switch speculative decoding off, if it is on: draft and main model may differ")
+    backends = (argument("sglang_moe_a2a_backend", launch, log), argument("moe_token_dispatcher_type", launch, log))
+    if "deepep" in backends or "flex" in backends or argument("sglang_enable_deepep_moe", launch, log):
+        left.append("turn DeepEP off")
+    elif not told:
+        left.append("turn DeepEP off, if it is on")
+    if variables.get("CUDA_ENABLE_COREDUMP_ON_EXCEPTION") == "1":
+        taken.append("a CUDA core dump")
+    else:
+        left.append("set CUDA_ENABLE_COREDUMP_ON_EXCEPTION=1 and open the core dump in cuda-gdb for the kernel's name")
+    return taken, left
+
+
+def _fraction(log: Log, launch: Launch | None) -> float | None:
+    given = argument("sglang_mem_fraction_static", launch, log)
+    printed = next((m for hit in said(log, "mem_fraction_static=") if (m := _FRACTION.search(hit.text))), None)
+    try:
+        return float(given if given is not None else printed[1] if printed else "")
+    except ValueError:
+        return None
+
+
+_FRACTION = re.compile(r"mem_fraction_static=([0-9.]{1,10})")
+
+
+@rule(
+    id="illegal-memory-access",
+    title="A CUDA illegal memory access, most often memory that ran out",
+    severity="error",
+    certainty="likely",
+    why="the process that says so is dead, and the run hangs or ends with it",
+    cure="one step at a time: lower --sglang-mem-fraction-static to 0.7, then 0.6; CUDA_LAUNCH_BLOCKING=1 to see the "
+    "kernel that fails; CUDA graphs and speculative decoding off, or on; DeepEP off; a CUDA core dump "
+    "(CUDA_ENABLE_COREDUMP_ON_EXCEPTION=1) for the kernel's name. What is seen to be done is left out",
+    sources=("Miles guide: Debugging", "Miles FAQ", "slime guide: Debugging"),
+    phrases=_ILLEGAL_MEMORY_ACCESS_SEEN + _TOLD,
+)
+def _illegal_memory_access(log: Log, launch: Launch | None) -> Iterator[Found]:
+    hits = said(log, *_ILLEGAL_MEMORY_ACCESS_SEEN)
+    if not hits:
+        return
+    taken, left = _ladder(log, launch)
+    who = f" by {speaker(hits[0])}" if speaker(hits[0]) else ""
+    done = f"; already done: {', '.join(taken)}" if taken else ""
+    cure = "take these steps one at a time: " + "; ".join(f"{n}. {step}" for n, step in enumerate(left, 1))
+    yield Found(
+        f"an illegal memory access{who}{times(log, *_ILLEGAL_MEMORY_ACCESS_SEEN)}, which is usually memory "
+        f"that ran out{done}",
+        log.where(hits[0]),
+        cure=cure,
+    )
+
+
+_KV_CACHE_FULL_SEEN = ("KV cache pool is full. Retract requests.", "Decode out of memory happened")
+_FEWEST = 10
+
+
+@rule(
+    id="kv-cache-full",
+    title="Requests that engines took back for want of KV cache",
+    severity="note",
+    certainty="certain",
+    why="what they had generated is computed again, so rollouts take longer",
+    cure="raise --sglang-mem-fraction-static as far as training leaves room, or fewer requests at a time "
+    "(--sglang-server-concurrency)",
+    sources=("sgl-project/sglang python/sglang/srt/managers/scheduler.py",),
+    phrases=_KV_CACHE_FULL_SEEN,
+)
+def _kv_cache_full(log: Log, launch: Launch | None) -> Iterator[Found]:
+    hits = said(log, *_KV_CACHE_FULL_SEEN)
+    if sum(log.counts.get(phrase, 0) for phrase in _KV_CACHE_FULL_SEEN) < _FEWEST or not hits:
+        return
+    now = argument("sglang_mem_fraction_static", launch, log)
+    yield Found(
+        f"engines took requests back for want of KV cache{times(log, *_KV_CACHE_FULL_SEEN)}",
+        log.where(hits[0]),
+        cure=f"raise --sglang-mem-fraction-static (now {now}) as far as training leaves room, or fewer requests at a "
+        "time (--sglang-server-concurrency)"
+        if now
+        else "",
+    )
+
+
+@rule(
+    id="oom-engine",
+    title="GPU memory that ran out in an inference engine",
+    severity="error",
+    certainty="certain",
+    why="the engine ends, and rollouts stop or go on with fewer engines",
+    cure="lower --sglang-mem-fraction-static, or --sglang-cuda-graph-max-bs",
+    sources=("Miles FAQ", "slime guide: Troubleshooting"),
+    phrases=(*MEMORY, SYNC),
+)
+def _oom_engine(log: Log, launch: Launch | None) -> Iterator[Found]:
+    for error in memory_errors(log, launch):
+        if error.engine and not (colocated(launch, log) and error.rollouts < 2):
+            who = f" {speaker(error.hit)}" if speaker(error.hit) else ""
+            now = argument("sglang_mem_fraction_static", launch, log)
+            yield Found(
+                f"GPU memory ran out in an inference engine{who}, after {error.steps} optimizer steps",
+                log.where(error.hit),
+                severity="warning" if goes_on(log, error.hit) else None,
+                cure=f"lower --sglang-mem-fraction-static (now {now}), or --sglang-cuda-graph-max-bs" if now else "",
+            )
+            return
+
+
+@rule(
+    id="oom-first-step",
+    title="GPU memory that ran out before the first rollout of shared GPUs was trained on",
+    severity="error",
+    certainty="likely",
+    why="trainer and engine together never fit: this is not yet the cycle of offload and reload",
+    cure="lower the trainer's own peak first (--max-tokens-per-gpu, --recompute-granularity full), then "
+    "--sglang-mem-fraction-static",
+    sources=("slime guide: Debugging", "slime guide: Troubleshooting"),
+    phrases=(*MEMORY, SYNC),
+)
+def _oom_first_step(log: Log, launch: Launch | None) -> Iterator[Found]:
+    if not colocated(launch, log):
+        return
+    error = next((error for error in memory_errors(log, launch) if error.rollouts < 1), None)
+    if error:
+        when = f"before the first rollout was trained on, after {error.steps} of its optimizer steps"
+        yield ran_out(log, launch, error, when)
+
+
+@rule(
+    id="oom-second-step",
+    title="GPU memory that ran out in the second rollout of shared GPUs",
+    severity="error",
+    certainty="likely",
+    why="the first rollout's training fits, but the trainer's offload and reload does not find its memory again "
+    "beside the engine",
+    cure="lower --sglang-mem-fraction-static to 0.7, then 0.6; 0.4 and a shorter --seq-length as last resort",
+    sources=("Miles guide: Debugging", "slime guide: Debugging", "slime guide: Troubleshooting"),
+    phrases=(*MEMORY, SYNC),
+)
+def _oom_second_step(log: Log, launch: Launch | None) -> Iterator[Found]:
+    if not colocated(launch, log):
+        return
+    error = next((error for error in memory_errors(log, launch) if error.rollouts == 1), None)
+    if error:
+        when = f"after the first rollout was trained on ({error.steps} optimizer steps) and before the second was"
+        yield ran_out(log, launch, error, when)
+
+
+def _oom_training_ladder(launch: Launch | None, log: Log) -> str:
+    """What lowers memory and is not done yet, the cheapest first."""
+    steps = []
+    tokens, length = argument("max_tokens_per_gpu", launch, log), argument("rollout_max_response_len", launch, log)
+    context = argument("context_parallel_size", launch, log) or "1"
+    if argument("use_dynamic_batch_size", launch, log) not in (None, "False"):
+        start = ""
+        if length and length.isdecimal() and context.isdecimal() and int(context) and len(length) < 10:
+            start = f" to {int(length) // int(context)} (--rollout-max-response-len / --context-parallel-size)"
+        now = f" (now {tokens})" if tokens else ""
+        steps.append(
+            f"lower --max-tokens-per-gpu{now}{start}, raise it until it fails, and take 10% off; where samples alone "
+            "are too long, a larger --context-parallel-size"
+        )
+    elif argument("micro_batch_size", launch, log) != "1":
+        steps.append("--micro-batch-size 1, or --use-dynamic-batch-size with a small --max-tokens-per-gpu")
+    recompute = (argument("recompute_activations", launch, log), argument("recompute_granularity", launch, log))
+    if not any(value not in (None, "False", "None") for value in recompute):
+        steps.append("--recompute-activations, or --recompute-granularity full")
+    if argument("sequence_parallel", launch, log) in (None, "False"):
+        steps.append("--sequence-parallel with --tensor-model-parallel-size over 1")
+    return "; ".join([*steps, "a smaller --global-batch-size does not lower the peak unless it lowers the micro-batch"])
+
+
+@rule(
+    id="oom-training",
+    title="GPU memory that ran out in training",
+    severity="error",
+    certainty="certain",
+    why="the rank ends, and the run with it",
+    cure="--recompute-activations, --micro-batch-size 1, --sequence-parallel, a smaller --max-tokens-per-gpu",
+    sources=("slime guide: Troubleshooting", "Miles FAQ"),
+    phrases=(*MEMORY, SYNC),
+)
+def _oom_training(log: Log, launch: Launch | None) -> Iterator[Found]:
+    for error in memory_errors(log, launch):
+        if error.engine or (colocated(launch, log) and error.rollouts < 2):
+            continue
+        who = f" on {speaker(error.hit)}" if speaker(error.hit) else ""
+        when = " in a backward pass" if error.backward else ""
+        yield Found(
+            f"GPU memory ran out{when}{who}, after {error.steps} optimizer steps",
+            log.where(error.hit),
+            severity="warning" if goes_on(log, error.hit) else None,
+            cure=_oom_training_ladder(launch, log),
+        )
+        return
+
+
+_RAY_OOM_SEEN = (
+    "killed due to the node running low on memory",
+    "Workers (tasks / actors) killed due to memory pressure (OOM)",
+    "ray.exceptions.OutOfMemoryError",
+    "RayOutOfMemoryError",
+)
+_USED = re.compile(r"was ([\d.]{1,12} ?[KMGT]i?B / [\d.]{1,12} ?[KMGT]i?B)")
+_NAME = re.compile(r"\bname=([^,\s]{1,120})")
+
+
+@rule(
+    id="ray-oom",
+    title="Processes that Ray's memory monitor killed",
+    severity="error",
+    certainty="certain",
+    why="CPU memory ran out, which GPU settings do not change, and Ray ended the newest task for it",
+    cure="give the node more memory, or need less: fewer samples at a time, no CPU copy of weights that nobody uses, a"
+    " smaller object store; RAY_memory_usage_threshold only moves the limit",
+    sources=("ray-project/ray doc/source/ray-core/scheduling/ray-oom-prevention.rst",),
+    phrases=_RAY_OOM_SEEN,
+)
+def _ray_oom(log: Log) -> Iterator[Found]:
+    hits = said(log, *_RAY_OOM_SEEN)
+    if not hits:
+        return
+    text = " ".join(below(log, hits[0], 8))
+    used, name = _USED.search(text), _NAME.search(text)
+    which = f" {name[1]}" if name else " processes"
+    full = f" at {used[1]} of the node's memory" if used else ", the node's memory being nearly full"
+    yield Found(f"Ray killed{which}{full}{times(log, *_RAY_OOM_SEEN)}", log.where(hits[0]))
+
+
+_SEGFAULT_SEEN = (
+    "Fatal Python error: ",
+    "Segmentation fault",
+    "*** SIGSEGV received at",
+    "*** SIGABRT received at",
+    "(core dumped)",
+)
+
+
+@rule(
+    id="segfault",
+    title="A process that crashed in native code",
+    severity="error",
+    certainty="certain",
+    why="it is gone without an exception, so others only see that it does not answer",
+    cure="the innermost Python frame names the library; compare its version with what the trainer's image pins; "
+    "PYTHONFAULTHANDLER=1 where no frame is shown",
+    sources=("python/cpython Doc/library/faulthandler.rst",),
+    phrases=_SEGFAULT_SEEN,
+)
+def _segfault(log: Log) -> Iterator[Found]:
+    hits = said(log, *_SEGFAULT_SEEN)
+    if not hits:
+        return
+    hit = hits[0]
+    frame = next((line.strip() for line in below(log, hit, 15) if line.strip().startswith('File "')), "")
+    who = f" of {speaker(hit)}" if speaker(hit) else ""
+    yield Found(
+        f"a process{who} crashed in native code{times(log, *_SEGFAULT_SEEN)}{', in ' + frame[:160] if frame else ''}",
+        log.where(hit),
+        severity="warning" if goes_on(log, hit) else None,
+    )

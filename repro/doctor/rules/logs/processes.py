@@ -1,0 +1,306 @@
+"""Processes that died, and what they said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from repro.doctor.artefacts.kinds import Hit, Log
+from repro.doctor.artefacts.log_lines import below, goes_on, rank, rank_of, said, speaker, times
+from repro.doctor.rule import Found, rule
+
+_DEAD = (
+    "fully-async rollout worker exited without an exception",
+    "multi-LoRA producer failed; generation is stopped",
+)
+_FAILING = ("fully-async loop iteration error", "fully-async task crashed", "fully-async: process task raised")
+_STARTED = ("Continuous async rollout worker started", "Continuous random-async rollout worker started")
+_STOPPED = ("Continuous async rollout worker stopped", "Continuous random-async rollout worker stopped")
+_SLOW = "No completed rollout groups for "
+
+
+@rule(
+    id="async-worker-dead",
+    title="A background rollout worker that ended, or whose tasks fail",
+    severity="error",
+    certainty="certain",
+    why="training waits for samples that nobody makes, or trains on those that happen not to fail",
+    cure="read the exception below that line. `Continuous async rollout worker started` is printed by older versions "
+    "only: slime and Miles have no such line today, so its absence means nothing",
+    sources=(
+        "Miles guide: Debugging",
+        "THUDM/slime@624b824a8 slime/rollout/fully_async_rollout.py:145",
+        "radixark/miles@31f1ca961 miles/rollout/fully_async_rollout.py:153",
+    ),
+    phrases=(*_DEAD, *_FAILING, *_STARTED, *_STOPPED, _SLOW),
+)
+def _async_worker_dead(log: Log) -> Iterator[Found]:
+    started, stopped = said(log, *_STARTED), said(log, *_STOPPED)
+    dead = said(log, *_DEAD)
+    if dead:
+        yield Found(f"the rollout worker ended{times(log, *_DEAD)}", log.where(dead[0]))
+        return
+    if started and stopped:
+        later = [
+            at for (kind, _), at in log.series.lines.items() if kind in ("step", "rollout") and at > stopped[-1].line
+        ]
+        if later and stopped[-1].line > started[-1].line:
+            yield Found("the rollout worker stopped while training went on", log.where(stopped[-1]))
+    failing = said(log, *_FAILING)
+    if failing:
+        yield Found(
+            f"tasks of the rollout worker fail{times(log, *_FAILING)}; it goes on without their samples",
+            log.where(failing[0]),
+            severity="warning",
+        )
+    slow = said(log, _SLOW)
+    if slow:
+        yield Found(
+            f"the rollout worker finished nothing for minutes{times(log, _SLOW)}", log.where(slow[0]), "warning"
+        )
+
+
+_FATAL = (
+    "error: unrecognized arguments:",
+    "error: the following arguments are required:",
+    "error: ambiguous option:",
+    "error: argument --",
+)
+_IGNORED = (
+    "The following arguments is not supported in the current sglang:",
+    "is not a known argument, setting it anyway",
+)
+
+
+@rule(
+    id="flags-refused",
+    title="Flags that a parser refused or left unused",
+    severity="error",
+    certainty="certain",
+    why="the run does not start, or without what the flag asks for",
+    cure="`repro doctor` on the launch script with the trainer's `--help` beside it names the flags that do not exist",
+    sources=(
+        "THUDM/slime@624b824a8 slime/backends/sglang_utils/sglang_engine.py:615",
+        "THUDM/slime@624b824a8 slime/utils/arguments.py:1657",
+    ),
+    phrases=_FATAL + _IGNORED,
+)
+def _flags_refused(log: Log) -> Iterator[Found]:
+    for hit in said(log, *_FATAL)[:3]:
+        yield Found(
+            f"a parser refused the command line: {hit.text[hit.text.find('error: ') + 7 :][:200]}", log.where(hit)
+        )
+    for hit in said(log, *_IGNORED)[:3]:
+        at = max(hit.text.find(_IGNORED[0]), 0)
+        yield Found(f"a flag has no effect here: {hit.text[at:][:200]}", log.where(hit), severity="warning")
+
+
+_SEEN = (
+    "found NaN in local grad norm", "found Inf in local grad norm", "found NaN in local forward loss calculation",
+    "found Inf in local forward loss calculation", "found NaN in grad norm",
+)  # fmt: skip
+_PLACE = re.compile(r"Rank (\d{1,6}), node (\S{1,80}), device (\d{1,4}), iteration (\d{1,12})")
+
+
+@rule(
+    id="gradient-check-failed",
+    title="Megatron's check found a loss or gradient that is not finite",
+    severity="error",
+    certainty="certain",
+    why="the step cannot be applied, and the run ends",
+    cure="look at that rollout's dump for non-finite log-probs, empty responses and a template applied twice; "
+    "--no-check-for-nan-in-loss-and-grad skips such steps only for the time of the search",
+    sources=("Miles FAQ", "NVIDIA/Megatron-LM megatron/core/distributed/param_and_grad_buffer.py"),
+    phrases=_SEEN,
+)
+def _gradient_check_failed(log: Log) -> Iterator[Found]:
+    hits = said(log, *_SEEN)
+    if not hits:
+        return
+    hit = hits[0]
+    place = _PLACE.search(hit.text)
+    where = f" (rank {place[1]} on {place[2]}, iteration {place[4]})" if place else ""
+    who = where or (f" on {speaker(hit)}" if speaker(hit) else "")
+    what = "loss" if "loss" in hit.text else "gradient"
+    yield Found(
+        f"Megatron found a {what} that is not finite{who}{times(log, *_SEEN)}",
+        log.where(hit),
+        severity="warning" if goes_on(log, hit) else None,
+    )
+
+
+_RANK_DIED_SEEN = (
+    "ActorDiedError", "WorkerCrashed", "RaySystemError", "RayActorError", "ActorUnavailableError",
+    "The actor died unexpectedly before finishing this task",
+    "The actor died because of an error raised in its creation task",
+    "A worker died or was killed while executing a task by an unexpected system error",
+    "The worker died unexpectedly while executing this task",
+)  # fmt: skip
+_FACTS = {
+    "class": re.compile(r"\bclass_name: (\S{1,100})"),
+    "pid": re.compile(r"(?:\bpid: |Worker PID: )(\d{1,10})"),
+    "ip": re.compile(r"(?:^\W*ip: |Worker IP address: )(\S{1,60})"),
+    "rank": re.compile(r"(?:\b|_)(?:rank|RANK)[=: ]{1,2}(\d{1,6})"),
+    "detail": re.compile(r"Worker exit detail: (.{1,300})"),
+}
+_CONTEXT = "ActorDiedErrorContext"
+"""How Ray's own logs speak of every actor that ended, as it should or not."""
+_INTENDED = ("user request", "exit_actor() is called", "INTENDED_USER_EXIT", "INTENDED_SYSTEM_EXIT")
+_MOST = 5
+
+
+def _first(pattern: re.Pattern[str], lines: Sequence[str]) -> re.Match[str] | None:
+    return next((match for line in lines if (match := pattern.search(line))), None)
+
+
+def _cause(facts: dict[str, str], lines: Sequence[str]) -> str:
+    text = " ".join(lines)
+    if any(word in text for word in ("running low on memory", "memory usage threshold", "due to OOM")):
+        return "Ray killed it because the node's memory was nearly full"
+    if "raised in its creation task" in text:
+        return "an error of its own while it started"
+    detail = facts.get("detail", "")
+    if "connection error code 2" in detail:
+        return "it ended without a word, as by SIGKILL of the kernel's OOM killer, `ray stop --force` or a crash"
+    if "SIGTERM" in detail:
+        return "SIGTERM from outside"
+    if "killed by `ray.kill`" in text:
+        return "the program itself ended it by ray.kill"
+    if "exit code None" in detail:
+        return "killed from outside, as when a pod exceeds its memory"
+    if "illegal memory access" in text:
+        return "an illegal memory access, which `illegal-memory-access` is about"
+    return detail[:160] or "these lines do not say of what"
+
+
+@rule(
+    id="rank-died",
+    title="A rank or another process of Ray's that died",
+    severity="error",
+    certainty="certain",
+    why="its group cannot go on without it",
+    cure="read the end of that process's own log (logs/worker-*-PID.err in Ray's session folder) and `dmesg` of its "
+    "node for the OOM killer",
+    sources=("Miles guide: Debugging", "ray-project/ray python/ray/exceptions.py"),
+    phrases=_RANK_DIED_SEEN,
+)
+def _rank_died(log: Log) -> Iterator[Found]:
+    told: set[tuple[str, str]] = set()
+    ranks: set[str] = set()
+    for hit in said(log, *_RANK_DIED_SEEN):
+        if _CONTEXT in hit.text:
+            continue
+        lines = below(log, hit, 14)
+        if any(word in line for line in lines for word in _INTENDED):
+            continue
+        facts = {name: match[1] for name, pattern in _FACTS.items() if (match := _first(pattern, lines))}
+        if "pid" in facts and "rank" not in facts and (number := rank_of(log, facts["pid"], facts.get("ip", ""))):
+            facts["rank"] = number
+        who = (facts.get("class", ""), facts.get("pid", ""))
+        if who == ("", "") and rank(hit):  # torch begins each line of a rank's last exception with its number
+            who = ("rank", rank(hit))
+            if who[1] in ranks:
+                continue
+            facts["rank"] = who[1]
+        if told and (who in told or who == ("", "")):
+            continue
+        told.add(who)
+        ranks.add(facts.get("rank", ""))
+        name = facts.get("class") or "a process of Ray's"
+        places = [f"{what} {facts[what]}" for what in ("rank", "pid", "ip") if what in facts]
+        said_by = "" if facts.get("pid") or who[0] == "rank" else f", said by {speaker(hit)}" if speaker(hit) else ""
+        yield Found(
+            f"{name}{' (' + ', '.join(places) + ')' if places else ''} died{said_by}: {_cause(facts, lines)}",
+            log.where(hit),
+            severity="warning" if goes_on(log, hit) else None,
+        )
+        if len(told) == _MOST:
+            return
+
+
+_FOLDED = "x across cluster]"
+_FAULT = re.compile(r"error|exception|timed? ?out|\bnan\b|killed|died", re.IGNORECASE)
+
+
+@rule(
+    id="ray-dedup",
+    title="Faults of several ranks that Ray shows as one line",
+    severity="note",
+    certainty="certain",
+    why="which ranks failed, and which did not, is not to be seen in the job's output",
+    cure="RAY_DEDUP_LOGS=0 in the environment of `ray job submit` and of `ray start` while looking for the fault",
+    sources=("Miles guide: Debugging",),
+    phrases=(_FOLDED,),
+)
+def _ray_dedup(log: Log) -> Iterator[Found]:
+    faults = [hit for hit in said(log, _FOLDED) if _FAULT.search(hit.text)]
+    if faults:
+        first = faults[0]
+        yield Found(f"one line tells of a fault of several processes, and not of which: {first.text}", log.where(first))
+
+
+_HEAD = "Traceback (most recent call last):"
+_PREFIX = re.compile(r"^(?:\([^()]*(?:\([^()]*\))?[^()]* pid=\d+[^)]*\) ?|\[rank\d+\]: ?|\[[^\]]*\] \S+:\d+ - )+")
+_LAST = re.compile(r"^(?:[A-Za-z_][\w.]*)(?:: .*|)$")
+_ENDED = ("KeyboardInterrupt", "SystemExit", "CancelledError", "asyncio.exceptions.CancelledError", "GeneratorExit")
+_TRACEBACK_MOST, _LOOKED_AT = 3, 20
+
+
+def _explained() -> tuple[str, ...]:
+    """What other rules look for and say more about."""
+    from repro.doctor.catalogue import catalogue
+
+    return tuple(
+        phrase
+        for rule in catalogue().values()
+        if rule.id != "traceback" and rule.severity == "error" and Log in rule.inputs
+        for phrase in rule.phrases
+        # a line of a key stands for one rule among many, and that of a weight sync for none that explains an error
+        if phrase not in ("KeyError: ", "Timer update_weights start")
+    )
+
+
+def _last_line(lines: list[str]) -> str:
+    """The line that names the exception: the first one behind the frames that is not indented."""
+    head = lines[0].find(_HEAD)
+    width = len(_PREFIX.sub("", lines[0])) - len(lines[0]) + head if head >= 0 else 0
+    seen = False
+    for line in lines[1:]:
+        bare = _PREFIX.sub("", line)
+        if bare.startswith(("File ", "  ")) or not bare:
+            seen = True
+        elif seen and _LAST.match(bare) and not bare.startswith(("File", "During")):
+            return bare if width >= 0 else ""
+    return ""
+
+
+@rule(
+    id="traceback",
+    title="An exception that no other rule explains",
+    severity="warning",
+    certainty="possible",
+    why="it may be what ended the run; where training goes on behind it, it may be harmless",
+    cure="read the frames above it; the first exception of a run is the one that matters, later ones follow from it",
+    sources=("Miles guide: Debugging",),
+    phrases=(_HEAD,),
+)
+def _traceback(log: Log) -> Iterator[Found]:
+    hits = said(log, _HEAD)[-_LOOKED_AT:]
+    explained = _explained() if hits else ()
+    told: set[str] = set()
+    for hit in hits:
+        lines = below(log, hit, 150)
+        last = _last_line(lines)
+        if not last or last in told or last.startswith(_ENDED):
+            continue
+        end = lines.index(next(line for line in lines if last in line))
+        if any(phrase in line for line in lines[: end + 3] for phrase in explained):
+            continue
+        told.add(last)
+        yield Found(
+            f"an exception: {last[:240]}",
+            log.where(Hit(hit.line + end, hit.offset, last)),
+            severity="note" if goes_on(log, hit) else None,
+        )
+        if len(told) == _TRACEBACK_MOST:
+            return
