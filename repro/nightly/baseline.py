@@ -18,6 +18,7 @@ from repro_bisect.driver.session import Options, bench
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.prober import Answer
 from repro_bisect.probe.progress import Event, Watch
+from repro_bisect.probe.request import Request
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.case.file import Bound, Case
 from repro_golden.case.identity import Identity
@@ -262,7 +263,7 @@ def _replayed(tonight: Tonight, commit: str, *, fresh: bool, run: int) -> tuple[
     options = replace(tonight.options, fresh=fresh)
     with bench(tonight.checkout, case, axis, Bitwise(), tonight.watch, options) as (desk, _):
         desk.say(f"replaying {case.name} at {short(commit)}")
-        (answer,) = desk.results([desk.submit(commit, case.steps, stage="ends", run=run, full=True)])
+        (answer,) = desk.results([desk.submit(Request(commit, case.steps, stage="ends", run=run, full=True))])
         return answer, desk.prober.cost.reused > 0
 
 

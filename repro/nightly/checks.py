@@ -13,6 +13,7 @@ from repro_bisect.driver.layout_difference import compare_sides
 from repro_bisect.driver.session import Options
 from repro_bisect.probe.prober import Answer, Code, Skip
 from repro_bisect.probe.progress import Event, Watch
+from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Desk
 from repro_bisect.probe.worktrees import Worktrees
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
@@ -58,7 +59,7 @@ def run_to_run(desk: Desk, case: Case, commit: str) -> tuple[Check, Trace | None
         The check, and the first of both; None where one failed.
     """
     desk.say(f"replaying {case.name} at {short(commit)} twice")
-    asked = [desk.submit(commit, case.steps, stage="ends", run=run, full=True) for run in (0, 1)]
+    asked = [desk.submit(Request(commit, case.steps, stage="ends", run=run, full=True)) for run in (0, 1)]
     first, again = desk.results(asked)
     for answer in (first, again):
         if not isinstance(answer, Trace):

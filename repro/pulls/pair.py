@@ -18,6 +18,7 @@ from repro_bisect.driver.session import Options, bench, fetched_rollouts
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.prober import Answer, unlike_before, unusable
 from repro_bisect.probe.progress import Watch
+from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Desk
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.base.usage import Spent, spent_of
@@ -265,16 +266,13 @@ class _Pair:
         if golden:
             desk.prober.give(history.good, golden.trace)
         desk.say(f"replaying {self.case.name} on {short(history.good)} and {short(history.bad)}")
-        asked = [
-            (history.good, 0),
-            (history.bad, 0),
-            (history.good, 1),
-        ]  # the first two side by side, as fair costs are
-        # what HEAD made before it crashed may tell more than that it did; of BASE a part is no baseline
-        partial = {history.bad: True}
-        how: dict[str, Any] = {"stage": "ends", "full": True}
-        futures = [desk.submit(c, steps, run=run, partial=partial.get(c, False), **how) for c, run in asked]
-        first, other, again = desk.results(futures)
+        requests = [  # the first two side by side, as fair costs are
+            Request(history.good, steps, stage="ends", full=True),
+            # what HEAD made before it crashed may tell more than that it did; of BASE a part is no baseline
+            Request(history.bad, steps, stage="ends", full=True, partial=True),
+            Request(history.good, steps, stage="ends", full=True, run=1),
+        ]
+        first, other, again = desk.results([desk.submit(request) for request in requests])
         for answer in (first, again):
             if not isinstance(answer, Trace):
                 return self._result("unverifiable", unusable("BASE", answer).partition(";")[0])
@@ -315,8 +313,8 @@ class _Pair:
             return compared, ""
         desk.say(f"they differ at {differs}; measuring it whole")
         steps = differs.step - a.header.first_step + 1
-        how: dict[str, Any] = {"stage": "confirmation", "run": _REPLAY, "partial": True, "dump": differs.signals}
-        asked = [desk.submit(point, steps, **how) for point in (desk.history.good, desk.history.bad)]
+        whole = Request(desk.history.good, steps, stage="confirmation", run=_REPLAY, partial=True, dump=differs.signals)
+        asked = [desk.submit(request) for request in (whole, replace(whole, point=desk.history.bad))]
         before, after = desk.results(asked)
         third = "a third replay of BASE"
         if unlike := unlike_before(a, before, steps, third, f"{third} differs from the first two"):

@@ -18,6 +18,7 @@ from repro_bisect.driver.session import Options, bench
 from repro_bisect.predicates.predicates import Bitwise, Exit, first_violation, predicate_of
 from repro_bisect.probe.one_step import Shortcut, prepare
 from repro_bisect.probe.progress import Watch
+from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Desk
 from repro_bisect.search.dag import Dag
 from repro_bisect.search.first_bad import Ambiguous, Found, Search
@@ -138,14 +139,12 @@ class Bisection:
                 waiting.appendleft(Interval(interval.good, parent, interval.baseline, confirmed.before))
             if confirmed.explains is False and interval.bad != commit:
                 self.desk.say(f"the baseline moves to {short(commit)}")
-                self.prober.baseline = confirmed.after
                 waiting.append(Interval(commit, interval.bad, confirmed.after, confirmed.last))
         newest_first = list(self.history.parents)
         culprits.sort(key=lambda one: newest_first.index(one.commit.commit), reverse=True)
         return self._result("found", culprits, explains=explains)
 
     def _search_one(self, interval: Interval) -> tuple[Found[str] | Ambiguous[str], Confirmed | None]:
-        self.prober.baseline = interval.baseline
         end: Divergence | None = None
         bound = self.prober.case.steps
         if interval.baseline and interval.last:
@@ -212,8 +211,7 @@ class Bisection:
         for parent in self.history.parents.get(commit, ()):
             if parent in inside or parent == interval.good or parent not in self.history.parents:
                 continue
-            self.prober.baseline = baseline
-            (answer,) = self.desk.results([self.desk.submit(parent, self.prober.case.steps, full=True, run=2)])
+            (answer,) = self.desk.results([self.desk.submit(Request(parent, self.prober.case.steps, full=True, run=2))])
             if isinstance(answer, Trace) and baseline and first_violation(self.predicate, baseline, answer):
                 found.append(Interval(self.history.good, parent, baseline, answer))
         return found

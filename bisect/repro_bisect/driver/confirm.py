@@ -9,6 +9,7 @@ from repro_bisect.driver.range_search import Hunt
 from repro_bisect.driver.result import Culprit
 from repro_bisect.predicates.predicates import Bitwise, Predicate, first_violation
 from repro_bisect.probe.prober import Code, Skip, trace_of
+from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Desk, Flight
 from repro_golden.compare.renames import aligned
 from repro_golden.compare.traces import Divergence, compare, first_difference
@@ -81,10 +82,11 @@ def confirm(desk: Desk, hunt: Hunt, commit: str, interval: Interval, end: Diverg
     shown = found if isinstance(found, Divergence) else end
     steps, parent = desk.prober.case.steps, info.parents[0] if info.parents else interval.good
     waiting = [
-        desk.submit(c, steps, stage="confirmation", run=2, partial=True, dump=shown.signals) for c in (parent, commit)
+        desk.submit(Request(c, steps, stage="confirmation", run=2, partial=True, dump=shown.signals))
+        for c in (parent, commit)
     ]
     if others := history.tree(interval.bad) != history.tree(commit):
-        waiting.append(desk.submit(interval.bad, steps, stage="confirmation", run=2, partial=True, full=True))
+        waiting.append(desk.submit(Request(interval.bad, steps, stage="confirmation", run=2, partial=True, full=True)))
     its_parent, itself, *rest = desk.results(waiting)
     after = trace_of(itself, "the culprit")
     before = interval.baseline if isinstance(its_parent, Skip) else trace_of(its_parent, "its parent")
@@ -129,8 +131,8 @@ def _by_exit_code(desk: Desk, info: PointInfo, interval: Interval) -> Confirmed:
     """Run culprit and parent once more: flaky where a code says something else than before."""
     parent = info.parents[0] if info.parents else interval.good
     desk.say(f"confirming {short(info.commit)} {info.subject}: running it and its parent once more")
-    how = {"stage": "confirmation", "run": 1}
-    answers = desk.results([desk.submit(c, desk.prober.case.steps, **how) for c in (info.commit, parent)])
+    steps, points = desk.prober.case.steps, (info.commit, parent)
+    answers = desk.results([desk.submit(Request(point, steps, stage="confirmation", run=1)) for point in points])
     codes = [answer.code for answer in answers if isinstance(answer, Code)]
     flaky = len(codes) < len(answers) or codes[0] == 0 or codes[1] != 0
     return Confirmed(Culprit(info, None, None), None, None, None, flaky=flaky)

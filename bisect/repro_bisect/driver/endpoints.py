@@ -12,6 +12,7 @@ from repro_bisect.driver.range_search import verdict_of_code
 from repro_bisect.predicates.predicates import Bitwise, first_violation
 from repro_bisect.probe.one_step import chosen_steps, state_key
 from repro_bisect.probe.prober import Code, Skip, judge, trace_of, unusable
+from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Desk
 from repro_bisect.probe.states import States
 from repro_bisect.search.first_bad import Verdict
@@ -85,7 +86,7 @@ class Ends:
     def _exit_verdicts(self, asked: Sequence[tuple[str, int]]) -> list[Verdict]:
         """What so many runs of ends say."""
         steps, found = self.prober.case.steps, list[Verdict]()
-        answers = self.desk.results([self.desk.submit(c, steps, stage="ends", run=run) for c, run in asked])
+        answers = self.desk.results([self.desk.submit(Request(c, steps, stage="ends", run=run)) for c, run in asked])
         for (commit, _), answer in zip(asked, answers, strict=True):
             if not isinstance(answer, Code) or verdict_of_code(answer.code)[0] is Verdict.SKIP:
                 raise ReproError(unusable("GOOD" if commit == self.desk.history.good else "BAD", answer))
@@ -99,18 +100,20 @@ class Ends:
             ReproError: an end cannot be tested, or GOOD itself is BAD.
         """
         good, bad, predicate = self.desk.history.good, self.desk.history.bad, self.prober.predicate
-        self.baseline = self.prober.baseline = baseline = self._baseline(good)
+        self.baseline = baseline = self._baseline(good)
         if refused := first_violation(predicate, baseline, baseline):
             raise ReproError(f"GOOD {short(good)} itself is BAD by {predicate.text} ({refused}): choose another end")
         self.desk.say(f"BAD {short(bad)}: replaying it")
         steps = self.prober.case.steps
-        known = self.prober.known(bad, steps)
-        other = self.desk.submit(bad, steps, stage="ends")
+        asked = Request(bad, steps, baseline, stage="ends")
+        known = self.prober.known(asked)
+        other = self.desk.submit(asked)
         if self.prober.executor.slots == 1 or known is not None:  # GOOD need go no further than BAD
             last = trace_of(self.desk.results([other])[0], "BAD")
             again = self._again(good, baseline, last)
         else:
-            answers = self.desk.results([self.desk.submit(good, steps, stage="ends", run=1), other])
+            second = self.desk.submit(Request(good, steps, baseline, stage="ends", run=1))
+            answers = self.desk.results([second, other])
             again, last = (trace_of(answer, name) for answer, name in zip(answers, ("GOOD", "BAD"), strict=True))
         if noise := first_difference(baseline, again):  # by a metric too: what moves by itself may cross a bound
             self.noise = f"two replays of GOOD differ at {noise}"
@@ -136,7 +139,7 @@ class Ends:
         self.desk.say(f"GOOD {short(good)}: replaying it twice")
         case = self.prober.case
         keep = (chosen_steps(case), self.states(good)) if isinstance(self.prober.predicate, Bitwise) else None
-        (answer,) = self.desk.results([self.desk.submit(good, case.steps, stage="ends", keep=keep)])
+        (answer,) = self.desk.results([self.desk.submit(Request(good, case.steps, stage="ends", keep=keep))])
         baseline = trace_of(answer, "GOOD")
         if self._open_end and len(baseline.steps) < case.steps:
             experiment = case.case.model_copy(update={"steps": len(baseline.steps)})
@@ -150,7 +153,8 @@ class Ends:
         if found and isinstance(self.prober.predicate, Bitwise):
             steps = found.step - baseline.header.first_step + 1
             keep = ([found.step] if chosen_steps(case) and found.step else [], self.states(good))
-        (answer,) = self.desk.results([self.desk.submit(good, steps, stage="ends", run=1, keep=keep)])
+        asked = Request(good, steps, baseline, stage="ends", run=1, keep=keep)
+        (answer,) = self.desk.results([self.desk.submit(asked)])
         return trace_of(answer, "GOOD")
 
     def states(self, commit: str) -> States:

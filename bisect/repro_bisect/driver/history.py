@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 from repro_bisect.axes.axis import Axis, short
 from repro_bisect.driver.drift import Drift, HistoryResult, Rename, Row, drift
@@ -16,6 +15,7 @@ from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.executors import Signal
 from repro_bisect.probe.prober import Answer, Code, trace_of, unusable
 from repro_bisect.probe.progress import Watch
+from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Desk, Flight
 from repro_bisect.search.changelog import Changelog, Entry, Survey
 from repro_bisect.search.first_bad import Verdict
@@ -102,7 +102,8 @@ class _History:
         self.desk.say(f"GOOD {short(good)}: {once}; BAD {short(bad)}: once")
         twins = self.axis.tree(good) == self.axis.tree(bad)
         asked = [(good, 0), (good, 1), *([] if twins else [(bad, 0)])]
-        answers = self.desk.results([self.desk.submit(c, self.steps, stage="ends", run=run) for c, run in asked])
+        requests = [Request(point, self.steps, stage="ends", run=run) for point, run in asked]
+        answers = self.desk.results([self.desk.submit(request) for request in requests])
         first, again, last = (
             trace_of(answer, name)
             for answer, name in zip([*answers, answers[0]], ("GOOD", "GOOD", "BAD"), strict=False)
@@ -156,14 +157,15 @@ class _History:
                 flight.cancel.set()
 
     def _submit(self, job: _Job) -> None:
-        steps = self.prober.case.steps
-        how: dict[str, Any] = {"stage": "confirmation", "run": 1} if job.again else {}
+        asked = Request(job.point, self.prober.case.steps)
+        if job.again:
+            asked = replace(asked, stage="confirmation", run=1)
         if job.signal:
-            how = {"stage": "confirmation", "run": _REPLAY, "partial": True, "dump": [job.signal]}
             steps = job.signal[0] - self._trace(job.point).header.first_step + 1
+            asked = Request(job.point, steps, stage="confirmation", run=_REPLAY, partial=True, dump=[job.signal])
 
         def work(flight: Flight) -> tuple[_Job, Answer]:
-            return job, self.prober.probe(job.point, steps, **flight.ways, **how)
+            return job, self.prober.probe(asked, **flight.ways)
 
         self._jobs[self.desk.start(job.point, work)] = job
 

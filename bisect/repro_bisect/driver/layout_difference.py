@@ -17,6 +17,7 @@ from repro_bisect.probe.cost import Cost
 from repro_bisect.probe.executors import Signal
 from repro_bisect.probe.prober import Skip, trace_of
 from repro_bisect.probe.progress import Watch
+from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Desk
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
@@ -122,7 +123,8 @@ class _Sides:
         """Both ends twice, then what is between."""
         ends = (self.axis.good, self.axis.bad)
         self.desk.say(f"replaying {ends[0]} and {ends[1]} twice each")
-        asked = [self.desk.submit(e, self.steps, stage="ends", run=run, full=True) for e in ends for run in (0, 1)]
+        requests = [Request(e, self.steps, stage="ends", run=run, full=True) for e in ends for run in (0, 1)]
+        asked = [self.desk.submit(request) for request in requests]
         answers = zip([end for end in ends for _ in (0, 1)], self.desk.results(asked), strict=True)
         traces = [trace_of(answer, end) for end, answer in answers]
         flaky = {
@@ -162,8 +164,8 @@ class _Sides:
             return seen, {}
         self.desk.say(f"measuring {len(wanted)} signals whole: replaying both to step {last}")
         steps = last - next(iter(both.values())).header.first_step + 1
-        how: dict[str, Any] = {"stage": "confirmation", "run": 2, "full": True, "dump": wanted}
-        answers = self.desk.results([self.desk.submit(end, steps, **how) for end in both])
+        requests = [Request(end, steps, stage="confirmation", run=2, full=True, dump=wanted) for end in both]
+        answers = self.desk.results([self.desk.submit(request) for request in requests])
         dumped = [trace_of(answer, end) for answer, end in zip(answers, both, strict=True)]
         flaky = {
             end: f"a third replay of it differs from the first two at {differs}"
@@ -197,7 +199,7 @@ class _Sides:
         line = [self.axis.good, *self.axis.keys]
         inner = line[1:-1]
         self.desk.say(f"replaying {', '.join(inner)}: which key makes the difference?")
-        asked = [self.desk.submit(point, self.steps, full=True) for point in inner]
+        asked = [self.desk.submit(Request(point, self.steps, full=True)) for point in inner]
         answers = dict(both) | dict(zip(inner, self.desk.results(asked), strict=True))
         found = []
         for before, after in itertools.pairwise(line):

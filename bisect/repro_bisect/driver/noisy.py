@@ -17,6 +17,7 @@ from statistics import fmean
 from repro_bisect.axes.axis import short
 from repro_bisect.driver.range_search import verdict_of_code
 from repro_bisect.probe.prober import Answer, Code, Skip, judge
+from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Desk
 from repro_bisect.search.bayes import BayesSearch
 from repro_bisect.search.dag import Dag
@@ -110,10 +111,9 @@ class NoisySearch:
     def _take_what_is_known(self) -> None:
         """Every run that is in the journal."""
         prober, good = self.desk.prober, self.desk.history.good
-        prober.baseline = self.baseline
         for tree, (commit, *_) in self._twins.items():
             run = int(commit == good and self.baseline is not None)  # GOOD's run 0 made the baseline
-            while (answer := prober.known(commit, self.steps, run=run)) is not None:
+            while (answer := prober.known(Request(commit, self.steps, self.baseline, run=run))) is not None:
                 self._learn(commit, self._judged(answer))
                 run += 1
             self._next_run[tree] = run
@@ -131,7 +131,7 @@ class NoisySearch:
             flying = [f.commit for f in desk.flights.values()]
             for commit in self._next(slots - len(flying), flying):
                 tree = desk.history.tree(commit)
-                desk.submit(commit, self.steps, run=self._next_run[tree])
+                desk.submit(Request(commit, self.steps, self.baseline, run=self._next_run[tree]))
                 self._next_run[tree] += 1
             if not desk.flights:
                 raise NotVerifiableError(f"{self._doubt()} and no more tests would tell: {_CURE}")

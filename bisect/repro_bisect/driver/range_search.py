@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from repro_bisect.axes.axis import short
 from repro_bisect.probe.one_step import Shortcut
 from repro_bisect.probe.prober import Answer, Code, Skip, judge
+from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Desk, Flight
 from repro_bisect.search.first_bad import Ambiguous, ContradictionError, Found, Search, Verdict
 from repro_golden.compare.traces import Divergence
@@ -74,9 +75,10 @@ class Hunt:
         state = self.shortcut.state if self.shortcut else None
         for commit in self.search.dag:
             if self.search.answer is None and commit not in self.search.verdicts:
-                straight = self.desk.prober.known(commit, self.bound)
+                prober = self.desk.prober
+                straight = prober.known(Request(commit, self.bound, self.baseline))
                 known = Tested(straight, self.baseline, self.bound) if straight is not None else None
-                if known is None and state is not None and (one := self.desk.prober.known(commit, 1, state)):
+                if known is None and state and (one := prober.known(Request(commit, 1, start=state))):
                     known = self._one_step(one)
                 if known is not None:
                     self.desk.prober.cost.reused += 1
@@ -85,10 +87,10 @@ class Hunt:
     def test(self, commit: str, flight: Flight) -> Tested:
         """Probe a commit: one step from the saved state where that serves, else from step 0."""
         if self.shortcut:
-            one = self.desk.prober.probe(commit, 1, start=self.shortcut.state, **flight.ways)
+            one = self.desk.prober.probe(Request(commit, 1, start=self.shortcut.state), **flight.ways)
             if (tested := self._one_step(one)) is not None:
                 return tested
-        answer = self.desk.prober.probe(commit, self.bound, **flight.ways)
+        answer = self.desk.prober.probe(Request(commit, self.bound, self.baseline), **flight.ways)
         return Tested(answer, self.baseline, self.bound)
 
     def _one_step(self, one: Answer) -> Tested | None:

@@ -18,6 +18,7 @@ from repro_bisect.explain.words import UNSEEN, differing_inputs, only_the_enviro
 from repro_bisect.probe.executors import State
 from repro_bisect.probe.one_step import prepare, same_step, state_key
 from repro_bisect.probe.prober import Recording, Skip, trace_of
+from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Desk
 from repro_bisect.probe.states import States
 from repro_golden.base.errors import NotVerifiableError
@@ -126,11 +127,10 @@ class _Explainer:
 
     def _traces(self) -> tuple[Trace, Trace]:
         """Both versions' traces, the second up to where it leaves the first."""
-        prober, (before, after), steps = self.desk.prober, self.points, self.steps
-        prober.baseline = None
-        (first,) = self.desk.results([self.desk.submit(before, steps, stage="explanation")])
-        a = prober.baseline = trace_of(first, short(before))
-        (second,) = self.desk.results([self.desk.submit(after, steps, stage="explanation")])
+        (before, after), steps = self.points, self.steps
+        (first,) = self.desk.results([self.desk.submit(Request(before, steps, stage="explanation"))])
+        a = trace_of(first, short(before))
+        (second,) = self.desk.results([self.desk.submit(Request(after, steps, a, stage="explanation"))])
         return a, trace_of(second, short(after))
 
     def _recordings(self, divergence: Divergence, traces: tuple[Trace, Trace]) -> tuple[Recording, Recording]:

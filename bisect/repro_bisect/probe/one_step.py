@@ -13,6 +13,7 @@ from pathlib import Path
 
 from repro_bisect.probe.executors import State
 from repro_bisect.probe.prober import Skip
+from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Desk
 from repro_bisect.probe.states import States
 from repro_golden.base.canonical import digest
@@ -108,7 +109,7 @@ def prepare(
     state = _state(desk, ends[0], states, golden, step, state_key(desk.prober.case, desk.prober.key(ends[0])))
     if state is None:
         return None
-    ones = desk.results([desk.submit(commit, 1, start=state) for commit in ends])
+    ones = desk.results([desk.submit(Request(commit, 1, start=state)) for commit in ends])
     for one, straight, who in zip(ones, traces, ("GOOD", "BAD"), strict=True):
         if not isinstance(one, Trace):
             why = one.reason if isinstance(one, Skip) else "it left no trace"

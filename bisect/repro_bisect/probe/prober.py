@@ -14,8 +14,9 @@ from typing import TypeAlias
 from repro_bisect.axes.axis import Axis, short
 from repro_bisect.predicates.predicates import Exit, Own, Predicate, first_violation
 from repro_bisect.probe.cost import Bill, Cost, Stage
-from repro_bisect.probe.executors import Executor, Outcome, Signal, State, Task
+from repro_bisect.probe.executors import Executor, Outcome, State, Task
 from repro_bisect.probe.journal import Entry, Journal, probe_key
+from repro_bisect.probe.request import Request
 from repro_bisect.probe.states import States
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import ReproError
@@ -76,21 +77,11 @@ Answer: TypeAlias = Trace | Code | Skip
 """What came of a probe."""
 
 
-@dataclass(frozen=True)
-class _Question:
-    key: str
-    run: int
-    full: bool
-    partial: bool
-    stage: Stage
-
-
 class Prober:
     """Replays commits of one range on the rollouts of one case, remembering what is already known.
 
     Attributes:
         predicate: What makes a probe BAD.
-        baseline: What probes are judged against, once it is known.
         cost: What was spent.
         machine: Short name of the machine that answers hold for.
     """
@@ -117,37 +108,19 @@ class Prober:
         self._root = checkout.root
         self._given: dict[str, Trace] = {}
         self._outside: dict[str, list[str]] = {}
-        self.baseline: Trace | None = None
         self.cost = Cost()
 
     def probe(
         self,
-        commit: str,
-        steps: int,
+        asked: Request,
         *,
-        stage: Stage = "search",
-        run: int = 0,
-        full: bool = False,
-        dump: Sequence[Signal] = (),
-        partial: bool = False,
-        start: State | None = None,
-        keep: tuple[Sequence[int], States] | None = None,
         cancel: threading.Event | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Answer:
-        """The trace of a commit over its first `steps` steps, or to its first violation of the predicate.
+        """Make a probe, or find it in the journal.
 
         Args:
-            commit: Full id.
-            steps: Most steps to train.
-            stage: What it is for.
-            run: 0 shares what was found before; other numbers are replays of their own.
-            full: Make every step, also past the first violation.
-            dump: Signals whose whole content is wanted; such a probe is full, is never taken from the journal, and its
-                trace goes when the prober closes.
-            partial: Take what a crashing commit left, if that is at least one step, instead of skipping it.
-            start: State to start from.
-            keep: Steps before which the state is saved on the way, and where to.
+            asked: What is wanted.
             cancel: Ends the probe without an answer when it is set.
             progress: Told now and then how many steps are made.
 
@@ -156,22 +129,25 @@ class Prober:
             MachineFailureError: git, the disk or the machine failed: no verdict.
             ReproError: the instrument refused.
         """
-        tree = self._history.tree(commit)
+        point, history = asked.point, self._history
+        tree = history.tree(point)
         if tree is None:
-            return Skip(f"it has none of {', '.join(self._history.paths)}")
-        if why := self._history.skipped(commit):
+            return Skip(f"it has none of {', '.join(history.paths)}")
+        if why := history.skipped(point):
             return Skip(why)
-        ask = _Question(self.key(commit, start), run, full or bool(dump), partial, stage)
-        known = None if dump else self._known(ask.key, run, steps, ask.full)
+        key = self.key(point, asked.start)
+        known = None if asked.dump else self._known(key, asked)
         if known is not None:
             with self._lock:
                 self.cost.reused += 1
             return known
-        baseline = self.baseline.directory if self.baseline and not ask.full and not start else None
-        at, states = keep or ((), None)
-        own, case = self._history.commit(commit), self._case(commit)
-        task = Task(own, tree, steps, self.predicate, baseline, start, at, case.case.states_budget, dump, case)
-        return self._replay(task, ask, cancel, states, progress)
+        baseline = asked.baseline.directory if asked.baseline and not asked.whole and not asked.start else None
+        case, at = self._case(point), asked.keep[0] if asked.keep else ()
+        task = Task(
+            history.commit(point), tree, asked.steps, self.predicate, baseline, asked.start, at,
+            case.case.states_budget, asked.dump, case,
+        )  # fmt: skip
+        return self._replay(task, asked, key, cancel, progress)
 
     def make_state(
         self,
@@ -238,10 +214,10 @@ class Prober:
             return Skip(f"it ends before step {step}")
         return Recording(trace, streams)
 
-    def known(self, commit: str, steps: int, start: State | None = None, run: int = 0) -> Answer | None:
-        """What was found of a commit before, if that answers the question; costs nothing."""
-        tree = self._history.tree(commit)
-        return None if tree is None else self._known(self.key(commit, start), run, steps, False)
+    def known(self, asked: Request) -> Answer | None:
+        """What was found before, if that answers; costs nothing."""
+        tree = self._history.tree(asked.point)
+        return None if tree is None else self._known(self.key(asked.point, asked.start), asked)
 
     def key(self, commit: str, start: State | None = None) -> str:
         """The key under which probes of a commit are journalled."""
@@ -263,11 +239,11 @@ class Prober:
             self._outside[case.digest] = outside_of(case, self._root)
         return self._outside[case.digest]
 
-    def _known(self, key: str, run: int, steps: int, full: bool) -> Answer | None:
+    def _known(self, key: str, asked: Request) -> Answer | None:
         """A journalled probe that answers the question: long enough, or already violating."""
-        if run == 0 and key in self._given:
+        if asked.run == 0 and key in self._given:
             return self._given[key]
-        entry = self._journal.find(key, run)
+        entry = self._journal.find(key, asked.run)
         if entry is None:
             return None
         if entry.skip:  # time, and a crash at a later step, depend on the question
@@ -277,23 +253,24 @@ class Prober:
             return Code(entry.code)
         try:
             trace = Trace(self._journal.trace_path(entry))
-            enough = len(trace.steps) >= steps or _ended_itself(trace) or (not full and self._violates(trace, steps))
+            enough = len(trace.steps) >= asked.steps or _ended_itself(trace)
+            enough = enough or (not asked.whole and self._violates(trace, asked))
         except ReproError:  # damaged: replay it
             return None
         return trace if enough else None
 
-    def _violates(self, trace: Trace, steps: int) -> bool:
+    def _violates(self, trace: Trace, asked: Request) -> bool:
         """Whether a trace that may have been cut off is BAD all the same, within so many steps."""
-        if self.baseline is None or isinstance(self.predicate, Own):
+        if asked.baseline is None or isinstance(self.predicate, Own):
             return False
-        return first_violation(self.predicate, self.baseline, trace, steps) is not None
+        return first_violation(self.predicate, asked.baseline, trace, asked.steps) is not None
 
     def _replay(
         self,
         task: Task,
-        ask: _Question,
+        asked: Request,
+        key: str,
         cancel: threading.Event | None,
-        states: States | None,
         progress: Callable[[int], None] | None,
     ) -> Answer:
         began = time.monotonic()
@@ -301,21 +278,21 @@ class Prober:
             outcome = self.executor.run(task, folder, cancel, progress)
             trace = _trace(folder / "trace")
             reason = _reason(outcome.failure) if outcome.failure else ""
-            if reason and trace and (ask.partial or (task.baseline and self._violates(trace, task.steps))):
+            if reason and trace and (asked.partial or (task.baseline and self._violates(trace, asked))):
                 reason = ""  # it crashed only after its numbers had moved
-            if states and not outcome.failure:
-                states.take(folder / "states")
+            if asked.keep and not outcome.failure:
+                asked.keep[1].take(folder / "states")
             if outcome.code is not None and not 0 <= outcome.code < _CODES:
                 raise ReproError(
                     f"the command ended with {outcome.code} at {short(task.commit)}, neither good nor bad: "
                     "exit with 0, 1 to 127, or 125 to skip"
                 )
             made, seconds = len(trace.steps) if trace else 0, round(time.monotonic() - began, 3)
-            self._charge(ask.stage, made, seconds)
+            self._charge(asked.stage, made, seconds)
             skip = Skip(reason, diagnosis=self._diagnosis(outcome.failure)) if reason and outcome.failure else None
             if skip and task.start and _unready(outcome):
                 return replace(skip, unready=True)  # says something of the state, not yet of the commit
-            kept = self._keep(task, ask, skip, made, seconds, folder / "trace", outcome.code)
+            kept = self._keep(task, asked, key, skip, made, seconds, folder / "trace", outcome.code)
         if skip:
             return skip
         return Code(outcome.code) if outcome.code is not None else Trace(kept)
@@ -332,12 +309,20 @@ class Prober:
             bill.seconds += seconds
 
     def _keep(
-        self, task: Task, ask: _Question, skip: Skip | None, made: int, seconds: float, trace: Path, code: int | None
+        self,
+        task: Task,
+        asked: Request,
+        key: str,
+        skip: Skip | None,
+        made: int,
+        seconds: float,
+        trace: Path,
+        code: int | None,
     ) -> Path:
         """Journal a finished probe and return where its trace lies from now on."""
-        name = "" if skip or code is not None else f"{ask.key}-{ask.run}-{uuid.uuid4().hex[:8]}"
+        name = "" if skip or code is not None else f"{key}-{asked.run}-{uuid.uuid4().hex[:8]}"
         reason, known = (skip.reason, skip.diagnosis) if skip else ("", "")
-        entry = Entry(ask.key, ask.run, task.commit, reason, made, seconds, name, code, known)
+        entry = Entry(key, asked.run, task.commit, reason, made, seconds, name, code, known)
         if task.dump:  # whole tensors: for this bisect only
             return trace.rename(self._scratch / f"dumped-{name}") if name else trace
         with self._lock:

@@ -13,6 +13,7 @@ from typing import Any
 from repro_bisect.axes.axis import Axis
 from repro_bisect.probe.prober import Answer, Prober
 from repro_bisect.probe.progress import Event, Watch
+from repro_bisect.probe.request import Request
 from repro_bisect.search.first_bad import Search, Verdict
 from repro_golden.replay.children import CancelledError
 
@@ -60,9 +61,9 @@ class Desk:
         self.diagnoses: dict[str, str] = {}
         self.rounds: list[float] = []
 
-    def submit(self, commit: str, steps: int, **how: Any) -> Future[Answer]:
-        """Start a probe that can be cancelled; `how` is `Prober.probe`'s."""
-        return self.start(commit, lambda flight: self.prober.probe(commit, steps, **flight.ways, **how))
+    def submit(self, asked: Request) -> Future[Answer]:
+        """Start a probe that can be cancelled."""
+        return self.start(asked.point, lambda flight: self.prober.probe(asked, **flight.ways))
 
     def start(self, commit: str, work: Callable[[Flight], Any]) -> Future[Any]:
         """Start work on a commit."""

@@ -1,0 +1,48 @@
+"""What is asked of a probe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from repro_bisect.probe.cost import Stage
+from repro_bisect.probe.executors import Signal, State
+from repro_bisect.probe.states import States
+from repro_golden.trace import Trace
+
+__all__ = ["Request"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One probe: a point over its first steps, or to its first violation of the predicate.
+
+    Attributes:
+        point: Full id of a commit, or the name of another point.
+        steps: Most steps to train.
+        baseline: What its steps are judged against while it runs, and what is known of it; None makes every step.
+        stage: What it is for.
+        run: 0 shares what was found before; other numbers are replays of their own.
+        full: Make every step, also past the first violation.
+        dump: Signals whose whole content is wanted; such a probe is full, is never taken from the journal, and its
+            trace goes when the prober closes.
+        partial: Take what a crashing commit left, if that is at least one step, instead of skipping it.
+        start: State to start from.
+        keep: Steps before which the state is saved on the way, and where to.
+    """
+
+    point: str
+    steps: int
+    baseline: Trace | None = None
+    stage: Stage = "search"
+    run: int = 0
+    full: bool = False
+    dump: Sequence[Signal] = ()
+    partial: bool = False
+    start: State | None = None
+    keep: tuple[Sequence[int], States] | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether every step is wanted."""
+        return self.full or bool(self.dump)
