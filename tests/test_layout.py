@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import re
 import subprocess
 import sys
 import tomllib
@@ -43,6 +44,23 @@ def test_files_stay_readable() -> None:
     """No source file is longer than 500 lines."""
     sizes = {p: len((ROOT / p).read_text().splitlines()) for p in TRACKED if p.endswith(".py") and (ROOT / p).exists()}
     assert {p: n for p, n in sizes.items() if n > 500} == {}
+
+
+def test_the_page_of_the_house_is_true() -> None:
+    """docs/architecture.md says of each room what its package says of itself, and the files that it names are there."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| (?:\*\*)?`([\w/]+)/`(?:\*\*)? \| (.*) \|$", page.partition("## The way")[0], re.MULTILINE)
+    top, said = "", dict[str, str]()
+    for name, line in rows:
+        top = name if (ROOT / name).is_dir() else top
+        said[name if name == top else f"{top}/{name}"] = line
+    packages = {path.removesuffix("/__init__.py") for path in TRACKED if path.endswith("__init__.py")}
+    shallow = {path for path in packages if path.count("/") <= (1 if path.startswith("repro") else 2)}
+    assert shallow <= said.keys() <= packages, shallow ^ said.keys()
+    for path, line in said.items():
+        assert (ROOT / path / "__init__.py").read_text().splitlines()[0].strip('"') == line, path
+    named = re.findall(r"`((?:core|golden|bisect|repro|tests)/[\w/]+\.py)`", page)
+    assert len(named) > 12 and not [path for path in named if path not in TRACKED]
 
 
 def test_every_test_states_its_claim() -> None:

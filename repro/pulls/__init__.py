@@ -1,1 +1,1 @@
-"""Reports on pull requests."""
+"""Pull requests: two commits replayed side by side, the report on them, and the comment that is posted."""

@@ -1,1 +1,1 @@
-"""The rules, a file each, in a folder by subject; `catalogue` finds them."""
+"""The rules: a file for each family, in a folder by subject; `catalogue` finds them."""

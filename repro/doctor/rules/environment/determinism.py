@@ -270,7 +270,7 @@ def _clusters(launch: Launch) -> list[int]:
     return [launch.text.count("\n", 0, match.start()) + 1 for match in _CLUSTER.finditer(launch.text)]
 
 
-def _determinism_late_late(launch: Launch, name: str, variable: Variable, clusters: list[int]) -> Iterator[Found]:
+def _set_too_late(launch: Launch, name: str, variable: Variable, clusters: list[int]) -> Iterator[Found]:
     here = variable.where.path == str(launch.path) and variable.where.line is not None
     line, nodes = variable.where.line or 0, size(launch, "--actor-num-nodes")
     said = f"{name}={variable.value[:40]} is set for the submitting shell alone"
@@ -308,7 +308,7 @@ def _determinism_late(launch: Launch) -> Iterator[Found]:
         variable = seen(launch, name)
         if variable is None or variable.origin not in ("export", "prefix"):
             continue
-        yield from _determinism_late_late(launch, name, variable, clusters)
+        yield from _set_too_late(launch, name, variable, clusters)
 
 
 @rule(
@@ -454,9 +454,6 @@ def _determinism_rollout_order(launch: Launch) -> Iterator[Found]:
         yield Found(message, launch.where(racing))
 
 
-_HOOK = "--custom-megatron-init-path"
-
-
 @rule(
     id="fill-uninitialized-memory",
     title="A deterministic run also fills memory that nobody reads",
@@ -465,7 +462,7 @@ _HOOK = "--custom-megatron-init-path"
     why="most of what a deterministic run costs, 15 to 25 %, is this fill, and equal bits do not need it",
     cure="no variable turns it off: put `def init(args): import torch; "
     "torch.utils.deterministic.fill_uninitialized_memory = False` into a module of yours and give "
-    f"{_HOOK} MODULE.init; prove it with `repro golden verify`",
+    "--custom-megatron-init-path MODULE.init; prove it with `repro golden verify`",
     sources=(
         "Miles guide: Debugging",
         "NVIDIA/Megatron-LM#6253 and #7093",
@@ -473,8 +470,8 @@ _HOOK = "--custom-megatron-init-path"
     ),
 )
 def _fill_uninitialized_memory(launch: Launch) -> Iterable[Found]:
-    if not launch.has("--deterministic-mode") or not megatron(launch) or launch.has(_HOOK):
-        return  # the hook is where it would be turned off
+    if not launch.has("--deterministic-mode") or not megatron(launch) or launch.has("--custom-megatron-init-path"):
+        return  # that hook is where it would be turned off
     if "fill_uninitialized_memory" in launch.text:
         return
     yield Found(
