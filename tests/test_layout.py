@@ -60,7 +60,7 @@ def test_the_page_of_the_house_is_true() -> None:
     for path, line in said.items():
         assert (ROOT / path / "__init__.py").read_text().splitlines()[0].strip('"') == line, path
     named = re.findall(r"`((?:core|golden|bisect|repro|tests)/[\w/]+\.py)`", page)
-    assert len(named) > 12 and not [path for path in named if path not in TRACKED]
+    assert len(named) > 11 and not [path for path in named if path not in TRACKED]
 
 
 def test_every_test_states_its_claim() -> None:
