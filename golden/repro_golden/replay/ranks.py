@@ -30,7 +30,7 @@ _STACKS = 3.0
 _WORDS = 4096
 """Characters at the end of a rank's output in which it tells that it lost a peer."""
 _STACK = "most recent call first"
-_WAITS = re.compile(r"/torch/distributed/|/repro_golden/team\.py")
+_WAITS = re.compile(r"/torch/distributed/|/repro_golden/recording/rank_group\.py")
 """Frames of a rank that waits for others."""
 
 
