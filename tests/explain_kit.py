@@ -19,7 +19,7 @@ from repro_bisect.driver.session import Options, bench, commits_of
 from repro_bisect.explain.driver import explain
 from repro_bisect.explain.result import Explanation
 from repro_bisect.predicates.predicates import Bitwise
-from repro_bisect.probe.scheduler import Desk
+from repro_bisect.probe.scheduler import Scheduler
 from repro_golden.case.file import find_case
 from repro_golden.repository.checkout import Checkout, find_checkout
 from repro_golden.store.rollout_file import RolloutData, write_rollout
@@ -76,13 +76,13 @@ def unplant(repo: Repo, mutation: Mutation) -> str:
 
 
 @contextmanager
-def explainer(repo: Repo, spec: str, jobs: int = 2) -> Iterator[tuple[Desk, Checkout]]:
+def explainer(repo: Repo, spec: str, jobs: int = 2) -> Iterator[tuple[Scheduler, Checkout]]:
     """A desk at which the points of a range can be explained one after the other."""
     checkout: Checkout = find_checkout(repo.root)
     case, options = find_case(repo.root, None), Options(jobs=jobs)
     axis = commits_of(checkout, case, spec, options)
-    with bench(checkout, case, axis, Bitwise(), lambda _: None, options) as (desk, _):
-        yield desk, checkout
+    with bench(checkout, case, axis, Bitwise(), lambda _: None, options) as (scheduler, _):
+        yield scheduler, checkout
 
 
 def explained(changes: Sequence[Mutation], folder: Path) -> Iterator[tuple[Mutation, Explanation]]:
@@ -93,9 +93,9 @@ def explained(changes: Sequence[Mutation], folder: Path) -> Iterator[tuple[Mutat
     for change in changes:
         commits.append((repo.git("rev-parse", "HEAD"), plant(repo, change)))
         unplant(repo, change)
-    with explainer(repo, f"{start}..HEAD") as (desk, checkout):
+    with explainer(repo, f"{start}..HEAD") as (scheduler, checkout):
         for change, (before, after) in zip(changes, commits, strict=True):
-            yield change, explain(desk, checkout, before, after)
+            yield change, explain(scheduler, checkout, before, after)
 
 
 def _statements(source: str) -> list[range]:

@@ -22,13 +22,13 @@ from trace_kit import RAM
 
 from repro_bisect.axes.axis import Axis, PointInfo
 from repro_bisect.driver.commits import Bisection
-from repro_bisect.driver.endpoints import Ends
+from repro_bisect.driver.endpoints import Endpoints
 from repro_bisect.driver.result import BisectResult
 from repro_bisect.driver.session import Options
 from repro_bisect.predicates.predicates import Exit, Predicate
 from repro_bisect.probe.executors import Outcome, Task
 from repro_bisect.probe.prober import Prober
-from repro_bisect.probe.scheduler import Desk
+from repro_bisect.probe.scheduler import Scheduler
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
@@ -125,10 +125,10 @@ def bisect(
     checkout = Checkout(folder, folder / "repro")
     prober = Prober(checkout, case, axis, "rollouts", identity, executor, predicate)  # type: ignore[arg-type]
     with ThreadPoolExecutor(executor.slots) as pool:
-        desk = Desk(prober, axis, pool, lambda event: said.append(event.text) if said is not None else None)
+        scheduler = Scheduler(prober, axis, pool, lambda event: said.append(event.text) if said is not None else None)
         try:
-            ends = Ends(desk, None, folder / "states", open_end=False)
-            return Bisection(desk, ends, Options(**options)).run()  # type: ignore[arg-type]
+            ends = Endpoints(scheduler, None, folder / "states", open_end=False)
+            return Bisection(scheduler, ends, Options(**options)).run()  # type: ignore[arg-type]
         finally:
             prober.close()
 

@@ -140,8 +140,8 @@ def _trained(job: dict[str, Any], config: TrainConfig, made: layout.Layout, at: 
 
     def loss(number: int, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         nonlocal total
-        aim = aims[number][:, here][:, :, :1] if critic else aims[number][:, here][:, :, columns.start : columns.stop]
-        found = 0.5 * (logits.float() - aim).pow(2).sum() / (aims[0].numel() / (model.vocab_size if critic else 1))
+        tap = aims[number][:, here][:, :, :1] if critic else aims[number][:, here][:, :, columns.start : columns.stop]
+        found = 0.5 * (logits.float() - tap).pow(2).sum() / (aims[0].numel() / (model.vocab_size if critic else 1))
         total = total + found.detach() / (made.tp if critic else 1)  # every rank of the group has all values
         return found, torch.zeros((), dtype=torch.int), {}
 

@@ -13,16 +13,16 @@ from typing import Any
 
 from repro.nightly.records import Baseline, Check, Night, Status, Summary
 from repro.pulls.pair import Compared, PairResult
-from repro.report.plot_data import Cell, Picture, Tokens
+from repro.report.plot_data import Cell, PlotData, Tokens
 from repro_bisect.axes.axis import PointInfo
 from repro_bisect.driver.drift import Drift, Gap, Moved
 from repro_bisect.driver.result import Culprit
 from repro_bisect.explain.result import Explained, Explanation, Version
 from repro_bisect.explain.source import Place
 from repro_golden.base.canonical import digest
-from repro_golden.base.usage import Spent
+from repro_golden.base.usage import Usage
 from repro_golden.compare.traces import Divergence
-from repro_golden.trace.tensor_difference import Magnitude
+from repro_golden.trace.tensor_difference import TensorDifference
 
 __all__ = ["EVIL", "METRICS", "compared", "culprit", "night", "nights", "point", "pull", "write"]
 
@@ -79,7 +79,7 @@ def compared(seed: int, *, steps: int = 12, signals: int = 26, odd: bool = False
         cells[0] = Cell(0, 0, None, None, True, "3 not finite")
     tokens = Tokens(steps - 1, 4321, pairs)
     of = {"step": 0, "phase": "forward", "signal": "log_probs", "dtype": "float32", "exact": True}
-    picture = Picture(range(steps), names, 7, cells, histogram, of, tokens)
+    picture = PlotData(range(steps), names, 7, cells, histogram, of, tokens)
     metrics = {}
     for number, name in enumerate(METRICS):
         value = rng.uniform(0.1, 3)
@@ -90,7 +90,7 @@ def compared(seed: int, *, steps: int = 12, signals: int = 26, odd: bool = False
         metrics[name] = Moved(
             gaps[2] if moved else None, gaps[-1] if moved else gaps[0], gaps[-1] if moved else gaps[0]
         )
-    magnitude = Magnitude(48433, 48433, 48363, 8070, 0.00385, 0.000849, 0)
+    magnitude = TensorDifference(48433, 48433, 48363, 8070, 0.00385, 0.000849, 0)
     first = Divergence(0, "forward", "log_probs", "value", "aa11… and bb22…", magnitude, {"forward": 9, "grad": 14})
     kl = {"k1": {"worst": (7, -2.1e-5), "last": (11, 1e-6), "first": (1, 3e-9)}}
     kl["k3"] = {"worst": (7, 3.4e-6), "last": (11, 2e-6), "first": (1, 1.1e-9)}
@@ -127,7 +127,7 @@ def night(case: str = "demo", *, number: int = 0, machine: str = MACHINES[0], at
         chain=digest("chain"), checks=[Check("run-to-run", "green", "two runs agree bit for bit")],
         baseline=Baseline("golden", point(0).commit, digest("chain")),
         metrics={"grad_norm": summary, "loss": summary}, kl={"k1": 0.0, "k3": 0.0},
-        spent=Spent([900_000, 410_000, 405_000], 900 * 2**20, 0).to_mapping(), seconds=41.5,
+        spent=Usage([900_000, 410_000, 405_000], 900 * 2**20, 0).to_mapping(), seconds=41.5,
         reproduce=f"repro report nightly {case} --at {commit['commit'][:10]}", version="0.7.0",
     )  # fmt: skip
     return replace(made, **given)
@@ -184,7 +184,7 @@ def nights(
                 chain = digest(case, machine, str(generation), str(day) if status == "flaky" else "")
                 searched = {"range": "aa11bb22cc..dd33ee44ff", "outcome": "found"}
                 searched["reproduce"] = f"repro bisect aa11bb22cc..dd33ee44ff --case {case}"
-                spent = Spent([900_000, int(4e5 * (1 + rng.random() / 9))], int(9e8 + 1e7 * rng.random()), 0)
+                spent = Usage([900_000, int(4e5 * (1 + rng.random() / 9))], int(9e8 + 1e7 * rng.random()), 0)
                 yield night(
                     case, number=commit, machine=machine, at=at, status=status,
                     chain="" if broken else chain, metrics={} if broken else values,
@@ -217,7 +217,7 @@ def _checks(status: Status) -> Sequence[Check]:
 def pull(number: int = 5, *, case: str = "tiny-grpo", verdict: str = "moved", odd: bool = False) -> PairResult:
     """A pair of a pull request."""
     found = compared(number, odd=odd) if verdict == "moved" else None
-    spent = {side: Spent([900_000, 410_000 + k], 900 * 2**20 + k, 2**31) for k, side in enumerate(("base", "head"))}
+    spent = {side: Usage([900_000, 410_000 + k], 900 * 2**20 + k, 2**31) for k, side in enumerate(("base", "head"))}
     return PairResult(
         case, point(number - 1), point(number), verdict, "" if found else "it changes nothing in core", found, {},  # type: ignore[arg-type]
         spent, 4, [culprit(number)] if found else [], None, "", ["a note"], MACHINES[0], "2026-11-21T15:00:00Z", 71.5,

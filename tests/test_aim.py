@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from repro_golden.fingerprint import content
 from repro_golden.fingerprint.placement import Placement, padding, shard, stack
 from repro_golden.recording.pieces import Piece, assemble, keep_piece, keep_whole, put_together
-from repro_golden.recording.tap import Aim
+from repro_golden.recording.tap import Tap
 from repro_golden.trace import dump_path
 
 AT = (0, "grad", "w")
@@ -42,10 +42,10 @@ def test_pieces_of_any_split_make_the_whole(
     for number in range(2 * ranks):  # every rank twice, as data parallelism has it
         rank = number % ranks
         flat, placement = local(whole, rank, ranks).flatten(), fused(rank, ranks)
-        aim = Aim(None, wanted, keep_piece(folder, number), number)
+        tap = Tap(None, wanted, keep_piece(folder, number), number)
         count = flat.numel()
         for start, stop in ((0, cut * count // 14), (cut * count // 14, count)):
-            aim.take(0, "grad", "buffer", flat[start:stop].clone(), placement.flat(start, stop))
+            tap.take(0, "grad", "buffer", flat[start:stop].clone(), placement.flat(start, stop))
     assemble(folder, folder)
     for name, tensor in whole.items():
         assert dump_path(folder, 0, "grad", name).read_bytes() == content(tensor).tobytes()
@@ -59,12 +59,12 @@ def test_a_plant_changes_one_element_of_the_canonical_tensor() -> None:
         held = [local(whole, rank, 2) for rank in (0, 1)]
         before = [tensor.clone() for tensor in held]
         for rank in (0, 1):
-            Aim((0, "grad", f"layer/{name}"), (), lambda *_: None, rank).take(0, "update", "x", held[rank])
+            Tap((0, "grad", f"layer/{name}"), (), lambda *_: None, rank).take(0, "update", "x", held[rank])
             placement = fused(rank, 2)
             renamed = Placement(
                 placement.shape, tuple(p._replace(name=f"layer/{p.name}") for p in placement.parts)
             ).to_data()
-            Aim((0, "grad", f"layer/{name}"), (), lambda *_: None, rank).take(0, "grad", "x", held[rank], renamed)
+            Tap((0, "grad", f"layer/{name}"), (), lambda *_: None, rank).take(0, "grad", "x", held[rank], renamed)
         changed[name] = [torch.nonzero(a != b).tolist() for a, b in zip(held, before, strict=True)]
     assert changed == {"w": [[[0, 0]], []], "v": [[[4, 0]], []]}
 
@@ -73,7 +73,7 @@ def test_a_view_is_changed_where_it_lies() -> None:
     """A tensor that is not contiguous, and one without dimensions, are changed in place."""
     base, one = torch.ones(3, 4), torch.ones(())
     for name, tensor in (("w", base.T), ("s", one)):
-        Aim((2, "forward", name), (), lambda *_: None).take(2, "forward", "", {name: tensor})
+        Tap((2, "forward", name), (), lambda *_: None).take(2, "forward", "", {name: tensor})
     assert torch.nonzero(base != 1).tolist() == [[0, 0]] and one != 1
 
 
@@ -81,9 +81,9 @@ def test_one_rank_alone_can_be_meant() -> None:
     """NAME@RANK is the signal of that rank; another step, and another rank, are left alone."""
     held = [torch.ones(2) for _ in range(2)]
     for rank, tensor in enumerate(held):
-        aim = Aim((1, "grad", "b@1"), (), lambda *_: None, rank)
-        aim.take(0, "grad", "b", tensor)
-        aim.take(1, "grad", "b", tensor)
+        tap = Tap((1, "grad", "b@1"), (), lambda *_: None, rank)
+        tap.take(0, "grad", "b", tensor)
+        tap.take(1, "grad", "b", tensor)
     assert [bool((tensor != 1).any()) for tensor in held] == [False, True]
 
 
@@ -92,5 +92,5 @@ def test_what_is_not_all_there_is_left_out(tmp_path: Path) -> None:
     raw = bytes(8)
     assert put_together([Piece((4,), (2,), 0, (1,), raw)]) is None
     assert put_together([Piece((4,), (2,), 0, (1,), raw), Piece((4,), (2,), 2, (1,), raw)]) == bytes(16)
-    Aim(None, [AT], keep_whole(tmp_path)).take(0, "grad", "", torch.ones(5, 3), fused(0, 2).flat(0, 15).to_data())
+    Tap(None, [AT], keep_whole(tmp_path)).take(0, "grad", "", torch.ones(5, 3), fused(0, 2).flat(0, 15).to_data())
     assert not (tmp_path / "dumps").exists()

@@ -345,7 +345,7 @@ def test_swapped_ends_are_refused() -> None:
     ],
 )
 def test_wrong_use_is_refused_in_one_line(make: Callable[[], object], message: str) -> None:
-    """Ends, thresholds, weights, commits and costs that make no sense are errors of one line."""
+    """Endpoints, thresholds, weights, commits and costs that make no sense are errors of one line."""
     with pytest.raises(ValueError, match=message) as caught:
         make()
     assert "\n" not in str(caught.value)

@@ -26,9 +26,9 @@ from conftest import Repo, environment
 from history_kit import TRAIN, edit, note, start
 
 from repro_bisect.axes.commits import History
+from repro_bisect.probe.executors.bundles import held, node_folder
 from repro_bisect.probe.executors.cluster import Cluster
 from repro_bisect.probe.executors.objects import commits_of, pack_commits, unpack_commits
-from repro_bisect.probe.executors.parcels import held, node_folder
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.case.file import find_case
 from repro_golden.repository.checkout import find_checkout
@@ -111,7 +111,7 @@ class Node:
         """Where parcels and probes lie."""
         return self.temporary / f"repro-node-{os.getuid()}"
 
-    def parcels(self, inside: str) -> list[Path]:
+    def bundles(self, inside: str) -> list[Path]:
         """Parcels that hold a file or folder."""
         return sorted(path for path in self.folder.glob("[0-9a-f]*") if (path / inside).exists())
 
@@ -246,7 +246,7 @@ def test_same_answers(tmp_path: Path, node: Node) -> None:
     assert set(there["verdicts"].values()) == {"GOOD", "BAD"}
     assert state_of(repo) == before
     assert until(lambda: not node.left()), node.left()
-    assert len(node.parcels(".git")) == 1
+    assert len(node.bundles(".git")) == 1
     assert there["cost"]["probes"] > 3
     again = answer(repo, tmp_path, f"{good}..HEAD", "--ray", node.address)
     # the two that confirm a culprit are made anew

@@ -28,7 +28,7 @@ from repro.nightly.tensorboard import STATUS_TEXT, write_nights, write_pulls
 from repro.pulls.pair import Compared, PairResult, compare_traces
 from repro_bisect.axes.axis import PointInfo
 from repro_golden.base.errors import ReproError
-from repro_golden.base.usage import Spent
+from repro_golden.base.usage import Usage
 from repro_golden.case.file import Bound, Compare
 from repro_golden.compare.tensorboard import differences, matched, read_events
 from repro_golden.trace import Trace
@@ -308,7 +308,7 @@ def night(at: str, *, case: str = "toy", machine: str = "here", status: str = "g
     return Night(
         case=case, machine=machine, at=at, commit={"commit": "c" * 40}, tree="", key="", rollouts="", identity={},
         status=status, steps=3, chain="", checks=[Check("run-to-run", "green", "")], baseline=Baseline("none"),  # type: ignore[arg-type]
-        metrics=metrics, kl={"k1": -0.1, "k3": 0.3}, spent=Spent([9, 1_000_000, 2_000_000], 1, 0).to_mapping(),
+        metrics=metrics, kl={"k1": -0.1, "k3": 0.3}, spent=Usage([9, 1_000_000, 2_000_000], 1, 0).to_mapping(),
         seconds=12.5,
     )  # fmt: skip
 

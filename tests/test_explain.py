@@ -125,8 +125,8 @@ class Planted:
     def explain(self, name: str) -> Explanation:
         """What is said of a change."""
         before, after = self.commits[name]
-        with explainer(self.repo, f"{before}..{after}") as (desk, checkout):
-            return explain(desk, checkout, before, after)
+        with explainer(self.repo, f"{before}..{after}") as (scheduler, checkout):
+            return explain(scheduler, checkout, before, after)
 
 
 def plant(folder: Path, case: str = CASE, train: str = TRAIN) -> Planted:
@@ -299,8 +299,8 @@ def test_only_the_environment_differs(tmp_path: Path) -> None:
     repo = locked(tmp_path)
     before = repo.git("rev-parse", "HEAD")
     after = requirements(repo, "2.0")
-    with explainer(repo, f"{before}..{after}") as (desk, checkout):
-        found = explain(desk, checkout, before, after)
+    with explainer(repo, f"{before}..{after}") as (scheduler, checkout):
+        found = explain(scheduler, checkout, before, after)
     assert "environment tinyscale: 1.0 -> 2.0" in found.environment
     assert found.answer == "environment" and "tinyscale" in found.text
     assert found.named is not None and "1.5" in found.named.arguments

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_golden.fingerprint import dtype_name
-from repro_golden.trace.tensor_difference import Magnitude, measure, policy_kl
+from repro_golden.trace.tensor_difference import TensorDifference, measure, policy_kl
 
 torch.set_num_threads(1)
 
@@ -87,7 +87,7 @@ def test_signed_zeros_differ_by_nothing(dtype: str) -> None:
     """0.0 and -0.0 are differing elements that lie 0 ULP, 0 absolute and 0 relative apart."""
     size = {"float16": 2, "bfloat16": 2, "float32": 4}.get(dtype, 8)
     zero, negative = bytes(size), bytes(size - 1) + b"\x80"
-    assert measure(dtype, zero, negative, 1) == Magnitude(1, 1, 1, 0, 0.0, 0.0, 0)
+    assert measure(dtype, zero, negative, 1) == TensorDifference(1, 1, 1, 0, 0.0, 0.0, 0)
 
 
 # -- sizes over buffers
@@ -105,7 +105,7 @@ def test_sizes_equal_a_plain_computation(pairs: list[tuple[float, float]], extra
     finite = [(x, y) for x, y in differ if math.isfinite(x) and math.isfinite(y)]
     any_finite = any(math.isfinite(x) and math.isfinite(y) for x, y in pairs)
     ulps = [measure("float32", struct.pack("<f", x), struct.pack("<f", y), 1).max_ulp or 0 for x, y in finite]
-    assert found == Magnitude(
+    assert found == TensorDifference(
         len(pairs),
         total,
         len(differ),
@@ -122,7 +122,7 @@ def test_non_finite_pairs_have_no_size(dtype: str) -> None:
     """NaN and infinities are counted, never measured; NaNs of equal bits do not differ."""
     kind = HALVES.get(dtype, torch.float32 if dtype == "float32" else torch.float64)
     a, b = raw(torch.tensor([NAN, INF, 1.0], dtype=kind)), raw(torch.tensor([NAN, -INF, INF], dtype=kind))
-    assert measure(dtype, a, b, 3) == Magnitude(3, 3, 2, None, None, None, 2)
+    assert measure(dtype, a, b, 3) == TensorDifference(3, 3, 2, None, None, None, 2)
     assert str(measure(dtype, a, b, 3)) == "2 of 3 elements differ, 2 non-finite"
 
 
@@ -145,7 +145,7 @@ def test_integers_have_an_absolute_size_alone(pairs: list[tuple[int, int]]) -> N
     """int64: the largest distance without overflow, no ULP and no relative size."""
     a, b = (struct.pack(f"<{len(pairs)}q", *side) for side in zip(*pairs, strict=True))
     gap = float(max(abs(x - y) for x, y in pairs))
-    assert measure("int64", a, b, len(pairs)) == Magnitude(
+    assert measure("int64", a, b, len(pairs)) == TensorDifference(
         len(pairs), len(pairs), sum(x != y for x, y in pairs), None, gap, None, 0
     )
 

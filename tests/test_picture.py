@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trace_kit import RAM, write
 
 from repro.report.plot_data import PAIRS, SIGNALS, picture_of
-from repro_golden.base.usage import Spent, measure, slowest, spent_of
+from repro_golden.base.usage import Usage, measure, slowest, spent_of
 from repro_golden.fingerprint import reference
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.writer import metric_row
@@ -121,7 +121,7 @@ def test_what_a_run_took_comes_home() -> None:
     assert found.step_seconds == pytest.approx(0.1875) and found.host_bytes > 1 << 20
     assert found.device_bytes > 0 or found.memory == found.host_bytes
     assert spent_of(None) is None and spent_of({"reason": "finished"}) is None
-    assert Spent([], 1, 2).step_seconds is None and Spent([7], 1, 2).memory == 2
-    ranks = [Spent([1, 2], 10, 0), Spent([5, 5], 3, 0)]
-    assert slowest([rank.to_mapping() for rank in ranks]) == Spent([5, 5], 10, 0).to_mapping()
-    assert slowest([]) == Spent([], 0, 0).to_mapping()
+    assert Usage([], 1, 2).step_seconds is None and Usage([7], 1, 2).memory == 2
+    ranks = [Usage([1, 2], 10, 0), Usage([5, 5], 3, 0)]
+    assert slowest([rank.to_mapping() for rank in ranks]) == Usage([5, 5], 10, 0).to_mapping()
+    assert slowest([]) == Usage([], 0, 0).to_mapping()

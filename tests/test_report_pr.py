@@ -25,7 +25,7 @@ from repro.report.pieces import code, escaped, fenced, markdown, plain, quoted, 
 from repro.text import utc
 from repro_bisect.driver.result import Culprit
 from repro_golden.base.errors import ReproError
-from repro_golden.base.usage import Spent
+from repro_golden.base.usage import Usage
 from repro_golden.case.file import Bound
 
 
@@ -132,8 +132,8 @@ def test_kl_is_shown_by_both_estimators(tmp_path: Path) -> None:
 def test_cost_is_a_ratio_or_not_measured(tmp_path: Path) -> None:
     """Both sides' median step and peak memory with their ratio; a side that did not measure says so."""
     a, mib = flat(loss=1.0), 2**20
-    host, gpu = Spent([900, 100000, 200000, 300000], 100 * mib, 0), Spent([500000], 100 * mib, 50 * mib)
-    twice = Spent([900, 200000, 400000, 600000], 150 * mib, 0)
+    host, gpu = Usage([900, 100000, 200000, 300000], 100 * mib, 0), Usage([500000], 100 * mib, 50 * mib)
+    twice = Usage([900, 200000, 400000, 600000], 150 * mib, 0)
     rows = cells(pair(tmp_path, a, a, spent={"base": host, "head": twice}), "Cost")
     assert rows["step time, median"] == [["200 ms", "400 ms", "x2.00"]]
     assert rows["peak memory, host"] == [["100.0 MiB", "150.0 MiB", "x1.50"]]

@@ -31,7 +31,7 @@ from repro.pulls.report import page, write_report
 from repro.pulls.result import Failed
 from repro.report.picture_plots import heat_map, token_scatter, ulp_plot
 from repro.report.pieces import clean
-from repro.report.plot_data import Cell, Picture, Tokens
+from repro.report.plot_data import Cell, PlotData, Tokens
 from repro_bisect.driver.result import Culprit
 from repro_golden.case.file import Bound
 from repro_golden.repository.checkout import find_checkout
@@ -139,7 +139,7 @@ def test_plots_show_what_has_no_size_and_many_steps() -> None:
     """Cells without a size have colours that are named; very many steps share columns; nothing makes no plot."""
     kinds = [("missing", None), ("2 not finite", None), ("differs, size not measured", None), ("", 0.0), ("", 1e-320)]
     made = [Cell(n, n % 2, size, None, False, text) for n, (text, size) in enumerate(kinds)]
-    picture = Picture(
+    picture = PlotData(
         range(5), ["grad <b>", "update w"], 3, made, [(0, 2), (1, 3), (2**40, 1)], {"dtype": "float32"}, None
     )
     svg = heat_map(picture)

@@ -27,7 +27,7 @@ from repro_core.model.hf import save_hf
 from repro_core.rollout.engine import EngineError, HeldWeights
 from repro_core.rollout.sync import WeightSync, show_start
 from repro_golden.base.errors import ReproError
-from repro_golden.recording.rank_group import Team
+from repro_golden.recording.rank_group import RankGroup
 from repro_golden.recording.weight_pieces import Piece, join, pieces
 from repro_golden.recording.weight_sync import SyncJudge
 from repro_golden.replay.watch import meet
@@ -461,16 +461,16 @@ def test_a_process_that_starts_an_engine_by_itself_waits_for_nobody(tmp_path: Pa
     engine = Fused(CONFIG.model, 1)
     save_hf(ENGINES_START.generator(), tmp_path / "start")
     engine.update_from_disk(str(tmp_path / "start"), "default")
-    judge = SyncJudge(Team(tmp_path, 0, 2), print)
+    judge = SyncJudge(RankGroup(tmp_path, 0, 2), print)
     show_start(judge, engine, str(tmp_path / "start"), CONFIG)
     assert judge.digest
 
 
 def test_judges_of_one_team_do_not_read_each_others_words(tmp_path: Path) -> None:
     """Two judges, and two syncs of each, in one folder: each agrees about its own, and leaves no pieces behind."""
-    team = Team(tmp_path, 0, 1)
+    rank_group = RankGroup(tmp_path, 0, 1)
     for _ in range(2):
-        judge = SyncJudge(team, print)
+        judge = SyncJudge(rank_group, print)
         for version in ("1", "2"):
             assert not brought(ENGINES_START, Fused(CONFIG.model, 1), judge, version)
     assert not list(tmp_path.glob("*.of-*"))

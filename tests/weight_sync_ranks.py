@@ -15,7 +15,7 @@ from repro_core.config import MegatronConfig, ModelConfig
 from repro_core.engines.megatron.engines import MegatronEngines
 from repro_core.rollout.engine import EngineError
 from repro_golden.base.errors import ReproError
-from repro_golden.recording.rank_group import Team
+from repro_golden.recording.rank_group import RankGroup
 from repro_golden.recording.weight_sync import SyncJudge
 from repro_golden.replay.watch import meet
 
@@ -32,23 +32,23 @@ def main() -> None:
     """Run with a folder in which the ranks meet."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    team = meet(Path(sys.argv[1]))
+    rank_group = meet(Path(sys.argv[1]))
     found: dict[str, Any] = {}
     for name, (model, layout) in LAYOUTS.items():
         engines = MegatronEngines(replace(CONFIG, policy="megatron", model=model, megatron=layout), ".")
-        found[name] = _good(engines, model, team)
+        found[name] = _good(engines, model, rank_group)
         if name == "tp2":
             for fault in ("all cast to bf16", "broadcast though not contiguous", "never sent"):
-                found[fault] = _fault(engines, model, team, fault)
+                found[fault] = _fault(engines, model, rank_group, fault)
             found["fails"] = [_failing(engines, model, error) for error in (EngineError("full"), RuntimeError("bug"))]
-            found["replicas"] = _parted(engines, model, team)
+            found["replicas"] = _parted(engines, model, rank_group)
         engines.close()
     print(json.dumps(found))
 
 
-def _good(engines: MegatronEngines, model: ModelConfig, team: Team | None) -> dict[str, str]:
+def _good(engines: MegatronEngines, model: ModelConfig, rank_group: RankGroup | None) -> dict[str, str]:
     engine = Fused(model, 2) if engines.lead else None
-    judge = SyncJudge(team, print)
+    judge = SyncJudge(rank_group, print)
     said = {how: brought(engines, engine, judge, how, how=how) for how in ("tensor", "disk")}
     return {**said, "digest": judge.digest}
 
@@ -59,9 +59,9 @@ def _move(engines: MegatronEngines) -> None:
             parameter.add_(torch.arange(parameter.numel()).view(parameter.shape) * 1e-4 + 1e-3)
 
 
-def _fault(engines: MegatronEngines, model: ModelConfig, team: Team | None, fault: str) -> str:
+def _fault(engines: MegatronEngines, model: ModelConfig, rank_group: RankGroup | None, fault: str) -> str:
     engine = Fused(model, 2) if engines.lead else None
-    judge = SyncJudge(team, print)
+    judge = SyncJudge(rank_group, print)
     assert not brought(engines, engine, judge, "1")
     _move(engines)
     return brought(engines, engine and Wire(engine, CHANGES[fault].make), judge, "2")
@@ -88,9 +88,9 @@ def _failing(engines: MegatronEngines, model: ModelConfig, error: Exception) -> 
     return ""
 
 
-def _parted(engines: MegatronEngines, model: ModelConfig, team: Team | None) -> list[str]:
+def _parted(engines: MegatronEngines, model: ModelConfig, rank_group: RankGroup | None) -> list[str]:
     """What is said where ranks hold different copies of a norm: by the trainer, and by the judge alone."""
-    judge, said = SyncJudge(team, print), []
+    judge, said = SyncJudge(rank_group, print), []
     if not engines.lead:
         with torch.no_grad():
             dict(engines.policy.raw[0].named_parameters())["decoder.final_layernorm.weight"][0] = 7

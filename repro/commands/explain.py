@@ -49,7 +49,7 @@ def explain(
     from repro.live import bisect_view
     from repro.report.explain import explain_text, write_report
     from repro_bisect.axes.axis import short
-    from repro_bisect.driver.session import Options, bench, commits_of
+    from repro_bisect.driver.session import Options, commits_of, session
     from repro_bisect.explain.driver import explain as explained
     from repro_bisect.predicates.predicates import Bitwise
     from repro_golden.repository.checkout import find_checkout
@@ -58,9 +58,9 @@ def explain(
     case, spec = _asked(checkout, what, other, name)
     options = Options(jobs, ray, paths=paths, fresh=fresh)
     axis = commits_of(checkout, case, spec, options)
-    with bisect_view() as watch, bench(checkout, case, axis, Bitwise(), watch, options) as (desk, golden):
+    with bisect_view() as watch, session(checkout, case, axis, Bitwise(), watch, options) as (scheduler, golden):
         kept = golden.states if golden else {}
-        found = explained(desk, checkout, axis.good, axis.bad, golden=kept)
+        found = explained(scheduler, checkout, axis.good, axis.bad, golden=kept)
     again = f"repro explain {short(axis.good)}..{short(axis.bad)} --case {case.name}"
     again += "".join(f" --path {path}" for path in paths)
     folder = out or checkout.state / "reports" / f"explain-{short(axis.good)}..{short(axis.bad)}-{case.name}"

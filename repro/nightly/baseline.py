@@ -14,7 +14,7 @@ from repro.nightly.trusted import trusted
 from repro.pulls.pair import Compared, compare_traces
 from repro_bisect.axes.axis import short
 from repro_bisect.axes.commits import Commits
-from repro_bisect.driver.session import Options, bench
+from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.prober import Answer
 from repro_bisect.probe.progress import Event, Watch
@@ -261,10 +261,10 @@ def _replayed(tonight: Tonight, commit: str, *, fresh: bool, run: int) -> tuple[
     case = tonight.case
     axis = Commits(tonight.checkout, commit, {}, tonight.paths)
     options = replace(tonight.options, fresh=fresh)
-    with bench(tonight.checkout, case, axis, Bitwise(), tonight.watch, options) as (desk, _):
-        desk.say(f"replaying {case.name} at {short(commit)}")
-        (answer,) = desk.results([desk.submit(Request(commit, case.steps, stage="ends", run=run, full=True))])
-        return answer, desk.prober.cost.reused > 0
+    with session(tonight.checkout, case, axis, Bitwise(), tonight.watch, options) as (scheduler, _):
+        scheduler.say(f"replaying {case.name} at {short(commit)}")
+        (answer,) = scheduler.results([scheduler.submit(Request(commit, case.steps, stage="ends", run=run, full=True))])
+        return answer, scheduler.prober.cost.reused > 0
 
 
 def _same_code(tonight: Tonight, baseline: Baseline, name: str) -> Judgement:

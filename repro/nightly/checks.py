@@ -14,7 +14,7 @@ from repro_bisect.driver.session import Options
 from repro_bisect.probe.prober import Answer, Code, Skip
 from repro_bisect.probe.progress import Event, Watch
 from repro_bisect.probe.request import Request
-from repro_bisect.probe.scheduler import Desk
+from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.probe.worktrees import Worktrees
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.case.file import Bound, Case
@@ -52,15 +52,15 @@ def failure(answer: Answer) -> str:
     return f"it left no trace (exit {answer.code})" if isinstance(answer, Code) else "it left no trace"
 
 
-def run_to_run(desk: Desk, case: Case, commit: str) -> tuple[Check, Trace | None]:
+def run_to_run(scheduler: Scheduler, case: Case, commit: str) -> tuple[Check, Trace | None]:
     """Two replays of a commit in processes of their own: do they agree?
 
     Returns:
         The check, and the first of both; None where one failed.
     """
-    desk.say(f"replaying {case.name} at {short(commit)} twice")
-    asked = [desk.submit(Request(commit, case.steps, stage="ends", run=run, full=True)) for run in (0, 1)]
-    first, again = desk.results(asked)
+    scheduler.say(f"replaying {case.name} at {short(commit)} twice")
+    asked = [scheduler.submit(Request(commit, case.steps, stage="ends", run=run, full=True)) for run in (0, 1)]
+    first, again = scheduler.results(asked)
     for answer in (first, again):
         if not isinstance(answer, Trace):
             return Check("run-to-run", "error", failure(answer)), None

@@ -19,7 +19,7 @@ from repro_bisect.axes.axis import PointInfo, short
 from repro_bisect.axes.commits import Commits
 from repro_bisect.driver.commits import bisect_range
 from repro_bisect.driver.result import BisectResult
-from repro_bisect.driver.session import Options, bench, commits_of, fetched_rollouts
+from repro_bisect.driver.session import Options, commits_of, fetched_rollouts, session
 from repro_bisect.predicates.predicates import Bitwise, of_case
 from repro_bisect.probe.progress import Event, Watch
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
@@ -137,8 +137,8 @@ class _Night:
         history = Commits(checkout, self.commit, {}, paths)
         history.require([case.subject.path])
         self.tree = history.tree(self.commit) or ""
-        with bench(checkout, case, history, Bitwise(), self.watch, options) as (desk, _):
-            check, trace = run_to_run(desk, case, self.commit)
+        with session(checkout, case, history, Bitwise(), self.watch, options) as (scheduler, _):
+            check, trace = run_to_run(scheduler, case, self.commit)
         self.checks.append(check)
         if trace is None:
             return

@@ -106,7 +106,7 @@ class Night:
         compared: `repro.pulls.pair.Compared` as JSON; None where bits are equal or nothing was compared.
         culprits: `repro_bisect.driver.result.Culprit`, each as JSON.
         bisect: ``range``, ``outcome`` and ``reproduce`` of the search that named them; None where there was none.
-        spent: `spent.Spent` as JSON, or None.
+        spent: `spent.Usage` as JSON, or None.
         seconds: Wall time of everything.
         reproduce: The command that does it again.
         version: Of repro.

@@ -18,7 +18,7 @@ import numpy as np
 from repro.nightly.records import STATUSES, Night
 from repro_golden.base.canonical import digest, write_atomic
 from repro_golden.base.errors import ReproError
-from repro_golden.base.usage import Spent
+from repro_golden.base.usage import Usage
 
 if TYPE_CHECKING:
     from repro.pulls.pair import PairResult
@@ -66,7 +66,7 @@ def _night(night: Night) -> Iterator[tuple[str, str, float]]:
     """(place, name, value) of everything a night knows; a metric's place is below its name, our own have a group."""
     yield "", "night/status", float(STATUSES.index(night.status))
     yield "", "night/seconds", night.seconds
-    seconds = Spent(**night.spent).step_seconds if night.spent else None
+    seconds = Usage(**night.spent).step_seconds if night.spent else None
     if seconds is not None:
         yield "", "night/step_seconds", seconds
     for name, value in night.kl.items():

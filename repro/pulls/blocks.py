@@ -12,7 +12,7 @@ from repro.report.pieces import Line, code, quoted, said
 from repro.text import count, duration, utc
 from repro_bisect.axes.axis import short
 from repro_bisect.driver.result import Culprit
-from repro_golden.base.usage import Spent
+from repro_golden.base.usage import Usage
 from repro_golden.compare.mismatch_change import MismatchChange
 
 __all__ = ["COST", "blocks_of", "foot", "memory"]
@@ -51,7 +51,7 @@ def _cost(result: PairResult) -> Block:
     return Block("Cost", (), ["", "base", "head", "head / base"], cells, [(said(COST),)])
 
 
-def _memory(spent: Spent | None) -> int | None:
+def _memory(spent: Usage | None) -> int | None:
     return spent.memory or None if spent else None
 
 

@@ -8,20 +8,20 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from repro.report.plot_data import Picture, picture_of
+from repro.report.plot_data import PlotData, picture_of
 from repro_bisect.axes.axis import PointInfo, short
 from repro_bisect.axes.commits import Commits, History, merge_base, resolve
 from repro_bisect.driver.commits import bisect_range
 from repro_bisect.driver.drift import Drift, drift
 from repro_bisect.driver.result import BisectResult, Culprit
-from repro_bisect.driver.session import Options, bench, fetched_rollouts
+from repro_bisect.driver.session import Options, fetched_rollouts, session
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.prober import Answer, unlike_before, unusable
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
-from repro_bisect.probe.scheduler import Desk
+from repro_bisect.probe.scheduler import Scheduler
 from repro_golden.base.errors import NotVerifiableError, ReproError
-from repro_golden.base.usage import Spent, spent_of
+from repro_golden.base.usage import Usage, spent_of
 from repro_golden.case.file import Bound, Case, Compare
 from repro_golden.compare.coverage import only_bounds
 from repro_golden.compare.mismatch_bounds import breaches
@@ -64,7 +64,7 @@ class Compared:
     verdict: Literal["identical", "within", "moved", "flaky"]
     drift: Drift
     violations: Sequence[Divergence] = ()
-    picture: Picture | None = None
+    picture: PlotData | None = None
     flaky: str = ""
     mismatch: MismatchChange | None = None
 
@@ -144,7 +144,7 @@ class PairResult:
     reason: str
     compared: Compared | None
     bounds: Mapping[str, Bound]
-    spent: Mapping[str, Spent | None]
+    spent: Mapping[str, Usage | None]
     commits: int
     culprits: Sequence[Culprit]
     bisect: BisectResult | None
@@ -243,11 +243,11 @@ class _Pair:
             self.notes.append(f"its rollouts are by {by}")
         if history.tree(fork) == history.tree(self.head):
             return self._without_replay(f"it changes nothing in {', '.join(paths)}, the code of {case.name}")
-        with bench(checkout, case, history, Bitwise(strict=case.compare.strict), self.watch, self.options) as (
-            desk,
+        with session(checkout, case, history, Bitwise(strict=case.compare.strict), self.watch, self.options) as (
+            scheduler,
             golden,
         ):
-            return self._replayed(desk, golden)
+            return self._replayed(scheduler, golden)
 
     def named(self, found: PairResult) -> PairResult:
         """The same with every commit that moved the numbers, searched for and explained."""
@@ -261,18 +261,18 @@ class _Pair:
         seconds = time.monotonic() - self.began
         return replace(found, culprits=bisected.culprits, bisect=bisected, unnamed=why, seconds=seconds)
 
-    def _replayed(self, desk: Desk, golden: GoldenRun | None) -> PairResult:
-        history, steps = desk.history, self.case.steps
+    def _replayed(self, scheduler: Scheduler, golden: GoldenRun | None) -> PairResult:
+        history, steps = scheduler.history, self.case.steps
         if golden:
-            desk.prober.give(history.good, golden.trace)
-        desk.say(f"replaying {self.case.name} on {short(history.good)} and {short(history.bad)}")
+            scheduler.prober.give(history.good, golden.trace)
+        scheduler.say(f"replaying {self.case.name} on {short(history.good)} and {short(history.bad)}")
         requests = [  # the first two side by side, as fair costs are
             Request(history.good, steps, stage="ends", full=True),
             # what HEAD made before it crashed may tell more than that it did; of BASE a part is no baseline
             Request(history.bad, steps, stage="ends", full=True, partial=True),
             Request(history.good, steps, stage="ends", full=True, run=1),
         ]
-        first, other, again = desk.results([desk.submit(request) for request in requests])
+        first, other, again = scheduler.results([scheduler.submit(request) for request in requests])
         for answer in (first, again):
             if not isinstance(answer, Trace):
                 return self._result("unverifiable", unusable("BASE", answer).partition(";")[0])
@@ -290,7 +290,7 @@ class _Pair:
         if noise:
             self._bounds_alone(noise)
         elif compared.verdict != "identical":
-            compared, unlike = self._whole(desk, first, other, compared)
+            compared, unlike = self._whole(scheduler, first, other, compared)
             if unlike:
                 return self._result("unverifiable", f"not reproducible here: {unlike}")
         if broken := breaches(self.case.mismatch, other):
@@ -302,7 +302,7 @@ class _Pair:
             culprits = [Culprit(history.info(history.bad), compared.first, None)]
         return self._result(compared.verdict, "", compared, spent, culprits)
 
-    def _whole(self, desk: Desk, a: Trace, b: Trace, compared: Compared) -> tuple[Compared, str]:
+    def _whole(self, scheduler: Scheduler, a: Trace, b: Trace, compared: Compared) -> tuple[Compared, str]:
         """Both once more up to the first signal that differs, which is kept whole; whether each is itself again.
 
         Returns:
@@ -311,11 +311,13 @@ class _Pair:
         differs = compared.drift.divergence
         if differs is None:
             return compared, ""
-        desk.say(f"they differ at {differs}; measuring it whole")
+        scheduler.say(f"they differ at {differs}; measuring it whole")
         steps = differs.step - a.header.first_step + 1
-        whole = Request(desk.history.good, steps, stage="confirmation", run=_REPLAY, partial=True, dump=differs.signals)
-        asked = [desk.submit(request) for request in (whole, replace(whole, point=desk.history.bad))]
-        before, after = desk.results(asked)
+        whole = Request(
+            scheduler.history.good, steps, stage="confirmation", run=_REPLAY, partial=True, dump=differs.signals
+        )
+        asked = [scheduler.submit(request) for request in (whole, replace(whole, point=scheduler.history.bad))]
+        before, after = scheduler.results(asked)
         third = "a third replay of BASE"
         if unlike := unlike_before(a, before, steps, third, f"{third} differs from the first two"):
             noise = first_difference(a, before) if isinstance(before, Trace) else None
@@ -349,7 +351,7 @@ class _Pair:
         verdict: Verdict,
         reason: str,
         compared: Compared | None = None,
-        spent: Mapping[str, Spent | None] | None = None,
+        spent: Mapping[str, Usage | None] | None = None,
         culprits: Sequence[Culprit] = (),
     ) -> PairResult:
         assert self.history is not None

@@ -1,4 +1,4 @@
-"""Plots of a `Picture` as self-contained SVG: where two traces differ, how far, and what that does to log-probs."""
+"""Plots of a `PlotData` as self-contained SVG: where two traces differ, how far, and what that does to log-probs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from repro.report.pieces import clean, cut
-from repro.report.plot_data import Cell, Picture, Tokens
+from repro.report.plot_data import Cell, PlotData, Tokens
 
 __all__ = ["heat_map", "token_scatter", "ulp_plot"]
 
@@ -29,7 +29,7 @@ def _kind(cell: Cell) -> str:
     return kinds[0] if cell.text in ("missing", "added", "dtype", "shape") else kinds[2 - ("finite" in cell.text)]
 
 
-def heat_map(picture: Picture) -> str:
+def heat_map(picture: PlotData) -> str:
     """Signals over steps: the largest difference of the elements at hand over the tensor's largest magnitude.
 
     Cells that have no size have colours of their own, cells that agree are empty. Empty text where there is no cell.
@@ -92,7 +92,7 @@ def _distance(most: int) -> str:
     return f"{most // 2 + 1}-{most}" if most <= 2048 else f"to 2^{most.bit_length() - 1}"
 
 
-def ulp_plot(picture: Picture) -> str:
+def ulp_plot(picture: PlotData) -> str:
     """How many elements are how many representable values apart. Empty text where that was not measured."""
     import altair as alt
 

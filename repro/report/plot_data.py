@@ -15,7 +15,7 @@ from repro_golden.compare.traces import first_divergent_index, kl_of_step, measu
 from repro_golden.trace import Row, Trace, read_dump
 from repro_golden.trace.tensor_difference import decode, nonzero, ulp_histogram
 
-__all__ = ["Cell", "Picture", "Tokens", "picture_of"]
+__all__ = ["Cell", "PlotData", "Tokens", "picture_of"]
 
 SIGNALS = 48
 """Most signals of a heat-map: those that differ first."""
@@ -61,7 +61,7 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Picture:
+class PlotData:
     """Two traces that differ.
 
     Attributes:
@@ -102,7 +102,7 @@ class Picture:
 
 def picture_of(
     a: Trace, b: Trace, dumped: tuple[Trace, Trace] | None = None, *, strict: bool = False
-) -> Picture | None:
+) -> PlotData | None:
     """What plots show of `b` against `a`; None where all common steps agree.
 
     Sizes are of what traces keep.
@@ -133,7 +133,7 @@ def picture_of(
     names = list(order)
     steps = [record.step for record in a.steps[:count]]
     histogram, of = _histogram(*(dumped or (a, b)), a.steps[first[0]].step, *first[1:]) if first else ([], {})
-    return Picture(steps, names[:SIGNALS], len(names[SIGNALS:]), cells, histogram, of, _tokens(a, b, begin, count))
+    return PlotData(steps, names[:SIGNALS], len(names[SIGNALS:]), cells, histogram, of, _tokens(a, b, begin, count))
 
 
 def _cell(a: Trace, b: Trace, index: int, signal: int, kind: str, row: Row, other: Row | None) -> Cell:

@@ -37,7 +37,7 @@ class Drawn:
 
 
 def pictures(picture: Mapping[str, Any], sides: tuple[str, str]) -> list[Drawn]:
-    """The charts of a `repro.report.plot_data.Picture`, given as JSON.
+    """The charts of a `repro.report.plot_data.PlotData`, given as JSON.
 
     Args:
         picture: It.

@@ -22,8 +22,8 @@ def checkpoint():
 for step in range(4):
     states, later = torch.randn(2, 16, 4)
     with torch.no_grad():
-        aim = 0.1 + 0.9 * target(later).max(1).values
-    loss = (online(states)[:, 0] - aim).square().mean()
+        tap = 0.1 + 0.9 * target(later).max(1).values
+    loss = (online(states)[:, 0] - tap).square().mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -9,17 +9,17 @@ from typing import Any
 
 from repro_bisect.axes.axis import Axis, short
 from repro_bisect.driver.confirm import Confirmed, Interval, confirm
-from repro_bisect.driver.endpoints import Ends
+from repro_bisect.driver.endpoints import Endpoints
 from repro_bisect.driver.explained import with_explanations
 from repro_bisect.driver.noisy import SURE, NoisySearch
-from repro_bisect.driver.range_search import Hunt, Tested
+from repro_bisect.driver.range_search import RangeSearch, Tested
 from repro_bisect.driver.result import BisectResult, Culprit, Outcome
-from repro_bisect.driver.session import Options, bench
+from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise, Exit, first_violation, predicate_of
 from repro_bisect.probe.one_step import Shortcut, prepare
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
-from repro_bisect.probe.scheduler import Desk
+from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.search.dag import Dag
 from repro_bisect.search.first_bad import Ambiguous, Found, Search
 from repro_bisect.search.gitrule import git_probes
@@ -48,29 +48,29 @@ def bisect_range(checkout: Checkout, case: Case, axis: Axis, watch: Watch, optio
         MachineFailureError: the machine failed; the same command resumes.
     """
     predicate = predicate_of(options.when, case.compare, checkout.root)
-    with bench(checkout, case, axis, predicate, watch, options) as (desk, golden):
-        ends = Ends(desk, golden, checkout.state / "states", open_end=options.open_end)
-        result = Bisection(desk, ends, options).run()
-        return with_explanations(desk, checkout, result, golden) if options.explain else result
+    with session(checkout, case, axis, predicate, watch, options) as (scheduler, golden):
+        ends = Endpoints(scheduler, golden, checkout.state / "states", open_end=options.open_end)
+        result = Bisection(scheduler, ends, options).run()
+        return with_explanations(scheduler, checkout, result, golden) if options.explain else result
 
 
 class Bisection:
     """One search of a range, from its ends to the confirmation."""
 
-    def __init__(self, desk: Desk, ends: Ends, options: Options) -> None:
+    def __init__(self, scheduler: Scheduler, ends: Endpoints, options: Options) -> None:
         """Search the desk's history."""
-        self.desk, self.ends, self.options, self.machine = desk, ends, options, desk.prober.machine
-        self.history, self.prober, self.predicate = desk.history, desk.prober, desk.prober.predicate
+        self.scheduler, self.ends, self.options, self.machine = scheduler, ends, options, scheduler.prober.machine
+        self.history, self.prober, self.predicate = scheduler.history, scheduler.prober, scheduler.prober.predicate
         self.began = time.monotonic()
         self.one_step = False
         self.answered: float | None = None
         self.accepted: dict[str, str] = {}
 
     def run(self) -> BisectResult:
-        """Ends, search and confirmation."""
+        """Endpoints, search and confirmation."""
         try:
             if self.prober.journalled:
-                self.desk.say(f"resuming: {self.prober.journalled} finished probes are in the journal")
+                self.scheduler.say(f"resuming: {self.prober.journalled} finished probes are in the journal")
             return self._run()
         finally:
             self.ends.close()
@@ -85,11 +85,11 @@ class Bisection:
         """A search by what verdicts are worth that are noisy, or of which nothing but exit codes says they are not."""
         sure = 0.0
         if noise:
-            self.desk.say(f"one replay proves nothing, for {noise}: weighing repeated replays")
+            self.scheduler.say(f"one replay proves nothing, for {noise}: weighing repeated replays")
         if isinstance(self.predicate, Exit):
             sure = SURE
         steps, confidence = self.prober.case.steps, self.options.confidence
-        search = NoisySearch(self.desk, self.ends.baseline, steps, noise, confidence, sure=sure, presumed=untried)
+        search = NoisySearch(self.scheduler, self.ends.baseline, steps, noise, confidence, sure=sure, presumed=untried)
         found = search.run()
         self.ends.end = found.end
         known = found.rates if found.contradicted or not sure else None
@@ -129,16 +129,18 @@ class Bisection:
                 return self._result("found", [confirmed.culprit], explains=explains, earlier=confirmed.earlier)
             commit = confirmed.culprit.commit.commit
             if brought := self._brought_in(interval, commit):
-                self.desk.say(f"{short(commit)} is a merge: searching what it brought in")
+                self.scheduler.say(f"{short(commit)} is a merge: searching what it brought in")
                 waiting += brought
             elif commit not in {c.commit.commit for c in culprits}:
                 culprits.append(confirmed.culprit)
             if confirmed.earlier:
                 parent = confirmed.culprit.commit.parents[0]
-                self.desk.say(f"{short(parent)} before it differs from GOOD at {confirmed.earlier}: searching it too")
+                self.scheduler.say(
+                    f"{short(parent)} before it differs from GOOD at {confirmed.earlier}: searching it too"
+                )
                 waiting.appendleft(Interval(interval.good, parent, interval.baseline, confirmed.before))
             if confirmed.explains is False and interval.bad != commit:
-                self.desk.say(f"the baseline moves to {short(commit)}")
+                self.scheduler.say(f"the baseline moves to {short(commit)}")
                 waiting.append(Interval(commit, interval.bad, confirmed.after, confirmed.last))
         newest_first = list(self.history.parents)
         culprits.sort(key=lambda one: newest_first.index(one.commit.commit), reverse=True)
@@ -150,27 +152,29 @@ class Bisection:
         if interval.baseline and interval.last:
             end = first_violation(self.predicate, interval.baseline, interval.last)
             assert end is not None, "an interval is searched because its ends differ"
-            self.desk.say(f"GOOD and BAD differ at {end}")
+            self.scheduler.say(f"GOOD and BAD differ at {end}")
             bound = 1 + next(i for i, record in enumerate(interval.baseline.steps) if record.step == end.step)
         shortcut, inside = self._shortcut(interval, end), interval.good != self.history.good
         while True:
-            hunt = Hunt(self.desk, self._start(interval, inside=inside), interval.baseline, bound, shortcut)
-            self._take_ends(hunt, interval, bound)
-            answer = hunt.run()
+            range_search = RangeSearch(
+                self.scheduler, self._start(interval, inside=inside), interval.baseline, bound, shortcut
+            )
+            self._take_ends(range_search, interval, bound)
+            answer = range_search.run()
             if interval.good == self.history.good and interval.bad == self.history.bad:
-                self.accepted = {c: str(verdict) for c, verdict in hunt.search.verdicts.items()}
+                self.accepted = {c: str(verdict) for c, verdict in range_search.search.verdicts.items()}
             self.answered = time.monotonic() - self.began
             if isinstance(answer, Ambiguous):
                 return answer, None
-            confirmed = confirm(self.desk, hunt, answer.commit, interval, end)
+            confirmed = confirm(self.scheduler, range_search, answer.commit, interval, end)
             if confirmed is not None:
                 return answer, confirmed
             commit = short(answer.commit)
             if shortcut:
-                self.desk.say(f"full replays do not bear {commit} out: searching again with probes from step 0")
+                self.scheduler.say(f"full replays do not bear {commit} out: searching again with probes from step 0")
                 shortcut = None
             elif not inside:  # a branch from before GOOD lacks what GOOD has: it cannot be compared with it
-                self.desk.say(f"full replays do not bear {commit} out: searching only what contains GOOD")
+                self.scheduler.say(f"full replays do not bear {commit} out: searching only what contains GOOD")
                 inside = True
             else:
                 raise NotVerifiableError(
@@ -185,7 +189,7 @@ class Bisection:
         assert interval.last
         kept = self.ends.golden_states() if interval.good == self.history.good else {}
         ends, traces = (interval.good, interval.bad), (interval.baseline, interval.last)
-        shortcut = prepare(self.desk, self.ends.states(interval.good), kept, ends, end.step, traces)
+        shortcut = prepare(self.scheduler, self.ends.states(interval.good), kept, ends, end.step, traces)
         self.one_step = self.one_step or shortcut is not None
         return shortcut
 
@@ -198,9 +202,9 @@ class Bisection:
         dag = Dag.between(parents, [interval.good], interval.bad)
         return Search(dag, interval.bad, [interval.good], presume=not self.options.try_skips)
 
-    def _take_ends(self, hunt: Hunt, interval: Interval, bound: int) -> None:
+    def _take_ends(self, range_search: RangeSearch, interval: Interval, bound: int) -> None:
         if interval.last is not None:
-            hunt.tested[interval.bad] = Tested(interval.last, interval.baseline, bound)
+            range_search.tested[interval.bad] = Tested(interval.last, interval.baseline, bound)
 
     def _brought_in(self, interval: Interval, commit: str) -> list[Interval]:
         """The sides of a merge that do not contain the baseline, where they differ from GOOD: the change is theirs."""
@@ -211,7 +215,9 @@ class Bisection:
         for parent in self.history.parents.get(commit, ()):
             if parent in inside or parent == interval.good or parent not in self.history.parents:
                 continue
-            (answer,) = self.desk.results([self.desk.submit(Request(parent, self.prober.case.steps, full=True, run=2))])
+            (answer,) = self.scheduler.results(
+                [self.scheduler.submit(Request(parent, self.prober.case.steps, full=True, run=2))]
+            )
             if isinstance(answer, Trace) and baseline and first_violation(self.predicate, baseline, answer):
                 found.append(Interval(self.history.good, parent, baseline, answer))
         return found
@@ -230,7 +236,7 @@ class Bisection:
         history, tests = self.history, None
         if len(culprits) == 1 and outcome == "found":
             commit = culprits[0].commit.commit
-            tests = git_probes(history.parents, history.good, history.bad, commit, self.desk.skips)
+            tests = git_probes(history.parents, history.good, history.bad, commit, self.scheduler.skips)
         return BisectResult(
             outcome=outcome,
             good=history.good,
@@ -243,11 +249,11 @@ class Bisection:
             end=self.ends.end,
             explains_bad=explains,
             earlier=earlier,
-            verdicts=dict(self.desk.verdicts),
-            skips=dict(self.desk.skips),
-            diagnoses=dict(self.desk.diagnoses),
+            verdicts=dict(self.scheduler.verdicts),
+            skips=dict(self.scheduler.skips),
+            diagnoses=dict(self.scheduler.diagnoses),
             parents={c: list(ps) for c, ps in history.parents.items()},
-            subjects=history.subjects([history.good, history.bad, *self.desk.verdicts]),
+            subjects=history.subjects([history.good, history.bad, *self.scheduler.verdicts]),
             cost=self.prober.cost,
             git_probes=tests,
             git_steps=self.prober.case.steps,

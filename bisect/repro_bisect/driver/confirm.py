@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from repro_bisect.axes.axis import PointInfo, short
-from repro_bisect.driver.range_search import Hunt
+from repro_bisect.driver.range_search import RangeSearch
 from repro_bisect.driver.result import Culprit
 from repro_bisect.predicates.predicates import Bitwise, Predicate, first_violation
 from repro_bisect.probe.prober import Code, Skip, trace_of
 from repro_bisect.probe.request import Request
-from repro_bisect.probe.scheduler import Desk, Flight
+from repro_bisect.probe.scheduler import PendingProbe, Scheduler
 from repro_golden.compare.renames import aligned
 from repro_golden.compare.traces import Divergence, compare, first_difference
 from repro_golden.subjects.environments.builds import environment_changes
@@ -59,12 +59,14 @@ class Confirmed:
     flaky: bool = False
 
 
-def confirm(desk: Desk, hunt: Hunt, commit: str, interval: Interval, end: Divergence | None) -> Confirmed | None:
+def confirm(
+    scheduler: Scheduler, range_search: RangeSearch, commit: str, interval: Interval, end: Divergence | None
+) -> Confirmed | None:
     """Replay in full what a search named; None where the replays contradict it.
 
     Args:
-        desk: Where the replays run.
-        hunt: The search.
+        scheduler: Where the replays run.
+        range_search: The search.
         commit: What it named.
         interval: What it searched.
         end: Where the bad end differs from the baseline; None for exit codes.
@@ -72,33 +74,35 @@ def confirm(desk: Desk, hunt: Hunt, commit: str, interval: Interval, end: Diverg
     Raises:
         ReproError: the commit cannot be tested any more.
     """
-    info, history, predicate = desk.history.info(commit), desk.history, desk.prober.predicate
+    info, history, predicate = scheduler.history.info(commit), scheduler.history, scheduler.prober.predicate
     if interval.baseline is None or end is None:
-        return _by_exit_code(desk, info, interval)
-    desk.say(f"confirming {short(commit)} {info.subject}: full replays of it, its parent and BAD")
-    tested = hunt.tested.get(commit) or hunt.test(commit, Flight(commit, None))
+        return _by_exit_code(scheduler, info, interval)
+    scheduler.say(f"confirming {short(commit)} {info.subject}: full replays of it, its parent and BAD")
+    tested = range_search.tested.get(commit) or range_search.test(commit, PendingProbe(commit, None))
     first = trace_of(tested.answer, "the culprit")
-    found = hunt.divergence(tested)
+    found = range_search.divergence(tested)
     shown = found if isinstance(found, Divergence) else end
-    steps, parent = desk.prober.case.steps, info.parents[0] if info.parents else interval.good
+    steps, parent = scheduler.prober.case.steps, info.parents[0] if info.parents else interval.good
     waiting = [
-        desk.submit(Request(c, steps, stage="confirmation", run=2, partial=True, dump=shown.signals))
+        scheduler.submit(Request(c, steps, stage="confirmation", run=2, partial=True, dump=shown.signals))
         for c in (parent, commit)
     ]
     if others := history.tree(interval.bad) != history.tree(commit):
-        waiting.append(desk.submit(Request(interval.bad, steps, stage="confirmation", run=2, partial=True, full=True)))
-    its_parent, itself, *rest = desk.results(waiting)
+        waiting.append(
+            scheduler.submit(Request(interval.bad, steps, stage="confirmation", run=2, partial=True, full=True))
+        )
+    its_parent, itself, *rest = scheduler.results(waiting)
     after = trace_of(itself, "the culprit")
     before = interval.baseline if isinstance(its_parent, Skip) else trace_of(its_parent, "its parent")
     last = trace_of(rest[0], "BAD") if others else after
-    if tested.one_step and not (hunt.shortcut and hunt.shortcut.same(first, after)):
+    if tested.one_step and not (range_search.shortcut and range_search.shortcut.same(first, after)):
         return None
     # A metric that two replays of one commit share proves nothing where their bits differ.
     if not tested.one_step and (differs := first_difference(first, after)):
-        return _flaky(desk, info, differs, first, after)
-    judged = interval.baseline if parent == interval.good else _straight(hunt, parent)
+        return _flaky(scheduler, info, differs, first, after)
+    judged = interval.baseline if parent == interval.good else _straight(range_search, parent)
     if judged and (differs := first_difference(judged, before)):
-        return _flaky(desk, history.info(parent), differs, judged, before)
+        return _flaky(scheduler, history.info(parent), differs, judged, before)
     earlier = None
     if isinstance(predicate, Bitwise):
         moved = first_violation(predicate, before, after)
@@ -112,7 +116,7 @@ def confirm(desk: Desk, hunt: Hunt, commit: str, interval: Interval, end: Diverg
         return None
     explains = _explains(predicate, after, last)
     if others and interval.last and (differs := first_difference(interval.last, last)):
-        desk.say(f"FLAKY {short(interval.bad)}: two replays of BAD differ at {differs}")
+        scheduler.say(f"FLAKY {short(interval.bad)}: two replays of BAD differ at {differs}")
         explains = None
     environment = [str(change) for change in environment_changes(before.header, after.header)]
     comparison = replace(compare(before, after), divergence=moved)
@@ -121,18 +125,20 @@ def confirm(desk: Desk, hunt: Hunt, commit: str, interval: Interval, end: Diverg
     return Confirmed(culprit, after, last, explains, before, earlier)
 
 
-def _straight(hunt: Hunt, commit: str) -> Trace | None:
+def _straight(range_search: RangeSearch, commit: str) -> Trace | None:
     """The trace from step 0 that a commit was judged by; None where it was judged by one step, or not at all."""
-    tested = hunt.tested.get(commit)
+    tested = range_search.tested.get(commit)
     return tested.answer if tested and not tested.one_step and isinstance(tested.answer, Trace) else None
 
 
-def _by_exit_code(desk: Desk, info: PointInfo, interval: Interval) -> Confirmed:
+def _by_exit_code(scheduler: Scheduler, info: PointInfo, interval: Interval) -> Confirmed:
     """Run culprit and parent once more: flaky where a code says something else than before."""
     parent = info.parents[0] if info.parents else interval.good
-    desk.say(f"confirming {short(info.commit)} {info.subject}: running it and its parent once more")
-    steps, points = desk.prober.case.steps, (info.commit, parent)
-    answers = desk.results([desk.submit(Request(point, steps, stage="confirmation", run=1)) for point in points])
+    scheduler.say(f"confirming {short(info.commit)} {info.subject}: running it and its parent once more")
+    steps, points = scheduler.prober.case.steps, (info.commit, parent)
+    answers = scheduler.results(
+        [scheduler.submit(Request(point, steps, stage="confirmation", run=1)) for point in points]
+    )
     codes = [answer.code for answer in answers if isinstance(answer, Code)]
     flaky = len(codes) < len(answers) or codes[0] == 0 or codes[1] != 0
     return Confirmed(Culprit(info, None, None), None, None, None, flaky=flaky)
@@ -150,9 +156,9 @@ def _explains(predicate: Predicate, culprit: Trace, last: Trace) -> bool | None:
     return True if len(culprit.steps) == len(last.steps) else None
 
 
-def _flaky(desk: Desk, info: PointInfo, differs: Divergence, first: Trace, after: Trace) -> Confirmed:
+def _flaky(scheduler: Scheduler, info: PointInfo, differs: Divergence, first: Trace, after: Trace) -> Confirmed:
     """A culprit that differs from itself, shown with the first difference of two of its own replays."""
-    desk.record(info.commit, "FLAKY")
-    desk.say(f"FLAKY {short(info.commit)}: two replays of it differ at {differs}")
+    scheduler.record(info.commit, "FLAKY")
+    scheduler.say(f"FLAKY {short(info.commit)}: two replays of it differ at {differs}")
     comparison = replace(compare(first, after), divergence=differs)
     return Confirmed(Culprit(info, differs, comparison), after, None, None, flaky=True)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from repro_bisect.axes.sets import FlagSet
 from repro_bisect.driver.confirm import Confirmed, Interval, confirm
-from repro_bisect.driver.endpoints import Ends
+from repro_bisect.driver.endpoints import Endpoints
 from repro_bisect.driver.explained import with_explanations
-from repro_bisect.driver.range_search import Hunt, Tested, verdict_of_code
+from repro_bisect.driver.range_search import RangeSearch, Tested, verdict_of_code
 from repro_bisect.driver.result import BisectResult, Culprit, Outcome
-from repro_bisect.driver.session import Options, bench
+from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise, Exit, predicate_of
 from repro_bisect.probe.one_step import Shortcut, prepare
 from repro_bisect.probe.prober import Code, Skip
 from repro_bisect.probe.progress import Watch
-from repro_bisect.probe.scheduler import Desk
+from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.search.dag import Dag
 from repro_bisect.search.first_bad import Search, Verdict
 from repro_bisect.search.minimal import Minimal, Response, minimal
@@ -65,18 +66,18 @@ def minimal_set(checkout: Checkout, case: Case, axis: FlagSet, watch: Watch, opt
         MachineFailureError: the machine failed; the same command resumes.
     """
     predicate = predicate_of(options.when, case.compare, checkout.root)
-    with bench(checkout, case, axis, predicate, watch, options) as (desk, _):
-        ends = Ends(desk, None, checkout.state / "states", open_end=options.open_end)
+    with session(checkout, case, axis, predicate, watch, options) as (scheduler, _):
+        ends = Endpoints(scheduler, None, checkout.state / "states", open_end=options.open_end)
         try:
-            result = _Reduction(desk, axis, ends).run()
+            result = _Reduction(scheduler, axis, ends).run()
         finally:
             ends.close()
-        return with_explanations(desk, checkout, result, None) if options.explain else result
+        return with_explanations(scheduler, checkout, result, None) if options.explain else result
 
 
 class _Reduction:
-    def __init__(self, desk: Desk, axis: FlagSet, ends: Ends) -> None:
-        self.desk, self.axis, self.ends, self.prober = desk, axis, ends, desk.prober
+    def __init__(self, scheduler: Scheduler, axis: FlagSet, ends: Endpoints) -> None:
+        self.scheduler, self.axis, self.ends, self.prober = scheduler, axis, ends, scheduler.prober
         self.began = time.monotonic()
         self.answered: float | None = None
         self.one_step = False
@@ -94,63 +95,63 @@ class _Reduction:
         bound = self.prober.case.steps
         shortcut: Shortcut | None = None
         if interval.baseline and interval.last and self.ends.end:
-            self.desk.say(f"with all changes the numbers differ at {self.ends.end}")
+            self.scheduler.say(f"with all changes the numbers differ at {self.ends.end}")
             bound = self.ends.end.step - interval.baseline.header.first_step + 1
             if isinstance(self.prober.predicate, Bitwise):
                 states, traces = self.ends.states(interval.good), (interval.baseline, interval.last)
                 shortcut = prepare(
-                    self.desk, states, {}, (interval.good, interval.bad), self.ends.end.step, traces
+                    self.scheduler, states, {}, (interval.good, interval.bad), self.ends.end.step, traces
                 )  # fmt: skip
         while True:
             self.one_step = shortcut is not None
-            hunt = self._hunt(interval, bound, shortcut)
-            found = minimal(len(self.axis.changes), lambda subsets, hunt=hunt: self._ask(hunt, subsets), self._slots)  # type: ignore[misc]
+            range_search = self._range_search(interval, bound, shortcut)
+            found = minimal(len(self.axis.changes), partial(self._ask, range_search), self._slots)
             self.answered = time.monotonic() - self.began
             point = self.axis.point(frozenset(found.chosen))
-            confirmed = confirm(self.desk, hunt, point, interval, self.ends.end)
+            confirmed = confirm(self.scheduler, range_search, point, interval, self.ends.end)
             if confirmed is not None:
                 return self._result("flaky" if confirmed.flaky else "found", found, confirmed)
             if shortcut is None:
                 raise NotVerifiableError(f"full replays do not bear out that {point} moves the numbers: run it again")
-            self.desk.say(f"full replays do not bear {point} out: searching again with probes from step 0")
+            self.scheduler.say(f"full replays do not bear {point} out: searching again with probes from step 0")
             shortcut = None
 
     @property
     def _slots(self) -> int:
         return self.prober.executor.slots
 
-    def _hunt(self, interval: Interval, bound: int, shortcut: Shortcut | None) -> Hunt:
+    def _range_search(self, interval: Interval, bound: int, shortcut: Shortcut | None) -> RangeSearch:
         """What tests a set, by one step or straight, and judges it."""
         search = Search(Dag.between(self.axis.parents, [interval.good], interval.bad), interval.bad, [interval.good])
-        hunt = Hunt(self.desk, search, interval.baseline, bound, shortcut)
+        range_search = RangeSearch(self.scheduler, search, interval.baseline, bound, shortcut)
         if interval.last is not None:
-            hunt.tested[interval.bad] = Tested(interval.last, interval.baseline, bound)
-        return hunt
+            range_search.tested[interval.bad] = Tested(interval.last, interval.baseline, bound)
+        return range_search
 
-    def _ask(self, hunt: Hunt, subsets: Sequence[frozenset[int]]) -> list[Response]:
+    def _ask(self, range_search: RangeSearch, subsets: Sequence[frozenset[int]]) -> list[Response]:
         """Several sets at once."""
         points = [self.axis.point(subset) for subset in subsets]
-        waiting = [self.desk.start(p, lambda flight, p=p: hunt.test(p, flight)) for p in points]  # type: ignore[misc]
-        found: Sequence[Tested] = self.desk.results(waiting)  # type: ignore[assignment]
-        return [self._judged(hunt, point, tested) for point, tested in zip(points, found, strict=True)]
+        waiting = [self.scheduler.start(p, lambda pending, p=p: range_search.test(p, pending)) for p in points]  # type: ignore[misc]
+        found: Sequence[Tested] = self.scheduler.results(waiting)  # type: ignore[assignment]
+        return [self._judged(range_search, point, tested) for point, tested in zip(points, found, strict=True)]
 
-    def _judged(self, hunt: Hunt, point: str, tested: Tested) -> Response:
-        hunt.tested[point] = tested
+    def _judged(self, range_search: RangeSearch, point: str, tested: Tested) -> Response:
+        range_search.tested[point] = tested
         verdict, detail = Verdict.GOOD, "the numbers stay"
         if isinstance(tested.answer, Skip):
             verdict, detail = Verdict.SKIP, tested.answer.reason
         elif isinstance(tested.answer, Code):
             verdict, detail = verdict_of_code(tested.answer.code)
-        elif found := hunt.divergence(tested):
+        elif found := range_search.divergence(tested):
             skipped = isinstance(found, Skip)
             verdict, detail = (
                 Verdict.SKIP if skipped else Verdict.BAD,
                 found.reason if isinstance(found, Skip) else str(found),
             )
-        self.desk.record(point, verdict, detail)
+        self.scheduler.record(point, verdict, detail)
         said = {Verdict.GOOD: "SAME", Verdict.BAD: "MOVES", Verdict.SKIP: "SKIP"}[verdict]
-        self.desk.say(f"{said:<5} {point}: {detail}")
-        self.desk.know([point], tested.diagnosis)
+        self.scheduler.say(f"{said:<5} {point}: {detail}")
+        self.scheduler.know([point], tested.diagnosis)
         return _RESPONSES[verdict]
 
     def _result(self, outcome: Outcome, found: Minimal | None, confirmed: Confirmed | None) -> SetResult:
@@ -159,7 +160,7 @@ class _Reduction:
             culprits = [confirmed.culprit]
         elif found:
             raise ReproError("a set that was found is confirmed")
-        order = [name for name in self.desk.verdicts if name not in (axis.good, axis.bad)]
+        order = [name for name in self.scheduler.verdicts if name not in (axis.good, axis.bad)]
         labels = [change.label for change in axis.changes]
         chosen = list(found.chosen) if found else []
         return SetResult(
@@ -173,9 +174,9 @@ class _Reduction:
             untried=[],
             end=self.ends.end,
             explains_bad=confirmed.explains if confirmed else None,
-            verdicts=dict(self.desk.verdicts),
-            skips=dict(self.desk.skips),
-            diagnoses=dict(self.desk.diagnoses),
+            verdicts=dict(self.scheduler.verdicts),
+            skips=dict(self.scheduler.skips),
+            diagnoses=dict(self.scheduler.diagnoses),
             parents={name: [axis.good] for name in [axis.bad, *order]},
             subjects=axis.subjects([axis.good, axis.bad, *order]),
             cost=self.prober.cost,

@@ -13,7 +13,7 @@ from repro_bisect.predicates.predicates import Bitwise, first_violation
 from repro_bisect.probe.one_step import chosen_steps, state_key
 from repro_bisect.probe.prober import Code, Skip, judge, trace_of, unusable
 from repro_bisect.probe.request import Request
-from repro_bisect.probe.scheduler import Desk
+from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.probe.states import States
 from repro_bisect.search.first_bad import Verdict
 from repro_golden.base.errors import ReproError
@@ -22,10 +22,10 @@ from repro_golden.compare.traces import Divergence, first_difference
 from repro_golden.store.golden import GoldenRun
 from repro_golden.trace import Trace
 
-__all__ = ["Ends"]
+__all__ = ["Endpoints"]
 
 
-class Ends:
+class Endpoints:
     """Finds out what a search has to go by.
 
     Attributes:
@@ -35,16 +35,16 @@ class Ends:
         renames: What BAD calls otherwise.
     """
 
-    def __init__(self, desk: Desk, golden: GoldenRun | None, states: Path, *, open_end: bool) -> None:
+    def __init__(self, scheduler: Scheduler, golden: GoldenRun | None, states: Path, *, open_end: bool) -> None:
         """Look at both ends of the desk's history.
 
         Args:
-            desk: Where probes run.
+            scheduler: Where probes run.
             golden: GOOD's golden run, if there is one.
             states: Folder of saved states.
             open_end: The case has as many steps as GOOD makes.
         """
-        self.desk, self.prober, self.golden, self._open_end = desk, desk.prober, golden, open_end
+        self.scheduler, self.prober, self.golden, self._open_end = scheduler, scheduler.prober, golden, open_end
         self._folder = states
         self._held: dict[str, States] = {}
         self.baseline: Trace | None = None
@@ -63,14 +63,14 @@ class Ends:
         Raises:
             ReproError: an end does otherwise.
         """
-        good, bad = self.desk.history.good, self.desk.history.bad
-        self.desk.say(f"GOOD {short(good)} and BAD {short(bad)}: running the command at both")
+        good, bad = self.scheduler.history.good, self.scheduler.history.bad
+        self.scheduler.say(f"GOOD {short(good)} and BAD {short(bad)}: running the command at both")
         asked = [(good, run) for run in range(runs)] + [(bad, 0)]
         verdicts = self._exit_verdicts(asked)
         for name, commit, wanted in (("GOOD", good, Verdict.GOOD), ("BAD", bad, Verdict.BAD)):
             seen = [v for (c, _), v in zip(asked, verdicts, strict=True) if c == commit]
             if wanted not in seen:
-                self.desk.say(f"{name} {short(commit)} is {seen[0]} by its exit code: running it again")
+                self.scheduler.say(f"{name} {short(commit)} is {seen[0]} by its exit code: running it again")
             while wanted not in seen:
                 if len(seen) == HOPELESS:
                     raise ReproError(
@@ -78,7 +78,7 @@ class Ends:
                         "choose another end"
                     )
                 seen += self._exit_verdicts([(commit, len(seen))])
-            self.desk.record(commit, wanted)
+            self.scheduler.record(commit, wanted)
             if len(set(seen)) > 1:
                 self.noise = f"runs of {name} {short(commit)} exit with other codes"
         return None if self.noise else Interval(good, bad, None, None)
@@ -86,10 +86,12 @@ class Ends:
     def _exit_verdicts(self, asked: Sequence[tuple[str, int]]) -> list[Verdict]:
         """What so many runs of ends say."""
         steps, found = self.prober.case.steps, list[Verdict]()
-        answers = self.desk.results([self.desk.submit(Request(c, steps, stage="ends", run=run)) for c, run in asked])
+        answers = self.scheduler.results(
+            [self.scheduler.submit(Request(c, steps, stage="ends", run=run)) for c, run in asked]
+        )
         for (commit, _), answer in zip(asked, answers, strict=True):
             if not isinstance(answer, Code) or verdict_of_code(answer.code)[0] is Verdict.SKIP:
-                raise ReproError(unusable("GOOD" if commit == self.desk.history.good else "BAD", answer))
+                raise ReproError(unusable("GOOD" if commit == self.scheduler.history.good else "BAD", answer))
             found.append(verdict_of_code(answer.code)[0])
         return found
 
@@ -99,26 +101,26 @@ class Ends:
         Raises:
             ReproError: an end cannot be tested, or GOOD itself is BAD.
         """
-        good, bad, predicate = self.desk.history.good, self.desk.history.bad, self.prober.predicate
+        good, bad, predicate = self.scheduler.history.good, self.scheduler.history.bad, self.prober.predicate
         self.baseline = baseline = self._baseline(good)
         if refused := first_violation(predicate, baseline, baseline):
             raise ReproError(f"GOOD {short(good)} itself is BAD by {predicate.text} ({refused}): choose another end")
-        self.desk.say(f"BAD {short(bad)}: replaying it")
+        self.scheduler.say(f"BAD {short(bad)}: replaying it")
         steps = self.prober.case.steps
         asked = Request(bad, steps, baseline, stage="ends")
         known = self.prober.known(asked)
-        other = self.desk.submit(asked)
+        other = self.scheduler.submit(asked)
         if self.prober.executor.slots == 1 or known is not None:  # GOOD need go no further than BAD
-            last = trace_of(self.desk.results([other])[0], "BAD")
+            last = trace_of(self.scheduler.results([other])[0], "BAD")
             again = self._again(good, baseline, last)
         else:
-            second = self.desk.submit(Request(good, steps, baseline, stage="ends", run=1))
-            answers = self.desk.results([second, other])
+            second = self.scheduler.submit(Request(good, steps, baseline, stage="ends", run=1))
+            answers = self.scheduler.results([second, other])
             again, last = (trace_of(answer, name) for answer, name in zip(answers, ("GOOD", "BAD"), strict=True))
         if noise := first_difference(baseline, again):  # by a metric too: what moves by itself may cross a bound
             self.noise = f"two replays of GOOD differ at {noise}"
             return None
-        self.desk.record(good, Verdict.GOOD)
+        self.scheduler.record(good, Verdict.GOOD)
         found = judge(predicate, baseline, last, self.prober.case.steps)
         if isinstance(found, Skip):
             raise ReproError(
@@ -127,19 +129,19 @@ class Ends:
         self.end = found
         if isinstance(predicate, Bitwise):
             self.renames = aligned(baseline, last).renames
-        self.desk.record(bad, Verdict.BAD if self.end else Verdict.GOOD)
+        self.scheduler.record(bad, Verdict.BAD if self.end else Verdict.GOOD)
         return Interval(good, bad, baseline, last) if self.end else None
 
     def _baseline(self, good: str) -> Trace:
         """GOOD's golden run, or its first replay, which saves states on its way."""
         if self.golden:
-            self.desk.say(f"GOOD {short(good)}: its golden run is at hand; replaying it once")
+            self.scheduler.say(f"GOOD {short(good)}: its golden run is at hand; replaying it once")
             self.prober.give(good, self.golden.trace)
             return self.golden.trace
-        self.desk.say(f"GOOD {short(good)}: replaying it twice")
+        self.scheduler.say(f"GOOD {short(good)}: replaying it twice")
         case = self.prober.case
         keep = (chosen_steps(case), self.states(good)) if isinstance(self.prober.predicate, Bitwise) else None
-        (answer,) = self.desk.results([self.desk.submit(Request(good, case.steps, stage="ends", keep=keep))])
+        (answer,) = self.scheduler.results([self.scheduler.submit(Request(good, case.steps, stage="ends", keep=keep))])
         baseline = trace_of(answer, "GOOD")
         if self._open_end and len(baseline.steps) < case.steps:
             experiment = case.case.model_copy(update={"steps": len(baseline.steps)})
@@ -154,7 +156,7 @@ class Ends:
             steps = found.step - baseline.header.first_step + 1
             keep = ([found.step] if chosen_steps(case) and found.step else [], self.states(good))
         asked = Request(good, steps, baseline, stage="ends", run=1, keep=keep)
-        (answer,) = self.desk.results([self.desk.submit(asked)])
+        (answer,) = self.scheduler.results([self.scheduler.submit(asked)])
         return trace_of(answer, "GOOD")
 
     def states(self, commit: str) -> States:
@@ -163,9 +165,9 @@ class Ends:
         Raises:
             ReproError: it has no code.
         """
-        tree = self.desk.history.tree(commit)
+        tree = self.scheduler.history.tree(commit)
         if tree is None:
-            raise ReproError(f"GOOD {short(commit)} has none of {', '.join(self.desk.history.paths)}")
+            raise ReproError(f"GOOD {short(commit)} has none of {', '.join(self.scheduler.history.paths)}")
         if tree not in self._held:
             self._held[tree] = States(self._folder, state_key(self.prober.case, self.prober.key(commit)))
         return self._held[tree]

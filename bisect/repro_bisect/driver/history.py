@@ -10,13 +10,13 @@ from itertools import pairwise
 
 from repro_bisect.axes.axis import Axis, short
 from repro_bisect.driver.drift import Drift, HistoryResult, Rename, Row, drift
-from repro_bisect.driver.session import Options, bench
+from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.executors import Signal
 from repro_bisect.probe.prober import Answer, Code, trace_of, unusable
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
-from repro_bisect.probe.scheduler import Desk, Flight
+from repro_bisect.probe.scheduler import PendingProbe, Scheduler
 from repro_bisect.search.changelog import Changelog, Entry, Survey
 from repro_bisect.search.first_bad import Verdict
 from repro_golden.base.errors import NotVerifiableError
@@ -50,8 +50,8 @@ def history_of(checkout: Checkout, case: Case, axis: Axis, watch: Watch, options
         ReproError: the rollouts or an end cannot be used.
         MachineFailureError: the machine failed; the same command resumes.
     """
-    with bench(checkout, case, axis, Bitwise(strict=case.compare.strict), watch, options) as (desk, golden):
-        return _History(desk, golden, every=options.every).run()
+    with session(checkout, case, axis, Bitwise(strict=case.compare.strict), watch, options) as (scheduler, golden):
+        return _History(scheduler, golden, every=options.every).run()
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,14 @@ class _Job:
 
 
 class _History:
-    def __init__(self, desk: Desk, golden: GoldenRun | None, *, every: bool) -> None:
-        self.desk, self.prober, self.axis, self.golden, self.every = desk, desk.prober, desk.history, golden, every
+    def __init__(self, scheduler: Scheduler, golden: GoldenRun | None, *, every: bool) -> None:
+        self.scheduler, self.prober, self.axis, self.golden, self.every = (
+            scheduler,
+            scheduler.prober,
+            scheduler.history,
+            golden,
+            every,
+        )
         self.began = time.monotonic()
         self.log = Changelog(self.axis.parents, self.axis.good, self.axis.bad, self.axis.tree, every=every)
         self.strict = self.prober.case.compare.strict
@@ -81,14 +87,14 @@ class _History:
     def run(self) -> HistoryResult:
         """Both ends, the searches, and a replay of both sides of every change."""
         if self.prober.journalled:
-            self.desk.say(f"resuming: {self.prober.journalled} finished probes are in the journal")
+            self.scheduler.say(f"resuming: {self.prober.journalled} finished probes are in the journal")
         agree = self._ends()
         while True:
             survey = self.log.survey()
             self._start(survey)
-            if not self.desk.flights:
+            if not self.scheduler.pending_probes:
                 break
-            for _, (job, answer) in self.desk.finished(survey.searches[0] if survey.searches else None):
+            for _, (job, answer) in self.scheduler.finished(survey.searches[0] if survey.searches else None):
                 self._take(job, answer)
         assert survey.done
         return self._result(survey.entries, agree)
@@ -99,11 +105,11 @@ class _History:
         if self.golden:
             self.prober.give(good, self.golden.trace)
         once = "its golden run is at hand; replaying it once" if self.golden else "replaying it twice"
-        self.desk.say(f"GOOD {short(good)}: {once}; BAD {short(bad)}: once")
+        self.scheduler.say(f"GOOD {short(good)}: {once}; BAD {short(bad)}: once")
         twins = self.axis.tree(good) == self.axis.tree(bad)
         asked = [(good, 0), (good, 1), *([] if twins else [(bad, 0)])]
         requests = [Request(point, self.steps, stage="ends", run=run) for point, run in asked]
-        answers = self.desk.results([self.desk.submit(request) for request in requests])
+        answers = self.scheduler.results([self.scheduler.submit(request) for request in requests])
         first, again, last = (
             trace_of(answer, name)
             for answer, name in zip([*answers, answers[0]], ("GOOD", "GOOD", "BAD"), strict=False)
@@ -136,7 +142,7 @@ class _History:
 
     def _start(self, survey: Survey) -> None:
         """Fill what is free, replays of what is found first; end what is moot."""
-        jobs = [self._jobs[future] for future in self.desk.flights]
+        jobs = [self._jobs[future] for future in self.scheduler.pending_probes]
         room = self.prober.executor.slots - len(jobs)
         flying = [self.axis.tree(job.point) for job in jobs if not job.signal]
         asked = [job for entry in survey.entries for job in self._replays(entry)]
@@ -151,10 +157,10 @@ class _History:
         for point in self.log.next(survey, max(0, room), flying):
             self._submit(_Job(point))
         moot = self.log.moot(survey, flying)
-        for future, flight in self.desk.flights.items():
+        for future, pending in self.scheduler.pending_probes.items():
             job = self._jobs[future]
-            if not job.signal and not job.again and flight.tree in moot:
-                flight.cancel.set()
+            if not job.signal and not job.again and pending.tree in moot:
+                pending.cancel.set()
 
     def _submit(self, job: _Job) -> None:
         asked = Request(job.point, self.prober.case.steps)
@@ -164,10 +170,10 @@ class _History:
             steps = job.signal[0] - self._trace(job.point).header.first_step + 1
             asked = Request(job.point, steps, stage="confirmation", run=_REPLAY, partial=True, dump=[job.signal])
 
-        def work(flight: Flight) -> tuple[_Job, Answer]:
-            return job, self.prober.probe(asked, **flight.ways)
+        def work(pending: PendingProbe) -> tuple[_Job, Answer]:
+            return job, self.prober.probe(asked, **pending.ways)
 
-        self._jobs[self.desk.start(job.point, work)] = job
+        self._jobs[self.scheduler.start(job.point, work)] = job
 
     def _trace(self, point: str) -> Trace:
         return self.traces[self.axis.tree(point)]
@@ -218,14 +224,14 @@ class _History:
         self.log.tell(point, numbers)
         good = numbers == self._numbers(same)
         for twin in self.log.twins(point):
-            self.desk.record(twin, Verdict.GOOD if good else Verdict.BAD)
+            self.scheduler.record(twin, Verdict.GOOD if good else Verdict.BAD)
         if point != self.axis.good:
             where = (
                 f"GOOD's numbers{self._renamed(same, trace)}"
                 if good
                 else f"other numbers than GOOD from {self._where(same, trace)}"
             )
-            self.desk.say(f"{short(point)} has {where}")
+            self.scheduler.say(f"{short(point)} has {where}")
 
     def _renamed(self, a: Trace, b: Trace) -> str:
         renames = aligned(a, b).renames
@@ -249,9 +255,9 @@ class _History:
     def _cannot(self, point: str, reason: str, diagnosis: str = "") -> None:
         self.log.tell(point, None, reason)
         for twin in self.log.twins(point):
-            self.desk.record(twin, Verdict.SKIP, reason)
-        self.desk.say(f"SKIP {short(point)} {reason}")
-        self.desk.know(self.log.twins(point), diagnosis)
+            self.scheduler.record(twin, Verdict.SKIP, reason)
+        self.scheduler.say(f"SKIP {short(point)} {reason}")
+        self.scheduler.know(self.log.twins(point), diagnosis)
 
     def _is_flaky(self, point: str, why: str) -> None:
         """Numbers that are not a point's own say nothing; where BAD's are not, nothing is said of what is after it."""
@@ -259,11 +265,11 @@ class _History:
         if key == self.axis.tree(self.axis.good):
             raise self._noisy_good(why)
         if key not in self.flaky:
-            self.desk.say(f"FLAKY {short(point)}: {why}")
+            self.scheduler.say(f"FLAKY {short(point)}: {why}")
         self.flaky.setdefault(key, (point, why))
         self.log.tell(point, None, _FLAKY)
         for twin in self.log.twins(point):
-            self.desk.record(twin, "FLAKY")
+            self.scheduler.record(twin, "FLAKY")
         if self.axis.tree(self.axis.bad) not in self.flaky:
             return
         first = min((p for p, _ in self.flaky.values()), key=self.log.position)
@@ -288,7 +294,7 @@ class _History:
         named = [
             self.axis.good,
             self.axis.bad,
-            *self.desk.skips,
+            *self.scheduler.skips,
             *(p for row in rows for p in (row.before, *row.points)),
         ]
         return HistoryResult(
@@ -297,7 +303,7 @@ class _History:
             case=self.prober.case.name,
             what=self.axis.what,
             rows=rows,
-            skips=dict(self.desk.skips),
+            skips=dict(self.scheduler.skips),
             subjects=self.axis.subjects(list(dict.fromkeys(named))),
             points=len(self.axis.parents),
             agree=agree,

@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 from repro_bisect.axes.layouts import EPSILON, LayoutComparison, compare_layouts
 from repro_bisect.axes.sets import LayoutLine
-from repro_bisect.driver.session import Options, bench
+from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.cost import Cost
 from repro_bisect.probe.executors import Signal
 from repro_bisect.probe.prober import Skip, trace_of
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
-from repro_bisect.probe.scheduler import Desk
+from repro_bisect.probe.scheduler import Scheduler
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
 from repro_golden.compare.step_difference import blind, differing
@@ -109,23 +109,23 @@ def compare_sides(
         ReproError: the rollouts or an end cannot be used, or the layouts observe nothing alike.
         MachineFailureError: the machine failed; the same command resumes.
     """
-    with bench(checkout, axis.roomy, axis, Bitwise(), watch, options) as (desk, _):
-        return _Sides(desk, axis, case, axis.tolerance if tolerance is None else tolerance).run()
+    with session(checkout, axis.roomy, axis, Bitwise(), watch, options) as (scheduler, _):
+        return _Sides(scheduler, axis, case, axis.tolerance if tolerance is None else tolerance).run()
 
 
 class _Sides:
-    def __init__(self, desk: Desk, axis: LayoutLine, case: Case, tolerance: float) -> None:
-        self.desk, self.axis, self.case, self.tolerance = desk, axis, case, tolerance
+    def __init__(self, scheduler: Scheduler, axis: LayoutLine, case: Case, tolerance: float) -> None:
+        self.scheduler, self.axis, self.case, self.tolerance = scheduler, axis, case, tolerance
         self.began = time.monotonic()
-        self.steps = desk.prober.case.steps
+        self.steps = scheduler.prober.case.steps
 
     def run(self) -> LayoutResult:
         """Both ends twice, then what is between."""
         ends = (self.axis.good, self.axis.bad)
-        self.desk.say(f"replaying {ends[0]} and {ends[1]} twice each")
+        self.scheduler.say(f"replaying {ends[0]} and {ends[1]} twice each")
         requests = [Request(e, self.steps, stage="ends", run=run, full=True) for e in ends for run in (0, 1)]
-        asked = [self.desk.submit(request) for request in requests]
-        answers = zip([end for end in ends for _ in (0, 1)], self.desk.results(asked), strict=True)
+        asked = [self.scheduler.submit(request) for request in requests]
+        answers = zip([end for end in ends for _ in (0, 1)], self.scheduler.results(asked), strict=True)
         traces = [trace_of(answer, end) for end, answer in answers]
         flaky = {
             end: f"two replays of it differ at {found}"
@@ -162,10 +162,10 @@ class _Sides:
         wanted = self._dumps(list(both.values()), seen)
         if not wanted:
             return seen, {}
-        self.desk.say(f"measuring {len(wanted)} signals whole: replaying both to step {last}")
+        self.scheduler.say(f"measuring {len(wanted)} signals whole: replaying both to step {last}")
         steps = last - next(iter(both.values())).header.first_step + 1
         requests = [Request(end, steps, stage="confirmation", run=2, full=True, dump=wanted) for end in both]
-        answers = self.desk.results([self.desk.submit(request) for request in requests])
+        answers = self.scheduler.results([self.scheduler.submit(request) for request in requests])
         dumped = [trace_of(answer, end) for answer, end in zip(answers, both, strict=True)]
         flaky = {
             end: f"a third replay of it differs from the first two at {differs}"
@@ -198,9 +198,9 @@ class _Sides:
         """What each key does to the layout before it."""
         line = [self.axis.good, *self.axis.keys]
         inner = line[1:-1]
-        self.desk.say(f"replaying {', '.join(inner)}: which key makes the difference?")
-        asked = [self.desk.submit(Request(point, self.steps, full=True)) for point in inner]
-        answers = dict(both) | dict(zip(inner, self.desk.results(asked), strict=True))
+        self.scheduler.say(f"replaying {', '.join(inner)}: which key makes the difference?")
+        asked = [self.scheduler.submit(Request(point, self.steps, full=True)) for point in inner]
+        answers = dict(both) | dict(zip(inner, self.scheduler.results(asked), strict=True))
         found = []
         for before, after in itertools.pairwise(line):
             a, b = answers[before], answers[after]
@@ -227,7 +227,7 @@ class _Sides:
             flaky=flaky,
             comparison=comparison,
             between=between,
-            cost=self.desk.prober.cost,
+            cost=self.scheduler.prober.cost,
             seconds=time.monotonic() - self.began,
-            machine=self.desk.prober.machine,
+            machine=self.scheduler.prober.machine,
         )

@@ -18,7 +18,7 @@ from repro_bisect.axes.axis import short
 from repro_bisect.driver.range_search import verdict_of_code
 from repro_bisect.probe.prober import Answer, Code, Skip, judge
 from repro_bisect.probe.request import Request
-from repro_bisect.probe.scheduler import Desk
+from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.search.bayes import BayesSearch
 from repro_bisect.search.dag import Dag
 from repro_bisect.search.first_bad import Ambiguous, Found, Verdict
@@ -62,7 +62,7 @@ class NoisySearch:
 
     def __init__(
         self,
-        desk: Desk,
+        scheduler: Scheduler,
         baseline: Trace | None,
         steps: int,
         noise: str,
@@ -74,7 +74,7 @@ class NoisySearch:
         """Prepare a search.
 
         Args:
-            desk: Where replays run.
+            scheduler: Where replays run.
             baseline: What they are judged against; None for exit codes.
             steps: Most steps of one.
             noise: How two replays of one commit differ, in words.
@@ -82,8 +82,8 @@ class NoisySearch:
             sure: The chance, before anything was run, that no verdict is ever wrong.
             presumed: Commits that are not tried, because others near them cannot be tested.
         """
-        self.desk, self.baseline, self.steps, self.noise = desk, baseline, steps, noise
-        history = desk.history
+        self.scheduler, self.baseline, self.steps, self.noise = scheduler, baseline, steps, noise
+        history = scheduler.history
         good, bad = history.good, history.bad
         dag = Dag.between(history.parents, [good], bad)
         self._twins: dict[str | None, list[str]] = {}
@@ -110,7 +110,7 @@ class NoisySearch:
 
     def _take_what_is_known(self) -> None:
         """Every run that is in the journal."""
-        prober, good = self.desk.prober, self.desk.history.good
+        prober, good = self.scheduler.prober, self.scheduler.history.good
         for tree, (commit, *_) in self._twins.items():
             run = int(commit == good and self.baseline is not None)  # GOOD's run 0 made the baseline
             while (answer := prober.known(Request(commit, self.steps, self.baseline, run=run))) is not None:
@@ -125,20 +125,20 @@ class NoisySearch:
             NotVerifiableError: the ends cannot be told apart, or nothing that can be tested tells any more.
             ReproError: an end cannot be tested.
         """
-        desk, slots = self.desk, self.desk.prober.executor.slots
+        scheduler, slots = self.scheduler, self.scheduler.prober.executor.slots
         while (answer := self.search.answer) is None:
             self._refuse()
-            flying = [f.commit for f in desk.flights.values()]
+            flying = [f.commit for f in scheduler.pending_probes.values()]
             for commit in self._next(slots - len(flying), flying):
-                tree = desk.history.tree(commit)
-                desk.submit(Request(commit, self.steps, self.baseline, run=self._next_run[tree]))
+                tree = scheduler.history.tree(commit)
+                scheduler.submit(Request(commit, self.steps, self.baseline, run=self._next_run[tree]))
                 self._next_run[tree] += 1
-            if not desk.flights:
+            if not scheduler.pending_probes:
                 raise NotVerifiableError(f"{self._doubt()} and no more tests would tell: {_CURE}")
-            for flight, outcome in desk.finished():
-                self._seconds.setdefault(flight.commit, []).append(time.monotonic() - flight.began)
-                self._take(flight.commit, outcome)
-        desk.clear()
+            for pending, outcome in scheduler.finished():
+                self._seconds.setdefault(pending.commit, []).append(time.monotonic() - pending.began)
+                self._take(pending.commit, outcome)
+        scheduler.clear()
         rates = self.search.rates
         contradicted = self.search.contradicted
         return NoisyAnswer(answer, self._end, self._posterior(), (rates.good, rates.bad), contradicted)
@@ -151,34 +151,34 @@ class NoisySearch:
 
     def _learn(self, commit: str, found: Divergence | str | Skip | None) -> None:
         """Take what one replay says of a commit, and of those with the same code."""
-        twins = self._twins[self.desk.history.tree(commit)]
+        twins = self._twins[self.scheduler.history.tree(commit)]
         if isinstance(found, Skip):
             for twin in twins:
                 try:
                     self.search = self.search.with_skip(twin)
                 except ValueError:
                     raise ReproError(f"{short(twin)} cannot be tested: {found.reason}; choose another end") from None
-                self.desk.record(twin, "SKIP", found.reason)
+                self.scheduler.record(twin, "SKIP", found.reason)
             return
-        if isinstance(found, Divergence) and (self._end is None or commit == self.desk.history.bad):
+        if isinstance(found, Divergence) and (self._end is None or commit == self.scheduler.history.bad):
             self._end = found
         self.search = self.search.with_outcome(commit, bool(found))
         count = self.search.observations[commit]
-        self.desk.record(commit, "BAD" if count.bads > count.goods else "GOOD")
+        self.scheduler.record(commit, "BAD" if count.bads > count.goods else "GOOD")
 
     def _take(self, commit: str, outcome: Answer) -> None:
         found = self._judged(outcome)
         self._learn(commit, found)
         if isinstance(found, Skip):
-            self.desk.say(f"SKIP {short(commit)} {found.reason}")
-            self.desk.know([commit], found.diagnosis)
+            self.scheduler.say(f"SKIP {short(commit)} {found.reason}")
+            self.scheduler.know([commit], found.diagnosis)
             return
         count = self.search.observations[commit]
         likeliest = max(self.search.posterior.items(), key=lambda item: item[1])
         tally = f"{count.bads} of {count.bads + count.goods} replays BAD"
         sure = f"likeliest culprit {short(likeliest[0])} with {100 * likeliest[1]:.1f} %"
         verdict = f"BAD  {short(commit)} {found}" if found else f"GOOD {short(commit)}"
-        self.desk.say(f"{verdict}  [{tally}; {sure}]", posterior=self._posterior())
+        self.scheduler.say(f"{verdict}  [{tally}; {sure}]", posterior=self._posterior())
 
     def _judged(self, outcome: Answer) -> Divergence | str | Skip | None:
         """What makes one outcome BAD, if anything does."""
@@ -187,16 +187,16 @@ class NoisySearch:
             return Skip(detail) if verdict is Verdict.SKIP else detail if verdict is Verdict.BAD else None
         if isinstance(outcome, Skip) or self.baseline is None:
             return outcome if isinstance(outcome, Skip) else Skip("it left no exit code")
-        return judge(self.desk.prober.predicate, self.baseline, outcome, self.steps)
+        return judge(self.scheduler.prober.predicate, self.baseline, outcome, self.steps)
 
     def _refuse(self) -> None:
-        goods = self.search.observations.get(self.desk.history.good)
+        goods = self.search.observations.get(self.scheduler.history.good)
         hopeless = goods is not None and not goods.goods and goods.bads >= HOPELESS
         if hopeless or self.search.indistinguishable:
             raise NotVerifiableError(f"{self._doubt()}: {_CURE}")
 
     def _doubt(self) -> str:
-        predicate, history = self.desk.prober.predicate.text, self.desk.history
+        predicate, history = self.scheduler.prober.predicate.text, self.scheduler.history
         tests = [self.search.observations.get(c) for c in (history.good, history.bad)]
         told = " and ".join(
             f"{name} is BAD in {n.bads if n else 0} of {n.bads + n.goods if n else 0} replays"
@@ -210,7 +210,9 @@ class NoisySearch:
             return {}
         mean = fmean(s for found in self._seconds.values() for s in found)
         costs = {commit: fmean(found) for commit, found in self._seconds.items()}
-        return {c: max(costs.get(c, mean), 1e-3) for c in (self.desk.history.good, *self.desk.history.parents)}
+        return {
+            c: max(costs.get(c, mean), 1e-3) for c in (self.scheduler.history.good, *self.scheduler.history.parents)
+        }
 
     def _posterior(self) -> dict[str, float]:
         return {c: p for c, p in self.search.posterior.items() if p >= _SHOWN}

@@ -9,12 +9,12 @@ from repro_bisect.axes.axis import short
 from repro_bisect.probe.one_step import Shortcut
 from repro_bisect.probe.prober import Answer, Code, Skip, judge
 from repro_bisect.probe.request import Request
-from repro_bisect.probe.scheduler import Desk, Flight
+from repro_bisect.probe.scheduler import PendingProbe, Scheduler
 from repro_bisect.search.first_bad import Ambiguous, ContradictionError, Found, Search, Verdict
 from repro_golden.compare.traces import Divergence
 from repro_golden.trace import Trace
 
-__all__ = ["Hunt", "Tested", "verdict_of_code"]
+__all__ = ["RangeSearch", "Tested", "verdict_of_code"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Tested:
         return self.answer.diagnosis if isinstance(self.answer, Skip) else ""
 
 
-class Hunt:
+class RangeSearch:
     """One search.
 
     Attributes:
@@ -47,27 +47,33 @@ class Hunt:
     """
 
     def __init__(
-        self, desk: Desk, search: Search[str], baseline: Trace | None, bound: int, shortcut: Shortcut | None
+        self, scheduler: Scheduler, search: Search[str], baseline: Trace | None, bound: int, shortcut: Shortcut | None
     ) -> None:
-        self.desk, self.search, self.baseline, self.bound, self.shortcut = desk, search, baseline, bound, shortcut
+        self.scheduler, self.search, self.baseline, self.bound, self.shortcut = (
+            scheduler,
+            search,
+            baseline,
+            bound,
+            shortcut,
+        )
         self.tested: dict[str, Tested] = {}
 
     def run(self) -> Found[str] | Ambiguous[str]:
         """Search to the end."""
         self._take_what_is_known()
-        desk, slots = self.desk, self.desk.prober.executor.slots
+        scheduler, slots = self.scheduler, self.scheduler.prober.executor.slots
         while self.search.answer is None:
-            flying = [f.commit for f in desk.flights.values()]
+            flying = [f.commit for f in scheduler.pending_probes.values()]
             for commit in self.search.next(slots - len(flying), in_flight=flying):
-                tree = desk.history.tree(commit)
-                if tree not in {f.tree for f in desk.flights.values()}:  # twins share a probe
-                    desk.start(commit, lambda flight, commit=commit: self.test(commit, flight))  # type: ignore[misc]
-            for flight, tested in desk.finished(self.search):
-                desk.rounds.append(time.monotonic() - flight.began)
-                self.take(flight.commit, tested)
-            moot = self.search.moot(f.commit for f in desk.flights.values())
-            desk.cancel(f for f in desk.flights.values() if f.commit in moot)
-        desk.clear()  # what still runs can no longer change the answer
+                tree = scheduler.history.tree(commit)
+                if tree not in {f.tree for f in scheduler.pending_probes.values()}:  # twins share a probe
+                    scheduler.start(commit, lambda pending, commit=commit: self.test(commit, pending))  # type: ignore[misc]
+            for pending, tested in scheduler.finished(self.search):
+                scheduler.rounds.append(time.monotonic() - pending.began)
+                self.take(pending.commit, tested)
+            moot = self.search.moot(f.commit for f in scheduler.pending_probes.values())
+            scheduler.cancel(f for f in scheduler.pending_probes.values() if f.commit in moot)
+        scheduler.clear()  # what still runs can no longer change the answer
         return self.search.answer
 
     def _take_what_is_known(self) -> None:
@@ -75,22 +81,22 @@ class Hunt:
         state = self.shortcut.state if self.shortcut else None
         for commit in self.search.dag:
             if self.search.answer is None and commit not in self.search.verdicts:
-                prober = self.desk.prober
+                prober = self.scheduler.prober
                 straight = prober.known(Request(commit, self.bound, self.baseline))
                 known = Tested(straight, self.baseline, self.bound) if straight is not None else None
                 if known is None and state and (one := prober.known(Request(commit, 1, start=state))):
                     known = self._one_step(one)
                 if known is not None:
-                    self.desk.prober.cost.reused += 1
+                    self.scheduler.prober.cost.reused += 1
                     self.take(commit, known)
 
-    def test(self, commit: str, flight: Flight) -> Tested:
+    def test(self, commit: str, pending: PendingProbe) -> Tested:
         """Probe a commit: one step from the saved state where that serves, else from step 0."""
         if self.shortcut:
-            one = self.desk.prober.probe(Request(commit, 1, start=self.shortcut.state), **flight.ways)
+            one = self.scheduler.prober.probe(Request(commit, 1, start=self.shortcut.state), **pending.ways)
             if (tested := self._one_step(one)) is not None:
                 return tested
-        answer = self.desk.prober.probe(Request(commit, self.bound, self.baseline), **flight.ways)
+        answer = self.scheduler.prober.probe(Request(commit, self.bound, self.baseline), **pending.ways)
         return Tested(answer, self.baseline, self.bound)
 
     def _one_step(self, one: Answer) -> Tested | None:
@@ -106,7 +112,7 @@ class Hunt:
         """What makes a tested commit BAD, or why nothing can be said of it."""
         assert isinstance(tested.answer, Trace)
         assert tested.baseline is not None
-        return judge(self.desk.prober.predicate, tested.baseline, tested.answer, tested.bound)
+        return judge(self.scheduler.prober.predicate, tested.baseline, tested.answer, tested.bound)
 
     def take(self, commit: str, tested: Tested) -> None:
         """Judge a commit, and those with the same code."""
@@ -117,12 +123,12 @@ class Hunt:
             try:
                 self.search = self.search.with_verdict(twin, verdict, detail if verdict is Verdict.SKIP else "")
             except ContradictionError:  # the numbers moved and came back: there is a culprit below all the same
-                self.desk.say(
+                self.scheduler.say(
                     f"{verdict.value} {short(twin)} contradicts what is known: the numbers moved more than once"
                 )
-            self.desk.record(twin, verdict, detail)
-        self.desk.say(f"{verdict.value:<4} {short(commit)} {detail}", self.search)
-        self.desk.know(twins, tested.diagnosis)
+            self.scheduler.record(twin, verdict, detail)
+        self.scheduler.say(f"{verdict.value:<4} {short(commit)} {detail}", self.search)
+        self.scheduler.know(twins, tested.diagnosis)
 
     def _verdict(self, tested: Tested) -> tuple[Verdict, str]:
         if isinstance(tested.answer, Skip):
@@ -138,10 +144,10 @@ class Hunt:
 
     def _twins(self, commit: str) -> list[str]:
         """The commit and the suspects with the same code: they share one probe."""
-        tree = self.desk.history.tree(commit)
+        tree = self.scheduler.history.tree(commit)
         known, suspects = self.search.verdicts, self.search.suspects
         rest = (c for c in self.search.dag if c != commit and c not in known and c in suspects)
-        return [commit, *(c for c in rest if self.desk.history.tree(c) == tree)]
+        return [commit, *(c for c in rest if self.scheduler.history.tree(c) == tree)]
 
 
 def verdict_of_code(code: int) -> tuple[Verdict, str]:

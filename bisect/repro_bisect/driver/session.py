@@ -15,7 +15,7 @@ from repro_bisect.probe.executors import Executor
 from repro_bisect.probe.executors.local import Local, default_jobs
 from repro_bisect.probe.prober import Prober
 from repro_bisect.probe.progress import Event, Watch
-from repro_bisect.probe.scheduler import Desk
+from repro_bisect.probe.scheduler import Scheduler
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Checkout
@@ -24,7 +24,7 @@ from repro_golden.store.rollouts import Rollouts, place_of
 from repro_golden.subjects import identity_of, packages_of
 from repro_golden.subjects.surroundings import variables_digest
 
-__all__ = ["Options", "bench", "check_rollouts", "commits_of", "fetched_rollouts"]
+__all__ = ["Options", "check_rollouts", "commits_of", "fetched_rollouts", "session"]
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ def commits_of(checkout: Checkout, case: Case, spec: str, options: Options) -> H
 
 
 @contextlib.contextmanager
-def bench(
+def session(
     checkout: Checkout, case: Case, axis: Axis, predicate: Predicate, watch: Watch, options: Options
-) -> Iterator[tuple[Desk, GoldenRun | None]]:
+) -> Iterator[tuple[Scheduler, GoldenRun | None]]:
     """What probes need, given back on every exit; and the golden run of the good end, if there is one.
 
     Raises:
@@ -114,11 +114,11 @@ def bench(
             watch(Event(f"the golden run of GOOD is not used: {error}"))
             golden = None
         with ThreadPoolExecutor(max_workers=executor.slots) as pool:
-            desk = Desk(prober, axis, pool, watch)
+            scheduler = Scheduler(prober, axis, pool, watch)
             try:
-                yield desk, golden
+                yield scheduler, golden
             except BaseException:  # what is in flight never outlives it
-                desk.cancel(desk.flights.values())
+                scheduler.cancel(scheduler.pending_probes.values())
                 raise
 
 

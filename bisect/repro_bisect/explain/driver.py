@@ -19,7 +19,7 @@ from repro_bisect.probe.executors import State
 from repro_bisect.probe.one_step import prepare, same_step, state_key
 from repro_bisect.probe.prober import Recording, Skip, trace_of
 from repro_bisect.probe.request import Request
-from repro_bisect.probe.scheduler import Desk
+from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.probe.states import States
 from repro_golden.base.errors import NotVerifiableError
 from repro_golden.compare.coverage import coverage_of
@@ -34,7 +34,7 @@ __all__ = ["explain"]
 
 
 def explain(
-    desk: Desk,
+    scheduler: Scheduler,
     checkout: Checkout,
     before: str,
     after: str,
@@ -45,7 +45,7 @@ def explain(
     """Say why the numbers of one point of the desk's axis differ from those of another.
 
     Args:
-        desk: Where replays run; `before` and `after` are points of its axis.
+        scheduler: Where replays run; `before` and `after` are points of its axis.
         checkout: The repository.
         before: The first version.
         after: The second.
@@ -56,21 +56,21 @@ def explain(
         NotVerifiableError: a version does not reproduce itself, or not under the recorder.
         ReproError: a version cannot be replayed.
     """
-    return _Explainer(desk, checkout, (before, after), golden or {}, until).run()
+    return _Explainer(scheduler, checkout, (before, after), golden or {}, until).run()
 
 
 class _Explainer:
     def __init__(
         self,
-        desk: Desk,
+        scheduler: Scheduler,
         checkout: Checkout,
         points: tuple[str, str],
         golden: Mapping[int, Path],
         until: int | None,
     ) -> None:
-        self.desk, self.checkout, self.points, self.golden = desk, checkout, points, golden
-        self.steps = desk.prober.case.steps if until is None else until + 1
-        self.axis: Axis = desk.history
+        self.scheduler, self.checkout, self.points, self.golden = scheduler, checkout, points, golden
+        self.steps = scheduler.prober.case.steps if until is None else until + 1
+        self.axis: Axis = scheduler.history
         self.subjects = self.axis.subjects(points)
         self.commits = a, b = (self.axis.commit(points[0]), self.axis.commit(points[1]))
         self.diff = read_diff(checkout, a, b) if a != b else Diff()
@@ -79,7 +79,7 @@ class _Explainer:
     def run(self) -> Explanation:
         """From two traces to an answer."""
         traces = self._traces()
-        divergence = first_difference(*traces, strict=self.desk.prober.case.compare.strict)
+        divergence = first_difference(*traces, strict=self.scheduler.prober.case.compare.strict)
         alignment = aligned(*traces)
         environment = [str(change) for change in environment_changes(traces[0].header, traces[1].header)]
         before, after = (Version(point, self.subjects.get(point, ""), 0, None) for point in self.points)
@@ -96,11 +96,11 @@ class _Explainer:
         )
         if divergence is None:
             return found
-        if not self.desk.prober.case.subject.recorded:
+        if not self.scheduler.prober.case.subject.recorded:
             raise NotVerifiableError(
                 "operations are seen by the recorder alone, and the case says recorder = false: set it to true"
             )
-        self.desk.say(f"{_said(self.points)} differ at {divergence}: recording that step's operations")
+        self.scheduler.say(f"{_said(self.points)} differ at {divergence}: recording that step's operations")
         recordings = self._recordings(divergence, traces)
         for rank in range(len(recordings[0].streams)):
             streams = (recordings[0].streams[rank], recordings[1].streams[rank])
@@ -121,16 +121,16 @@ class _Explainer:
 
     @property
     def _case(self) -> str:
-        return self.desk.prober.case.name
+        return self.scheduler.prober.case.name
 
     # -- replays
 
     def _traces(self) -> tuple[Trace, Trace]:
         """Both versions' traces, the second up to where it leaves the first."""
         (before, after), steps = self.points, self.steps
-        (first,) = self.desk.results([self.desk.submit(Request(before, steps, stage="explanation"))])
+        (first,) = self.scheduler.results([self.scheduler.submit(Request(before, steps, stage="explanation"))])
         a = trace_of(first, short(before))
-        (second,) = self.desk.results([self.desk.submit(Request(after, steps, a, stage="explanation"))])
+        (second,) = self.scheduler.results([self.scheduler.submit(Request(after, steps, a, stage="explanation"))])
         return a, trace_of(second, short(after))
 
     def _recordings(self, divergence: Divergence, traces: tuple[Trace, Trace]) -> tuple[Recording, Recording]:
@@ -149,11 +149,11 @@ class _Explainer:
         """The first version's state before the step, if both make the same of it as on their own way there."""
         if step == 0:
             return None
-        prober, before = self.desk.prober, self.points[0]
+        prober, before = self.scheduler.prober, self.points[0]
         key = state_key(prober.case, prober.key(before))
         states = States(self.checkout.state / "states", key)
         try:
-            shortcut = prepare(self.desk, states, self.golden, self.points, step, traces)
+            shortcut = prepare(self.scheduler, states, self.golden, self.points, step, traces)
         finally:
             states.close(prober.case.case.states_budget)
         self.state = shortcut.state if shortcut else None
@@ -162,12 +162,14 @@ class _Explainer:
     def _recorded(
         self, step: int, values: tuple[Sequence[int], Sequence[int]], state: State | None
     ) -> tuple[Recording, Recording]:
-        prober = self.desk.prober
+        prober = self.scheduler.prober
 
         def started(point: str, own: Sequence[int]) -> Future[Any]:
-            return self.desk.start(point, lambda flight: prober.operations(point, step, state, own, **flight.ways))
+            return self.scheduler.start(
+                point, lambda pending: prober.operations(point, step, state, own, **pending.ways)
+            )
 
-        found: list[Any] = self.desk.results([started(*each) for each in zip(self.points, values, strict=True)])
+        found: list[Any] = self.scheduler.results([started(*each) for each in zip(self.points, values, strict=True)])
         for point, recording in zip(self.points, found, strict=True):
             if isinstance(recording, Skip):
                 raise NotVerifiableError(f"{short(point)} does not run under the recorder: {recording.reason}")
@@ -180,7 +182,7 @@ class _Explainer:
 
     def _same_code(self) -> bool:
         """Whether no file of the subject's code differs, but for those that say what environment it wants."""
-        subject, paths = self.desk.prober.case.subject, [PurePosixPath(path) for path in self.axis.paths]
+        subject, paths = self.scheduler.prober.case.subject, [PurePosixPath(path) for path in self.axis.paths]
         locks = subject.locks
         files = [PurePosixPath(file) for file in {*self.diff.before, *self.diff.after} - set(locks)]
         return not any(file.is_relative_to(path) for file in files for path in paths)

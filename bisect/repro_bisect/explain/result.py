@@ -10,7 +10,7 @@ from repro_bisect.explain.source import Place
 from repro_golden.compare.coverage import Coverage
 from repro_golden.compare.traces import Divergence, jsonable
 from repro_golden.recording.operations.stream import Operation
-from repro_golden.trace.tensor_difference import Magnitude
+from repro_golden.trace.tensor_difference import TensorDifference
 
 __all__ = ["Answer", "Explained", "Explanation", "Size", "Version"]
 
@@ -65,7 +65,7 @@ class Size:
     """
 
     where: str
-    magnitude: Magnitude
+    magnitude: TensorDifference
     histogram: Sequence[tuple[int, int]]
     dtypes: tuple[str, str]
 

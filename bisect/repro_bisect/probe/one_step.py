@@ -14,7 +14,7 @@ from pathlib import Path
 from repro_bisect.probe.executors import State
 from repro_bisect.probe.prober import Skip
 from repro_bisect.probe.request import Request
-from repro_bisect.probe.scheduler import Desk
+from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.probe.states import States
 from repro_golden.base.canonical import digest
 from repro_golden.case.file import Case
@@ -87,7 +87,7 @@ def chosen_steps(case: Case) -> list[int]:
 
 
 def prepare(
-    desk: Desk,
+    scheduler: Scheduler,
     states: States,
     golden: Mapping[int, Path],
     ends: tuple[str, str],
@@ -97,50 +97,58 @@ def prepare(
     """Make the good end's state before `step`, or find it, and show that it serves; None where it does not.
 
     Args:
-        desk: Where the probes run.
+        scheduler: Where the probes run.
         states: Of the good end.
         golden: States that its golden run keeps, by step.
         ends: The good and the bad end.
         step: The bad end's first divergent step.
         traces: Straight runs of both.
     """
-    if step == 0 or not desk.prober.case.subject.saves_state:
+    if step == 0 or not scheduler.prober.case.subject.saves_state:
         return None
-    state = _state(desk, ends[0], states, golden, step, state_key(desk.prober.case, desk.prober.key(ends[0])))
+    state = _state(
+        scheduler, ends[0], states, golden, step, state_key(scheduler.prober.case, scheduler.prober.key(ends[0]))
+    )
     if state is None:
         return None
-    ones = desk.results([desk.submit(Request(commit, 1, start=state)) for commit in ends])
+    ones = scheduler.results([scheduler.submit(Request(commit, 1, start=state)) for commit in ends])
     for one, straight, who in zip(ones, traces, ("GOOD", "BAD"), strict=True):
         if not isinstance(one, Trace):
             why = one.reason if isinstance(one, Skip) else "it left no trace"
-            desk.say(f"{who} does not start from the state before step {step} ({why}): probes train from step 0")
+            scheduler.say(f"{who} does not start from the state before step {step} ({why}): probes train from step 0")
             return None
         if not same_step(one, straight, step):
-            desk.say(f"{who} started from the state before step {step} makes another step: probes train from step 0")
+            scheduler.say(
+                f"{who} started from the state before step {step} makes another step: probes train from step 0"
+            )
             return None
     good, bad = ones
     assert isinstance(good, Trace)
     assert isinstance(bad, Trace)
     shortcut = Shortcut(state, good)
     if not shortcut.ready(bad):
-        desk.say(f"GOOD and BAD load the state before step {step} differently: probes train from step 0")
+        scheduler.say(f"GOOD and BAD load the state before step {step} differently: probes train from step 0")
         return None
-    desk.say(f"each probe trains one step, from GOOD's state before step {step}")
+    scheduler.say(f"each probe trains one step, from GOOD's state before step {step}")
     return shortcut
 
 
-def _state(desk: Desk, good: str, states: States, golden: Mapping[int, Path], step: int, key: str) -> State | None:
+def _state(
+    scheduler: Scheduler, good: str, states: States, golden: Mapping[int, Path], step: int, key: str
+) -> State | None:
     """The state before `step`: kept, or made from the nearest one before it."""
     at = dict(golden) | {n: states.at(n) for n in states.steps()}
     nearest = max((n for n in at if n <= step), default=0)
     if nearest != step:
-        program = desk.prober.case.subject.program
+        program = scheduler.prober.case.subject.program
         start = State(nearest, at[nearest], digest(key, str(nearest))) if nearest and not program else None
-        desk.say(f"making GOOD's state before step {step}, from step {start.step if start else 0}")
-        made = desk.start(good, lambda flight: desk.prober.make_state(good, step, states, start, **flight.ways))
-        desk.results([made])
+        scheduler.say(f"making GOOD's state before step {step}, from step {start.step if start else 0}")
+        made = scheduler.start(
+            good, lambda pending: scheduler.prober.make_state(good, step, states, start, **pending.ways)
+        )
+        scheduler.results([made])
         if not states.at(step).exists():
-            desk.say(f"GOOD does not save its state before step {step}: probes train from step 0")
+            scheduler.say(f"GOOD does not save its state before step {step}: probes train from step 0")
             return None
         at[step] = states.at(step)
     return State(step, at[step], digest(key, str(step)))

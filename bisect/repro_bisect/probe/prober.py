@@ -121,7 +121,7 @@ class Prober:
 
         Args:
             asked: What is wanted.
-            cancel: Ends the probe without an answer when it is set.
+            cancel: Endpoints the probe without an answer when it is set.
             progress: Told now and then how many steps are made.
 
         Raises:

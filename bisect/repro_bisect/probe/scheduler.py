@@ -17,20 +17,20 @@ from repro_bisect.probe.request import Request
 from repro_bisect.search.first_bad import Search, Verdict
 from repro_golden.replay.children import CancelledError
 
-__all__ = ["PULSE", "Desk", "Flight"]
+__all__ = ["PULSE", "PendingProbe", "Scheduler"]
 
 PULSE = 1.0
 """Seconds between two looks at the clock, for whoever watches."""
 
 
 @dataclass
-class Flight:
+class PendingProbe:
     """A probe under way.
 
     Attributes:
         commit: Of what.
         tree: Hash of its code: twins share a flight.
-        cancel: Ends it when set.
+        cancel: Endpoints it when set.
         began: When.
         steps: How many it has made.
     """
@@ -50,12 +50,12 @@ class Flight:
         self.steps = steps
 
 
-class Desk:
+class Scheduler:
     """What all searches of one bisect share: the threads, what is in flight, and what is known."""
 
     def __init__(self, prober: Prober, history: Axis, pool: ThreadPoolExecutor, watch: Watch) -> None:
         self.prober, self.history, self.pool, self.watch = prober, history, pool, watch
-        self.flights: dict[Future[Any], Flight] = {}
+        self.pending_probes: dict[Future[Any], PendingProbe] = {}
         self.verdicts: dict[str, str] = {}
         self.skips: dict[str, str] = {}
         self.diagnoses: dict[str, str] = {}
@@ -63,13 +63,13 @@ class Desk:
 
     def submit(self, asked: Request) -> Future[Answer]:
         """Start a probe that can be cancelled."""
-        return self.start(asked.point, lambda flight: self.prober.probe(asked, **flight.ways))
+        return self.start(asked.point, lambda pending: self.prober.probe(asked, **pending.ways))
 
-    def start(self, commit: str, work: Callable[[Flight], Any]) -> Future[Any]:
+    def start(self, commit: str, work: Callable[[PendingProbe], Any]) -> Future[Any]:
         """Start work on a commit."""
-        flight = Flight(commit, self.history.tree(commit))
-        future = self.pool.submit(work, flight)
-        self.flights[future] = flight
+        pending = PendingProbe(commit, self.history.tree(commit))
+        future = self.pool.submit(work, pending)
+        self.pending_probes[future] = pending
         return future
 
     def results(self, futures: Sequence[Future[Answer]], search: Search[str] | None = None) -> list[Answer]:
@@ -78,29 +78,29 @@ class Desk:
             wait(futures, timeout=PULSE)
             self.say("", search)
         for future in futures:
-            self.flights.pop(future, None)
+            self.pending_probes.pop(future, None)
         return [future.result() for future in futures]
 
-    def finished(self, search: Search[str] | None = None) -> Iterator[tuple[Flight, Any]]:
+    def finished(self, search: Search[str] | None = None) -> Iterator[tuple[PendingProbe, Any]]:
         """What has ended, as soon as something has or a pulse went by; cancelled probes are passed over."""
-        done, _ = wait(self.flights, timeout=PULSE, return_when=FIRST_COMPLETED)
+        done, _ = wait(self.pending_probes, timeout=PULSE, return_when=FIRST_COMPLETED)
         for future in done:
-            flight = self.flights.pop(future)
+            pending = self.pending_probes.pop(future)
             with contextlib.suppress(CancelledError):
-                yield flight, future.result()
+                yield pending, future.result()
         if not done:
             self.say("", search)
 
     def clear(self) -> None:
         """End everything in flight, and wait until it has ended."""
-        self.cancel(self.flights.values())
-        wait(self.flights)
-        self.flights.clear()
+        self.cancel(self.pending_probes.values())
+        wait(self.pending_probes)
+        self.pending_probes.clear()
 
-    def cancel(self, flights: Iterable[Flight]) -> None:
+    def cancel(self, pending_probes: Iterable[PendingProbe]) -> None:
         """End what is in flight."""
-        for flight in flights:
-            flight.cancel.set()
+        for pending in pending_probes:
+            pending.cancel.set()
 
     def record(self, commit: str, verdict: Verdict | str, reason: str = "") -> None:
         """Note a verdict."""
@@ -126,7 +126,7 @@ class Desk:
                 text,
                 list(self.history.parents),
                 dict(self.verdicts),
-                {f.commit: (f.steps, now - f.began) for f in list(self.flights.values())},
+                {f.commit: (f.steps, now - f.began) for f in list(self.pending_probes.values())},
                 suspects,
                 rounds,
                 took * rounds if took is not None and rounds else None,

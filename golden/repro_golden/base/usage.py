@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Spent", "measure", "slowest", "spent_of"]
+__all__ = ["Usage", "measure", "slowest", "spent_of"]
 
 _UNIT = 1 if sys.platform == "darwin" else 1024
 """Bytes in the kernel's unit of ru_maxrss."""
 
 
 @dataclass(frozen=True)
-class Spent:
+class Usage:
     """What a run took.
 
     Attributes:
@@ -51,7 +51,7 @@ def measure(seconds: Iterable[float]) -> dict[str, Any]:
     used = torch is not None and torch.cuda.is_initialized()
     device = torch.cuda.max_memory_allocated() if torch is not None and used else 0
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT
-    return Spent([round(1e6 * s) for s in seconds], host, device).to_mapping()
+    return Usage([round(1e6 * s) for s in seconds], host, device).to_mapping()
 
 
 def slowest(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def slowest(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def spent_of(end: Mapping[str, Any] | None) -> Spent | None:
+def spent_of(end: Mapping[str, Any] | None) -> Usage | None:
     """What a trace's closing line says of it; None where that is missing, cut off, or of an older recorder."""
     raw = (end or {}).get("spent")
-    return Spent(list(raw["step_us"]), int(raw["host_bytes"]), int(raw["device_bytes"])) if raw else None
+    return Usage(list(raw["step_us"]), int(raw["host_bytes"]), int(raw["device_bytes"])) if raw else None

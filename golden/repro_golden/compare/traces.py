@@ -17,7 +17,7 @@ from repro_golden.compare.coverage import Coverage, coverage_of, only_bounds
 from repro_golden.compare.renames import NOTHING, Renames, aligned, first_other_chain
 from repro_golden.compare.step_difference import blind, differing
 from repro_golden.trace import Row, Trace, read_dump
-from repro_golden.trace.tensor_difference import Magnitude, measure, nonzero, policy_kl
+from repro_golden.trace.tensor_difference import TensorDifference, measure, nonzero, policy_kl
 
 __all__ = [
     "Comparison",
@@ -59,7 +59,7 @@ class Divergence:
     signal: str
     kind: Kind
     detail: str
-    magnitude: Magnitude | None = None
+    magnitude: TensorDifference | None = None
     differing: Mapping[str, int] = field(default_factory=dict)
     now: str = ""
 
@@ -291,7 +291,7 @@ def _detail(kind: Kind, row: Row, other: Row | None) -> str:
     return f"{row.dtype} {list(row.shape)}"
 
 
-def measured(a: Trace, b: Trace, step: int, row: Row, other: Row) -> Magnitude:
+def measured(a: Trace, b: Trace, step: int, row: Row, other: Row) -> TensorDifference:
     """The size of a signal's difference: from whole dumps where both sides have them, else from what traces keep."""
     total = math.prod(row.shape)
     dumps = read_dump(a, step, row), read_dump(b, step, other)
@@ -301,7 +301,7 @@ def measured(a: Trace, b: Trace, step: int, row: Row, other: Row) -> Magnitude:
         return measure(row.dtype, row.values, other.values, total)
     sampled = measure(row.dtype, row.sketch, other.sketch, total)
     if sampled.differing == 0:  # the change missed the sampled elements: its size is unknown, not zero
-        return Magnitude(0, total, 0, None, None, None, 0)
+        return TensorDifference(0, total, 0, None, None, None, 0)
     return sampled
 
 

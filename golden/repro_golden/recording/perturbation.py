@@ -6,10 +6,10 @@ import torch
 
 from repro_golden.base.errors import ReproError
 
-__all__ = ["plant_one_ulp"]
+__all__ = ["perturbed_by_one_ulp"]
 
 
-def plant_one_ulp(value: torch.Tensor) -> None:
+def perturbed_by_one_ulp(value: torch.Tensor) -> None:
     """Move the first element by one unit in the last place, in place.
 
     Raises:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SHOW_STACKS", "Team", "lost_a_peer", "result_path", "run_folder"]
+__all__ = ["SHOW_STACKS", "RankGroup", "lost_a_peer", "result_path", "run_folder"]
 
 SHOW_STACKS = signal.SIGUSR1
 """On it a rank writes what all of its threads are doing to its log."""
@@ -44,7 +44,7 @@ def run_folder(raw: Path, number: int) -> Path:
 
 
 @dataclass(frozen=True)
-class Team:
+class RankGroup:
     """Who this process is among several.
 
     Attributes:
@@ -58,14 +58,14 @@ class Team:
     ranks: int
 
     @classmethod
-    def of(cls, job: Mapping[str, Any]) -> Team | None:
+    def of(cls, job: Mapping[str, Any]) -> RankGroup | None:
         """That of a job; None where one process trains alone. From here on `SHOW_STACKS` serves."""
         if job["raw"] is None:
             return None
         faulthandler.register(SHOW_STACKS, all_threads=True)
         return cls(Path(job["raw"]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
 
-    def of_run(self, number: int) -> Team:
+    def of_run(self, number: int) -> RankGroup:
         """The same with the folder of one run."""
         return replace(self, raw=run_folder(self.raw, number))
 

@@ -10,7 +10,7 @@ from typing import Any
 from repro_golden.base.errors import ReproError
 from repro_golden.recording.attach.raw import RawLog
 from repro_golden.recording.pieces import At, Piece, keep_piece, keep_whole
-from repro_golden.recording.tap import Aim
+from repro_golden.recording.tap import Tap
 from repro_golden.trace import Row, StepRecord, TraceWriter, dump_path
 from repro_golden.trace.frames import pack
 from repro_golden.trace.model import METRIC, PHASES, RECORDER
@@ -93,22 +93,22 @@ class Recorder:
         plant: Sequence[Any] | None = None,
         dump: Iterable[Sequence[Any]] = (),
     ) -> None:
-        """Record from `first_step` on; `plant` and `dump` are what `Aim` takes."""
+        """Record from `first_step` on; `plant` and `dump` are what `Tap` takes."""
         self.writer = writer
         self.step = first_step
-        self._aim: Aim | None = None
+        self._tap: Tap | None = None
         if plant or dump:
             if isinstance(writer, RankWriter):
-                self._aim = Aim(plant, dump, writer.keep, writer.rank)
+                self._tap = Tap(plant, dump, writer.keep, writer.rank)
             else:
-                self._aim = Aim(plant, dump, keep_whole(writer.directory))
+                self._tap = Tap(plant, dump, keep_whole(writer.directory))
         self._signals = Signals()
         self._closed: deque[tuple[int, Signals]] = deque()
 
     def __call__(self, phase: str, name: str, value: object, placement: object = None) -> None:
         """Take one signal, or a mapping of them; see `Signals.take`."""
-        if self._aim:
-            self._aim.take(self.step, phase, name, value, placement)
+        if self._tap:
+            self._tap.take(self.step, phase, name, value, placement)
         self._signals.take(phase, name, value, placement)
 
     def end_step(self, step: int) -> list[StepRecord]:

@@ -17,13 +17,13 @@ import torch
 from repro_golden.fingerprint import content
 from repro_golden.fingerprint.distributed import local_of
 from repro_golden.fingerprint.placement import Part, read, whole
-from repro_golden.recording.perturbation import plant_one_ulp
+from repro_golden.recording.perturbation import perturbed_by_one_ulp
 from repro_golden.recording.pieces import At, Piece, box
 
-__all__ = ["Aim"]
+__all__ = ["Tap"]
 
 
-class Aim:
+class Tap:
     """Plants a change of one ULP in one signal, and writes others out.
 
     Args:
@@ -73,7 +73,7 @@ def _plant(local: torch.Tensor, parts: Iterable[Part]) -> None:
     for part in parts:
         if part.elements and part.at == 0:
             index = np.unravel_index(part.start, tuple(local.shape)) if local.ndim else ()
-            plant_one_ulp(local[tuple(int(i) for i in index)])
+            perturbed_by_one_ulp(local[tuple(int(i) for i in index)])
             return
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from repro_golden.base.canonical import digest, write_atomic
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint.placement import read
-from repro_golden.recording.rank_group import Team
+from repro_golden.recording.rank_group import RankGroup
 from repro_golden.recording.weight_faults import CASTS, Faults, differing, told
 from repro_golden.recording.weight_pieces import Held, Piece, Whole, canonical_tensors, join, pieces
 
@@ -65,16 +65,16 @@ class SyncJudge:
         number: How many syncs were begun.
     """
 
-    def __init__(self, team: Team | None, say: Callable[[str], None], limit: int | None = None) -> None:
+    def __init__(self, rank_group: RankGroup | None, say: Callable[[str], None], limit: int | None = None) -> None:
         """Judge for one process, or for each of several.
 
         Args:
-            team: The processes that call it alike; None for one alone.
+            rank_group: The processes that call it alike; None for one alone.
             say: Receives the lines of `report`, on rank 0.
             limit: How many of the tensors that changed each report names; None reports nothing.
         """
-        self._team, self._say, self._limit = team, say, limit
-        self._rank = team.rank if team else 0
+        self._rank_group, self._say, self._limit = rank_group, say, limit
+        self._rank = rank_group.rank if rank_group else 0
         self._judge, self.number = next(_judges), 0
         self.digest = ""
         self.last: Sync | None = None
@@ -85,7 +85,7 @@ class SyncJudge:
 
     def alone(self) -> None:
         """From here on this process syncs by itself: the rest of the team takes no part."""
-        self._team = None
+        self._rank_group = None
 
     def begin(self, version: str, how: str) -> None:
         """A sync begins: ``start`` (what the engine read itself, against the checkpoint), ``tensor`` or ``disk``."""
@@ -273,11 +273,11 @@ class SyncJudge:
                 return {"message": message, "digest": "", "doubtful": []}
             return decide([Piece.from_json(raw) for one in every for raw in one["pieces"]])
 
-        if self._team is None:
+        if self._rank_group is None:
             return judged([mine])
-        team, word = self._team, f"weights-{self._judge}-{self.number}-{what}"
-        write_atomic(team.raw / f"{word}.of-{team.rank:05d}", json.dumps(mine))
-        found: dict[str, Any] = team.agreed(word, lambda: judged(_take(team.raw, word)))
+        rank_group, word = self._rank_group, f"weights-{self._judge}-{self.number}-{what}"
+        write_atomic(rank_group.raw / f"{word}.of-{rank_group.rank:05d}", json.dumps(mine))
+        found: dict[str, Any] = rank_group.agreed(word, lambda: judged(_take(rank_group.raw, word)))
         return found
 
 

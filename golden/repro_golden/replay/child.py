@@ -2,7 +2,7 @@
 
 It loads the subject by the name that the case gives, checks its door, and makes each run of the job. Whatever the
 subject does wrong becomes one entry of the result file; the traceback goes to the output. Where several ranks train,
-each is such a process (`team`) with the same job.
+each is such a process (`rank_group`) with the same job.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from repro_golden.base.canonical import write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.usage import measure
-from repro_golden.recording.rank_group import Team, lost_a_peer
+from repro_golden.recording.rank_group import RankGroup, lost_a_peer
 
 if TYPE_CHECKING:
     from repro_golden.recording.weight_sync import SyncJudge
@@ -66,20 +66,20 @@ def _blame(stage: str, step: int, error: BaseException) -> Exception:
 def main(argv: list[str]) -> int:
     """Make the runs of one job file; the result file holds them, or why there are none."""
     job = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
-    team = Team.of(job)
+    rank_group = RankGroup.of(job)
     result: dict[str, Any]
     try:
         door = open_door(job["case"]["subject"], Path(job["root"]))
-        teams = [team and team.of_run(number) for number in range(len(job["runs"]))]
-        result = {"runs": [_run(door, job, run, own) for run, own in zip(job["runs"], teams, strict=True)]}
+        rank_groups = [rank_group and rank_group.of_run(number) for number in range(len(job["runs"]))]
+        result = {"runs": [_run(door, job, run, own) for run, own in zip(job["runs"], rank_groups, strict=True)]}
     except _SubjectError as error:
         traceback.print_exc()
         result = {"failure": error.to_mapping()}
     except ReproError as error:
         result = {"refused": str(error), "machine": isinstance(error, MachineFailureError)}
-    write_atomic(team.result if team else Path(job["result"]), json.dumps(result))
-    if team:
-        team.leave()
+    write_atomic(rank_group.result if rank_group else Path(job["result"]), json.dumps(result))
+    if rank_group:
+        rank_group.leave()
     return 0
 
 
@@ -99,20 +99,20 @@ def open_door(subject: dict[str, Any], root: Path) -> ModuleType:
     return door
 
 
-def _run(door: ModuleType, job: dict[str, Any], run: dict[str, Any], team: Team | None) -> dict[str, Any]:
+def _run(door: ModuleType, job: dict[str, Any], run: dict[str, Any], rank_group: RankGroup | None) -> dict[str, Any]:
     from repro_golden.store.rollouts import RolloutSet
 
     case = job["case"]
     recorded = RolloutSet(Path(run["rollouts"])) if run["rollouts"] else None
-    operations = _Operations(run["operations"], team.rank if team else 0)
+    operations = _Operations(run["operations"], rank_group.rank if rank_group else 0)
     about = {"config": case["subject"]["config"], "root": job["root"]}
     judge: SyncJudge | None = None
     if not recorded:  # an engine may be asked, to which weights are brought
         from repro_golden.recording.weight_sync import SyncJudge
 
-        about["sync"] = judge = SyncJudge(team, lambda line: print(line, flush=True))
+        about["sync"] = judge = SyncJudge(rank_group, lambda line: print(line, flush=True))
     if not run["train"]:
-        return _only_rollouts(door, about, run, team)
+        return _only_rollouts(door, about, run, rank_group)
     try:
         with operations.making(run["first_step"]):
             subject = door.build(about)
@@ -123,14 +123,16 @@ def _run(door: ModuleType, job: dict[str, Any], run: dict[str, Any], team: Team 
             subject.load(run["load"])
     except BaseException as error:
         raise _blame("load", -1, error) from error
-    recorder = _recorder(job, run, recorded.digest if recorded else "", subject.position[0], team)
-    return _train(door, subject, recorder, run, recorded, operations, team, judge)
+    recorder = _recorder(job, run, recorded.digest if recorded else "", subject.position[0], rank_group)
+    return _train(door, subject, recorder, run, recorded, operations, rank_group, judge)
 
 
-def _only_rollouts(door: ModuleType, about: dict[str, Any], run: dict[str, Any], team: Team | None) -> dict[str, Any]:
+def _only_rollouts(
+    door: ModuleType, about: dict[str, Any], run: dict[str, Any], rank_group: RankGroup | None
+) -> dict[str, Any]:
     """Sample as many rollouts as the run has steps with the starting weights; of several ranks the first does."""
     nothing = {"steps": 0, "diverged": False, "terminal": {}, "seconds": []}
-    if team and team.rank:
+    if rank_group and rank_group.rank:
         return nothing
     try:
         source = door.rollouts_only(about)
@@ -157,13 +159,15 @@ def _write_rollout(run: dict[str, Any], rollout_id: int, rollout: Any, judge: Sy
 
 def _train(
     door: ModuleType, subject: Any, recorder: Any, run: dict[str, Any], recorded: Any, operations: _Operations,
-    team: Team | None, judge: SyncJudge | None,
+    rank_group: RankGroup | None, judge: SyncJudge | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Feed rollouts until the steps are made or a root differs from the baseline's, which one of several cannot see."""
     from repro_golden.compare.parting import Parting
 
-    parting = Parting(None if team else run["baseline"], run["trace"])
-    states = _States({int(step): Path(folder) for step, folder in run["states"].items()}, run["states_budget"], team)
+    parting = Parting(None if rank_group else run["baseline"], run["trace"])
+    states = _States(
+        {int(step): Path(folder) for step, folder in run["states"].items()}, run["states_budget"], rank_group
+    )
     next_step, rollout_id = subject.position
     step, made, diverged, seconds = next_step - 1, 0, False, list[float]()
     observe = operations.observing(recorder or (lambda *_, **__: None))
@@ -173,7 +177,7 @@ def _train(
         data = recorded.read(rollout_id) if recorded else None
         try:
             rollout = door.Rollout(data.meta, data.tensors) if data else subject.sample(rollout_id)
-            if run["save_rollouts"] and (team is None or team.rank == 0):
+            if run["save_rollouts"] and (rank_group is None or rank_group.rank == 0):
                 _write_rollout(run, rollout_id, rollout, judge)
             updates = iter(subject.train(rollout, observe))
             while (done := operations.made(updates, step + 1)) is not None:
@@ -262,8 +266,8 @@ class _Operations:
 class _States:
     """Training states saved at chosen steps. Where they outgrow their budget, those go that leave the smallest gaps."""
 
-    def __init__(self, wanted: dict[int, Path], budget: int | None, team: Team | None) -> None:
-        self._wanted, self._budget, self._team = wanted, budget, team
+    def __init__(self, wanted: dict[int, Path], budget: int | None, rank_group: RankGroup | None) -> None:
+        self._wanted, self._budget, self._rank_group = wanted, budget, rank_group
         self._sizes: dict[int, int] = {}
         self._full = False
 
@@ -278,7 +282,9 @@ class _States:
         if self._budget is None:
             return
         # all ranks write to one folder, and must go on saving, or not, together
-        self._full = self._team.agreed(f"state-{step}", lambda: self._trim(step)) if self._team else self._trim(step)
+        self._full = (
+            self._rank_group.agreed(f"state-{step}", lambda: self._trim(step)) if self._rank_group else self._trim(step)
+        )
 
     def _trim(self, step: int) -> bool:
         """Keep to the budget after the state before a step was saved; whether no other would fit."""
@@ -295,7 +301,9 @@ class _States:
         return False
 
 
-def _recorder(job: dict[str, Any], run: dict[str, Any], rollouts: str, first_step: int, team: Team | None) -> Any:
+def _recorder(
+    job: dict[str, Any], run: dict[str, Any], rollouts: str, first_step: int, rank_group: RankGroup | None
+) -> Any:
     if not run["trace"]:
         return None
     from repro_golden.recording.recorder import RankWriter, Recorder
@@ -311,9 +319,9 @@ def _recorder(job: dict[str, Any], run: dict[str, Any], rollouts: str, first_ste
         return Header(job["case"], rollouts, job["subject"], identity.to_mapping(), run["steps"], first_step)
 
     writer: TraceWriter | RankWriter
-    if team:
-        said = header().to_mapping() if team.rank == 0 else None
-        writer = RankWriter(team.raw, team.rank, team.ranks, said)
+    if rank_group:
+        said = header().to_mapping() if rank_group.rank == 0 else None
+        writer = RankWriter(rank_group.raw, rank_group.rank, rank_group.ranks, said)
     else:
         writer = TraceWriter(Path(run["trace"]), header())
     return Recorder(writer, first_step, run["plant"], run["dump"])

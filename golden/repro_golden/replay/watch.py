@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from repro_golden.base.canonical import digest, write_atomic
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import SCHEME
-from repro_golden.recording.rank_group import Team
+from repro_golden.recording.rank_group import RankGroup
 from repro_golden.replay.children import BITS_DEFAULTS
 from repro_golden.trace.model import PHASES, chain, root
 from repro_golden.trace.signals import Signals
@@ -97,12 +97,12 @@ def _watched(options: argparse.Namespace, argv: list[str]) -> int:
     if options.weights:
         from repro_golden.recording.weight_sync import SyncJudge
 
-        team = meet(options.folder)
-        observers["sync"] = judge = SyncJudge(team, _say, options.report)
+        rank_group = meet(options.folder)
+        observers["sync"] = judge = SyncJudge(rank_group, _say, options.report)
     code: int = trainer.main(argv, **observers)
     if hashes is not None:
         hashes.finish()
-    if judge is not None and not code and not judge.number and (team is None or team.rank == 0):
+    if judge is not None and not code and not judge.number and (rank_group is None or rank_group.rank == 0):
         raise ReproError(
             "no weight sync was made: rollout_engine is the policy itself, or rollouts were loaded; leave "
             "--check-weight-update-equal and --debug-weight-sync out"
@@ -110,7 +110,7 @@ def _watched(options: argparse.Namespace, argv: list[str]) -> int:
     return code
 
 
-def meet(base: Path) -> Team | None:
+def meet(base: Path) -> RankGroup | None:
     """The ranks that torchrun's variables speak of, in a fresh folder below `base`; None for one process alone.
 
     Folders of runs that ended badly may lie there under the same names. So a rank says hello with a number of its own,
@@ -141,7 +141,7 @@ def meet(base: Path) -> Team | None:
         folder = answer.read_text().split(" ", 1)[1]
         (Path(folder) / f"joined-{rank}").touch()
     atexit.register(_leave, Path(folder), rank, ranks)
-    return Team(Path(folder), rank, ranks)
+    return RankGroup(Path(folder), rank, ranks)
 
 
 def _leave(folder: Path, rank: int, ranks: int) -> None:

@@ -16,7 +16,7 @@ from repro_golden.case.file import Case, TrainerSubject
 from repro_golden.dumps.rollout.files import RolloutDump, read_rollout_dump, write_rollout_dump
 from repro_golden.dumps.run.folder import RunFolder
 from repro_golden.dumps.values import System, Tensor
-from repro_golden.recording.perturbation import plant_one_ulp
+from repro_golden.recording.perturbation import perturbed_by_one_ulp
 from repro_golden.store.rollouts import INDEX, RolloutSet
 from repro_golden.trace import Row
 from repro_golden.trace.model import METRIC
@@ -177,7 +177,7 @@ def _planted(row: Row) -> Row:
     if row.values is None:
         return row
     value_of = torch.frombuffer(bytearray(row.values), dtype=getattr(torch, row.dtype)).reshape(row.shape)
-    plant_one_ulp(value_of)
+    perturbed_by_one_ulp(value_of)
     signals = Signals()
     signals.take(row.phase, row.name, value_of)
     return dataclasses.replace(signals.rows()[0])

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from repro_golden.trace.model import DIGEST
 
-__all__ = ["Magnitude", "decode", "measure", "nonzero", "policy_kl", "ulp_histogram"]
+__all__ = ["TensorDifference", "decode", "measure", "nonzero", "policy_kl", "ulp_histogram"]
 
 
 @dataclass(frozen=True)
-class Magnitude:
+class TensorDifference:
     """The size of a difference.
 
     Attributes:
@@ -72,7 +72,7 @@ _FLOATS: dict[str, tuple[str, str]] = {
 }
 
 
-def measure(dtype: str, a: bytes, b: bytes, total: int) -> Magnitude:
+def measure(dtype: str, a: bytes, b: bytes, total: int) -> TensorDifference:
     """Compare two buffers of equal length that hold elements of `dtype` (torch's name, or ``metric``).
 
     Args:
@@ -88,7 +88,7 @@ def measure(dtype: str, a: bytes, b: bytes, total: int) -> Magnitude:
     if len(a) != len(b):
         raise ValueError(f"buffers of {len(a)} and {len(b)} bytes cannot be compared")
     if dtype == DIGEST:
-        return Magnitude(0, total, 0, None, None, None, 0)
+        return TensorDifference(0, total, 0, None, None, None, 0)
     if dtype not in _FLOATS:
         return _integers(dtype, a, b, total)
     word, kind = _FLOATS[dtype]
@@ -107,7 +107,7 @@ def measure(dtype: str, a: bytes, b: bytes, total: int) -> Magnitude:
         scale = np.maximum(np.abs(value_a[chosen]), np.abs(value_b[chosen]))
         gap = float(distance.max(initial=0.0))
         rel = float(np.divide(distance, scale, out=np.zeros_like(distance), where=scale > 0).max(initial=0.0))
-    return Magnitude(len(bits_a), total, int(differ.sum()), ulp, gap, rel, int((differ & ~finite).sum()))
+    return TensorDifference(len(bits_a), total, int(differ.sum()), ulp, gap, rel, int((differ & ~finite).sum()))
 
 
 def _values(bits: npt.NDArray[Any], kind: str) -> npt.NDArray[np.float64]:
@@ -181,15 +181,15 @@ _WORDS = {
 }  # fmt: skip
 
 
-def _integers(dtype: str, a: bytes, b: bytes, total: int) -> Magnitude:
+def _integers(dtype: str, a: bytes, b: bytes, total: int) -> TensorDifference:
     word = _WORDS.get(dtype, "|u1")
     x, y = np.frombuffer(a, word), np.frombuffer(b, word)
     differ = x != y
     if word.startswith("V"):
-        return Magnitude(len(x), total, int(differ.sum()), None, None, None, 0)
+        return TensorDifference(len(x), total, int(differ.sum()), None, None, None, 0)
     gap = max((abs(int(p) - int(q)) for p, q in zip(x[differ], y[differ], strict=True)), default=0)
     elements = len(x) if word != "|u1" or total == 0 or len(x) <= total else total
-    return Magnitude(elements, total, int(differ.sum()), None, float(gap) if word != "|u1" else None, None, 0)
+    return TensorDifference(elements, total, int(differ.sum()), None, float(gap) if word != "|u1" else None, None, 0)
 
 
 def policy_kl(log_probs_a: bytes, log_probs_b: bytes, mask: npt.NDArray[np.bool_] | None) -> tuple[float, float]:

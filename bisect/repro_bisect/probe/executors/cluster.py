@@ -23,9 +23,9 @@ import repro_golden
 from repro_bisect.axes.axis import Axis
 from repro_bisect.predicates.predicates import Finite, Own
 from repro_bisect.probe.executors import Outcome, Task
+from repro_bisect.probe.executors.bundles import Bundle, pack, unpack
 from repro_bisect.probe.executors.node import Job, probe, surroundings
 from repro_bisect.probe.executors.objects import commits_of, pack_commits
-from repro_bisect.probe.executors.parcels import Parcel, pack, unpack
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.trust import VARIABLE
@@ -62,7 +62,7 @@ class Cluster:
         """
         _refuse(case, checkout, history)
         self._case, self._home, self._lock = case, checkout.root, threading.Lock()
-        self._held: dict[str, Parcel] = {}
+        self._held: dict[str, Bundle] = {}
         self._identity = identity_of(case, checkout.root)
         commits = commits_of(checkout, list({history.commit(p): None for p in (history.good, *history.parents)}))
         packed = pack_commits(checkout, commits)
@@ -75,7 +75,7 @@ class Cluster:
             self._remote = self._ray.remote(probe).options(
                 num_cpus=need["CPU"], num_gpus=need["GPU"], max_retries=0, num_returns="streaming"
             )
-            self._repository = Parcel(digest("commits", self._trust, *sorted(commits)), [self._ray.put(packed)])
+            self._repository = Bundle(digest("commits", self._trust, *sorted(commits)), [self._ray.put(packed)])
             self._rollouts = self._folder(Path(rollouts)) if rollouts else None
         except BaseException:
             self.close()
@@ -112,14 +112,14 @@ class Cluster:
             raise MachineFailureError(f"a node does not say what it has ({_one_line(error)}): cure that") from None
         return digest("nodes", *sorted(set(answers)))
 
-    def _folder(self, folder: Path) -> Parcel:
+    def _folder(self, folder: Path) -> Bundle:
         """A folder that nodes fetch once; it is packed once as long as it stays as it is."""
         files = sorted(p for p in folder.rglob("*") if p.is_file())
         facts = [f"{p.relative_to(folder)} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files]
         key = digest("folder", self._trust, str(folder), *facts)
         with self._lock:
             if key not in self._held:
-                self._held[key] = Parcel(key, [self._ray.put(pack(folder))])
+                self._held[key] = Bundle(key, [self._ray.put(pack(folder))])
             return self._held[key]
 
     def run(

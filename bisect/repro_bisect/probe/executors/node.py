@@ -19,8 +19,8 @@ from typing import Any
 
 import repro_golden
 from repro_bisect.probe.executors import Outcome, Task, perform
+from repro_bisect.probe.executors.bundles import Bundle, held, node_folder, pack, unpack
 from repro_bisect.probe.executors.objects import unpack_commits
-from repro_bisect.probe.executors.parcels import Parcel, held, node_folder, pack, unpack
 from repro_bisect.probe.worktrees import Worktrees
 from repro_golden.base.errors import ReproError
 from repro_golden.base.scratch import scratch_folder
@@ -51,10 +51,10 @@ class Job:
     case: Case
     home: Path
     task: Task
-    repository: Parcel
-    rollouts: Parcel | None
-    baseline: Parcel | None
-    start: Parcel | None
+    repository: Bundle
+    rollouts: Bundle | None
+    baseline: Bundle | None
+    start: Bundle | None
 
 
 def probe(job: Job) -> Iterator[int | tuple[Outcome, bytes, str]]:
@@ -119,8 +119,8 @@ def _performed(job: Job, cancel: threading.Event, progress: Callable[[int], None
     home, task = node_folder(Path(tempfile.gettempdir())), job.task
     with contextlib.ExitStack() as exits:
 
-        def fetched(parcel: Parcel, unpacked: Callable[[bytes, Path], None] = unpack) -> Path:
-            return exits.enter_context(held(home, parcel.key, lambda path: unpacked(_content(parcel), path)))
+        def fetched(bundle: Bundle, unpacked: Callable[[bytes, Path], None] = unpack) -> Path:
+            return exits.enter_context(held(home, bundle.key, lambda path: unpacked(_content(bundle), path)))
 
         repository = fetched(job.repository, unpack_commits)
         if job.baseline:
@@ -139,10 +139,10 @@ def _performed(job: Job, cancel: threading.Event, progress: Callable[[int], None
         return outcome, pack(folder, _LEFT), socket.gethostname()
 
 
-def _content(parcel: Parcel) -> bytes:
+def _content(bundle: Bundle) -> bytes:
     import ray
 
-    content: bytes = ray.get(parcel.refs[0])
+    content: bytes = ray.get(bundle.refs[0])
     return content
 
 

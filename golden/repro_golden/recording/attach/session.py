@@ -182,17 +182,17 @@ class Session:
         if self.settings.plant or self.settings.dump:
             for key, tensor in (value if isinstance(value, Mapping) else {"": value}).items():
                 if isinstance(tensor, torch.Tensor):
-                    self._aim(phase, name + key, tensor, whole=key not in (places or ()))
+                    self._tap(phase, name + key, tensor, whole=key not in (places or ()))
         self._signals.take(phase, name, value, places or None)
 
-    def _aim(self, phase: str, name: str, tensor: torch.Tensor, *, whole: bool) -> None:
+    def _tap(self, phase: str, name: str, tensor: torch.Tensor, *, whole: bool) -> None:
         """Plant or dump, where this is the signal that is meant. What no rank has whole is not dumped."""
         at, rank = [self._step, phase, name], int(os.environ.get("RANK", "0"))
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         if self.settings.plant and at == list(self.settings.plant) and local.numel():
-            from repro_golden.recording.perturbation import plant_one_ulp
+            from repro_golden.recording.perturbation import perturbed_by_one_ulp
 
-            plant_one_ulp(local)
+            perturbed_by_one_ulp(local)
         own = [self._step, phase, f"{name}@{rank}"]
         for wanted in self.settings.dump:
             if whole and local is tensor and list(wanted) in (own, at):

@@ -18,14 +18,14 @@ from typing import IO, Any
 
 from repro_golden.base.errors import MachineFailureError
 
-__all__ = ["Parcel", "held", "node_folder", "pack", "unpack"]
+__all__ = ["Bundle", "held", "node_folder", "pack", "unpack"]
 
 _KEPT = 3 * 24 * 3600
 """Seconds that a parcel is kept after its last use."""
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Bundle:
     """Something that a node fetches once.
 
     Attributes:
