@@ -77,7 +77,7 @@ def unplant(repo: Repo, mutation: Mutation) -> str:
 
 @contextmanager
 def explainer(repo: Repo, spec: str, jobs: int = 2) -> Iterator[tuple[Scheduler, Checkout]]:
-    """A desk at which the points of a range can be explained one after the other."""
+    """A scheduler by which the points of a range can be explained one after the other."""
     checkout: Checkout = find_checkout(repo.root)
     case, options = find_case(repo.root, None), Options(jobs=jobs)
     axis = commits_of(checkout, case, spec, options)

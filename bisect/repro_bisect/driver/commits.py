@@ -58,7 +58,7 @@ class Bisection:
     """One search of a range, from its ends to the confirmation."""
 
     def __init__(self, scheduler: Scheduler, ends: Endpoints, options: Options) -> None:
-        """Search the desk's history."""
+        """Search the scheduler's axis."""
         self.scheduler, self.ends, self.options, self.machine = scheduler, ends, options, scheduler.prober.machine
         self.history, self.prober, self.predicate = scheduler.history, scheduler.prober, scheduler.prober.predicate
         self.began = time.monotonic()

@@ -36,7 +36,7 @@ class Endpoints:
     """
 
     def __init__(self, scheduler: Scheduler, golden: GoldenRun | None, states: Path, *, open_end: bool) -> None:
-        """Look at both ends of the desk's history.
+        """Look at both ends of the scheduler's axis.
 
         Args:
             scheduler: Where probes run.

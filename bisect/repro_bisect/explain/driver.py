@@ -42,7 +42,7 @@ def explain(
     golden: Mapping[int, Path] | None = None,
     until: int | None = None,
 ) -> Explanation:
-    """Say why the numbers of one point of the desk's axis differ from those of another.
+    """Say why the numbers of one point of the scheduler's axis differ from those of another.
 
     Args:
         scheduler: Where replays run; `before` and `after` are points of its axis.
