@@ -22,8 +22,7 @@ from repro_golden.case.file import Case, read_case
 from repro_golden.case.identity import collect
 from repro_golden.compare.traces import compare
 from repro_golden.replay.children import Run
-from repro_golden.repository.checkout import find_checkout
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.store.rollouts import RolloutSet
 from repro_golden.subjects import launch
 from repro_golden.trace import Trace, seal

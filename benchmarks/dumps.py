@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from foreign_kit import make_fork
 
+from repro_golden.dumps.archive.pickling import write_archive
 from repro_golden.dumps.archive.reading import read_archive
-from repro_golden.dumps.archive.writing import write_archive
 from repro_golden.dumps.rollout.checks import check_dump
 from repro_golden.dumps.rollout.files import read_rollout_dump
 from repro_golden.store.dump_conversion import from_rollout, to_rollout

@@ -85,7 +85,7 @@ def leg(device: str, backend: str, mode: str, rounds: int, write: Callable[[Mapp
     from repro_core.model.hf import save_hf
     from repro_core.rollout.sglang.engine import SglangEngine
     from repro_golden.engine_checks.checks import check
-    from repro_golden.engine_checks.plan import Plan
+    from repro_golden.engine_checks.findings import Plan
 
     torch_device = torch.device(device)
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +119,7 @@ def _said(name: str) -> None:
 
 def speed(engine: Any, device: str, rounds: int) -> list[float]:
     """Tokens sampled in a second, greedy, in batches of 32; the first batch is not counted."""
-    from repro_golden.engine_checks.plan import Plan, Sampling
+    from repro_golden.engine_checks.findings import Plan, Sampling
 
     prompts = Plan(**PLANS[device]).drawn(MODELS[device].get("vocab_size", 259))
     sampling = Sampling(TOKENS[device], 0.0, prompt_log_probs=False)

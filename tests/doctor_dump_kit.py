@@ -13,7 +13,7 @@ from run_folder_kit import Run
 
 from repro.doctor.examine import FAULT, examine, look
 from repro.doctor.rule import Finding
-from repro_golden.dumps.archive.writing import write_archive
+from repro_golden.dumps.archive.pickling import write_archive
 from repro_golden.dumps.rollout.files import RolloutDump, write_rollout_dump
 
 __all__ = ["Change", "config", "experts", "found", "launch", "rollout", "spoken", "trained", "with_experts"]

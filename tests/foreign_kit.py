@@ -14,8 +14,8 @@ from pathlib import Path
 from conftest import Repo, environment
 from foreign_regressions import ENGINE, REGRESSIONS, Regression, System
 
+from repro_golden.dumps.archive.pickling import write_archive
 from repro_golden.dumps.archive.reading import read_archive
-from repro_golden.dumps.archive.writing import write_archive
 
 ROLLOUTS = 3
 HERE = Path(__file__).parent

@@ -18,7 +18,7 @@ from foreign_trainer_model import EPSILON, Model
 from foreign_trainer_parallel import gathered, ranks
 from foreign_trainer_samples import tensor
 
-from repro_golden.dumps.archive.writing import write_archive
+from repro_golden.dumps.archive.pickling import write_archive
 
 Columns = dict[str, list[Any]]
 Ranks = dict[tuple[int, int], Columns]

@@ -13,8 +13,8 @@ from foreign_trainer_logs import log
 from foreign_trainer_model import VOCABULARY, Model, log_softmax
 from foreign_trainer_parallel import Array
 
+from repro_golden.dumps.archive.pickling import write_archive
 from repro_golden.dumps.archive.reading import read_archive
-from repro_golden.dumps.archive.writing import write_archive
 from repro_golden.dumps.values import Tensor
 
 Sample = dict[str, Any]

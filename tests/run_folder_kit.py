@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from repro_golden.dumps.archive.writing import write_archive
+from repro_golden.dumps.archive.pickling import write_archive
 from repro_golden.dumps.train.context_parallel import cut
-from repro_golden.dumps.train.makers import (
+from repro_golden.dumps.train.files import (
     Shard,
     miles_train_dump,
     rank_train_dump,

@@ -24,7 +24,7 @@ from repro_golden.recording.attach.beside import Beside
 from repro_golden.recording.attach.readings import Held, leaves
 from repro_golden.recording.attach.run import environment_for
 from repro_golden.recording.attach.settings import Settings
-from repro_golden.recording.attach.turns import Turns
+from repro_golden.recording.attach.steps import Turns
 from repro_golden.recording.attach.unseen import Unseen
 from repro_golden.trace import Header, Row, Trace, TraceWriter
 from repro_golden.trace.families import SINCE, family, file_of, group

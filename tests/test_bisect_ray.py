@@ -26,9 +26,8 @@ from conftest import Repo, environment
 from history_kit import TRAIN, edit, note, start
 
 from repro_bisect.axes.commits import History
-from repro_bisect.probe.executors.bundles import held, node_folder
+from repro_bisect.probe.executors.bundles import commits_of, held, node_folder, pack_commits, unpack_commits
 from repro_bisect.probe.executors.cluster import Cluster
-from repro_bisect.probe.executors.objects import commits_of, pack_commits, unpack_commits
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.case.file import find_case
 from repro_golden.repository.checkout import find_checkout

@@ -25,11 +25,9 @@ from repro.nightly.records import Night
 from repro_bisect.axes.commits import resolve
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, find_case
-from repro_golden.case.rollout_checks import CHECKS
+from repro_golden.case.tables import CHECKS
 from repro_golden.engine_checks.checks import check
-from repro_golden.engine_checks.difference import Likeness, compare, joined
-from repro_golden.engine_checks.findings import Finding, exit_code, expectations
-from repro_golden.engine_checks.plan import Plan
+from repro_golden.engine_checks.findings import Finding, Likeness, Plan, compare, exit_code, expectations, joined
 from repro_golden.repository.checkout import find_checkout
 
 PLAN = Plan(prompts=8, alone=2, shortest=2, longest=6, response=2, scale=0.5)

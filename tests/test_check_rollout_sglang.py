@@ -11,10 +11,10 @@ import pytest
 from sglang_kit import DENSE, Served, sglang_server  # noqa: F401 - a fixture
 
 from repro_golden.case.file import Case
-from repro_golden.case.rollout_checks import CHECKS
+from repro_golden.case.tables import CHECKS
 from repro_golden.engine_checks.command import RolloutChecks, check_rollouts
-from repro_golden.engine_checks.plan import Plan
-from repro_golden.repository.place import Place
+from repro_golden.engine_checks.findings import Plan
+from repro_golden.repository.checkout import Place
 
 if find_spec("sglang") is None:  # importing it takes long
     pytest.skip("SGLang is not installed: see docs/rollouts.md", allow_module_level=True)

@@ -29,7 +29,7 @@ from repro_golden.replay.children import (
     blame_the_network,
     last_line,
 )
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Place
 from repro_golden.subjects import exit_code, launch
 from repro_golden.trace import Trace
 

@@ -27,8 +27,7 @@ from trace_kit import write
 from repro import console
 from repro.__main__ import main
 from repro.pulls.comment import comment
-from repro.pulls.junit import junit
-from repro.pulls.report import page, pull_text
+from repro.pulls.report import junit, page, pull_text
 from repro.pulls.result import Failed
 from repro.report.pieces import escaped
 from repro_bisect.driver.result import Culprit
@@ -304,7 +303,7 @@ def test_markdown_templates_escape_by_default() -> None:
     for path in folder.glob("*.md.jinja"):
         text = path.read_text()
         assert "safe" not in text and "`{{" not in text and "```" not in text, path
-    from repro.report.pages import templates
+    from repro.report.pieces import templates
 
     made = templates().overlay(autoescape=False)
     shown = made.from_string("{{ x }}|{{ x | code }}|{{ x | prose }}\n{{ x | fenced }}").render(x=f"a `b` {ALL}")
@@ -316,7 +315,7 @@ def test_markdown_templates_escape_by_default() -> None:
 @pytest.mark.parametrize("name", ["explain", "layouts"])
 def test_other_reports(name: str) -> None:
     """Each value of a report on an explanation or on layouts is text, in Markdown and on the page."""
-    from repro.report.pages import templates
+    from repro.report.pieces import templates
 
     place = SimpleNamespace(file=ALL, line=3, function=ALL, touched=True, text=f"a\n{ALL}")
     operation = SimpleNamespace(name=ALL, phase=ALL, module=ALL, node=ALL, arguments=ALL, inputs=[ALL], outputs=[ALL],

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, new_command_case
 from repro_golden.replay.children import ChildFailure, Run, RunResult
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Place
 from repro_golden.subjects import identity_of, launch, packages_of
 from repro_golden.subjects.argv import interpreter, words
 from repro_golden.trace import Trace

@@ -14,8 +14,20 @@ from model_kit import backward_with, edit_config, make, same_bits, some_tokens
 from safetensors.torch import load_file, save_file
 
 from repro_core.config import ModelConfig
-from repro_core.data.task import CLOSENESS, DIGITS, ENDED, Problem, prompts, reward
-from repro_core.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, decode, encode
+from repro_core.data.task import (
+    BOS_ID,
+    CLOSENESS,
+    DIGITS,
+    ENDED,
+    EOS_ID,
+    PAD_ID,
+    VOCAB_SIZE,
+    Problem,
+    decode,
+    encode,
+    prompts,
+    reward,
+)
 from repro_core.model.decoder import KvCache, Policy, init_weights, rms_norm, rotary_tables
 from repro_core.model.hf import HfError, load_hf, save_hf
 

@@ -21,7 +21,7 @@ from repro_golden.compare.traces import first_difference
 from repro_golden.recording.rank_group import lost_a_peer, result_path
 from repro_golden.replay.children import Child, Run
 from repro_golden.replay.ranks import Lost, Ranks
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Place
 from repro_golden.trace import Trace, dump_path
 
 _ONE_STATE = 5000

@@ -17,13 +17,11 @@ import pytest
 
 from repro.demo import refactors
 from repro.demo.culprits import CULPRITS, Culprit, kinds
-from repro.demo.edits import Edit, apply
+from repro.demo.edits import Edit, apply, unbound
 from repro.demo.history import CASE, FIRST_STEPS, STEPS, SUBJECT, History, choose, make_history
-from repro.demo.repository import trainer_source, write_repository
+from repro.demo.repository import open_answer, seal_answer, trainer_source, write_repository
 from repro.demo.run import MARKER, DemoResult, prepare_folder
-from repro.demo.seal import open_answer, seal_answer
 from repro.demo.show import result_text
-from repro.demo.syntax import unbound
 from repro_bisect.axes.axis import PointInfo
 from repro_bisect.driver.result import BisectResult
 from repro_bisect.driver.result import Culprit as BisectCulprit
@@ -33,7 +31,7 @@ from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, read_case
 from repro_golden.compare.traces import Comparison, Divergence, compare
 from repro_golden.replay.children import Run
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Place
 from repro_golden.runs.runs import train
 from repro_golden.runs.verify import Verification
 from repro_golden.store.golden import GoldenRun

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from repro.doctor.artefacts.kinds import HfConfig, TensorInfo
 from repro.doctor.facts.checkpoints.ignoring import RECOMMENDED, ignoring_of, is_linear
-from repro.doctor.facts.checkpoints.patterns import why_slow
+from repro.doctor.facts.checkpoints.names import why_slow
 
 GROUPS = {"group_0": {"weights": {"type": "int", "num_bits": 4, "group_size": 32, "symmetric": True}}}
 

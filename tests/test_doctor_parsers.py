@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from repro.doctor.artefacts.kinds import Checkout, ParserDump
 from repro.doctor.artefacts.parsers import PARSERS
-from repro.doctor.facts.known_flags import ALSO, KNOWN
-from repro.doctor.facts.near_flags import near_miss
+from repro.doctor.facts.known_flags import ALSO, KNOWN, near_miss
 from repro_golden.base.errors import ReproError
 from repro_golden.recording.attach.entry import enter
 

@@ -13,7 +13,7 @@ from run_folder_kit import Run, f32
 
 from repro.doctor.catalogue import catalogue
 from repro.doctor.examine import FAULT, examine, look
-from repro_golden.dumps.archive.writing import write_archive
+from repro_golden.dumps.archive.pickling import write_archive
 from repro_golden.dumps.values import Tensor
 
 RULES = (

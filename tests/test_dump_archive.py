@@ -19,8 +19,8 @@ import pytest
 import torch
 from dump_kit import archive, refusal, saved, tensor_pickle
 
+from repro_golden.dumps.archive.pickling import write_archive
 from repro_golden.dumps.archive.reading import peek, read_archive
-from repro_golden.dumps.archive.writing import write_archive
 from repro_golden.dumps.values import Record, Tensor, Unknown, same
 
 PROTOCOLS = [2, 3, 4, 5]

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.makers import KNOWN
+from repro_golden.dumps.archive.pickling import write_archive
 from repro_golden.dumps.archive.reading import peek, read_archive
-from repro_golden.dumps.archive.writing import write_archive
 from repro_golden.dumps.values import Record, Tensor, Unknown, same
 
 MEMORY = 32 << 20  # what reading a file of a few KiB may take at most

@@ -16,8 +16,8 @@ import torch
 from dump_kit import without_torch
 
 from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.dumps.archive.pickling import write_archive
 from repro_golden.dumps.archive.reading import peek, read_archive
-from repro_golden.dumps.archive.writing import write_archive
 from repro_golden.dumps.values import Record, Tensor, Unknown, same
 
 
@@ -90,7 +90,7 @@ def test_torch_is_not_needed(tmp_path: Path) -> None:
     """Reading and writing import neither torch nor what a record names."""
     program = (
         "import sys; from repro_golden.dumps.archive.reading import peek\n"
-        "from repro_golden.dumps.archive.writing import write_archive\n"
+        "from repro_golden.dumps.archive.pickling import write_archive\n"
         "from repro_golden.dumps.values import Record, Tensor; import numpy as np\n"
         f"path = {str(tmp_path / 'a.pt')!r}\n"
         "write_archive(path, [Tensor('float32', np.zeros(2, 'f4')), Record('antigravity.X')]); peek(path)\n"

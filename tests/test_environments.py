@@ -25,11 +25,9 @@ from repro_bisect.probe.worktrees import Worktrees
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.case.file import Case, find_case
 from repro_golden.replay.children import CancelledError, ChildFailure
-from repro_golden.repository.checkout import find_checkout
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.subjects import exit_code, identity_of, try_out
-from repro_golden.subjects.environments.builds import Environment, environment_changes, held
-from repro_golden.subjects.environments.recipes import pip_options, uv_command
+from repro_golden.subjects.environments.builds import Environment, environment_changes, held, pip_options, uv_command
 from repro_golden.trace import Header, Trace
 
 TRAIN = kit.TRAIN.replace("import torch\n", "import tinyscale\nimport torch\n", 1).replace(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from repro_golden.fingerprint import Lanes, add, bind, dtype_name, fingerprint, reference, scan
-from repro_golden.fingerprint.sketch import SKETCH, sketch_positions
+from repro_golden.fingerprint.views import SKETCH, sketch_positions
 
 torch.set_num_threads(1)
 

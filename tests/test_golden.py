@@ -14,7 +14,7 @@ from repro_golden.base.errors import ReproError
 from repro_golden.case.file import read_case
 from repro_golden.case.identity import Identity
 from repro_golden.replay.children import BITS_DEFAULTS, Run, base_environment
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Place
 from repro_golden.runs.proofs import first_step_checks, reproduced, seen_plant, undisturbed
 from repro_golden.store.golden import Store
 from repro_golden.subjects import launch

@@ -13,8 +13,7 @@ import pytest
 from conftest import Repo, environment
 
 from repro_golden.base.errors import ReproError
-from repro_golden.repository.checkout import Checkout, find_checkout
-from repro_golden.repository.locks import held_alone
+from repro_golden.repository.checkout import Checkout, find_checkout, held_alone
 from repro_golden.store.dvc import Dvc
 from repro_golden.store.pulled import check_pulled
 
@@ -66,7 +65,7 @@ HOLD = """\
 import sys, time
 from pathlib import Path
 from repro_golden.repository.checkout import Checkout
-from repro_golden.repository.locks import held_alone
+from repro_golden.repository.checkout import held_alone
 from repro_golden.store.pulled import check_pulled
 with held_alone(Checkout(Path(sys.argv[1]), Path(sys.argv[1])), Path(sys.argv[1]) / "case"):
     print("held", flush=True)

@@ -13,7 +13,7 @@ from conftest import SOURCE, Repo
 import repro_core
 from repro_golden.case.file import find_case
 from repro_golden.replay.children import ChildFailure, Run
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Place
 from repro_golden.store.rollout_file import RolloutData, write_rollout
 from repro_golden.store.rollouts import RolloutSet
 from repro_golden.subjects import launch

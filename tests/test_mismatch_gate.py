@@ -26,7 +26,7 @@ from repro.report.mismatch import mismatch_rows, mismatch_text
 from repro_golden.base.checks import Proof
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, Compare, Experiment, read_case
-from repro_golden.case.mismatch_table import MismatchTable
+from repro_golden.case.tables import MismatchTable
 from repro_golden.compare.mismatch_bounds import breaches, mismatch_checks
 from repro_golden.compare.mismatch_change import mismatch_change
 from repro_golden.runs.proofs import first_step_checks, shows_policies

@@ -23,7 +23,7 @@ from index_kit import Index, Wheel, serving, wheel
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.case.file import Case
 from repro_golden.replay.children import CancelledError, ChildFailure
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Place
 from repro_golden.subjects.environments.overlays import Overlay, held_overlay
 
 

@@ -19,7 +19,7 @@ from index_kit import Index, serving, wheel
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
 from repro_golden.replay.children import ChildFailure, Run
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Place
 from repro_golden.subjects import exit_code, identity_of, launch, packages_of, try_out
 from repro_golden.subjects.environments.builds import environment_changes
 from repro_golden.subjects.environments.overlays import Overlay

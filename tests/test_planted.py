@@ -25,7 +25,7 @@ def history_with(root: Path, seed: int, count: int) -> tuple[str, list[str]]:
     folder, last = repo.root / "core" / "repro_core", None
     for number, change in enumerate(mutations_kit.effective(seed, count)):
         for note in range(rng.randrange(3)):
-            file = folder / rng.choice(["rl/kl.py", "data/task.py", "data/tokenizer.py", "model/hf.py"])
+            file = folder / rng.choice(["rl/kl.py", "data/task.py", "model/hf.py"])
             if last is None or file.relative_to(folder).as_posix() != last.path:
                 file.write_text(f"{file.read_text()}\n# Note {number}.{note}.\n")
                 repo.commit("A note")

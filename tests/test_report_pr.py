@@ -17,9 +17,8 @@ from pull_kit import NAN, OURS, below, cells, check_text, flat, pair, point, ren
 from repro.pulls.blocks import blocks_of
 from repro.pulls.comment import LIMIT, comment
 from repro.pulls.github_pull import marker, marker_of
-from repro.pulls.junit import junit
 from repro.pulls.pair import PairResult
-from repro.pulls.report import page, pull_text
+from repro.pulls.report import junit, page, pull_text
 from repro.pulls.result import Entry, Failed, verdict_line
 from repro.report.pieces import code, escaped, fenced, markdown, plain, quoted, said
 from repro.text import utc

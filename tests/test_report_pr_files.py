@@ -25,9 +25,8 @@ from test_github import GitHub, github
 from repro.__main__ import main
 from repro.commands.report_pr import annotate
 from repro.pulls.comment import comment
-from repro.pulls.junit import junit
 from repro.pulls.pair import PairResult
-from repro.pulls.report import page, write_report
+from repro.pulls.report import junit, page, write_report
 from repro.pulls.result import Failed
 from repro.report.picture_plots import heat_map, token_scatter, ulp_plot
 from repro.report.pieces import clean

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import repro_core
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import find_case
-from repro_golden.case.layouts import joined
+from repro_golden.case.tables import joined
 from repro_golden.runs.capture import put, settings_of
 from repro_golden.store.rollout_file import RolloutData
 from repro_golden.store.rollouts import RolloutSet

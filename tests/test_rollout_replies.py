@@ -14,9 +14,15 @@ from sglang_kit import CONFIG, DENSE, EXPERTS
 
 from repro_core.rollout.engine import EngineError, Sampling
 from repro_core.rollout.sampler import sample_seeds
-from repro_core.rollout.sglang.flags import command_line, engine_seeds, request, server_arguments, told_flags
-from repro_core.rollout.sglang.replies import Asked, responses
-from repro_core.rollout.sglang.versions import check_version
+from repro_core.rollout.sglang.client import Asked, responses
+from repro_core.rollout.sglang.flags import (
+    check_version,
+    command_line,
+    engine_seeds,
+    request,
+    server_arguments,
+    told_flags,
+)
 
 EOS = 258
 PROMPTS = [[1, 2, 3], [4, 5]]

@@ -13,7 +13,7 @@ from run_folder_kit import Run, checksum_event, contents, event, f32, sha
 from repro.cli import cli
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.compare.traces import compare
-from repro_golden.dumps.archive.writing import write_archive
+from repro_golden.dumps.archive.pickling import write_archive
 from repro_golden.dumps.run.folder import RunFolder
 from repro_golden.dumps.run.imported import trace_of_folder
 

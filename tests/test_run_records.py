@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from run_folder_kit import Run, checksum_event, event, f32, i64, sha
 
 from repro_golden.base.errors import ReproError
-from repro_golden.dumps.archive.writing import write_archive
+from repro_golden.dumps.archive.pickling import write_archive
 from repro_golden.dumps.run.events import EventLog, checksums, engine_checksums, witness_advantages
 from repro_golden.dumps.run.imported import trace_of_folder
 from repro_golden.dumps.run.losses import calls_of, loss_name, read_loss_call, with_losses

@@ -19,10 +19,9 @@ from site_pages_kit import OPTIONS, Page, case_page, data, evil_results, made, p
 
 from repro.site.build import Options, build
 from repro.site.changes import changes, together
-from repro.site.folder import MARKER
+from repro.site.folder import MARKER, number, page_name, script
 from repro.site.folder import replace as put
 from repro.site.matrix import matrix
-from repro.site.names import number, page_name, script
 from repro.site.results import Results, read_results
 from repro.site.series import case_data, figures
 from repro_golden.base.errors import MachineFailureError, ReproError

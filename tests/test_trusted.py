@@ -15,7 +15,7 @@ from nightly_kit import COMMIT, flat, night
 from repro.nightly.records import STATUSES, Baseline, Night, Summary
 from repro.nightly.trusted import Judged, judge, judge_metrics, metrics_check, nonfinite, summarise, trusted
 from repro_golden.case.file import Bound
-from repro_golden.case.nightly_table import NightlyTable
+from repro_golden.case.tables import NightlyTable
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 NOT_FINITE = st.sampled_from([math.nan, math.inf, -math.inf])

@@ -49,7 +49,7 @@ def rollout(
     Exit codes: 0 all as wanted; 1 a check comes out otherwise; 2 one could not be made; 3 none applies.
     """
     from repro_golden.case.file import find_case
-    from repro_golden.case.rollout_checks import known_name
+    from repro_golden.case.tables import known_name
     from repro_golden.engine_checks.command import check_rollouts
     from repro_golden.engine_checks.findings import expectations
     from repro_golden.repository.checkout import find_checkout

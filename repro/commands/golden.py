@@ -265,8 +265,7 @@ def push(case: str | None, as_json: bool) -> int:
 
 def _transfer(direction: str, case: str | None, as_json: bool) -> int:
     from repro_golden.base.errors import ReproError
-    from repro_golden.repository.checkout import find_checkout
-    from repro_golden.repository.locks import held_alone
+    from repro_golden.repository.checkout import find_checkout, held_alone
     from repro_golden.store.golden import Store
 
     checkout = find_checkout(Path.cwd())

@@ -17,10 +17,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from repro.demo.culprits import CULPRITS, Culprit, kinds
-from repro.demo.edits import Edit, anchored, apply
+from repro.demo.edits import Edit, anchored, apply, unbound
 from repro.demo.prose import AUTHORS, START_FILES, WINDOWS, outside_change, subject
 from repro.demo.refactors import refactor
-from repro.demo.syntax import unbound
 
 __all__ = ["CASE", "FIRST_STEPS", "STEPS", "SUBJECT", "Answer", "History", "Planned", "choose", "make_history"]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import TypeAlias
 
-from repro.demo.syntax import end, functions, insert, start, substitute
+from repro.demo.edits import end, functions, insert, start, substitute
 from repro.demo.words import note, reword, with_note
 
 __all__ = ["REFACTORS", "Refactor", "refactor"]

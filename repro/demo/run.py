@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.demo.history import make_history
-from repro.demo.repository import checkout, trainer_source, write_repository
-from repro.demo.seal import open_answer, seal_answer
+from repro.demo.repository import checkout, open_answer, seal_answer, trainer_source, write_repository
 from repro.initialise import initialise
 from repro.live import line_of
 from repro.report.bisect import write_report

@@ -23,8 +23,7 @@ from repro_golden.base.errors import MachineFailureError, NotVerifiableError, Re
 from repro_golden.case.file import Bound, Case
 from repro_golden.case.identity import Identity
 from repro_golden.compare.coverage import Coverage
-from repro_golden.repository.checkout import Checkout
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Checkout, Place
 from repro_golden.runs.verify import find_golden
 from repro_golden.store.golden import GoldenRun, Store, describe
 from repro_golden.trace import Trace

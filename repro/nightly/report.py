@@ -12,8 +12,7 @@ import click
 from repro import __version__
 from repro.nightly.records import STATUSES, Night, Status, worst
 from repro.report.mismatch import HEAD, mismatch_rows, mismatch_text, mismatch_title
-from repro.report.pages import templates
-from repro.report.pieces import clean
+from repro.report.pieces import clean, templates
 from repro.text import count, utc
 from repro_bisect.axes.axis import short
 from repro_golden.base.canonical import write_atomic

@@ -15,7 +15,7 @@ from typing import Literal
 
 from repro.nightly.records import Baseline, Check, Night, Summary
 from repro_golden.case.file import Bound
-from repro_golden.case.nightly_table import NightlyTable
+from repro_golden.case.tables import NightlyTable
 
 __all__ = ["SIGMA", "Judged", "judge", "judge_metrics", "metrics_check", "nonfinite", "summarise", "trusted"]
 

@@ -15,8 +15,7 @@ from repro.pulls.github_pull import marker
 from repro.pulls.metrics import Block
 from repro.pulls.pair import PairResult
 from repro.pulls.result import WORDS, Entry, PullReport, summary, verdict_line
-from repro.report.pages import templates
-from repro.report.pieces import Line, Markdown, clean, code, cut, fenced, markdown, quoted, said
+from repro.report.pieces import Line, Markdown, clean, code, cut, fenced, markdown, quoted, said, templates
 from repro.text import count, utc
 
 __all__ = ["LIMIT", "comment"]

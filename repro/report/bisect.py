@@ -7,8 +7,7 @@ from typing import Any
 
 from repro import __version__
 from repro.report.explain import explain_lines
-from repro.report.pages import templates
-from repro.report.pieces import Markdown, report_text
+from repro.report.pieces import Markdown, report_text, templates
 from repro.text import METRICS_HEAD, count, duration, metrics_rows, metrics_table
 from repro_bisect.axes.axis import short
 from repro_bisect.driver.delta import SetResult

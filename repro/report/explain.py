@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repro import __version__
-from repro.report.pages import templates
+from repro.report.pieces import templates
 from repro_bisect.axes.axis import short
 from repro_golden.base.canonical import write_atomic
 from repro_golden.base.clean import one_line

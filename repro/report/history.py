@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from repro import __version__
-from repro.report.pages import templates
-from repro.report.pieces import Markdown, report_text
+from repro.report.pieces import Markdown, report_text, templates
 from repro.text import count, table
 from repro_bisect.axes.axis import short
 from repro_bisect.driver.drift import Drift, HistoryResult, Moved, Row

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from repro import __version__
-from repro.report.pages import templates
+from repro.report.pieces import templates
 from repro.text import count
 from repro_bisect.axes.axis import short
 from repro_bisect.axes.layouts import LayoutComparison

@@ -9,12 +9,35 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
 
+from repro_bisect.axes.axis import short
 from repro_golden.base.clean import one_line, visible
 
-__all__ = ["Line", "Markdown", "Piece", "clean", "code", "code_span", "cut", "escaped", "fenced", "in_markdown",
-           "markdown", "plain", "prose", "quoted", "report_text", "said"]  # fmt: skip
+if TYPE_CHECKING:
+    import jinja2
+
+__all__ = [
+    "Line",
+    "Markdown",
+    "Piece",
+    "clean",
+    "code",
+    "code_span",
+    "cut",
+    "escaped",
+    "fenced",
+    "in_markdown",
+    "markdown",
+    "plain",
+    "prose",
+    "quoted",
+    "report_text",
+    "said",
+    "seen",
+    "templates",
+]
 
 
 class Markdown(str):
@@ -158,3 +181,38 @@ def fenced(text: str, language: str = "") -> Markdown:
     """Lines as a block of code, behind a fence that they do not close."""
     ticks = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return Markdown(f"{ticks}{language}\n{visible(text)}\n{ticks}")
+
+
+# -- the templates of all reports
+
+
+@cache
+def templates() -> jinja2.Environment:
+    """The folder ``templates``. What a template of Markdown is given is escaped, as in pages of HTML.
+
+    Filters: ``short`` shows a point as terminals do, ``code`` a name, ``fenced`` lines as a block, ``prose`` our own
+    words with code in them, ``e`` HTML inside of Markdown; ``own`` is Markdown that was made here.
+    """
+    import jinja2
+    import markupsafe
+
+    @jinja2.pass_eval_context
+    def shown(context: Any, value: object) -> object:
+        return seen(value) if context.autoescape else in_markdown(value)
+
+    loader = jinja2.PackageLoader("repro", "report/templates")
+    made = jinja2.Environment(
+        loader=loader,
+        autoescape=jinja2.select_autoescape(("html.jinja",)),  # by default only names that end in .html are escaped
+        undefined=jinja2.StrictUndefined,
+        finalize=shown,
+    )
+    made.filters |= {"short": short, "code": code_span, "fenced": fenced, "prose": prose, "own": Markdown}
+    called = markupsafe.Markup("@&#8203;")  # a space of no width, so that GitHub calls nobody
+    made.filters["e"] = lambda value: markupsafe.escape(clean(str(value))).replace("@", called)
+    return made
+
+
+def seen(value: object) -> object:
+    """What a page makes of a value before it is escaped: HTML that is ours as it is, of all else `visible` text."""
+    return value if hasattr(value, "__html__") else visible(str(value))

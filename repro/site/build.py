@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from repro import __version__
 from repro.nightly.records import Night
-from repro.report.pages import seen
+from repro.report.pieces import seen
 from repro.site.changes import Change, changes, together
 from repro.site.comparison import explanations, metrics, shown, spent_rows
+from repro.site.folder import page_name, script
 from repro.site.matrix import SHOWN, SYMBOLS, matrix
-from repro.site.names import page_name, script
 from repro.site.pictures import pictures
 from repro.site.results import Comparison, Results, damaged, when
 from repro.site.series import STATISTICS, case_data, figures

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from repro.nightly.records import STATUSES, Night, worst
-from repro.site.names import night_key, page_name
+from repro.site.folder import night_key, page_name
 from repro.site.results import Results
 
 __all__ = ["SHOWN", "SYMBOLS", "Cell", "Matrix", "Row", "matrix"]

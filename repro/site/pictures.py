@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from repro.site.charts import filled
-from repro.site.names import number
+from repro.site.folder import number
 from repro.site.picture_charts import ROW, TOKEN_HEAD, heat_chart, token_chart, ulp_chart
 from repro_golden.base.canonical import decode_float
 

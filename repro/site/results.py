@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.nightly.records import Night, Nights
-from repro.site.names import comparison_name
+from repro.site.folder import comparison_name
 from repro_golden.base.canonical import read_json
 from repro_golden.base.errors import ReproError
 

@@ -10,7 +10,7 @@ from typing import Any
 from repro.nightly.records import Night
 from repro.site.changes import Change
 from repro.site.charts import series_chart, unit_of
-from repro.site.names import night_key, number
+from repro.site.folder import night_key, number
 from repro.site.results import Results, when
 
 __all__ = ["STATISTICS", "Figure", "case_data", "figures"]

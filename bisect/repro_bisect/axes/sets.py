@@ -21,8 +21,8 @@ from repro_bisect.axes.flags import FlagChange, changed, check_changes, read_fla
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
-from repro_golden.case.layouts import ROUNDINGS, joined
 from repro_golden.case.subject_tables import TABLES
+from repro_golden.case.tables import ROUNDINGS, joined
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.code_key import code_keys
 from repro_golden.subjects.argv import interpreter

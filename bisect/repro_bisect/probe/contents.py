@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from repro_golden.base.errors import MachineFailureError, ReproError
-from repro_golden.repository.git import Git, GitFailedError
-from repro_golden.repository.lfs import POINTER_MOST, kept_at, pointed_at
+from repro_golden.repository.git import POINTER_MOST, Git, GitFailedError, kept_at, pointed_at
 
 __all__ = ["fill", "git_failed"]
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from repro_bisect.probe.contents import fill, git_failed
 from repro_golden.base.scratch import scratch_folder
-from repro_golden.repository.checkout import Checkout
+from repro_golden.repository.checkout import Checkout, Place
 from repro_golden.repository.git import GitFailedError
-from repro_golden.repository.place import Place
 
 __all__ = ["Worktrees"]
 

@@ -17,10 +17,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Generic, NamedTuple
 
-from repro_bisect.search.contradiction import explain
-from repro_bisect.search.dag import Commit, ContradictionError, Dag, bits
-from repro_bisect.search.skips import Skips
-from repro_bisect.search.split import State, price
+from repro_bisect.search.dag import Commit, ContradictionError, Dag, bits, explain
+from repro_bisect.search.split import Skips, State, price
 
 __all__ = ["Ambiguous", "ContradictionError", "Dag", "Found", "Search", "Verdict"]
 
@@ -181,7 +179,7 @@ class Search(Generic[Commit]):
         k = 1 maximises min(suspects among the ancestors, suspects elsewhere) over all untested commits of the range
         (one that is no suspect itself must be half as good again); k > 1 aims at k + 1 equal parts, which on a line of
         n takes ceil(log_{k+1} n) rounds. Near skips, commits are weighed by their chance to be testable
-        (`repro_bisect.search.skips.Skips.chances`).
+        (`repro_bisect.search.split.Skips.chances`).
 
         With costs, what is maximised is that balance per cost: a probe that costs a tenth is chosen where it leaves at
         least a tenth of the best probe's smaller part. Equal costs change nothing.

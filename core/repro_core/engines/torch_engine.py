@@ -14,7 +14,7 @@ from torch import Tensor
 
 from repro_core.config import TrainConfig
 from repro_core.contract import Observe
-from repro_core.data.tokenizer import PAD_ID
+from repro_core.data.task import PAD_ID
 from repro_core.engines.checkpoint import fit, load_checkpoint, save_checkpoint
 from repro_core.engines.interface import Scores
 from repro_core.engines.optimizer import MainOptimizer, clip_grads

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the field's name for it
 
 from repro_core.config import ModelConfig
-from repro_core.model.experts import SparseMlp, check_routing
-from repro_core.model.layers import Embedding, Linear
+from repro_core.model.experts import Embedding, Linear, SparseMlp, check_routing
 
 __all__ = ["KvCache", "Policy", "apply_rotary", "attention", "init_weights", "rms_norm", "rotary_tables"]
 

@@ -16,9 +16,33 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the field's name for it
 
 from repro_core.config import ModelConfig
-from repro_core.model.layers import Linear
 
-__all__ = ["Expert", "SparseMlp", "check_routing", "mix", "route", "routing_dtype"]
+__all__ = ["Embedding", "Expert", "Linear", "SparseMlp", "check_routing", "mix", "route", "routing_dtype"]
+
+
+# -- the modules with weights that all parts of the model share. They start at zero and draw no random numbers
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` that starts at zero instead of drawing from the global generator (see `model.init_weights`)."""
+
+    def reset_parameters(self) -> None:
+        """Zero weight and bias."""
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.zero_()
+
+
+class Embedding(nn.Embedding):
+    """`nn.Embedding` that starts at zero instead of drawing from the global generator."""
+
+    def reset_parameters(self) -> None:
+        """Zero the table."""
+        with torch.no_grad():
+            self.weight.zero_()
+
+
+# -- a mixture of experts (Shazeer et al., arXiv:1701.06538) in the arithmetic of transformers' ``Qwen3MoeForCausalLM``
 
 
 def route(

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from repro_core.config import ConfigError, TrainConfig
 from repro_core.contract import Rollout
-from repro_core.data.task import prompts, reward
-from repro_core.data.tokenizer import EOS_ID, VOCAB_SIZE, encode
+from repro_core.data.task import EOS_ID, VOCAB_SIZE, encode, prompts, reward
 from repro_core.rollout.engine import RolloutEngine, Sampling
 from repro_core.rollout.sampler import sample_seeds
 

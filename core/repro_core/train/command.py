@@ -148,7 +148,7 @@ def _print(line: str) -> None:
 
 
 def _first_sample(rollout: Rollout) -> str:
-    from repro_core.data.tokenizer import decode
+    from repro_core.data.task import decode
 
     t = rollout.tensors
     total, response = int(t["total_lengths"][0]), int(t["response_lengths"][0])

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from repro_golden.base.errors import MachineFailureError, ReproError
-from repro_golden.base.xxh import xxh3_128_hexdigest
 
 __all__ = [
     "canonical_json",
@@ -23,7 +22,23 @@ __all__ = [
     "read_json",
     "same_float",
     "write_atomic",
+    "xxh3_128_hexdigest",
 ]
+
+
+# -- xxh3_128, where it is installed: a recorder in a foreign environment needs none, only those who compare do
+
+try:
+    from xxhash import xxh3_128_hexdigest
+except ImportError:
+
+    def xxh3_128_hexdigest(input: bytes) -> str:  # type: ignore[misc]  # noqa: A002 - xxhash's own name for it
+        """Raises ReproError."""
+        del input
+        raise ReproError("xxhash is not installed in this environment: pip install xxhash")
+
+
+# -- one byte string for one content: canonical JSON, exact floats, and files that are whole or absent
 
 
 def canonical_json(value: Any) -> str:

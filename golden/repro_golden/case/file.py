@@ -16,9 +16,6 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from repro_golden.base.canonical import canonical_json, digest
 from repro_golden.base.errors import ReproError
-from repro_golden.case.layouts import Layout
-from repro_golden.case.mismatch_table import MismatchTable
-from repro_golden.case.nightly_table import NightlyTable, OfLayouts
 from repro_golden.case.subject_tables import (
     TABLES,
     Bytes,
@@ -30,6 +27,7 @@ from repro_golden.case.subject_tables import (
     TrainerSubject,
     unset_keys,
 )
+from repro_golden.case.tables import Layout, MismatchTable, NightlyTable, OfLayouts
 
 __all__ = [
     "Bound",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
+from packaging.utils import InvalidName, canonicalize_name
+from packaging.version import InvalidVersion, Version
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -21,7 +23,6 @@ from pydantic import (
 )
 
 from repro_golden.base.canonical import canonical_json
-from repro_golden.case.pins import checked_pins
 
 __all__ = [
     "TABLES",
@@ -32,8 +33,34 @@ __all__ = [
     "Subject",
     "Table",
     "TrainerSubject",
+    "checked_pins",
     "unset_keys",
 ]
+
+
+# -- versions of packages, by name, as a case asks for them
+
+
+def checked_pins(packages: Mapping[str, str]) -> dict[str, str]:
+    """The same by normalised names (PEP 503), sorted, with versions in their normal form (PEP 440).
+
+    Raises:
+        ValueError: a name or version is none, or one package has two versions; in one line.
+    """
+    found: dict[str, str] = {}
+    for name, version in packages.items():
+        try:
+            key, asked = str(canonicalize_name(name, validate=True)), str(Version(version))
+        except InvalidName:
+            raise ValueError(f"{name!r} is no package's name: write one such as torch") from None
+        except InvalidVersion:
+            raise ValueError(f"{version!r} is no version of {name}: write one such as 2.13.0") from None
+        if found.setdefault(key, asked) != asked:
+            raise ValueError(f"asks for two versions of {key}: keep one")
+    return dict(sorted(found.items()))
+
+
+# -- `[subject]` of a case file: one table for each kind of subject
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from repro_golden.base.checks import Proof
-from repro_golden.case.mismatch_table import MismatchTable
+from repro_golden.case.tables import MismatchTable
 from repro_golden.compare.mismatch import Mismatch, Token, difference, measure, ratios, token_at
 from repro_golden.compare.traces import jsonable
 from repro_golden.trace import Trace

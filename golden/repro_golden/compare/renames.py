@@ -10,11 +10,13 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from repro_golden.base.canonical import digest
+from repro_golden.base.errors import ReproError
 from repro_golden.compare.name_matching import (
     Matching,
     by_head,
@@ -31,7 +33,7 @@ from repro_golden.trace import Row, Trace
 from repro_golden.trace.families import family
 from repro_golden.trace.model import METRIC, StepRecord, chain, root
 
-__all__ = ["NOTHING", "Alignment", "Renames", "aligned", "first_other_chain"]
+__all__ = ["NOTHING", "Alignment", "Parting", "Renames", "aligned", "first_other_chain"]
 
 _SHOWN = 3
 """Renames that a line names."""
@@ -251,3 +253,42 @@ def _renamed(a: Trace, b: Trace, index: int) -> Alignment:
     found.steps = list(b.steps[:index])
     found.continued(a.steps[index - 1].chain if index else digest("chain", SCHEME), count)
     return Alignment(found, found.renames)
+
+
+# -- whether a replay that is under way has left its baseline, so that it need go no further
+
+
+class Parting:
+    """Told of every step that was written.
+
+    Steps are told apart by their roots, of which names are a part. Where one differs, rows are looked at once: a replay
+    in which signals were only renamed makes all of its steps, and is judged when it has.
+
+    Args:
+        baseline: Folder of the baseline's trace; None for a replay without one.
+        trace: Folder of the trace that is being written; None where nothing is.
+    """
+
+    def __init__(self, baseline: str | None, trace: str | None) -> None:
+        self._baseline = Trace(Path(baseline)) if baseline and trace else None
+        self._trace = Path(trace or "")
+        self._roots = {record.step: record.root for record in self._baseline.steps} if self._baseline else {}
+
+    def seen(self, records: Iterable[StepRecord]) -> bool:
+        """Whether one of the steps that were just written differs from the baseline's by more than names."""
+        if all(self._roots.get(record.step, record.root) == record.root for record in records):
+            return False
+        if self._only_renamed():
+            self._roots = {}
+            return False
+        return True
+
+    def _only_renamed(self) -> bool:
+        assert self._baseline is not None, "without one there are no roots"
+        try:
+            trace = Trace(self._trace)
+            if trace.header.first_step != self._baseline.header.first_step:
+                return False
+            return first_other_chain(self._baseline, aligned(self._baseline, trace).trace) is None
+        except ReproError:  # rows that cannot be read here: the whole is judged by who can, or who says so
+            return True

@@ -13,12 +13,20 @@ from functools import cached_property
 from math import comb
 
 from repro_golden.base.canonical import canonical_json, digest
-from repro_golden.case.rollout_checks import CHECKS, Expected, known_name
-from repro_golden.engine_checks.difference import Answer, compare, joined
-from repro_golden.engine_checks.findings import Finding, Made, NotApplicableError, said
-from repro_golden.engine_checks.plan import Engine, Plan, Sampling
-from repro_golden.engine_checks.weight_checks import FAULTS, WeightChecks
-from repro_golden.engine_checks.weights import vocabulary
+from repro_golden.case.tables import CHECKS, Expected, known_name
+from repro_golden.engine_checks.findings import (
+    Answer,
+    Engine,
+    Finding,
+    Made,
+    NotApplicableError,
+    Plan,
+    Sampling,
+    compare,
+    joined,
+    said,
+)
+from repro_golden.engine_checks.weight_checks import FAULTS, WeightChecks, vocabulary
 
 __all__ = ["check"]
 

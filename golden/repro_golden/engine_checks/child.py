@@ -14,7 +14,7 @@ from typing import Any
 from repro_golden.base.canonical import write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.engine_checks.checks import check
-from repro_golden.engine_checks.plan import Plan
+from repro_golden.engine_checks.findings import Plan
 from repro_golden.replay.child import open_door
 
 __all__ = ["main"]

@@ -15,11 +15,10 @@ from typing import Any
 from repro_golden.base.canonical import canonical_json
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.case.file import Case, CoreSubject
-from repro_golden.case.rollout_checks import CHECKS, Expected
-from repro_golden.engine_checks.findings import Finding, exit_code
-from repro_golden.engine_checks.plan import Plan
+from repro_golden.case.tables import CHECKS, Expected
+from repro_golden.engine_checks.findings import Finding, Plan, exit_code
 from repro_golden.replay.children import Child, ChildFailure, blame_the_machine, last_line
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Place
 from repro_golden.store.rollouts import engine_text
 from repro_golden.subjects.argv import told
 from repro_golden.subjects.core import environment

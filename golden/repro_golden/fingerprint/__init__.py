@@ -12,12 +12,12 @@ from repro_golden.fingerprint.definition import SCHEME, Lanes, add, bind, refere
 
 if TYPE_CHECKING:
     from repro_golden.fingerprint.collector import Collector, Pending
+    from repro_golden.fingerprint.cpu import content
     from repro_golden.fingerprint.kinds import dtype_name
     from repro_golden.fingerprint.placement import Placement
-    from repro_golden.fingerprint.row_major import content
-    from repro_golden.fingerprint.scans import Scan
     from repro_golden.fingerprint.share import Share, merge
     from repro_golden.fingerprint.tensors import fingerprint, fingerprints, scan, shares
+    from repro_golden.fingerprint.views import Scan
 
 _HOMES = {
     "collector": ("Collector", "Pending"),

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from repro_golden.base.xxh import xxh3_128_hexdigest
+from repro_golden.base.canonical import xxh3_128_hexdigest
 from repro_golden.fingerprint.backends import Backend, Results
 from repro_golden.fingerprint.definition import MASK, Lanes
 from repro_golden.fingerprint.devices import backend_for
@@ -20,8 +20,8 @@ from repro_golden.fingerprint.gpu import stream_id
 from repro_golden.fingerprint.kinds import dtype_name
 from repro_golden.fingerprint.placement import read
 from repro_golden.fingerprint.recipe import Entry, Recipe, Recipes, Work, start
-from repro_golden.fingerprint.scans import Scan
 from repro_golden.fingerprint.share import Edge, Share, complete
+from repro_golden.fingerprint.views import Scan
 
 __all__ = ["Batch", "Block", "Collector", "Pending"]
 

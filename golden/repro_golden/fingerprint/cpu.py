@@ -17,10 +17,29 @@ import numpy.typing as npt
 import torch
 
 from repro_golden.fingerprint.backends import BUFFER, Order, Results, Table, split
+from repro_golden.fingerprint.distributed import local_of
 from repro_golden.fingerprint.kinds import luts
-from repro_golden.fingerprint.row_major import content
+from repro_golden.fingerprint.views import carried
 
-__all__ = ["Cpu", "threads_of_this_process"]
+__all__ = ["Cpu", "content", "threads_of_this_process"]
+
+
+# -- one tensor's content: its bytes in row-major order
+
+
+def content(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """A tensor's row-major bytes [nbytes], without a copy where it is contiguous on the CPU."""
+    if type(tensor) is not torch.Tensor:
+        tensor, _ = local_of(tensor)
+    tensor = carried(tensor.detach()).resolve_conj().resolve_neg().to("cpu").contiguous().reshape(-1)
+    if not tensor.numel():
+        return np.empty(0, np.uint8)
+    if tensor.numel() == 1:  # torch calls any stride of one element contiguous, and view() does not
+        tensor = tensor.as_strided((1,), (1,))
+    return tensor.view(torch.uint8).numpy()
+
+
+# -- the CPU's backend: every core, compiled loops, results at once
 
 
 class Cpu:

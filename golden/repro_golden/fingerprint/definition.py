@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from repro_golden.base.xxh import xxh3_128_hexdigest
+from repro_golden.base.canonical import xxh3_128_hexdigest
 
 __all__ = ["C1", "C2", "C3", "C4", "SCHEME", "Lanes", "add", "bind", "frame", "reference", "reference_word"]
 

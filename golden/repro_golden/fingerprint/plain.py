@@ -19,10 +19,8 @@ from repro_golden.fingerprint.distributed import local_of
 from repro_golden.fingerprint.kinds import BYTES, NUMBERS, dtype_name, kind_of, lut
 from repro_golden.fingerprint.placement import Placement, read
 from repro_golden.fingerprint.plan import Plan, Span, fitting, plan_parts, plan_window
-from repro_golden.fingerprint.scans import Scan
 from repro_golden.fingerprint.share import Edge, Share, complete
-from repro_golden.fingerprint.sketch import sketch_places
-from repro_golden.fingerprint.views import carried, views
+from repro_golden.fingerprint.views import Scan, carried, sketch_places, views
 
 __all__ = ["PlainCollector", "PlainPending"]
 

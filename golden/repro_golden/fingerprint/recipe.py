@@ -21,8 +21,7 @@ from repro_golden.fingerprint.definition import frame
 from repro_golden.fingerprint.kinds import NONE, dtype_name, kind_of
 from repro_golden.fingerprint.placement import Placement
 from repro_golden.fingerprint.plan import Cover, Plan, fitting, plan_parts, plan_view, plan_window
-from repro_golden.fingerprint.sketch import in_words, sketch_offsets, sketch_positions
-from repro_golden.fingerprint.views import carried, views
+from repro_golden.fingerprint.views import carried, in_words, sketch_offsets, sketch_positions, views
 
 __all__ = ["Entry", "Recipe", "Recipes", "Work", "start"]
 

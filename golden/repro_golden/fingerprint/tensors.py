@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from repro_golden.fingerprint.collector import Collector
-from repro_golden.fingerprint.scans import Scan
 from repro_golden.fingerprint.share import Share
+from repro_golden.fingerprint.views import Scan
 
 __all__ = ["fingerprint", "fingerprints", "lanes_of_small", "scan", "shares"]
 

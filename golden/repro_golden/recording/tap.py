@@ -14,13 +14,35 @@ from typing import Any
 import numpy as np
 import torch
 
+from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import content
 from repro_golden.fingerprint.distributed import local_of
 from repro_golden.fingerprint.placement import Part, read, whole
-from repro_golden.recording.perturbation import perturbed_by_one_ulp
 from repro_golden.recording.pieces import At, Piece, box
 
-__all__ = ["Tap"]
+__all__ = ["Tap", "perturbed_by_one_ulp"]
+
+
+# -- the negative control of a golden run: the smallest change there is, planted in the child
+
+
+def perturbed_by_one_ulp(value: torch.Tensor) -> None:
+    """Move the first element by one unit in the last place, in place.
+
+    Raises:
+        ReproError: a value that cannot be changed in place.
+    """
+    flat = value.detach().view(-1) if value.is_contiguous() else None
+    if flat is None or flat.numel() == 0:
+        raise ReproError("the negative control needs a non-empty contiguous tensor")
+    with torch.no_grad():
+        if flat.is_floating_point():
+            flat[0] = torch.nextafter(flat[0], torch.full_like(flat[0], float("inf")))
+        else:
+            flat[0] = flat[0] + 1
+
+
+# -- changing or writing out one signal as it passes, under its canonical name
 
 
 class Tap:

@@ -162,7 +162,7 @@ def _train(
     rank_group: RankGroup | None, judge: SyncJudge | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Feed rollouts until the steps are made or a root differs from the baseline's, which one of several cannot see."""
-    from repro_golden.compare.parting import Parting
+    from repro_golden.compare.renames import Parting
 
     parting = Parting(None if rank_group else run["baseline"], run["trace"])
     states = _States(

@@ -21,7 +21,7 @@ from repro_golden.base.errors import MachineFailureError
 from repro_golden.base.processes import tree_of
 from repro_golden.base.trust import VARIABLE, trust_of
 from repro_golden.case.file import Case
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Place
 
 __all__ = [
     "CancelledError",

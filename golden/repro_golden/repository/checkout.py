@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import stat
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from repro_golden.base.errors import ReproError
+from repro_golden.base.canonical import digest
+from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.trust import folder_of, trust_of
 from repro_golden.case.file import Case
 from repro_golden.repository.code_key import code_keys
-from repro_golden.repository.git import Git, GitFailedError
-from repro_golden.repository.lfs import POINTER_MOST, holds, pointed_at
-from repro_golden.repository.place import Place
+from repro_golden.repository.git import POINTER_MOST, Git, GitFailedError, holds, pointed_at
 
-__all__ = ["Checkout", "find_checkout", "no_such_code"]
+__all__ = ["Checkout", "Place", "find_checkout", "held_alone", "no_such_code"]
+
+
+# -- where a subject's code lies
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a subject's code lies.
+
+    Attributes:
+        root: The checkout or worktree.
+        commit: The commit that it is, or None for a checkout with changes of its own.
+        tree: git's hash of the subject's folder, or None likewise.
+        home: The user's own checkout, where `root` is a worktree of it; None where it is that checkout.
+        variables: Environment variables of its processes here, such as the GPUs that they may use.
+    """
+
+    root: Path
+    commit: str | None = None
+    tree: str | None = None
+    home: Path | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+# -- the repository that is guarded, as the user has it. Nothing here modifies it
 
 
 @dataclass(frozen=True)
@@ -141,3 +167,43 @@ def find_checkout(start: Path) -> Checkout:
     except GitFailedError:
         raise ReproError(f"{start} is a bare repository: run repro in a checkout of it") from None
     return Checkout(root, (start / common).resolve(), trust_of(os.environ))
+
+
+# -- locks that say who holds them: what two commands at once would spoil is done by one of them, and the other ends
+
+
+@contextlib.contextmanager
+def held_alone(checkout: Checkout, *paths: Path) -> Iterator[None]:
+    """Hold what lies at some paths of a checkout for the block, against other commands that would write there.
+
+    The kernel lets go of a lock when its process ends, however it ends.
+
+    Raises:
+        ReproError: another process holds one of them.
+        MachineFailureError: the lock cannot be made.
+    """
+    folder = checkout.state / "locks"
+    with contextlib.ExitStack() as exits:
+        for path in sorted(set(paths)):  # in one order for all, so that of several at once one goes on
+            file = folder / digest("lock", str(path))
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                lock = exits.enter_context(file.open("a", encoding="utf-8"))
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ReproError(_taken(checkout, path, file)) from None
+            except OSError as error:
+                raise MachineFailureError(f"cannot lock {path} in {folder}: {error.strerror}") from error
+            with contextlib.suppress(OSError):  # a full disk: then nobody learns who it is
+                lock.truncate(0)
+                lock.write(str(os.getpid()))
+                lock.flush()
+        yield
+
+
+def _taken(checkout: Checkout, path: Path, lock: Path) -> str:
+    name = path.relative_to(checkout.root) if path.is_relative_to(checkout.root) else path
+    with contextlib.suppress(OSError):
+        if number := lock.read_text(encoding="utf-8"):
+            return f"{name} is being recorded by process {number}: wait for it, or end it, and run again"
+    return f"{name} is being recorded by another process: wait for it, and run again"

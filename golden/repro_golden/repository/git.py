@@ -6,7 +6,9 @@ git prints is in one form, in English and in UTF-8, whatever is configured.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +16,7 @@ from pathlib import Path
 
 from repro_golden.base.errors import MachineFailureError
 
-__all__ = ["Git", "GitFailedError"]
+__all__ = ["POINTER_MOST", "Git", "GitFailedError", "holds", "kept_at", "pointed_at"]
 
 _NEUTRAL = {
     # what would run programs
@@ -145,3 +147,27 @@ class Git:
         filters = sorted({os.fsdecode(name).rpartition(".")[0] for name in listed.split(b"\0") if name})
         settings = ("clean=", "smudge=", "process=", "required=false")
         return self.with_options(*(part for f in filters for s in settings for part in ("-c", f"{f}.{s}")))
+
+
+# -- what Git LFS leaves in git: a pointer for each file whose content it keeps
+
+_POINTER = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\n(?:.*\n)*?oid sha256:([0-9a-f]{64})\n", re.ASCII)
+POINTER_MOST = 1024
+"""Bytes of the largest pointer file, by Git LFS's specification."""
+
+
+def pointed_at(content: bytes) -> str | None:
+    """The SHA-256 that a pointer names, in hex; None where this is no pointer."""
+    match = _POINTER.match(content) if len(content) <= POINTER_MOST else None
+    return match[1].decode() if match else None
+
+
+def kept_at(repository: Path, oid: str) -> Path:
+    """Where a git folder's own store keeps a content."""
+    return repository / "lfs" / "objects" / oid[:2] / oid[2:4] / oid
+
+
+def holds(path: Path, oid: str) -> bool:
+    """Whether a file has the content of a pointer."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == oid

@@ -13,10 +13,8 @@ from typing import Any
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.scratch import scratch_folder
 from repro_golden.case.file import Case
-from repro_golden.case.layouts import joined
-from repro_golden.repository.checkout import Checkout
-from repro_golden.repository.locks import held_alone
-from repro_golden.repository.place import Place
+from repro_golden.case.tables import joined
+from repro_golden.repository.checkout import Checkout, Place, held_alone
 from repro_golden.runs.runs import Say, one_line
 from repro_golden.store.golden import Store
 from repro_golden.store.rollouts import INDEX, Rollouts, rollouts_of

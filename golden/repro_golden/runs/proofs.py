@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from repro_golden.base.canonical import encode_float
 from repro_golden.base.checks import Proof
 from repro_golden.base.errors import ReproError
 from repro_golden.compare.traces import first_difference
@@ -21,6 +23,7 @@ from repro_golden.trace.token_columns import column_parts, kept, part_of
 
 __all__ = [
     "first_step_checks",
+    "measure_noise",
     "not_vacuous",
     "plants",
     "reproduced",
@@ -276,3 +279,25 @@ def _no_kl(rows: Sequence[Row], metrics: Mapping[str, float]) -> Proof:
         away += int((~(own == 0.0)).sum())
     said += f", {away} of {tokens} tokens are not 0" if tokens else ""
     return Proof(name, passed and not away, said)
+
+
+# -- the noise of a subject that does not reproduce itself: how far each metric moves when nothing has changed
+
+
+def measure_noise(runs: Sequence[Trace]) -> dict[str, Any]:
+    """Largest spread of each metric over equal runs, at any step.
+
+    Args:
+        runs: Two or more traces of one case on one code and machine.
+
+    Returns:
+        ``runs`` and ``spread``: per metric max - min over the runs at its worst step, in fp64; a metric that was ever
+        not finite, or absent from a run, has an infinite spread.
+    """
+    spread: dict[str, float] = {}
+    for index in range(min(len(run.steps) for run in runs)):
+        for name in runs[0].steps[index].metrics:
+            values = [run.steps[index].metrics.get(name, math.nan) for run in runs]
+            width = max(values) - min(values) if all(map(math.isfinite, values)) else math.inf
+            spread[name] = max(spread.get(name, 0.0), width)
+    return {"runs": len(runs), "spread": {name: encode_float(v) for name, v in sorted(spread.items())}}

@@ -20,14 +20,12 @@ from repro_golden.base.scratch import scratch_folder
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
 from repro_golden.compare.mismatch_bounds import mismatch_checks
-from repro_golden.compare.noise import measure_noise
 from repro_golden.recording.attach.unmatched import unmatched
 from repro_golden.replay.children import Run, RunResult
-from repro_golden.repository.checkout import Checkout
-from repro_golden.repository.locks import held_alone
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Checkout, Place, held_alone
 from repro_golden.runs import proofs
 from repro_golden.runs.capture import Capture, capture, keep
+from repro_golden.runs.proofs import measure_noise
 from repro_golden.runs.runs import Say, run_children, train
 from repro_golden.store.golden import GoldenRun, Store, describe, write_record
 from repro_golden.store.rollouts import Rollouts, RolloutSet, place_of

@@ -13,7 +13,7 @@ from pathlib import Path
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
 from repro_golden.replay.children import ChildFailure, Run, RunResult
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Place
 from repro_golden.subjects import launch
 from repro_golden.trace import Trace, seal
 

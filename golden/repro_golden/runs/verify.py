@@ -15,8 +15,7 @@ from repro_golden.compare.mismatch_bounds import Breach, breaches
 from repro_golden.compare.mismatch_change import MismatchChange, mismatch_change
 from repro_golden.compare.traces import Comparison, compare, named_alike
 from repro_golden.replay.children import Run
-from repro_golden.repository.checkout import Checkout
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Checkout, Place
 from repro_golden.runs.runs import Say, train
 from repro_golden.store.golden import GoldenRun, Store
 from repro_golden.store.rollouts import place_of

@@ -12,7 +12,7 @@ from pathlib import Path
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
 from repro_golden.replay.children import Run, RunResult
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Place
 from repro_golden.subjects.command import CommandKind
 from repro_golden.subjects.core import CoreKind
 from repro_golden.subjects.kind import Kind

@@ -14,7 +14,7 @@ from typing import Any
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.scratch import scratch_folder
 from repro_golden.case.file import Case, CommandSubject
-from repro_golden.compare.parting import Parting
+from repro_golden.compare.renames import Parting
 from repro_golden.recording.attach.collect import Gathering, cut_short, read_terminal
 from repro_golden.recording.attach.run import environment_for, said_of
 from repro_golden.recording.attach.settings import Settings
@@ -28,8 +28,7 @@ from repro_golden.replay.children import (
     blame_the_network,
     last_line,
 )
-from repro_golden.repository.checkout import find_checkout
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.store.rollouts import rollouts_of
 from repro_golden.subjects.additions import Addition, Written
 from repro_golden.subjects.argv import interpreter, told, variables_of, words

@@ -19,7 +19,7 @@ from repro_golden.base.canonical import canonical_json
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.case.file import Case, CoreSubject
 from repro_golden.case.identity import collect, megatron_layout, megatron_variables
-from repro_golden.case.layouts import joined
+from repro_golden.case.tables import joined
 from repro_golden.recording.attach.identify import build, importable
 from repro_golden.replay.children import (
     Child,
@@ -31,7 +31,7 @@ from repro_golden.replay.children import (
     blame_the_machine,
     last_line,
 )
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Place
 from repro_golden.store.rollouts import RolloutSet
 from repro_golden.subjects.argv import told
 from repro_golden.subjects.core_ranks import RankedJob

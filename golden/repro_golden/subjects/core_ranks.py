@@ -14,7 +14,7 @@ from typing import Any
 from repro_golden.base.canonical import canonical_json
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.case.file import CoreSubject
-from repro_golden.compare.parting import Parting
+from repro_golden.compare.renames import Parting
 from repro_golden.recording.attach.collect import Gathering
 from repro_golden.recording.pieces import assemble
 from repro_golden.recording.rank_group import run_folder

@@ -12,7 +12,7 @@ from repro_golden.base.canonical import digest
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
 from repro_golden.replay.children import Run, RunResult, watched
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Place
 from repro_golden.subjects.argv import interpreter
 from repro_golden.subjects.environments.builds import Who
 from repro_golden.subjects.surroundings import folders_of

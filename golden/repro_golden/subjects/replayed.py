@@ -16,7 +16,7 @@ from repro_golden.case.file import Case, TrainerSubject
 from repro_golden.dumps.rollout.files import RolloutDump, read_rollout_dump, write_rollout_dump
 from repro_golden.dumps.run.folder import RunFolder
 from repro_golden.dumps.values import System, Tensor
-from repro_golden.recording.perturbation import perturbed_by_one_ulp
+from repro_golden.recording.tap import perturbed_by_one_ulp
 from repro_golden.store.rollouts import INDEX, RolloutSet
 from repro_golden.trace import Row
 from repro_golden.trace.model import METRIC

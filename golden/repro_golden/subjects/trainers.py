@@ -21,11 +21,11 @@ from repro_golden.case.file import Case, TrainerSubject
 from repro_golden.dumps.values import System
 from repro_golden.recording.attach.settings import Settings
 from repro_golden.replay.children import BITS_DEFAULTS, ChildFailure, Run, RunResult
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Place
 from repro_golden.store.rollouts import INDEX, rollouts_of
+from repro_golden.subjects.additions import Parsed, read_parsers
 from repro_golden.subjects.command import AdditionOf, CommandKind
 from repro_golden.subjects.kind import Plant
-from repro_golden.subjects.parsers import Parsed, read_parsers
 from repro_golden.trace import Row
 
 if TYPE_CHECKING:

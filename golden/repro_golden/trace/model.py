@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from repro_golden.base.canonical import canonical_json, decode_float, digest, encode_float, frame
-from repro_golden.base.xxh import xxh3_128_hexdigest
+from repro_golden.base.canonical import canonical_json, decode_float, digest, encode_float, frame, xxh3_128_hexdigest
 from repro_golden.fingerprint.definition import SCHEME, Lanes, bind
 from repro_golden.fingerprint.share import Share
 

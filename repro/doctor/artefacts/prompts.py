@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from repro.doctor.artefacts.kinds import PromptData, Reader
 from repro_golden.base.errors import ReproError
-from repro_golden.dumps.run.regular import open_regular
+from repro_golden.dumps.run.files import open_regular
 
 __all__ = ["LABELS", "LONGEST", "PROMPTS", "PROMPT_KEYS", "is_conversation"]
 

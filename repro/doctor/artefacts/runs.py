@@ -15,10 +15,9 @@ from repro.doctor.facts.tokens import counted, has_column, sample_means
 from repro_golden.base.errors import ReproError
 from repro_golden.dumps.rollout.files import NAME, RolloutDump, dump_files, read_rollout_dump
 from repro_golden.dumps.run.events import EventLog
-from repro_golden.dumps.run.files import TrainFiles, numbered
+from repro_golden.dumps.run.files import TrainFiles, numbered, open_regular
 from repro_golden.dumps.run.record_rows import SideRecords
 from repro_golden.dumps.run.records import grad_norm_name, number_of
-from repro_golden.dumps.run.regular import open_regular
 from repro_golden.dumps.train.files import read_train_dump
 from repro_golden.dumps.train.joining import Joined, joined
 

@@ -16,9 +16,7 @@ from pathlib import Path
 
 from tree_sitter import Language, Node, Parser
 
-from repro.doctor.artefacts.shell_output import substitute
-from repro.doctor.artefacts.shell_script import Command, Script, Setting, merge, parts_of, starts
-from repro.doctor.artefacts.shell_sources import Sources
+from repro.doctor.artefacts.shell_script import Command, Script, Setting, Sources, merge, parts_of, starts, substitute
 from repro.doctor.artefacts.shell_tests import holds
 from repro.doctor.artefacts.shell_values import BoundError, Part, Scope, Word, known, number, text_of
 from repro.doctor.artefacts.shell_words import expand, expand_all

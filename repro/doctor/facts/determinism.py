@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from repro.doctor.artefacts.kinds import Launch
-from repro.doctor.facts.launches import known_text, samples, seen, trains
+from repro.doctor.facts.launches import fsdp, known_text, samples, seen, trains
 from repro.doctor.rule import Where
 
 __all__ = [
-    "CUBLAS", "CUBLAS_VALUES", "ENGINES", "NCCL_ALGO", "NCCL_ALGOS", "NVTE", "SET", "TRAINER", "TRUE_ON_POLICY",
-    "asked", "asked_of_engines", "asked_of_trainer",
-]  # fmt: skip
+    "CUBLAS",
+    "CUBLAS_VALUES",
+    "ENGINES",
+    "NCCL_ALGO",
+    "NCCL_ALGOS",
+    "NVTE",
+    "SET",
+    "TRAINER",
+    "TRUE_ON_POLICY",
+    "asked",
+    "asked_of_engines",
+    "asked_of_trainer",
+    "determinism",
+    "megatron",
+]
 
 TRAINER, ENGINES = "--deterministic-mode", "--sglang-enable-deterministic-inference"
 TRUE_ON_POLICY = "--true-on-policy-mode"
@@ -40,3 +52,25 @@ def asked(launch: Launch) -> Where | None:
     if found is None and known_text(variable := seen(launch, NVTE)) == "0" and variable is not None:
         return variable.where
     return found
+
+
+# -- whether a launch asks for equal bits, and of whom
+
+_TRAINING = ("--deterministic-mode", "--true-on-policy-mode", "--debug-deterministic-collective")
+_SAMPLING = ("--sglang-enable-deterministic-inference",)
+
+
+def determinism(launch: Launch | None, *, sampling: bool = True) -> str:
+    """The flag by which equal bits are asked for; '' where none is.
+
+    Args:
+        launch: The launch, if there is one.
+        sampling: Whether determinism of the inference engine alone counts.
+    """
+    names = _TRAINING + (_SAMPLING if sampling else ())
+    return next((name for name in names if launch and launch.has(name)), "")
+
+
+def megatron(launch: Launch) -> bool:
+    """Whether Megatron trains."""
+    return trains(launch) and not fsdp(launch)

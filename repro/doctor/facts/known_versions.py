@@ -9,7 +9,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from repro.doctor.artefacts.kinds import Launch
-from repro.doctor.facts.asked import determinism, megatron
+from repro.doctor.facts.determinism import determinism, megatron
 from repro.doctor.facts.launches import moe, samples, trains
 from repro.doctor.rule import Certainty, Severity
 

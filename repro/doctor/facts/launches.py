@@ -7,13 +7,30 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from repro.doctor.artefacts.kinds import Launch, Variable
+from repro.doctor.artefacts.kinds import Launch, Log, Variable
+from repro.doctor.artefacts.log_lines import OutOfMemory, argument, goes_on, speaker
 from repro.doctor.rule import Certainty, Found, Severity
 
 __all__ = [
-    "absent", "critic", "fsdp", "known_text", "moe", "multi_latent_attention", "nonzero", "open_ended", "programmed",
-    "ranks", "samples", "seen", "severed", "sft", "size", "tempered", "trains",
-]  # fmt: skip
+    "absent",
+    "critic",
+    "fsdp",
+    "known_text",
+    "moe",
+    "multi_latent_attention",
+    "nonzero",
+    "open_ended",
+    "programmed",
+    "ran_out",
+    "ranks",
+    "samples",
+    "seen",
+    "severed",
+    "sft",
+    "size",
+    "tempered",
+    "trains",
+]
 
 _LIST = re.compile(r"\$\{?\w+\[[@*]\]\}?|\$\{?\w*(args?|opts|options|flags|extra)\}?|\$[@*]|\$\{[@*]\}", re.I)
 """What, left for a shell to compute, holds flags: arrays, `$EXTRA_ARGS`, `$@`."""
@@ -141,3 +158,16 @@ def seen(launch: Launch, name: str) -> Variable | None:
 def known_text(variable: Variable | None) -> str | None:
     """A variable's value; None where it has none, or only a shell knows it."""
     return None if variable is None or "$" in variable.value or "`" in variable.value else variable.value
+
+
+# -- GPU memory that ran out where trainer and engines share GPUs
+
+
+def ran_out(log: Log, launch: Launch | None, error: OutOfMemory, when: str) -> Found:
+    """That it did: whose, when in the cycle of sampling and training, and what the engines keep."""
+    side = "an inference engine" if error.engine else "the trainer"
+    who = f", {speaker(error.hit)}" if speaker(error.hit) else ""
+    kept = argument("sglang_mem_fraction_static", launch, log)
+    now = f"; --sglang-mem-fraction-static is {kept}" if kept else ""
+    message = f"GPU memory ran out in {side}{who}, {when}{now}"
+    return Found(message, log.where(error.hit), severity="warning" if goes_on(log, error.hit) else None)

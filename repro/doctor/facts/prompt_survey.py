@@ -13,7 +13,7 @@ from typing import Any
 
 from repro.doctor.artefacts.kinds import Launch, PromptData
 from repro.doctor.artefacts.prompts import LABELS, PROMPT_KEYS, is_conversation
-from repro_golden.base.xxh import xxh3_128_hexdigest
+from repro_golden.base.canonical import xxh3_128_hexdigest
 
 __all__ = ["MARKERS", "ROWS", "Keys", "Survey", "keys_of", "survey", "text_of"]
 

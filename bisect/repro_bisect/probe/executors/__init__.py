@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from repro_bisect.predicates.predicates import Bitwise, Exit, Own, Predicate
 from repro_golden.case.file import Case
 from repro_golden.replay.children import ChildFailure, Run
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Place
 from repro_golden.subjects import exit_code, launch
 from repro_golden.trace import Trace, seal
 

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from repro_golden.base.errors import MachineFailureError
+from repro_golden.repository.checkout import Checkout
+from repro_golden.repository.git import Git
 
-__all__ = ["Bundle", "held", "node_folder", "pack", "unpack"]
+__all__ = ["Bundle", "commits_of", "held", "node_folder", "pack", "pack_commits", "unpack", "unpack_commits"]
 
 _KEPT = 3 * 24 * 3600
 """Seconds that a parcel is kept after its last use."""
@@ -132,3 +134,33 @@ def _sweep(home: Path) -> None:
                     shutil.rmtree(part, ignore_errors=True)
                 (home / f"{path.stem}.making").unlink(missing_ok=True)
                 path.unlink()
+
+
+# -- the commits of a range without the rest of their history, to be sent to another machine
+
+
+def commits_of(checkout: Checkout, commits: Sequence[str]) -> list[str]:
+    """These commits and the first parents of each, which confirming replays need."""
+    listed = checkout.git("rev-list", "--no-walk=unsorted", "--parents", "--stdin", given=_lines(commits))
+    parents = [line.split()[1] for line in listed.decode().splitlines() if " " in line]
+    return list(dict.fromkeys([*commits, *parents]))
+
+
+def pack_commits(checkout: Checkout, commits: Sequence[str]) -> bytes:
+    """These commits with their files: their ids, an empty line, and a pack."""
+    objects = checkout.git("rev-list", "--objects", "--no-walk", "--stdin", given=_lines(commits))
+    names = b"".join(line.split()[0] + b"\n" for line in objects.splitlines())
+    return _lines(commits) + b"\n" + checkout.git("pack-objects", "--quiet", "--stdout", given=names)
+
+
+def unpack_commits(packed: bytes, folder: Path) -> None:
+    """Make a repository that holds a pack, with nothing checked out; history beyond the commits is cut off."""
+    commits, _, content = packed.partition(b"\n\n")
+    kind = "sha1" if commits.find(b"\n") in (-1, 40) else "sha256"
+    Git(folder.parent)("init", "--quiet", "--template=", f"--object-format={kind}", str(folder))
+    Git(folder)("index-pack", "--stdin", given=content)
+    (folder / ".git" / "shallow").write_bytes(commits + b"\n")
+
+
+def _lines(names: Sequence[str]) -> bytes:
+    return "".join(f"{name}\n" for name in names).encode()

@@ -23,9 +23,8 @@ import repro_golden
 from repro_bisect.axes.axis import Axis
 from repro_bisect.predicates.predicates import Finite, Own
 from repro_bisect.probe.executors import Outcome, Task
-from repro_bisect.probe.executors.bundles import Bundle, pack, unpack
+from repro_bisect.probe.executors.bundles import Bundle, commits_of, pack, pack_commits, unpack
 from repro_bisect.probe.executors.node import Job, probe, surroundings
-from repro_bisect.probe.executors.objects import commits_of, pack_commits
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.trust import VARIABLE

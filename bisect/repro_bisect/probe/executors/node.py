@@ -19,15 +19,13 @@ from typing import Any
 
 import repro_golden
 from repro_bisect.probe.executors import Outcome, Task, perform
-from repro_bisect.probe.executors.bundles import Bundle, held, node_folder, pack, unpack
-from repro_bisect.probe.executors.objects import unpack_commits
+from repro_bisect.probe.executors.bundles import Bundle, held, node_folder, pack, unpack, unpack_commits
 from repro_bisect.probe.worktrees import Worktrees
 from repro_golden.base.errors import ReproError
 from repro_golden.base.scratch import scratch_folder
 from repro_golden.case.file import Case
 from repro_golden.replay.children import CancelledError
-from repro_golden.repository.checkout import find_checkout
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.subjects import build_of
 from repro_golden.subjects.core import environment
 from repro_golden.subjects.surroundings import seen

@@ -26,12 +26,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the field's name for it
 
 from repro_core.config import ConfigError, ModelConfig, TrainConfig
-from repro_core.engines.megatron.attention import CoreAttention, Rotary
 from repro_core.engines.megatron.cpu import quiet
-from repro_core.engines.megatron.experts import Experts, Router
+from repro_core.engines.megatron.layers import (
+    CoreAttention,
+    Experts,
+    GateUpLinear,
+    OutputLayer,
+    QkvLinear,
+    RmsNorm,
+    Rotary,
+    Router,
+    RowLinear,
+    product,
+)
 from repro_core.engines.megatron.layout import Layout
-from repro_core.engines.megatron.linear import GateUpLinear, OutputLayer, QkvLinear, RowLinear, product
-from repro_core.engines.megatron.norm import RmsNorm
 
 __all__ = ["ValueHead", "build", "silu", "transformer_config"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from repro_core.data.tokenizer import PAD_ID
+from repro_core.data.task import PAD_ID
 from repro_core.rl.batching import Update, offsets
 
 __all__ = ["Share", "Slot", "held_positions", "packed", "shares"]

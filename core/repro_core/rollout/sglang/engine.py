@@ -13,20 +13,20 @@ from torch import Tensor
 from repro_core.config import ModelConfig, SglangConfig
 from repro_core.model.hf_config import read_config
 from repro_core.rollout.engine import EngineError, HeldWeights, Response, Sampling
+from repro_core.rollout.sglang.client import Asked, responses
 from repro_core.rollout.sglang.flags import (
     EXPORT,
     default_device,
     engine_seeds,
     environment,
+    installed_version,
     request,
     server_arguments,
     told_flags,
 )
 from repro_core.rollout.sglang.held import export_order, no_memory, read_held
 from repro_core.rollout.sglang.host import Host
-from repro_core.rollout.sglang.replies import Asked, responses
 from repro_core.rollout.sglang.stand_ins import make_importable, stand_ins
-from repro_core.rollout.sglang.versions import installed_version
 
 __all__ = ["SglangEngine"]
 

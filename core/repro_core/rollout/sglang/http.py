@@ -13,12 +13,10 @@ from torch import Tensor
 
 from repro_core.config import ModelConfig, SglangConfig
 from repro_core.rollout.engine import EngineError, HeldWeights, Response, Sampling
-from repro_core.rollout.sglang.client import Client, check_address, is_here
-from repro_core.rollout.sglang.flags import DTYPES, EXPORT, engine_seeds, request, told_flags
+from repro_core.rollout.sglang.client import Asked, Client, check_address, is_here, responses
+from repro_core.rollout.sglang.flags import DTYPES, EXPORT, check_version, engine_seeds, request, told_flags
 from repro_core.rollout.sglang.held import no_memory, packed_order, read_held
 from repro_core.rollout.sglang.host import output_to
-from repro_core.rollout.sglang.replies import Asked, responses
-from repro_core.rollout.sglang.versions import check_version
 
 __all__ = ["SglangServer"]
 

@@ -31,12 +31,11 @@ from repro_core.rollout.sglang.flags import (
     command_line,
     default_device,
     environment,
+    installed_version,
     is_launchers,
     server_arguments,
 )
-from repro_core.rollout.sglang.host import fresh_log, last_error
-from repro_core.rollout.sglang.tree import end_trees, in_session, tree
-from repro_core.rollout.sglang.versions import installed_version
+from repro_core.rollout.sglang.host import end_trees, fresh_log, in_session, last_error, tree
 
 __all__ = ["ServerProcess", "free_port", "serve"]
 

@@ -24,7 +24,7 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
 
     from repro_golden.base.printed import listen, metrics_of
     from repro_golden.recording.attach import by_hand, generators, megatron, saving
-    from repro_golden.recording.attach.activations import Activations
+    from repro_golden.recording.attach.readings import Activations
     from repro_golden.recording.attach.session import Session
     from repro_golden.recording.attach.settings import VARIABLE, Settings
     from repro_golden.recording.attach.steps import Steps

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from repro_golden.recording.attach import megatron_names
+from repro_golden.recording.attach import megatron
 from repro_golden.recording.attach.copies import CopyTest, Owned, shapes_of, tensors_in, unused
 from repro_golden.recording.attach.names import modules_of, walk
 from repro_golden.recording.attach.reached import Reached, is_tensor
@@ -200,8 +200,8 @@ class Beside:
                 path = f"{part.path}.{key}" if part.path else key
                 tensors, places = out.setdefault(whole, Reading(Tensors(), Places()))
                 if owned is module._parameters:
-                    path = megatron_names.parameter_path(path, tensor, module)
-                    place = megatron_names.placement(path, tensor, part.config)
+                    path = megatron.parameter_path(path, tensor, module)
+                    place = megatron.placement(path, tensor, part.config)
                     if place is not None:
                         places[path] = place
                 tensors[path] = tensor

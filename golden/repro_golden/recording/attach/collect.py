@@ -15,7 +15,7 @@ from typing import Any
 from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import slowest
 from repro_golden.fingerprint.share import merge
-from repro_golden.recording.attach.numbers import NORM, number_of
+from repro_golden.recording.attach.raw import NORM, number_of
 from repro_golden.trace import Header, Row, StepRecord, TraceWriter, seal
 from repro_golden.trace.checkpoints import checkpoint_content
 from repro_golden.trace.families import BESIDE, family, file_of, plain

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from repro_golden.base.printed import measures_time
-from repro_golden.recording.attach.numbers import NORM, number_of
+from repro_golden.recording.attach.raw import NORM, number_of
 
 __all__ = ["Metrics"]
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from repro_golden.fingerprint.placement import Placement
-from repro_golden.recording.attach import megatron_mains, megatron_names
+from repro_golden.recording.attach import megatron
 
 __all__ = ["Names", "modules_of", "walk"]
 
@@ -39,7 +39,7 @@ class Names:
 
         Parameters of the same name, of models that nothing holds together, are ``NAME``, ``NAME#1`` and so on.
         """
-        groups = megatron_mains.parameters(optimizer)
+        groups = megatron.parameters(optimizer)
         if groups is None:
             groups = [group["params"] for group in optimizer.param_groups]
         held = [id(p) for group in groups for p in group]
@@ -64,7 +64,7 @@ class Names:
         found: dict[str, Placement] = {}
         for name, parameter in parameters.items():
             _, path, config = self._known(parameter, name)
-            place = megatron_names.placement(path, parameter, config)
+            place = megatron.placement(path, parameter, config)
             if place is not None:
                 found[name] = place
         return found
@@ -101,7 +101,7 @@ class Names:
                     if parameter is not None and id(parameter) not in own:
                         own.add(id(parameter))
                         name = f"{path}.{key}" if path else key
-                        _take(parameters, parameter, megatron_names.parameter_path(name, parameter, module), config)
+                        _take(parameters, parameter, megatron.parameter_path(name, parameter, module), config)
         self._parameters = {k: v for k, v in self._parameters.items() if v[0]() is not None} | parameters
         self._modules = {k: v for k, v in self._modules.items() if v[0]() is not None} | named
 
@@ -126,7 +126,7 @@ def walk(module: torch.nn.Module, path: str, config: Any, seen: set[int]) -> Ite
         if wraps or key in _WRAPPED:
             yield from walk(child, path, config, seen)
         else:
-            name = megatron_names.child_key(path, module, key, child)
+            name = megatron.child_key(path, module, key, child)
             yield from walk(child, f"{path}.{name}" if path else name, config, seen)
 
 

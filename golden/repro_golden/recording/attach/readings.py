@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.modules import module as modules
 
 from repro_golden.fingerprint.placement import Part, Placement, whole
-from repro_golden.recording.attach import megatron_mains
-from repro_golden.recording.attach.megatron_mains import Main
-from repro_golden.recording.attach.megatron_names import is_copy
+from repro_golden.recording.attach import megatron
+from repro_golden.recording.attach.megatron import Main, is_copy
 
 __all__ = [
+    "Activations",
     "Held",
     "Places",
     "Reading",
@@ -135,7 +137,7 @@ class Held:
 
     def _mains(self) -> dict[int, Main]:
         optimizer = self._optimizer()
-        return megatron_mains.mains(optimizer) if megatron_mains.is_megatron(optimizer) else {}
+        return megatron.mains(optimizer) if megatron.is_megatron(optimizer) else {}
 
     def _put(
         self,
@@ -285,7 +287,7 @@ def _beside(
     """What an optimizer keeps that is no parameter's."""
     kept = states.items() if isinstance(states, Mapping) else ()
     loose = {str(key): value for key, value in kept if not isinstance(key, torch.Tensor)}
-    if not megatron_mains.is_megatron(optimizer):
+    if not megatron.is_megatron(optimizer):
         loose |= {k: v for k, v in vars(optimizer).items() if not k.startswith("_") and k not in _OURS}
     for path, value in leaves(loose):
         if isinstance(value, torch.Tensor):
@@ -318,7 +320,70 @@ def state(optimizer: Any, parameters: Tensors) -> dict[str, Tensors]:
 
 def learning_rates(optimizer: Any) -> dict[str, float | torch.Tensor]:
     """``lr`` of the first group, ``lr/K`` of the others."""
-    groups = megatron_mains.groups(optimizer) if megatron_mains.is_megatron(optimizer) else optimizer.param_groups
+    groups = megatron.groups(optimizer) if megatron.is_megatron(optimizer) else optimizer.param_groups
     rates = {f"lr/{k}" if k else "lr": group.get("lr") for k, group in enumerate(groups)}
     numbers = {name: float(rate) for name, rate in rates.items() if isinstance(rate, (int, float))}
     return numbers | {name: rate for name, rate in rates.items() if isinstance(rate, torch.Tensor)}
+
+
+# -- outputs of modules and their gradients, for the modules that the user names
+
+
+class Activations:
+    """Forward hooks on modules whose path fits a glob, and tensor hooks on what they return.
+
+    Not full-backward hooks of modules, which break in-place operations. What is computed without gradients, in a
+    compiled region, or again in the backward pass by activation checkpointing is left out.
+
+    Args:
+        globs: Of module paths; a root's path is ''.
+        session: Takes the signals.
+        untraced: Keeps the compiler out of a function.
+    """
+
+    def __init__(
+        self, globs: Sequence[str], session: Any, untraced: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
+        self._globs, self._session = globs, session
+        self._take = untraced(lambda module, output: self._harmless(module, output))
+
+    def watch(self) -> None:
+        """Hook all modules of this process; those that fit no glob cost a look-up each call."""
+        modules.register_module_forward_hook(self._called)
+
+    def _called(self, module: torch.nn.Module, _: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+            self._take(module, output)
+
+    def _harmless(self, module: torch.nn.Module, output: Any) -> None:
+        try:
+            self._observe(module, output)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the program goes on
+            self._session.fail(error)
+
+    def _observe(self, module: torch.nn.Module, output: Any) -> None:
+        name = self._session.names.of_module(module)
+        if not any(fnmatch.fnmatchcase(name, glob) for glob in self._globs):
+            return
+        backward = torch._C._current_graph_task_id() != -1
+        for key, tensor in _tensors(output, f"{name}.output" if name else "output"):
+            if backward and self._session.seen("forward", key):
+                continue
+            self._session.observe("forward", key, tensor.detach())
+            if tensor.requires_grad and tensor.grad_fn is not None:
+                tensor.register_hook(self._gradient(key))  # type: ignore[no-untyped-call]
+
+    def _gradient(self, name: str) -> Callable[[torch.Tensor], None]:
+        return lambda gradient: self._session.observe("grad", name, gradient.detach())
+
+
+def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in what a module returned: itself, or those in tuples, lists and mappings, by position or key."""
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors(item, f"{name}.{key}")
+    elif isinstance(value, (tuple, list)):
+        for k, item in enumerate(value):
+            yield from _tensors(item, f"{name}.{k}")

@@ -33,11 +33,11 @@ from repro_golden.recording.attach.generators import states
 from repro_golden.recording.attach.guard import harmless, without_collection
 from repro_golden.recording.attach.metrics import Metrics
 from repro_golden.recording.attach.names import Names
-from repro_golden.recording.attach.numbers import number_of
+from repro_golden.recording.attach.raw import number_of
 from repro_golden.recording.attach.readings import Held, Reading, learning_rates, of_parts
 from repro_golden.recording.attach.records import Records, dump
 from repro_golden.recording.attach.settings import Settings
-from repro_golden.recording.attach.turns import Turns
+from repro_golden.recording.attach.steps import Turns
 from repro_golden.trace.families import FAMILIES, UNREAD
 
 __all__ = ["Session"]
@@ -190,7 +190,7 @@ class Session:
         at, rank = [self._step, phase, name], int(os.environ.get("RANK", "0"))
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         if self.settings.plant and at == list(self.settings.plant) and local.numel():
-            from repro_golden.recording.perturbation import perturbed_by_one_ulp
+            from repro_golden.recording.tap import perturbed_by_one_ulp
 
             perturbed_by_one_ulp(local)
         own = [self._step, phase, f"{name}@{rank}"]

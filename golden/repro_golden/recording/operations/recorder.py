@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from repro_golden.recording.operations.looks import (
     Facts,
     Memory,
+    Modules,
     Signature,
     fills,
     local,
@@ -38,7 +39,6 @@ from repro_golden.recording.operations.looks import (
     sort,
     told,
 )
-from repro_golden.recording.operations.modules import Modules
 from repro_golden.recording.operations.stream import FORMAT, OBSERVED, dump_of
 
 __all__ = ["OperationRecorder"]

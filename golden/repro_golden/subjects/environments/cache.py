@@ -29,7 +29,7 @@ from repro_golden.replay.children import (
     last_line,
     watched,
 )
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Place
 
 __all__ = ["Slot", "kept"]
 

@@ -37,10 +37,9 @@ from repro_golden.base.canonical import canonical_json, digest
 from repro_golden.base.credentials import withheld
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.case.file import Case, CommandSubject, CoreSubject
-from repro_golden.case.pins import checked_pins
+from repro_golden.case.subject_tables import checked_pins
 from repro_golden.replay.children import ChildFailure, base_environment
-from repro_golden.repository.checkout import find_checkout
-from repro_golden.repository.place import Place
+from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.subjects.argv import replaced
 from repro_golden.subjects.environments.cache import Slot, kept
 from repro_golden.subjects.environments.releases import asked, index_urls, pip_settings, readable, redacted

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from repro.doctor.artefacts.kinds import HfCheckpoint, HfConfig, Launch, TensorInfo
-from repro.doctor.facts.checkpoints.names import is_router, kind_of, number, place, text_values
-from repro.doctor.facts.checkpoints.patterns import why_slow
+from repro.doctor.facts.checkpoints.names import is_router, kind_of, number, place, text_values, why_slow
 from repro_golden.base.errors import ReproError
 
 __all__ = [

@@ -15,6 +15,7 @@ __all__ = [
     "expert_count",
     "is_router",
     "kind_of",
+    "kind_of_layer",
     "layer_count",
     "main_stack",
     "number",
@@ -22,6 +23,7 @@ __all__ = [
     "ranges",
     "stacks",
     "text_values",
+    "why_slow",
 ]
 
 TABLES = frozenset(
@@ -134,3 +136,93 @@ def expert_count(values: Mapping[str, Any]) -> int | None:
     text = text_values(values)
     keys = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
     return next((n for key in keys if (n := number(text.get(key)))), None)
+
+
+# -- which layers are peers: a dense layer and one of experts are not, nor are two kinds of attention
+
+
+def kind_of_layer(values: Mapping[str, Any], layer: int, rests: Iterable[str]) -> str:
+    """The kind of a layer, by the config where it says so, else by its tensors.
+
+    Args:
+        values: The config; empty where there is none.
+        layer: Its number.
+        rests: Names of its tensors behind the number.
+    """
+    text = text_values(values)
+    count = layer_count(values)
+    if count is not None and layer >= count:
+        return "ahead"  # predicts further tokens: it has parts of its own
+    types = text.get("layer_types")
+    attention = types[layer] if isinstance(types, list) and layer < len(types) and isinstance(types[layer], str) else ""
+    experts = _has_experts(text, layer)
+    if experts is None:
+        experts = any(part in rest for rest in rests for part in ("experts.", "router", "mlp.gate.", "moe."))
+    return f"{attention[:40]} {'experts' if experts else 'dense'}".strip()
+
+
+def _has_experts(text: Mapping[str, Any], layer: int) -> bool | None:
+    """Whether the config gives a layer experts; None where it does not say."""
+    if not expert_count(text):
+        return None
+    kinds = text.get("mlp_layer_types")
+    if isinstance(kinds, list) and layer < len(kinds):
+        return str(kinds[layer]) != "dense"
+    dense = text.get("mlp_only_layers")
+    if isinstance(dense, list) and layer in [one for one in dense if type(one) is int]:
+        return False
+    first, frequency = number(text.get("first_k_dense_replace")), text.get("moe_layer_freq")
+    if isinstance(frequency, list):
+        return bool(frequency[layer]) if layer < len(frequency) else None
+    if first is not None:
+        step = number(frequency) or 1
+        return layer >= first and layer % step == 0
+    sparse = number(text.get("decoder_sparse_step"))
+    if sparse:
+        return (layer + 1) % sparse == 0
+    return None
+
+
+# -- whether a regular expression of a file may be tried: some take longer than the age of the universe
+
+_LONGEST = 1000
+_REPEATS = 4
+
+_TOKEN = re.compile(
+    r"(?P<back>\\[1-9]|\(\?P=)|(?P<one>\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|(?P<open>\()|(?P<close>\))|(?P<branch>\|)"
+    r"|(?P<repeat>[*+]|\{\d*,\d*\}|\{\d+\})|(?P<option>(?<!\()\?)|(?P<other>.)",
+    re.DOTALL,
+)
+
+
+def why_slow(pattern: str) -> str:
+    """Why a pattern is not tried; '' where it may be.
+
+    Python's engine is exponential on a repetition of what repeats or branches itself, and on back references. Both are
+    found by reading the pattern from left to right; patterns of quantisation need neither.
+    """
+    if len(pattern) > _LONGEST:
+        return f"is longer than {_LONGEST} characters"
+    groups = [False]  # for each open group: whether something in it repeats or branches
+    last = False  # the same of what a quantifier here would repeat
+    repeats = 0
+    for token in _TOKEN.finditer(pattern):
+        kind = token.lastgroup
+        if kind == "back":
+            return "refers back to a group"
+        if kind == "repeat":
+            if last:
+                return "repeats what repeats or branches itself"
+            repeats += 1
+            last = groups[-1] = True
+        elif kind == "option":
+            groups[-1] = True
+        elif kind == "close":
+            last = groups.pop() if len(groups) > 1 else False
+            groups[-1] = groups[-1] or last
+        else:
+            if kind == "open":
+                groups.append(False)
+            groups[-1] = groups[-1] or kind == "branch"
+            last = False
+    return "" if repeats <= _REPEATS else f"repeats more than {_REPEATS} times"

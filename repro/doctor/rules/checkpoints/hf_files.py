@@ -11,12 +11,12 @@ from typing import Any
 from repro.doctor.artefacts.hf import INDEX
 from repro.doctor.artefacts.kinds import HfCheckpoint, TensorInfo
 from repro.doctor.artefacts.safetensors_header import BITS
-from repro.doctor.facts.checkpoints.layer_kinds import kind_of_layer
 from repro.doctor.facts.checkpoints.names import (
     Stack,
     expert_count,
     is_router,
     kind_of,
+    kind_of_layer,
     layer_count,
     main_stack,
     number,

@@ -8,7 +8,6 @@ from itertools import pairwise
 
 from repro.doctor.artefacts.kinds import Flag, Launch, PythonCode, Variable
 from repro.doctor.artefacts.launch_kinds import Step
-from repro.doctor.facts.asked import megatron
 from repro.doctor.facts.determinism import (
     CUBLAS,
     CUBLAS_VALUES,
@@ -22,6 +21,7 @@ from repro.doctor.facts.determinism import (
     asked,
     asked_of_engines,
     asked_of_trainer,
+    megatron,
 )
 from repro.doctor.facts.launches import (
     absent,

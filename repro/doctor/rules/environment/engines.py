@@ -6,8 +6,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from repro.doctor.artefacts.kinds import Golden, HfConfig, Launch, Machine
-from repro.doctor.facts.asked import determinism
-from repro.doctor.facts.determinism import ENGINES, TRAINER, TRUE_ON_POLICY, asked_of_engines, asked_of_trainer
+from repro.doctor.facts.determinism import (
+    ENGINES,
+    TRAINER,
+    TRUE_ON_POLICY,
+    asked_of_engines,
+    asked_of_trainer,
+    determinism,
+)
 from repro.doctor.facts.launches import (
     absent,
     fsdp,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from repro.doctor.artefacts.kinds import Launch, Machine
-from repro.doctor.facts.asked import determinism
+from repro.doctor.facts.determinism import determinism
 from repro.doctor.facts.launches import fsdp, known_text, programmed, seen, size, trains
 from repro.doctor.rule import Found, Where, rule
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from packaging.version import InvalidVersion, Version
 
 from repro.doctor.artefacts.kinds import Launch, Machine
-from repro.doctor.facts.asked import megatron
+from repro.doctor.facts.determinism import megatron
 from repro.doctor.facts.known_versions import KNOWN, Known, matches
 from repro.doctor.facts.launches import absent, samples, trains
 from repro.doctor.rule import Found, Where, rule

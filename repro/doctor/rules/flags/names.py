@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from repro.doctor.artefacts.kinds import Flag, Launch, ParserDump
 from repro.doctor.artefacts.parsers import ENGINE
-from repro.doctor.facts.known_flags import ALSO, KNOWN
+from repro.doctor.facts.known_flags import ALSO, KNOWN, near_miss, twin
 from repro.doctor.facts.launches import severed, tempered
-from repro.doctor.facts.near_flags import near_miss, twin
 from repro.doctor.rule import Certainty, Found, Severity, Where, rule
 
 

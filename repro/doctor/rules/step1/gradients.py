@@ -21,8 +21,7 @@ from repro.doctor.facts.curves import (
     switched_on,
     updates_of,
 )
-from repro.doctor.facts.rewards import began
-from repro.doctor.facts.texts import CLEAN, Garble, judged
+from repro.doctor.facts.texts import CLEAN, Garble, began, judged
 from repro.doctor.rule import Found, Where, rule
 from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.rollout.files import RolloutDump

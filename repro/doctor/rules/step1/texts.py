@@ -7,14 +7,23 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from repro.doctor.artefacts.kinds import Hit, Launch, Log, Rollout, Tokenizer
-from repro.doctor.facts.rewards import began
 from repro.doctor.facts.templates import foreign, verdicts
-from repro.doctor.facts.texts import CLEAN, FRESH, SINGLE, Garble, judge, judged, response_tokens, single_character
+from repro.doctor.facts.texts import (
+    CLEAN,
+    FRESH,
+    SINGLE,
+    Garble,
+    began,
+    judge,
+    judged,
+    response_tokens,
+    single_character,
+)
 from repro.doctor.rule import Found, Severity, Where, rule
 from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.rollout.files import RolloutDump
-from repro_golden.dumps.run.regular import open_regular
+from repro_golden.dumps.run.files import open_regular
 
 _MOST = 0.5
 _INSTRUCT = re.compile(r"instruct|chat|(?:^|[-_/])it(?:[-_/]|$)|think", re.IGNORECASE)
