@@ -23,9 +23,9 @@ _HOMES = {
     "collector": ("Collector", "Pending"),
     "kinds": ("dtype_name",),
     "placement": ("Placement",),
-    "scans": ("Scan",),
+    "views": ("Scan",),
     "share": ("Share", "merge"),
-    "row_major": ("content",),
+    "cpu": ("content",),
     "tensors": ("fingerprint", "fingerprints", "scan", "shares"),
 }
 
