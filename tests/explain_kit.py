@@ -15,7 +15,7 @@ import torch
 from conftest import SOURCE, Repo
 from mutations_kit import Mutation
 
-from repro_bisect.driver.session import Options, bench, commits_of
+from repro_bisect.driver.session import Options, commits_of, session
 from repro_bisect.explain.driver import explain
 from repro_bisect.explain.result import Explanation
 from repro_bisect.predicates.predicates import Bitwise
@@ -81,7 +81,7 @@ def explainer(repo: Repo, spec: str, jobs: int = 2) -> Iterator[tuple[Scheduler,
     checkout: Checkout = find_checkout(repo.root)
     case, options = find_case(repo.root, None), Options(jobs=jobs)
     axis = commits_of(checkout, case, spec, options)
-    with bench(checkout, case, axis, Bitwise(), lambda _: None, options) as (scheduler, _):
+    with session(checkout, case, axis, Bitwise(), lambda _: None, options) as (scheduler, _):
         yield scheduler, checkout
 
 
