@@ -14,7 +14,7 @@ from typing import Any
 
 from repro_golden.base.canonical import canonical_json
 from repro_golden.base.errors import MachineFailureError, ReproError
-from repro_golden.case.file import Case, CoreSubject
+from repro_golden.case.file import Case
 from repro_golden.case.tables import CHECKS, Expected
 from repro_golden.engine_checks.findings import Finding, Plan, exit_code
 from repro_golden.replay.children import Child, ChildFailure, blame_the_machine, last_line
@@ -86,7 +86,7 @@ def check_rollouts(
         ReproError: the engine did not start, or the case has none; the line names a file with its output.
     """
     subject, plan = case.subject, plan or Plan()
-    if not isinstance(subject, CoreSubject):
+    if subject.program:
         raise ReproError(f"{case.name} is a command, whose rollout engine cannot be asked: check a case of kind core")
     handle, name = tempfile.mkstemp(prefix="repro-rollout-", suffix=".log")
     os.close(handle)

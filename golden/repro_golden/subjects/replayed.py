@@ -7,7 +7,7 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -105,8 +105,7 @@ class ReplayedRows:
     def __init__(
         self, system: System, details: Path, log: Path, dumps: Path, case: Case, plant: Sequence[Any] | None
     ) -> None:
-        subject = case.subject
-        assert isinstance(subject, TrainerSubject)
+        subject = cast("TrainerSubject", case.subject)
         self._system, self._dumps, self._plant = system, dumps, plant
         self.trained: list[int] = []
         self._per_rollout, self._allow = subject.steps_per_rollout, subject.allow_pickle

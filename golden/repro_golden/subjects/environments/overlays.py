@@ -149,7 +149,7 @@ def held_overlay(
     key = base.key(wanted, _index_of(index, fetching))
     recipe = _Recipe(base, wanted, variables, fetching, subject.timeout, index)
     folder = find_checkout(place.root).state / "environments"
-    most = subject.environments if isinstance(subject, CommandSubject) else _MOST
+    most = subject.program.environments if subject.program else _MOST
     with kept(folder, key, most, recipe.build, {str(place.root): "."}, cancel) as about:
         scripts = [str(folder / key / "bin"), str(Path(base_python).parent)]
         moved = sorted({*about["moved"], *checked})
