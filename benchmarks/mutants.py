@@ -1,7 +1,7 @@
 """What the tests would notice: ``python benchmarks/mutants.py`` changes the code in 150 places, one at a time.
 
 Cosmic Ray's operators make the changes; a seed chooses them, each package's share being its share of the lines. One
-run of all tests, over a copy whose code says which test reached which place, tells what to try each change with. Then
+run of each tier, over a copy whose code says which test reached which place, tells what to try each change with. Then
 every change is tried with the fast tests that reach it, cheapest first, and, where none fails, with the others. What
 `make test` misses of what `make test-all` notices is listed. What was done is kept in a folder, so that the same
 command goes on where it was stopped.
@@ -38,7 +38,7 @@ LEFT_OUT = (
     "golden/repro_golden/fingerprint/_numba.py",  # compiled: what is put into them to see who comes by does not compile
     "golden/repro_golden/fingerprint/_triton.py",
 )
-FAST, WHOLE = "not whole and not campaign", "not campaign"
+TIERS = {"fast": "not whole and not campaign", "whole": "whole and not campaign"}
 DATA = ROOT / "docs" / "mutants.json"
 GRACE = 120  # seconds beside three times what the tests take by themselves; a change that hangs them is noticed
 WORKERS = 2
@@ -88,8 +88,10 @@ def main() -> None:
     given.folder.mkdir(exist_ok=True)
     mutants = kept(given.folder / f"drawn-{given.seed}-{given.number}.json", lambda: draw(given.seed, given.number))
     drawn = [Mutant(**one) for one in mutants]
-    reached = kept(given.folder / "reached.json", lambda: reaching(drawn, given.folder))
-    fast = set(collected(given.folder / "map", FAST))
+    reached: dict[str, Any] = {}
+    for tier in TIERS:  # apart, since the second takes most of an hour
+        reached |= kept(given.folder / f"reached-{tier}.json", lambda t=tier: reaching(drawn, t, given.folder))
+    fast = set(collected(given.folder / "map", TIERS["fast"]))
     if given.only is not None:
         copy = copied(given.folder / "try0")
         print(verdict(drawn[given.only], reached, fast, copy, show=given.show))
@@ -189,8 +191,8 @@ def _difference(source: str, one: Mutant) -> list[str]:
 # -- who comes by
 
 
-def reaching(drawn: Sequence[Mutant], folder: Path) -> dict[str, Any]:
-    """One run of all tests over marked code: by test, seconds and the changes that it reaches; red tests left out."""
+def reaching(drawn: Sequence[Mutant], tier: str, folder: Path) -> dict[str, Any]:
+    """One run of a tier over marked code: by test, seconds and the changes that it reaches; red tests left out."""
     copy, seen = copied(folder / "map"), folder / "seen"
     shutil.rmtree(seen, ignore_errors=True)
     seen.mkdir()
@@ -200,9 +202,9 @@ def reaching(drawn: Sequence[Mutant], folder: Path) -> dict[str, Any]:
     text = conftest.read_text()
     assert '"PYTEST_")' in text
     conftest.write_text(text.replace(', "PYTEST_")', ")"))  # children say for which test they run
-    words = ["-n", str(WORKERS), "--dist", "worksteal", "-m", WHOLE, "--durations=0", "-vv", "-rfE", "-q"]
+    words = ["-n", str(WORKERS), "--dist", "worksteal", "-m", TIERS[tier], "--durations=0", "-vv", "-rfE", "-q"]
     done = subprocess.run(pytest(copy, *words), cwd=copy, stdout=subprocess.PIPE, text=True, check=False, env=plain())
-    (folder / "map.log").write_text(done.stdout)
+    (folder / f"map-{tier}.log").write_text(done.stdout)
     seconds: dict[str, float] = {}
     for duration, name in _TIMES.findall(done.stdout):
         seconds[name] = seconds.get(name, 0) + float(duration)
