@@ -21,7 +21,7 @@ from repro.doctor.artefacts.launch import LAUNCH
 from repro.doctor.artefacts.megatron import MEGATRON
 from repro.doctor.artefacts.tokenizer import TOKENIZER
 from repro.doctor.catalogue import catalogue, subject_of
-from repro.doctor.rule import Finding, Rule
+from repro_golden.base.checks import Finding, Rule
 
 __all__ = [
     "TEMPLATE", "cut", "dense", "experts", "finding", "findings", "hf", "legacy", "made", "megatron_core",

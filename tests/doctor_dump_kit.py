@@ -12,7 +12,7 @@ from rollout_dump_kit import plain_dump
 from run_folder_kit import Run
 
 from repro.doctor.examine import FAULT, examine, look
-from repro.doctor.rule import Finding
+from repro_golden.base.checks import Finding
 from repro_golden.dumps.archive.pickling import write_archive
 from repro_golden.dumps.rollout.files import RolloutDump, write_rollout_dump
 

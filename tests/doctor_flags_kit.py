@@ -8,7 +8,7 @@ from pathlib import Path
 from repro.doctor.artefacts.kinds import Launch
 from repro.doctor.artefacts.launch import LAUNCH
 from repro.doctor.catalogue import catalogue, subject_of
-from repro.doctor.rule import Finding, Rule
+from repro_golden.base.checks import Finding, Rule
 
 BATCH = ("--rollout-batch-size 32", "--n-samples-per-prompt 8", "--global-batch-size 256")
 GPUS = ("--actor-num-nodes 1", "--actor-num-gpus-per-node 8", "--colocate")

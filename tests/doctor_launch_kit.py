@@ -10,7 +10,7 @@ from typing import NamedTuple
 from repro.doctor.artefacts.kinds import Launch
 from repro.doctor.artefacts.launch import LAUNCH
 from repro.doctor.catalogue import catalogue, subject_of
-from repro.doctor.rule import Found, Rule, Severity
+from repro_golden.base.checks import Found, Rule, Severity
 
 CLEAN: Mapping[str, str] = {
     "--hf-checkpoint": "/models/Qwen3-4B",

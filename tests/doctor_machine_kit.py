@@ -13,7 +13,7 @@ from repro.doctor.artefacts.kinds import Golden, Launch, Machine
 from repro.doctor.artefacts.launch import LAUNCH
 from repro.doctor.artefacts.machine import FREEZE
 from repro.doctor.artefacts.traces import GOLDEN
-from repro.doctor.rule import Finding, Rule
+from repro_golden.base.checks import Finding, Rule
 from repro_golden.trace import Header, Trace, TraceWriter
 from repro_golden.trace.signals import metric_row
 

@@ -27,7 +27,7 @@ from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, find_case
 from repro_golden.case.tables import CHECKS
 from repro_golden.engine_checks.checks import check
-from repro_golden.engine_checks.findings import Finding, Likeness, Plan, compare, exit_code, expectations, joined
+from repro_golden.engine_checks.findings import EngineCheck, Likeness, Plan, compare, exit_code, expectations, joined
 from repro_golden.repository.checkout import find_checkout
 
 PLAN = Plan(prompts=8, alone=2, shortest=2, longest=6, response=2, scale=0.5)
@@ -150,7 +150,7 @@ def test_no_prompt_is_another_ones_prefix(vocabulary: int, prompts: int, seed: i
 # -- engines
 
 
-def outcomes(findings: list[Finding]) -> dict[str, str]:
+def outcomes(findings: list[EngineCheck]) -> dict[str, str]:
     return {one.name: one.outcome for one in findings}
 
 
@@ -170,10 +170,10 @@ def test_a_sound_engine_passes_every_check() -> None:
 def test_each_fault_is_found_and_named(fault: Callable[[], Sound]) -> None:
     """By the checks that it concerns, and by no other."""
     findings = check(fault(), PLAN)
-    assert {one.name for one in findings if not one.fits} == set(FAULTS[fault]) - {"unseeded"}
+    assert {one.name for one in findings if not one.passed} == set(FAULTS[fault]) - {"unseeded"}
     assert exit_code(findings) == 1
     for one in findings:
-        assert FAULTS[fault].get(one.name, "") in one.text
+        assert FAULTS[fault].get(one.name, "") in one.detail
 
 
 def test_the_first_difference_is_named() -> None:
@@ -187,7 +187,7 @@ def test_the_first_difference_is_named() -> None:
 def test_lost_weights_are_brought_again() -> None:
     """An engine that says what it lost is given it, and must sample as before."""
     (found,) = check(LosesMemory(), PLAN, ["memory"])
-    assert found.outcome == "equal" and found.text.endswith("; 1 tensor did not survive it and was brought again")
+    assert found.outcome == "equal" and found.detail.endswith("; 1 tensor did not survive it and was brought again")
 
 
 def test_seeds_that_are_refused() -> None:
@@ -210,8 +210,8 @@ class Noisy(Sound):
 def test_seeds_of_an_engine_that_does_not_repeat_its_bits() -> None:
     """They are honoured all the same where first tokens come again far more often than by chance."""
     found = {one.name: one for one in check(Noisy(), replace(PLAN, prompts=16), [n for n in CHECKS if "seed" in n])}
-    assert found["seeded-run-to-run"].outcome == "differs" and "ignored" not in found["seeded-run-to-run"].text
-    assert found["seed"].outcome == "differs" and found["seed"].fits
+    assert found["seeded-run-to-run"].outcome == "differs" and "ignored" not in found["seeded-run-to-run"].detail
+    assert found["seed"].outcome == "differs" and found["seed"].passed
 
 
 def test_an_engine_without_weights_of_its_own() -> None:
@@ -219,7 +219,7 @@ def test_an_engine_without_weights_of_its_own() -> None:
     engine = Sound()
     engine.separate = False
     findings = check(engine, PLAN)
-    away = {one.name: one.text for one in findings if one.outcome == "not applicable"}
+    away = {one.name: one.detail for one in findings if one.outcome == "not applicable"}
     assert set(away) == {"batch-of-32", "memory", "weight-update", "weight-reversal"} and exit_code(findings) == 0
     assert "the trainer's own" in away["memory"]
     assert exit_code(check(engine, PLAN, ["memory"])) == 3
@@ -236,7 +236,7 @@ def test_an_engine_without_a_prefix_cache() -> None:
     """Where nothing can be warm, two cold runs are no proof: the check does not apply, with the reason."""
     (found,) = check(Uncached(), PLAN, ["prefix-cache"])
     assert (found.outcome, found.likeness) == ("not applicable", None) and exit_code([found]) == 3
-    assert found.text == "the engine keeps no prefix cache (disable_radix_cache)"
+    assert found.detail == "the engine keeps no prefix cache (disable_radix_cache)"
 
 
 class Dies(Sound):
@@ -266,17 +266,17 @@ def test_an_engine_that_dies() -> None:
     """What it failed in is named with its words on one line, what comes after was not made, and the code is 2."""
     findings = check(Dies(), PLAN)
     assert exit_code(findings) == 2 and {one.outcome for one in findings} == {"failed"}
-    assert findings[0].text == "the engine died (log x.log)"
-    assert {one.text for one in findings[1:]} == {"not made: run-to-run failed"}
+    assert findings[0].detail == "the engine died (log x.log)"
+    assert {one.detail for one in findings[1:]} == {"not made: run-to-run failed"}
     (short,) = check(Short(), PLAN, ["shuffled"])
-    assert short.outcome == "failed" and short.text == "the engine gave 7 responses to 8 prompts"
+    assert short.outcome == "failed" and short.detail == "the engine gave 7 responses to 8 prompts"
 
 
 def test_an_update_that_is_refused() -> None:
     """It is no pass, and the reversal is not tried from weights that nobody knows; other checks are made."""
     findings = {one.name: one for one in check(Refuses(), PLAN)}
-    assert findings["weight-update"].text == "no update now" and findings["memory"].outcome == "equal"
-    assert findings["weight-reversal"].text == "not made: the update before it failed"
+    assert findings["weight-update"].detail == "no update now" and findings["memory"].outcome == "equal"
+    assert findings["weight-reversal"].detail == "not made: the update before it failed"
 
 
 def test_other_results_may_be_expected() -> None:
@@ -312,7 +312,7 @@ def test_other_results_may_be_expected() -> None:
 def test_findings_are_checks_of_a_night(name: str, outcome: Any, status: str) -> None:
     """Green where it is as it must be; what does not repeat itself is flaky, what else is not right is changed."""
     like = compare([3], [Answer([1], [-1.0])], [Answer([1], [-2.0])])
-    found = finding_check(Finding(name, outcome, CHECKS[name], "words", like))
+    found = finding_check(EngineCheck(name, outcome, CHECKS[name], "words", like))
     assert (found.name, found.status) == (f"rollout {name}", status)
     assert ("first at prompt 3, token 0, log-probs: 1 (8388608 ULP)" in found.text) == (outcome == "differs")
     kept = night(checks=[found])

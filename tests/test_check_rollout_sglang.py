@@ -49,7 +49,7 @@ def test_deterministic_mode_repeats_all_bits(deterministic: RolloutChecks) -> No
     Every stand-in that this rests on is named. In this mode it keeps a prefix cache with few backends only.
     """
     found = deterministic
-    assert {one.name: one.text for one in found.findings if not one.fits} == {} and found.exit_code == 0
+    assert {one.name: one.detail for one in found.findings if not one.passed} == {} and found.exit_code == 0
     outcomes = {one.name: one.outcome for one in found.findings}
     wanted = {name: "equal" if word == "any" else word for name, word in CHECKS.items()}
     if found.identity["flags"]["disable_radix_cache"]:
@@ -74,7 +74,7 @@ def test_without_deterministic_mode() -> None:
     only = ("run-to-run", "batch-of-8", "batch-of-32", "seed", "seeded-batch", "unseeded")
     found = checked(only, enable_deterministic_inference=False)
     outcomes = {one.name: one.outcome for one in found.findings}
-    said = {one.name: one.text for one in found.findings}
+    said = {one.name: one.detail for one in found.findings}
     assert outcomes["seed"] == "equal" and said["seed"].startswith("the seed is ignored")
     assert outcomes["unseeded"] == "differs" and outcomes["run-to-run"] == "equal"
     if found.identity["device"] == "cpu":  # products of matrices are not padded without the mode

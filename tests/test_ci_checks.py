@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_bisect.predicates.ci_checks import CiChecks, parse_ci
-from repro_bisect.predicates.ci_table import CHECKS, OPTIONS, Check, check_called
+from repro_bisect.predicates.ci_table import CHECKS, OPTIONS, CiCheck, check_called
 from repro_bisect.predicates.predicates import first_violation, parse_predicate
 from repro_golden.base.errors import ReproError
 from repro_golden.compare.traces import Divergence
@@ -93,7 +93,7 @@ def violation(text: str, a: Step | Sequence[Step], b: Step | Sequence[Step], hea
         return None if found is None else str(found)
 
 
-def texts(check: Check) -> list[str]:
+def texts(check: CiCheck) -> list[str]:
     """The ways to ask for one check."""
     return [f"ci:{check.name}", *(f"ci:{system}:{check.name}" for system in check.rules)]
 
@@ -117,7 +117,7 @@ def test_every_row_says_where_its_threshold_is_from() -> None:
             assert re.fullmatch(rf"{system}/[a-z_/]+\.py@[0-9a-f]{{9}}", rule.source)
 
 
-def documented(check: Check) -> str:
+def documented(check: CiCheck) -> str:
     """A check's row in the documentation."""
 
     def said(limits: Mapping[str, float]) -> str:
@@ -156,7 +156,7 @@ def test_the_documentation_has_every_row() -> None:
 @pytest.mark.parametrize("check", EACH)
 @given(bad=NOT_FINITE, both=st.booleans(), data=st.data())
 @at_most(15)
-def test_what_is_not_finite_breaks_every_check(check: Check, bad: float, both: bool, data: st.DataObject) -> None:
+def test_what_is_not_finite_breaks_every_check(check: CiCheck, bad: float, both: bool, data: st.DataObject) -> None:
     """NaN and infinities of any metric that a check reads violate it, in each system, also where both have them."""
     name = data.draw(st.sampled_from(check.metrics)).partition("/")[2].replace("-", "_")
     probe = metrics(**{name: bad})
@@ -166,7 +166,7 @@ def test_what_is_not_finite_breaks_every_check(check: Check, bad: float, both: b
 
 
 @pytest.mark.parametrize("check", EACH)
-def test_what_is_gone_breaks_every_check(check: Check) -> None:
+def test_what_is_gone_breaks_every_check(check: CiCheck) -> None:
     """A metric that the baseline shows and the probe does not violates the check, alone and among all of its system."""
     for metric in check.metrics:
         probe = metrics(**{metric.partition("/")[2].replace("-", "_"): None})
@@ -219,7 +219,7 @@ def test_two_signs_hide_in_no_mean_of_the_reference() -> None:
 # -- thresholds
 
 
-def nearest(check: Check, limit: float) -> str:
+def nearest(check: CiCheck, limit: float) -> str:
     return f"ci:{check.name} {OPTIONS[check.how][0]}={limit!r}"
 
 
@@ -360,7 +360,7 @@ def test_metrics_go_by_two_names() -> None:
 
 
 @pytest.mark.parametrize("check", [pytest.param(check, id=check.name) for check in CHECKS])
-def test_one_check_needs_a_baseline_that_shows_it(check: Check) -> None:
+def test_one_check_needs_a_baseline_that_shows_it(check: CiCheck) -> None:
     """A check by its name, on a baseline that lacks what it reads, is an error of one line that names what it lacks."""
     other = [metric_row("loss", "other", 1.0)]
     for text in texts(check):
@@ -468,7 +468,7 @@ def test_the_model_hash_is_asked_after_every_update() -> None:
 
 @given(st.sampled_from([check for check in CHECKS if OPTIONS[check.how][:1] == ("atol",)]), LIMITS)
 @at_most(60)
-def test_thresholds_are_read_exactly(check: Check, limit: float) -> None:
+def test_thresholds_are_read_exactly(check: CiCheck, limit: float) -> None:
     """Every finite number of 0 or more is kept to the last bit; a predicate's text is what was written."""
     for head in texts(check):
         found = parse_predicate(f"  {head}  atol={limit!r} ", HERE)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from repro_core.determinism import control as determinism
 from repro_core.determinism import cuda, proofs
-from repro_core.determinism.control import ENVIRONMENT, Proof, apply, missing_environment, prove, table
+from repro_core.determinism.control import ENVIRONMENT, SwitchReport, apply, missing_environment, prove, table
 from repro_core.determinism.switches import switches
 
 CORE = Path(determinism.__file__).parents[1]
@@ -69,7 +69,7 @@ def report(*arguments: str, **environment: str) -> tuple[int, dict[str, dict[str
     return done.returncode, {row["switch"]: row for row in rows}, done.stderr
 
 
-def red(proofs: list[Proof]) -> set[str]:
+def red(proofs: list[SwitchReport]) -> set[str]:
     return {proof.switch for proof in proofs if proof.state == "NOT IN EFFECT"}
 
 
@@ -184,9 +184,9 @@ def test_missing_environment_names_each_variable_once(found: dict[str, str]) -> 
 
 def test_the_table_has_fixed_columns() -> None:
     """Claim: the second and third column start at the same place in every row, and no line ends in blanks."""
-    lines = table([Proof("a", "proven", "1", "2"), Proof("a long name", "NOT IN EFFECT", "x; wanted y", "z")]).split(
-        "\n"
-    )
+    lines = table(
+        [SwitchReport("a", "proven", "1", "2"), SwitchReport("a long name", "NOT IN EFFECT", "x; wanted y", "z")]
+    ).split("\n")
     assert [line.index(word) for line, word in zip(lines, ("state", "proven", "NOT"), strict=True)] == [13, 13, 13]
     assert [line.index(word) for line, word in zip(lines, ("on ", "1", "x;"), strict=True)] == [28, 28, 28]
     assert all(line == line.rstrip() for line in lines)

@@ -19,8 +19,8 @@ from rollout_dump_kit import plain_dump
 from repro.doctor.artefacts import kinds
 from repro.doctor.catalogue import SUBJECTS, catalogue, subject_of
 from repro.doctor.examine import FAULT, UNREADABLE, every_rule, examine, look
-from repro.doctor.rule import Found, Rule
 from repro.doctor.show import examination_text
+from repro_golden.base.checks import Found, Rule
 from repro_golden.dumps.rollout.files import write_rollout_dump
 
 TESTS = sorted(Path(__file__).parent.glob("test_doctor_*.py"))

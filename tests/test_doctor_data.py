@@ -17,7 +17,7 @@ from repro.doctor.artefacts.kinds import Launch, PromptData
 from repro.doctor.artefacts.prompts import LONGEST, PROMPTS
 from repro.doctor.catalogue import catalogue
 from repro.doctor.facts.prompt_survey import keys_of, survey
-from repro.doctor.rule import Finding
+from repro_golden.base.checks import Finding
 from repro_golden.base.errors import ReproError
 
 GOOD = [{"prompt": f"What is {k} + {k}?", "label": str(2 * k)} for k in range(20)]

@@ -13,7 +13,7 @@ from repro.doctor.artefacts.launch import LAUNCH
 from repro.doctor.artefacts.machine import FREEZE, machine_of
 from repro.doctor.catalogue import catalogue
 from repro.doctor.facts.known_versions import KNOWN, matches
-from repro.doctor.rule import Finding
+from repro_golden.base.checks import Finding
 
 DETERMINISTIC = "--deterministic-mode --hf-checkpoint /m/Qwen3-4B"
 BASE = {"torch": "2.11.0", "ray": "2.48.0", "sglang": "0.5.18", **MANY}

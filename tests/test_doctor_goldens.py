@@ -19,7 +19,7 @@ from repro.doctor.artefacts.traces import FOREIGN_GOLDEN
 from repro.doctor.catalogue import catalogue, subject_of
 from repro.doctor.examine import examine, look
 from repro.doctor.facts.goldens import Commits, pointer_md5, recorded_md5
-from repro.doctor.rule import Finding
+from repro_golden.base.checks import Finding
 from repro_golden.store.dvc import Dvc
 
 Maker = Callable[[Path], Path]

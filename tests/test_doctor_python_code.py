@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from repro.doctor.artefacts.kinds import NotRead, PythonCode
 from repro.doctor.artefacts.python_code import PYTHON
-from repro.doctor.rule import Found
+from repro_golden.base.checks import Found
 
 AFTER, HASH = rule("environment")("determinism-after-model"), rule("environment")("hash-seed-in-code")
 

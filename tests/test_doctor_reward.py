@@ -15,7 +15,7 @@ from repro.doctor.artefacts.kinds import Launch, Rollout
 from repro.doctor.artefacts.reward import Odd, reward_function
 from repro.doctor.artefacts.runs import ROLLOUT_DUMP
 from repro.doctor.catalogue import catalogue
-from repro.doctor.rule import Finding
+from repro_golden.base.checks import Finding
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.dumps.rollout.files import RolloutDump, write_rollout_dump
 

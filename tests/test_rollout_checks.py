@@ -138,7 +138,7 @@ def test_each_rule_finds_what_it_is_for(number: int, tmp_path: Path) -> None:
     rule, broken, near, sample = CASES[number]
     severity = next(r.severity for r in RULES if r.id == rule)
     found = [f for f in checked(tmp_path, broken) if f.rule == rule]
-    assert found and found[0].severity == severity and found[0].sample == sample, found
+    assert found and found[0].severity == severity and found[0].where.sample == sample, found
     assert "\n" not in found[0].message
     if near is not None:
         assert rule not in {f.rule for f in checked(tmp_path, near)}
@@ -160,7 +160,7 @@ def test_a_dump_in_order_has_no_findings(system: System, tmp_path: Path) -> None
 
 def test_known_sizes_are_held_against_the_dump(tmp_path: Path) -> None:
     """Other sizes of groups, layers or top-k than the caller's are errors, and so are experts that are missing."""
-    assert [(f.rule, f.sample) for f in checked(tmp_path, lambda _: None, group_size=4)] == [
+    assert [(f.rule, f.where.sample) for f in checked(tmp_path, lambda _: None, group_size=4)] == [
         ("group-size", 0),
         ("group-size", 2),
     ]
@@ -211,4 +211,4 @@ def test_checks_never_fail(data: st.DataObject, system: System) -> None:
     for name in data.draw(st.sets(st.sampled_from(fields))):
         dump.samples[0][name] = data.draw(odd)
     for found in check_dump(dump, group_size=2, layers=2, topk=2):
-        assert "\n" not in found.message and (found.sample is None or 0 <= found.sample < len(dump.samples))
+        assert "\n" not in found.message and (found.where.sample is None or 0 <= found.where.sample < len(dump.samples))

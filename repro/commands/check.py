@@ -13,7 +13,7 @@ from repro.output import emit, json_option, progress
 
 if TYPE_CHECKING:
     from repro_golden.engine_checks.command import RolloutChecks
-    from repro_golden.engine_checks.findings import Finding
+    from repro_golden.engine_checks.findings import EngineCheck
 
 __all__ = ["check"]
 
@@ -93,7 +93,7 @@ def _text(result: RolloutChecks) -> str:
     from repro.report.pieces import clean
     from repro.text import table
 
-    rows = [[one.name, _word(one), *_place(one), clean(one.text)] for one in result.findings]
+    rows = [[one.name, _word(one), *_place(one), clean(one.detail)] for one in result.findings]
     return "\n".join([
         f"{result.case}: {_verdict(result)}",
         f"engine: {clean(result.engine)}",
@@ -107,7 +107,7 @@ def _verdict(result: RolloutChecks) -> str:
 
     made = [one for one in result.findings if one.outcome != "not applicable"]
     failed = [one.name for one in made if one.outcome == "failed"]
-    wrong = [one.name for one in made if not one.fits and one.outcome != "failed"]
+    wrong = [one.name for one in made if not one.passed and one.outcome != "failed"]
     parts = [f"not as wanted: {', '.join(wrong)}"] if wrong else []
     parts += [f"could not be made: {', '.join(failed)}"] if failed else []
     right = len(made) - len(wrong) - len(failed)
@@ -115,7 +115,7 @@ def _verdict(result: RolloutChecks) -> str:
     return "; ".join(parts)
 
 
-def _word(one: Finding) -> str:
+def _word(one: EngineCheck) -> str:
     """The outcome, and whether it is what must come out."""
     if one.outcome == "differs" and one.expected == "differs":
         return "differs, as it must"
@@ -124,7 +124,7 @@ def _word(one: Finding) -> str:
     return f"{one.outcome}, either will do" if one.expected == "any" and one.likeness else one.outcome
 
 
-def _place(one: Finding) -> tuple[str, str]:
+def _place(one: EngineCheck) -> tuple[str, str]:
     """Where it differs first, and by how much there."""
     first = one.likeness.first if one.likeness and one.outcome == "differs" else None
     return (first.where, first.size) if first else ("", "")

@@ -12,7 +12,7 @@ import click
 from repro.output import emit, json_option
 
 if TYPE_CHECKING:
-    from repro.doctor.rule import Rule
+    from repro_golden.base.checks import Rule
 
 __all__ = ["doctor"]
 

@@ -11,7 +11,7 @@ from repro.commands.rollout_files import Reading, dump_options, dumps_at, is_our
 from repro.output import emit, json_option
 
 if TYPE_CHECKING:
-    from repro_golden.dumps.rollout.check_rules import Finding
+    from repro_golden.base.checks import Finding
     from repro_golden.dumps.rollout.files import RolloutDump
     from repro_golden.store.rollouts import RolloutSet
 
@@ -143,7 +143,7 @@ def _findings_text(found: list[tuple[str, Finding]]) -> list[str]:
         if not own:
             continue
         name, first = own[0]
-        where = name if first.sample is None else f"{name}, sample {first.sample}"
+        where = name if first.where.sample is None else f"{name}, sample {first.where.sample}"
         more = f" (and {len(own) - 1} more)" if len(own) > 1 else ""
         lines += [f"{rule.severity} {rule.id}: {where}: {first.message}{more}", f"  {rule.why}", f"  cure: {rule.cure}"]
     return lines or ["checks: nothing found"]
@@ -151,7 +151,7 @@ def _findings_text(found: list[tuple[str, Finding]]) -> list[str]:
 
 def _finding(name: str, one: Finding) -> dict[str, Any]:
     return {
-        "file": name, "rule": one.rule, "severity": one.severity, "sample": one.sample, "field": one.field,
+        "file": name, "rule": one.rule, "severity": one.severity, "sample": one.where.sample, "field": one.where.item,
         "message": one.message,
     }  # fmt: skip
 

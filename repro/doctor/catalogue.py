@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from repro.doctor import rules
-from repro.doctor.rule import Rule
+from repro_golden.base.checks import Rule
 
 __all__ = ["SUBJECTS", "catalogue", "subject_of"]
 

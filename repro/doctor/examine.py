@@ -11,7 +11,7 @@ from pathlib import Path
 from repro.doctor.artefacts.kinds import NotRead
 from repro.doctor.catalogue import catalogue
 from repro.doctor.recognise import Seen, recognise
-from repro.doctor.rule import Finding, Found, Rule, Severity, Where
+from repro_golden.base.checks import Finding, Found, Rule, Severity, Where
 from repro_golden.base.errors import ReproError
 
 __all__ = ["FAULT", "UNREADABLE", "Examination", "every_rule", "examine", "look"]

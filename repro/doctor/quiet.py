@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from repro_golden.base.errors import ReproError
 
 if TYPE_CHECKING:
-    from repro.doctor.rule import Finding
+    from repro_golden.base.checks import Finding
     from repro_golden.case.file import Case
     from repro_golden.repository.checkout import Checkout
 

@@ -12,8 +12,8 @@ import click
 
 from repro.doctor.catalogue import subject_of
 from repro.doctor.examine import Examination
-from repro.doctor.rule import Finding, Rule
 from repro.text import count
+from repro_golden.base.checks import Finding, Rule
 from repro_golden.base.clean import one_line
 from repro_golden.dumps.archive.bounds import shown
 

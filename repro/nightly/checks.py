@@ -21,7 +21,7 @@ from repro_golden.case.file import Bound, Case
 from repro_golden.compare.mismatch_bounds import mismatch_checks
 from repro_golden.compare.traces import first_difference, violations
 from repro_golden.engine_checks.command import check_rollouts
-from repro_golden.engine_checks.findings import Finding
+from repro_golden.engine_checks.findings import EngineCheck
 from repro_golden.repository.checkout import Checkout
 from repro_golden.trace import Trace
 
@@ -166,21 +166,21 @@ def rollout_checks(checkout: Checkout, case: Case, commit: str, tree: str, watch
         raise
     except ReproError as error:
         return [Check("rollout", "error", line(error))]
-    out = [f"{one.name} does not apply ({one.text})" for one in found.findings if one.outcome == "not applicable"]
+    out = [f"{one.name} does not apply ({one.detail})" for one in found.findings if one.outcome == "not applicable"]
     checks = [finding_check(one) for one in found.findings if one.outcome != "not applicable"]
     return [Check("rollout", "green" if checks else "not judged", line("; ".join([found.engine, *out]))), *checks]
 
 
-def finding_check(found: Finding) -> Check:
+def finding_check(found: EngineCheck) -> Check:
     """What one check of a rollout engine is to a night."""
     status: Status = "flaky" if found.name.endswith("run-to-run") else "changed"
     if found.outcome == "failed":
         status = "error"
-    elif found.fits:
+    elif found.passed:
         status = "green"
     first = found.likeness.first if found.likeness and found.outcome == "differs" else None
     where = f"; first at {first.where}: {first.size}" if first else ""
-    return Check(f"rollout {found.name}", status, line(f"{found.text}{where}"))
+    return Check(f"rollout {found.name}", status, line(f"{found.detail}{where}"))
 
 
 def events_check(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from repro_bisect.predicates.ci_inputs import Seen
-from repro_bisect.predicates.ci_table import Check, How
+from repro_bisect.predicates.ci_table import CiCheck, How
 from repro_golden.compare.mismatch import difference, exact_sum
 from repro_golden.compare.step_difference import blind, differing
 from repro_golden.compare.traces import Divergence
@@ -28,7 +28,7 @@ class Asked:
         strict: Whether the threshold itself is over it.
     """
 
-    check: Check
+    check: CiCheck
     limits: Mapping[str, float]
     strict: bool
 
@@ -68,19 +68,19 @@ class Asked:
 # -- what a baseline shows
 
 
-def _metrics_shown(check: Check, seen: Seen) -> bool:
+def _metrics_shown(check: CiCheck, seen: Seen) -> bool:
     return all(seen.metric(name) for name in check.metrics)
 
 
-def _columns_shown(check: Check, seen: Seen) -> bool:
+def _columns_shown(check: CiCheck, seen: Seen) -> bool:
     return seen.tokens(*check.columns) is not None
 
 
-def _either_shown(check: Check, seen: Seen) -> bool:
+def _either_shown(check: CiCheck, seen: Seen) -> bool:
     return _metrics_shown(check, seen) or _columns_shown(check, seen)
 
 
-_SHOWN: Mapping[How, Callable[[Check, Seen], bool]] = {
+_SHOWN: Mapping[How, Callable[[CiCheck, Seen], bool]] = {
     "near": _metrics_shown, "range": _either_shown, "tokens": _either_shown, "means": _either_shown,
     "relative": lambda check, seen: any(seen.metric(name) for name in check.metrics),
     "hashes": lambda _, seen: bool(seen.updated()), "bits": _columns_shown,
@@ -90,7 +90,7 @@ _SHOWN: Mapping[How, Callable[[Check, Seen], bool]] = {
 # -- what breaks a check
 
 
-def _not_finite(check: Check, a: Seen, b: Seen) -> Iterator[Divergence]:
+def _not_finite(check: CiCheck, a: Seen, b: Seen) -> Iterator[Divergence]:
     """Columns with values that no metric may show: a trainer can turn them into 0 on the way."""
     for name in check.columns:
         if a.tokens(name) is None:
@@ -102,7 +102,7 @@ def _not_finite(check: Check, a: Seen, b: Seen) -> Iterator[Divergence]:
             yield Divergence(b.step, a.column_phase(name), name, "bound", f"{what}; ci:{check.name} reads it")
 
 
-def _pairs(check: Check, a: Seen, b: Seen) -> Iterator[tuple[str, float | None]]:
+def _pairs(check: CiCheck, a: Seen, b: Seen) -> Iterator[tuple[str, float | None]]:
     """Each name that the baseline has a check's metrics by, with the probe's number; None where it has none."""
     for metric in check.metrics:
         if names := a.metric(metric):

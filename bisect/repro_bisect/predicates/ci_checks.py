@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from repro_bisect.predicates.ci_asked import Asked
 from repro_bisect.predicates.ci_inputs import Seen, steps_per_rollout
-from repro_bisect.predicates.ci_table import CHECKS, OPTIONS, Check, Rule, check_called
+from repro_bisect.predicates.ci_table import CHECKS, OPTIONS, CiCheck, Threshold, check_called
 from repro_golden.base.errors import ReproError
 from repro_golden.compare.coverage import Coverage
 from repro_golden.compare.traces import Divergence
@@ -101,7 +101,7 @@ class CiChecks:
         )
 
 
-def _needs(check: Check) -> str:
+def _needs(check: CiCheck) -> str:
     """What it reads, in words."""
     if check.how == "hashes":
         return "tensors or checksums of the update phase"
@@ -113,7 +113,7 @@ def _needs(check: Check) -> str:
     return f"the {'metrics' if len(check.metrics) > 1 else 'metric'} {metrics} or {read}" if metrics else read
 
 
-def _reads(check: Check, seen: Seen) -> set[str]:
+def _reads(check: CiCheck, seen: Seen) -> set[str]:
     """What a check reads of a step that it holds at."""
     metrics = {f"the metric {name}" for wanted in check.metrics for name in seen.metric(wanted)}
     columns = {f"the column {name}" for name in check.columns if seen.tokens(name) is not None}
@@ -176,7 +176,7 @@ def _unknown(target: str, system: str, name: str) -> str:
     return f"{name or target!r} is no {whose}: use {also}{', '.join(known)}"
 
 
-def _asked(check: Check, rules: Sequence[Rule], own: Mapping[str, float], text: str) -> Asked:
+def _asked(check: CiCheck, rules: Sequence[Threshold], own: Mapping[str, float], text: str) -> Asked:
     """A check with the strictest of some thresholds, or the user's own."""
     # a `low` is the stricter the larger it is, every other threshold the smaller
     limits = {n: (max if n == "low" else min)(rule.limits[n] for rule in rules) for n in OPTIONS[check.how]}

@@ -12,7 +12,7 @@ from typing import Literal
 
 from repro_golden.dumps.values import System
 
-__all__ = ["CHECKS", "OPTIONS", "Check", "How", "Rule", "When", "check_called"]
+__all__ = ["CHECKS", "OPTIONS", "CiCheck", "How", "Threshold", "When", "check_called"]
 
 When = Literal["first", "rollout", "every"]
 """At which updates a check holds: the first of all, the first of each rollout, or every one."""
@@ -39,7 +39,7 @@ OPTIONS: Mapping[How, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Rule:
+class Threshold:
     """A check's threshold in one system.
 
     Attributes:
@@ -54,7 +54,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Check:
+class CiCheck:
     """One check.
 
     Attributes:
@@ -75,7 +75,7 @@ class Check:
     how: How
     metrics: tuple[str, ...]
     columns: tuple[str, ...]
-    rules: Mapping[System, Rule]
+    rules: Mapping[System, Threshold]
     hole: str
     closed: str
 
@@ -88,111 +88,112 @@ _MILES_MODEL = "miles/backends/megatron_utils/ci_utils.py@d0f9f4ee5"
 _RELAX = "relax/backends/megatron/model.py@007b981ca"
 _RELAX_ROLLOUT = "relax/backends/megatron/data.py@02c394deb"
 
-CHECKS: tuple[Check, ...] = (
-    Check(
+CHECKS: tuple[CiCheck, ...] = (
+    CiCheck(
         "ppo_kl",
         "the policy that trains first is the one that gave the old log-probs",
         "rollout", "near", ("train/ppo_kl",), ("old_log_probs", "log_probs"),
-        {"slime": Rule({"atol": 1e-8}, _SLIME), "miles": Rule({"atol": 1e-9}, _MILES),
-         "relax": Rule({"atol": 1e-8}, _RELAX)},
+        {"slime": Threshold({"atol": 1e-8}, _SLIME), "miles": Threshold({"atol": 1e-9}, _MILES),
+         "relax": Threshold({"atol": 1e-8}, _RELAX)},
         "slime, Relax, and Miles with MLA take any negative number; Miles' own metric turns NaN into 0; a metric that "
         "the log lacks is not asked for",
         "both signs; the columns behind it must be finite; what the baseline shows must be there",
     ),
-    Check(
+    CiCheck(
         "pg_clipfrac",
         "nothing is clipped while the policy is the one that sampled",
         "rollout", "near", ("train/pg_clipfrac",), ("old_log_probs", "log_probs"),
-        {"miles": Rule({"atol": 1e-10}, _MILES)},
+        {"miles": Threshold({"atol": 1e-10}, _MILES)},
         "not asked with MLA, nor where ppo_kl is gone from the log; a NaN ratio clips nothing",
         "asked by itself; the columns behind it must be finite",
     ),
-    Check(
+    CiCheck(
         "kl_loss",
         "the policy is the reference before its first update",
         "first", "near", ("train/kl_loss",), ("log_probs", "ref_log_probs"),
-        {"slime": Rule({"atol": 1e-8}, _SLIME), "miles": Rule({"atol": 1e-9}, _MILES),
-         "relax": Rule({"atol": 0.0}, _RELAX, strict=False)},
+        {"slime": Threshold({"atol": 1e-8}, _SLIME), "miles": Threshold({"atol": 1e-9}, _MILES),
+         "relax": Threshold({"atol": 0.0}, _RELAX, strict=False)},
         "slime takes any negative number, which k1 can be; a metric that the log lacks is not asked for",
         "both signs; the columns behind it must be finite; what the baseline shows must be there",
     ),
-    Check(
+    CiCheck(
         "log_probs",
         "the policy's log-probs are the reference's before its first update",
         "first", "tokens", ("rollout/log_probs", "rollout/ref_log_probs"), ("log_probs", "ref_log_probs"),
-        {"slime": Rule({"atol": 1e-8}, _SLIME_ROLLOUT), "miles": Rule({"atol": 1e-8}, _MILES_ROLLOUT),
-         "relax": Rule({"atol": 1e-8}, _RELAX_ROLLOUT)},
+        {"slime": Threshold({"atol": 1e-8}, _SLIME_ROLLOUT), "miles": Threshold({"atol": 1e-8}, _MILES_ROLLOUT),
+         "relax": Threshold({"atol": 1e-8}, _RELAX_ROLLOUT)},
         "two means agree where tokens differ by both signs",
         "where the columns are shown, the mean of |x - y| over unmasked tokens is held to the same threshold",
     ),
-    Check(
+    CiCheck(
         "rollout_log_probs",
         "the trainer's log-probs are those of the rollout engine",
         "rollout", "means", ("rollout/log_probs", "rollout/rollout_log_probs"), ("log_probs", "rollout_log_probs"),
-        {"miles": Rule({"atol": 0.03}, _MILES_ROLLOUT)},
+        {"miles": Threshold({"atol": 0.03}, _MILES_ROLLOUT)},
         "two means agree where tokens differ by both signs",
         "tokens must be finite; ci:train_rollout_logprob_abs_diff asks for the mean of |x - y|",
     ),
-    Check(
+    CiCheck(
         "log_probs_range",
         "tokens are about as likely as those that a policy samples",
         "rollout", "range", ("rollout/log_probs",), ("log_probs",),
-        {"slime": Rule({"low": -1.0, "high": 0.0}, _SLIME_ROLLOUT),
-         "relax": Rule({"low": -0.5, "high": 0.0}, _RELAX_ROLLOUT)},
+        {"slime": Threshold({"low": -1.0, "high": 0.0}, _SLIME_ROLLOUT),
+         "relax": Threshold({"low": -0.5, "high": 0.0}, _RELAX_ROLLOUT)},
         "a metric that the log lacks is not asked for",
         "what the baseline shows must be there, or its columns",
     ),
-    Check(
+    CiCheck(
         "entropy",
         "the policy has neither collapsed nor lost itself",
         "rollout", "range", ("rollout/entropy",), ("entropy",),
-        {"slime": Rule({"low": 0.0, "high": 1.0}, _SLIME_ROLLOUT),
-         "miles": Rule({"low": 0.0, "high": 0.7}, _MILES_ROLLOUT),
-         "relax": Rule({"low": 0.0, "high": 0.5}, _RELAX_ROLLOUT)},
+        {"slime": Threshold({"low": 0.0, "high": 1.0}, _SLIME_ROLLOUT),
+         "miles": Threshold({"low": 0.0, "high": 0.7}, _MILES_ROLLOUT),
+         "relax": Threshold({"low": 0.0, "high": 0.5}, _RELAX_ROLLOUT)},
         "a metric that the log lacks is not asked for",
         "what the baseline shows must be there, or its columns",
     ),
-    Check(
+    CiCheck(
         "train_rollout_logprob_abs_diff",
         "token by token the trainer's log-probs are near those of the rollout engine",
         "every", "near", ("train/train_rollout_logprob_abs_diff",), ("log_probs", "rollout_log_probs"),
-        {"slime": Rule({"atol": 0.1}, _SLIME, strict=False)},
+        {"slime": Threshold({"atol": 0.1}, _SLIME, strict=False)},
         "the metric itself may have NaN turned into 0; one that the log lacks is not asked for",
         "the columns behind it must be finite; what the baseline shows must be there",
     ),
-    Check(
+    CiCheck(
         "grad_norm",
         "the gradient is as large as the baseline's, whatever the layout",
         "every", "relative", ("train/grad_norm", "train/critic-grad_norm"), (),
-        {"slime": Rule({"rtol": 0.01}, _SLIME, strict=False), "miles": Rule({"rtol": 0.03}, _MILES, strict=False),
-         "relax": Rule({"rtol": 0.01}, _RELAX, strict=False)},
+        {"slime": Threshold({"rtol": 0.01}, _SLIME, strict=False),
+         "miles": Threshold({"rtol": 0.03}, _MILES, strict=False),
+         "relax": Threshold({"rtol": 0.01}, _RELAX, strict=False)},
         "an absolute tolerance as large as the relative one decides wherever norms are below 1: Miles takes 0.26 for "
         "0.28; an infinite norm equals itself",
         "relative alone; two zeros are equal, NaN and infinities never are",
     ),
-    Check(
+    CiCheck(
         "mtp_loss",
         "multi-token prediction is trained",
         "every", "near", ("train/mtp_loss",), (),
-        {"slime": Rule({"atol": 1.0}, "slime/backends/megatron_utils/ci_utils.py@624b824a8"),
-         "miles": Rule({"atol": 1.0}, _MILES_MODEL),
-         "relax": Rule({"atol": 1.0}, "relax/backends/megatron/ci_utils.py@6aac703ed")},
+        {"slime": Threshold({"atol": 1.0}, "slime/backends/megatron_utils/ci_utils.py@624b824a8"),
+         "miles": Threshold({"atol": 1.0}, _MILES_MODEL),
+         "relax": Threshold({"atol": 1.0}, "relax/backends/megatron/ci_utils.py@6aac703ed")},
         "any negative number passes",
         "both signs",
     ),
-    Check(
+    CiCheck(
         "model_hash",
         "weights are the baseline's, bit for bit",
         "every", "hashes", (), (),
-        {"miles": Rule({}, _MILES_MODEL)},
+        {"miles": Threshold({}, _MILES_MODEL)},
         "asked once, of parameters, after a checkpoint is loaded: no update is ever looked at",
         "asked after every update, of whatever the trace has of parameters and optimizer state; none may be NaN",
     ),
-    Check(
+    CiCheck(
         "true_on_policy",
         "the trainer's log-probs are the rollout engine's, bit for bit",
         "rollout", "bits", (), ("log_probs", "rollout_log_probs"),
-        {"miles": Rule({}, _MILES_ROLLOUT)},
+        {"miles": Threshold({}, _MILES_ROLLOUT)},
         "two means are compared: tokens that differ by both signs, or below a rounding of the mean, pass",
         "token by token",
     ),
@@ -200,6 +201,6 @@ CHECKS: tuple[Check, ...] = (
 """Every check, in the order in which a set of them is asked."""
 
 
-def check_called(name: str) -> Check | None:
+def check_called(name: str) -> CiCheck | None:
     """The check of a name."""
     return next((check for check in CHECKS if check.name == name), None)

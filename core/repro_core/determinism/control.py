@@ -25,13 +25,23 @@ import torch
 
 from repro_core.determinism.switches import ENVIRONMENT, MIXED_HOSTS, Switch, switches
 
-__all__ = ["ENVIRONMENT", "MIXED_HOSTS", "Proof", "State", "apply", "main", "missing_environment", "prove", "table"]
+__all__ = [
+    "ENVIRONMENT",
+    "MIXED_HOSTS",
+    "State",
+    "SwitchReport",
+    "apply",
+    "main",
+    "missing_environment",
+    "prove",
+    "table",
+]
 
 State = Literal["proven", "NOT PROVEN", "absent", "NOT IN EFFECT"]
 
 
 @dataclass(frozen=True)
-class Proof:
+class SwitchReport:
     """One row of the mode report."""
 
     switch: str
@@ -69,7 +79,7 @@ def apply(seed: int, threads: int) -> None:
             switch.set()
 
 
-def prove(seed: int, threads: int) -> list[Proof]:
+def prove(seed: int, threads: int) -> list[SwitchReport]:
     """Prove every switch, given what `apply` was called with; no generator may have moved since.
 
     Generators, settings and the environment are left as found. One exception: where the number of inter-op threads was
@@ -90,16 +100,16 @@ def prove(seed: int, threads: int) -> list[Proof]:
             torch.cuda.set_rng_state_all(on_devices)
 
 
-def _prove(switch: Switch) -> Proof:
+def _prove(switch: Switch) -> SwitchReport:
     if reason := switch.absent():
-        return Proof(switch.name, "absent", reason, "")
+        return SwitchReport(switch.name, "absent", reason, "")
     here, on, off = switch.here(), switch.on(), switch.off()
     if here != on:
-        return Proof(switch.name, "NOT IN EFFECT", f"{here}; wanted {on}", off)
-    return Proof(switch.name, "NOT PROVEN" if on == off else "proven", here, off)
+        return SwitchReport(switch.name, "NOT IN EFFECT", f"{here}; wanted {on}", off)
+    return SwitchReport(switch.name, "NOT PROVEN" if on == off else "proven", here, off)
 
 
-def table(proofs: Sequence[Proof]) -> str:
+def table(proofs: Sequence[SwitchReport]) -> str:
     """The rows in fixed-width columns, under a line of column names."""
     rows = [("switch", "state", "on", "off"), *((p.switch, p.state, p.on, p.off) for p in proofs)]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]

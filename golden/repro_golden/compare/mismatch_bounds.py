@@ -30,30 +30,32 @@ _TOKENS: Mapping[str, Callable[[Floats, float], npt.NDArray[np.bool_]]] = {
 
 
 @dataclass(frozen=True)
-class Breach:
+class Breach(Proof):
     """A bound that a step breaks.
 
     Attributes:
-        step: The optimizer update.
-        metric: The bound's name; ``nonfinite``, ``columns`` or ``tokens`` for what makes bounds unanswerable.
+        name: The bound's; ``nonfinite``, ``columns`` or ``tokens`` for what makes bounds unanswerable.
+        passed: False.
         detail: The number and its bound, or why there is none.
+        step: The optimizer update.
         token: The first token over the bound, or the one with the largest gap where it is one of all tokens.
     """
 
     step: int
-    metric: str
-    detail: str
     token: Token | None
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types; floats that are not finite as the hex of their bits."""
-        found: dict[str, Any] = jsonable(asdict(self))
+        token = asdict(self.token) if self.token else None
+        found: dict[str, Any] = jsonable(
+            {"step": self.step, "metric": self.name, "detail": self.detail, "token": token}
+        )
         return found
 
     def __str__(self) -> str:
         if self.token is None:
             return f"step {self.step}: {self.detail}"
-        which = "at" if self.metric in (*_TOKENS, "nonfinite") else "the largest gap is at"
+        which = "at" if self.name in (*_TOKENS, "nonfinite") else "the largest gap is at"
         return f"step {self.step}: {self.detail}: {which} {self.token}"
 
 
@@ -74,12 +76,12 @@ def breaches(table: MismatchTable, trace: Trace) -> list[Breach]:
         step, pairs = trace.steps[index].step, pairs_of(trace, index)
         if pairs is None:
             why = "rollout_log_probs and old_log_probs (or log_probs) of the same tokens were not observed"
-            found.append(Breach(step, "columns", why, None))
+            found.append(Breach("columns", False, why, step, None))
             continue
         tokens += len(pairs)
         found += _of_step(table.bounds, pairs, measure([pairs]))
     if not found and not tokens:
-        found.append(Breach(trace.header.first_step, "tokens", "no step has an unmasked token", None))
+        found.append(Breach("tokens", False, "no step has an unmasked token", trace.header.first_step, None))
     return found
 
 
@@ -88,7 +90,7 @@ def _of_step(bounds: Mapping[str, float], pairs: TokenPairs, mismatch: Mismatch)
     if mismatch.nonfinite:
         total = mismatch.tokens + mismatch.nonfinite
         detail = f"{mismatch.nonfinite} of {total} tokens not finite"
-        found.append(Breach(pairs.step, "nonfinite", detail, mismatch.first_nonfinite))
+        found.append(Breach("nonfinite", False, detail, pairs.step, mismatch.first_nonfinite))
     values = mismatch.numbers()
     for name, bound in bounds.items():
         value = values[name]
@@ -97,7 +99,7 @@ def _of_step(bounds: Mapping[str, float], pairs: TokenPairs, mismatch: Mismatch)
         inside = value >= bound if name in _LEAST else (abs(value) if name == "k1" else value) <= bound  # not so of NaN
         if not inside:
             detail = f"{name} {value:.6g}, allowed {'at least' if name in _LEAST else 'at most'} {bound:g}"
-            found.append(Breach(pairs.step, name, detail, _token(name, bound, pairs) or mismatch.worst))
+            found.append(Breach(name, False, detail, pairs.step, _token(name, bound, pairs) or mismatch.worst))
     return found
 
 

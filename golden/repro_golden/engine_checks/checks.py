@@ -17,7 +17,7 @@ from repro_golden.case.tables import CHECKS, Expected, known_name
 from repro_golden.engine_checks.findings import (
     Answer,
     Engine,
-    Finding,
+    EngineCheck,
     Made,
     NotApplicableError,
     Plan,
@@ -46,7 +46,7 @@ def check(
     only: Sequence[str] = (),
     expected: Mapping[str, Expected] = CHECKS,
     say: Callable[[str], None] = lambda _: None,
-) -> list[Finding]:
+) -> list[EngineCheck]:
     """Make the checks, in their order. An engine that no longer answers ends them. It is left with its own weights.
 
     Args:
@@ -61,21 +61,21 @@ def check(
     """
     chosen = [known_name(name) for name in only] or list(CHECKS)
     checks = _Checks(engine, plan or Plan())
-    findings: list[Finding] = []
+    findings: list[EngineCheck] = []
     lost = ""
     for name in (name for name in CHECKS if name in chosen):
         if lost:
-            findings.append(Finding(name, "failed", expected[name], f"not made: {lost} failed"))
+            findings.append(EngineCheck(name, "failed", expected[name], f"not made: {lost} failed"))
             continue
         say(name)
         try:
             likeness, text, outcome = checks.make(name)
             outcome = outcome or ("equal" if likeness.equal else "differs")
-            findings.append(Finding(name, outcome, expected[name], text, likeness))
+            findings.append(EngineCheck(name, outcome, expected[name], text, likeness))
         except NotApplicableError as why:
-            findings.append(Finding(name, "not applicable", expected[name], str(why)))
+            findings.append(EngineCheck(name, "not applicable", expected[name], str(why)))
         except FAULTS as error:
-            findings.append(Finding(name, "failed", expected[name], " ".join(f"{error}".split())[:500]))
+            findings.append(EngineCheck(name, "failed", expected[name], " ".join(f"{error}".split())[:500]))
             lost = "" if checks.answers() else name
     return findings
 

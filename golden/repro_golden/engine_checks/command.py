@@ -16,7 +16,7 @@ from repro_golden.base.canonical import canonical_json
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.case.file import Case
 from repro_golden.case.tables import CHECKS, Expected
-from repro_golden.engine_checks.findings import Finding, Plan, exit_code
+from repro_golden.engine_checks.findings import EngineCheck, Plan, exit_code
 from repro_golden.replay.children import Child, ChildFailure, blame_the_machine, last_line
 from repro_golden.repository.checkout import Place
 from repro_golden.store.rollouts import engine_text
@@ -40,7 +40,7 @@ class RolloutChecks:
 
     case: str
     identity: Mapping[str, Any]
-    findings: Sequence[Finding]
+    findings: Sequence[EngineCheck]
     plan: Plan = field(default_factory=Plan)
 
     @property
@@ -116,7 +116,7 @@ def check_rollouts(
         return found
     failed = next((one for one in found.findings if one.outcome == "failed"), None)
     told_where = [
-        replace(one, text=f"{one.text} (output in {log})") if one is failed else one for one in found.findings
+        replace(one, detail=f"{one.detail} (output in {log})") if one is failed else one for one in found.findings
     ]
     return replace(found, findings=told_where)
 
@@ -132,5 +132,5 @@ def _read(path: Path, case: Case, plan: Plan, code: int, log: Path) -> RolloutCh
             raise MachineFailureError(f"{error} (output in {log})") from None
         why = raw.get("failure") or f"exited with {code}: {last_line(log)}"
         raise ReproError(f"the rollout engine of {case.name} failed: {why} (output in {log})")
-    findings = [Finding.from_mapping(one) for one in raw["findings"]]
+    findings = [EngineCheck.from_mapping(one) for one in raw["findings"]]
     return RolloutChecks(case.name, raw["identity"], findings, plan)

@@ -21,7 +21,7 @@ __all__ = [
     "Answer",
     "Difference",
     "Engine",
-    "Finding",
+    "EngineCheck",
     "Likeness",
     "Made",
     "NotApplicableError",
@@ -239,32 +239,31 @@ class Made(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What one check found.
+class EngineCheck:
+    """What one check of an engine found; `name`, `passed` and `detail` are a `Proof`'s.
 
     Attributes:
         name: See `CHECKS`.
         outcome: Of comparing bits.
         expected: What must come out.
-        text: In one line.
+        detail: In one line.
         likeness: What was compared; None where nothing was.
     """
 
     name: str
     outcome: Outcome
     expected: Expected
-    text: str
+    detail: str
     likeness: Likeness | None = None
 
     @classmethod
-    def from_mapping(cls, raw: Mapping[str, Any]) -> Finding:
+    def from_mapping(cls, raw: Mapping[str, Any]) -> EngineCheck:
         """The inverse of `to_mapping`."""
-        found = {key: value for key, value in raw.items() if key != "fits"}
-        likeness = raw["likeness"]
-        return cls(**found | {"likeness": Likeness.from_mapping(likeness) if likeness else None})
+        likeness = Likeness.from_mapping(raw["likeness"]) if raw["likeness"] else None
+        return cls(raw["name"], raw["outcome"], raw["expected"], raw["text"], likeness)
 
     @property
-    def fits(self) -> bool:
+    def passed(self) -> bool:
         """Whether it is what must come out; what does not apply never is not."""
         if self.outcome == "not applicable":
             return True
@@ -272,8 +271,14 @@ class Finding:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        likeness = self.likeness.to_mapping() if self.likeness else None
-        return {k: v for k, v in asdict(self).items() if k != "likeness"} | {"fits": self.fits, "likeness": likeness}
+        return {
+            "name": self.name,
+            "outcome": self.outcome,
+            "expected": self.expected,
+            "text": self.detail,
+            "fits": self.passed,
+            "likeness": self.likeness.to_mapping() if self.likeness else None,
+        }
 
 
 def expectations(changed: Mapping[str, str]) -> dict[str, Expected]:
@@ -290,11 +295,11 @@ def expectations(changed: Mapping[str, str]) -> dict[str, Expected]:
     return found
 
 
-def exit_code(findings: Sequence[Finding]) -> Literal[0, 1, 2, 3]:
+def exit_code(findings: Sequence[EngineCheck]) -> Literal[0, 1, 2, 3]:
     """2 where a check could not be made; else 1 where one does not fit; else 3 where none applied at all."""
     if any(one.outcome == "failed" for one in findings):
         return 2
-    if not all(one.fits for one in findings):
+    if not all(one.passed for one in findings):
         return 1
     return 0 if any(one.outcome != "not applicable" for one in findings) else 3
 

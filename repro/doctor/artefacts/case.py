@@ -12,7 +12,7 @@ from repro.doctor.artefacts.kinds import Launch, Reader, Variable
 from repro.doctor.artefacts.launch import launch_of_argv, read_launch
 from repro.doctor.artefacts.python_code import PYTHON
 from repro.doctor.artefacts.runs import ROLLOUT_DUMP, sizes_of, within
-from repro.doctor.rule import Where
+from repro_golden.base.checks import Where
 from repro_golden.case.file import Case, CommandSubject, read_case
 from repro_golden.dumps.rollout.files import dump_files
 from repro_golden.replay.children import BITS_DEFAULTS

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from repro.doctor.artefacts.launch_kinds import Checkout, Flag, Launch, Origin, ParserDump, PythonCode, Variable
-from repro.doctor.rule import Where
+from repro_golden.base.checks import Where
 from repro_golden.dumps.rollout.files import RolloutDump
 from repro_golden.dumps.train.joining import Joined
 from repro_golden.dumps.values import System

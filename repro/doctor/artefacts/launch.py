@@ -11,7 +11,7 @@ from pathlib import Path
 from repro.doctor.artefacts.kinds import Flag, Launch, Reader, Variable
 from repro.doctor.artefacts.launch_python import started
 from repro.doctor.artefacts.launch_system import ENTRY, MODULE, system_of
-from repro.doctor.rule import Where
+from repro_golden.base.checks import Where
 from repro_golden.base.errors import ReproError
 
 __all__ = ["LAUNCH", "launch_of_argv", "launch_of_words", "read_launch"]

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from repro.doctor.rule import Where
+from repro_golden.base.checks import Where
 from repro_golden.dumps.values import System
 
 __all__ = ["Checkout", "Flag", "Launch", "Origin", "ParserDump", "PythonCode", "Step", "Variable", "Way"]

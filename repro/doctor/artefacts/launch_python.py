@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from repro.doctor.artefacts.kinds import Variable
-from repro.doctor.rule import Where
+from repro_golden.base.checks import Where
 
 __all__ = ["Started", "started"]
 

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from repro.doctor.artefacts.kinds import Launch, Series
-from repro.doctor.rule import Where
+from repro_golden.base.checks import Where
 
 __all__ = [
     "Fall", "Point", "Rise", "curve", "falls", "first_kl", "is_moe", "kl_where", "number", "replays_routing", "rises",

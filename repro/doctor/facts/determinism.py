@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from repro.doctor.artefacts.kinds import Launch
 from repro.doctor.facts.launches import fsdp, known_text, samples, seen, trains
-from repro.doctor.rule import Where
+from repro_golden.base.checks import Where
 
 __all__ = [
     "CUBLAS",

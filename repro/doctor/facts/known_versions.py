@@ -11,7 +11,7 @@ from packaging.version import InvalidVersion, Version
 from repro.doctor.artefacts.kinds import Launch
 from repro.doctor.facts.determinism import determinism, megatron
 from repro.doctor.facts.launches import moe, samples, trains
-from repro.doctor.rule import Certainty, Severity
+from repro_golden.base.checks import Certainty, Severity
 
 __all__ = ["KNOWN", "Known", "matches"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from repro.doctor.artefacts.kinds import Launch, Log, Variable
 from repro.doctor.artefacts.log_lines import OutOfMemory, argument, goes_on, speaker
-from repro.doctor.rule import Certainty, Found, Severity
+from repro_golden.base.checks import Certainty, Found, Severity
 
 __all__ = [
     "absent",

@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from repro_golden.dumps.rollout.check_rules import Batch, Found, Rule, said
+from repro_golden.base.checks import Found, rule
+from repro_golden.dumps.rollout.check_rules import EMPTY, GROUPS, SAMPLE, STALE, Batch, TrainBatch, noted, said
 from repro_golden.dumps.values import same
 
 __all__ = ["RULES"]
@@ -15,7 +16,16 @@ _VERSIONS = 5
 """Versions of the weights that are named; the others are counted."""
 
 
-def _duplicated(batch: Batch) -> Iterator[Found]:
+@rule(
+    id="duplicated-index",
+    title="Samples that are there twice",
+    severity="error",
+    certainty="certain",
+    why="rows are joined on it across ranks, and a sample that is there twice counts twice",
+    cure="give each sample its own index, and siblings of one execution one rollout_id",
+    sources=(SAMPLE,),
+)
+def _duplicated(batch: TrainBatch) -> Iterator[Found]:
     first: dict[Any, int] = {}
     for number, sample in enumerate(batch.samples):
         key = (sample["group_index"], sample["index"], sample.get("rollout_id"))
@@ -27,7 +37,7 @@ def _duplicated(batch: Batch) -> Iterator[Found]:
         # siblings of one execution share all three, and differ in their tokens
         if key[2] is None or same(sample["tokens"], batch.samples[at]["tokens"]):
             which = f"index {said(key[1])} of group {said(key[0])}"
-            yield Found(number, "index", f"{which} is there twice: also sample {at}")
+            yield noted(number, "index", f"{which} is there twice: also sample {at}")
 
 
 def _groups(batch: Batch) -> dict[Any, set[Any]]:
@@ -40,42 +50,87 @@ def _groups(batch: Batch) -> dict[Any, set[Any]]:
     return found
 
 
-def _group_size(batch: Batch) -> Iterator[Found]:
+@rule(
+    id="group-size",
+    title="Groups of another size than --n-samples-per-prompt",
+    severity="error",
+    certainty="certain",
+    why="advantages are relative to the group, and some code cuts the batch by its size",
+    cure="look at filters, and at --load-debug-rollout-data-subsample, which cuts groups",
+    sources=(GROUPS,),
+)
+def _group_size(batch: TrainBatch) -> Iterator[Found]:
     for group, members in _groups(batch).items():
         if batch.group_size is not None and len(members) != batch.group_size:
             first = next(n for n, s in enumerate(batch.samples) if s["group_index"] == group)
-            yield Found(first, "group_index", f"group {said(group)} has {len(members)} samples, not {batch.group_size}")
+            yield noted(first, "group_index", f"group {said(group)} has {len(members)} samples, not {batch.group_size}")
 
 
-def _group_sizes(batch: Batch) -> Iterator[Found]:
+@rule(
+    id="group-sizes",
+    title="Groups of several sizes",
+    severity="warning",
+    certainty="certain",
+    why="advantages are relative to the group, and some code cuts the batch by its size",
+    cure="look at filters, and at --load-debug-rollout-data-subsample, which cuts groups",
+    sources=(GROUPS,),
+)
+def _group_sizes(batch: TrainBatch) -> Iterator[Found]:
     sizes = Counter(len(members) for members in _groups(batch).values())
     if batch.group_size is None and len(sizes) > 1:
         listed = ", ".join(f"{count} of {size}" for size, count in sorted(sizes.items()))
-        yield Found(None, "group_index", f"groups differ in size: {listed}")
+        yield noted(None, "group_index", f"groups differ in size: {listed}")
 
 
-def _scattered(batch: Batch) -> Iterator[Found]:
+@rule(
+    id="scattered-group",
+    title="Groups whose samples do not stand together",
+    severity="warning",
+    certainty="likely",
+    why="rewards that are normalised by position mix groups",
+    cure="sort the samples by index",
+    sources=(GROUPS,),
+)
+def _scattered(batch: TrainBatch) -> Iterator[Found]:
     seen: list[Any] = []
     for number, sample in enumerate(batch.samples):
         group = sample["group_index"]
         if group is None or (seen and seen[-1] == group):
             continue
         if group in seen:
-            yield Found(number, "group_index", f"group {said(group)} goes on here, after others")
+            yield noted(number, "group_index", f"group {said(group)} goes on here, after others")
         seen.append(group)
 
 
-def _versions_in_sample(batch: Batch) -> Iterator[Found]:
+@rule(
+    id="versions-in-sample",
+    title="Responses that were sampled with several weights",
+    severity="note",
+    certainty="certain",
+    why="a response that was sampled with several weights is off-policy from the switch on",
+    cure="expected of partial and asynchronous rollouts; --mask-offpolicy-in-partial-rollout masks the older part",
+    sources=(STALE,),
+)
+def _versions_in_sample(batch: TrainBatch) -> Iterator[Found]:
     for number, versions in batch.column("weight_versions"):
         if isinstance(versions, list) and len(found := {said(v) for v in versions}) > 1:
-            yield Found(number, "weight_versions", f"sampled with the weights {_listed(found)}")
+            yield noted(number, "weight_versions", f"sampled with the weights {_listed(found)}")
 
 
-def _versions(batch: Batch) -> Iterator[Found]:
+@rule(
+    id="versions-in-batch",
+    title="A rollout that was sampled with several weights",
+    severity="warning",
+    certainty="certain",
+    why="part of the batch was sampled with older weights",
+    cure="expected of asynchronous rollouts alone; else look at the weight update",
+    sources=(STALE,),
+)
+def _versions(batch: TrainBatch) -> Iterator[Found]:
     found = Counter(v for _, versions in batch.column("weight_versions") for v in set(map(said, versions)))
     if len(found) > 1:
         named = {version: f"{version} ({count} sample{'s' if count > 1 else ''})" for version, count in found.items()}
-        yield Found(None, "weight_versions", f"the batch was sampled with weights {_listed(found, named)}")
+        yield noted(None, "weight_versions", f"the batch was sampled with weights {_listed(found, named)}")
 
 
 def _listed(versions: Iterable[str], named: Mapping[str, str] | None = None) -> str:
@@ -92,108 +147,76 @@ def _place(version: str) -> tuple[int, int, str]:
     return (0, int(digits), version) if digits.isdecimal() and len(digits) < 20 else (1, 0, version)
 
 
-def _unfinished(batch: Batch) -> Iterator[Found]:
+@rule(
+    id="unfinished",
+    title="Samples that are aborted, failed or pending",
+    severity="warning",
+    certainty="certain",
+    why="an aborted, failed or pending sample is trained on as it is",
+    cure="filter it, or set remove_sample",
+    sources=(SAMPLE,),
+)
+def _unfinished(batch: TrainBatch) -> Iterator[Found]:
     for number, sample in enumerate(batch.samples):
         if sample["status"] in ("aborted", "failed", "pending"):
             kept = "" if sample["remove_sample"] else " and is not removed"
-            yield Found(number, "status", f"the sample is {sample['status']}{kept}")
+            yield noted(number, "status", f"the sample is {sample['status']}{kept}")
 
 
+@rule(
+    id="truncated",
+    title="A rollout most of whose responses are truncated",
+    severity="note",
+    certainty="certain",
+    why="most responses hit the limit of length",
+    cure="look at --rollout-max-response-len, --rollout-stop and the chat template",
+    sources=(SAMPLE,),
+)
 def _truncated(batch: Batch) -> Iterator[Found]:
     count = sum(sample["status"] == "truncated" for sample in batch.samples)
     if 2 * count > len(batch.samples):
-        yield Found(None, "status", f"{count} of {len(batch.samples)} samples are truncated")
+        yield noted(None, "status", f"{count} of {len(batch.samples)} samples are truncated")
 
 
+@rule(
+    id="empty-response",
+    title="Responses without a token",
+    severity="warning",
+    certainty="certain",
+    why="there is nothing to train on, and some code divides by the length",
+    cure="look at samples that were aborted before the first token",
+    sources=(EMPTY,),
+)
 def _empty_response(batch: Batch) -> Iterator[Found]:
     for number, sample in enumerate(batch.samples):
         if sample["response_length"] == 0:
-            yield Found(number, "response_length", f"the response has no token (status {sample['status']})")
+            yield noted(number, "response_length", f"the response has no token (status {sample['status']})")
 
 
-def _removed(batch: Batch) -> Iterator[Found]:
+@rule(
+    id="removed",
+    title="Samples that a filter removed",
+    severity="note",
+    certainty="certain",
+    why="they take their place in the batch and teach nothing",
+    cure="nothing, where a filter means it",
+    sources=(SAMPLE,),
+)
+def _removed(batch: TrainBatch) -> Iterator[Found]:
     count = sum(bool(sample["remove_sample"]) for sample in batch.samples)
     if count:
-        yield Found(None, "remove_sample", f"{count} of {len(batch.samples)} samples are trained with a mask of zeros")
+        yield noted(None, "remove_sample", f"{count} of {len(batch.samples)} samples are trained with a mask of zeros")
 
 
 RULES = (
-    Rule(
-        "duplicated-index",
-        "error",
-        "rows are joined on it across ranks, and a sample that is there twice counts twice",
-        "give each sample its own index, and siblings of one execution one rollout_id",
-        _duplicated,
-        evaluation=False,
-    ),
-    Rule(
-        "group-size",
-        "error",
-        "advantages are relative to the group, and some code cuts the batch by its size",
-        "look at filters, and at --load-debug-rollout-data-subsample, which cuts groups",
-        _group_size,
-        evaluation=False,
-    ),
-    Rule(
-        "group-sizes",
-        "warning",
-        "advantages are relative to the group, and some code cuts the batch by its size",
-        "look at filters, and at --load-debug-rollout-data-subsample, which cuts groups",
-        _group_sizes,
-        evaluation=False,
-    ),
-    Rule(
-        "scattered-group",
-        "warning",
-        "rewards that are normalised by position mix groups",
-        "sort the samples by index",
-        _scattered,
-        evaluation=False,
-    ),
-    Rule(
-        "versions-in-sample",
-        "note",
-        "a response that was sampled with several weights is off-policy from the switch on",
-        "expected of partial and asynchronous rollouts; --mask-offpolicy-in-partial-rollout masks the older part",
-        _versions_in_sample,
-        evaluation=False,
-    ),
-    Rule(
-        "versions-in-batch",
-        "warning",
-        "part of the batch was sampled with older weights",
-        "expected of asynchronous rollouts alone; else look at the weight update",
-        _versions,
-        evaluation=False,
-    ),
-    Rule(
-        "unfinished",
-        "warning",
-        "an aborted, failed or pending sample is trained on as it is",
-        "filter it, or set remove_sample",
-        _unfinished,
-        evaluation=False,
-    ),
-    Rule(
-        "truncated",
-        "note",
-        "most responses hit the limit of length",
-        "look at --rollout-max-response-len, --rollout-stop and the chat template",
-        _truncated,
-    ),
-    Rule(
-        "empty-response",
-        "warning",
-        "there is nothing to train on, and some code divides by the length",
-        "look at samples that were aborted before the first token",
-        _empty_response,
-    ),
-    Rule(
-        "removed",
-        "note",
-        "they take their place in the batch and teach nothing",
-        "nothing, where a filter means it",
-        _removed,
-        evaluation=False,
-    ),
+    _duplicated,
+    _group_size,
+    _group_sizes,
+    _scattered,
+    _versions_in_sample,
+    _versions,
+    _unfinished,
+    _truncated,
+    _empty_response,
+    _removed,
 )

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from repro_golden.base.checks import Found, rule
 from repro_golden.dumps.rollout.arrays import length, numbers
-from repro_golden.dumps.rollout.check_rules import Batch, Found, Rule
+from repro_golden.dumps.rollout.check_rules import EXPERTS, Batch, TrainBatch, noted
 
 __all__ = ["RULES"]
 
@@ -15,14 +16,32 @@ _FIELD = "rollout_routed_experts"
 _EXPANDED = ("mm_vision_num_patches", "mm_audio_num_tokens")
 
 
-def _missing(batch: Batch) -> Iterator[Found]:
+@rule(
+    id="experts-missing",
+    title="Samples without routed experts under --use-rollout-routing-replay",
+    severity="error",
+    certainty="certain",
+    why="routing cannot be replayed",
+    cure="start the engine with --enable-return-routed-experts",
+    sources=("Miles guide: Debugging (R3)",),
+)
+def _missing(batch: TrainBatch) -> Iterator[Found]:
     if batch.layers is None and batch.topk is None:
         return
     for number, sample in enumerate(batch.samples):
         if sample[_FIELD] is None:
-            yield Found(number, _FIELD, "there are no routed experts")
+            yield noted(number, _FIELD, "there are no routed experts")
 
 
+@rule(
+    id="experts-shape",
+    title="Routed experts of another shape than [tokens - 1, layers, top-k]",
+    severity="error",
+    certainty="certain",
+    why="tokens are routed by another token's or layer's experts",
+    cure="look at --num-layers and --moe-router-topk, and at tokens that were appended or stripped without theirs",
+    sources=(EXPERTS,),
+)
 def _shape(batch: Batch) -> Iterator[Found]:
     whole = next((array.shape[1:] for array in batch.experts.values() if array is not None), (0, 0))
     layers, topk = batch.layers or whole[0], batch.topk or whole[1]
@@ -30,9 +49,9 @@ def _shape(batch: Batch) -> Iterator[Found]:
         sample = batch.samples[number]
         rows = max((length(sample["tokens"]) or 0) - 1, 0)
         if experts is None:
-            yield Found(number, _FIELD, "they are no whole numbers [tokens - 1, layers, top-k]")
+            yield noted(number, _FIELD, "they are no whole numbers [tokens - 1, layers, top-k]")
         elif experts.shape[1:] != (layers, topk) or experts.shape[0] not in (rows, rows + _expansion(sample)):
-            yield Found(number, _FIELD, f"their shape is {list(experts.shape)}, not [{rows}, {layers}, {topk}]")
+            yield noted(number, _FIELD, f"their shape is {list(experts.shape)}, not [{rows}, {layers}, {topk}]")
 
 
 def _expansion(sample: dict[str, object]) -> int:
@@ -44,11 +63,20 @@ def _expansion(sample: dict[str, object]) -> int:
     return sum(int(counts.sum()) - counts.size for counts in each if counts is not None and counts.dtype.kind in "iu")
 
 
+@rule(
+    id="experts-negative",
+    title="Routed experts below 0",
+    severity="error",
+    certainty="certain",
+    why="there is no such expert: a row was never filled",
+    cure="capture the rollout again",
+    sources=(EXPERTS,),
+)
 def _negative(batch: Batch) -> Iterator[Found]:
     for number, experts in batch.experts.items():
         if experts is not None and (experts < 0).any():
             row, layer, place = np.argwhere(experts < 0)[0]
-            yield Found(number, _FIELD, f"expert {experts[row, layer, place]} at token {row}, layer {layer}")
+            yield noted(number, _FIELD, f"expert {experts[row, layer, place]} at token {row}, layer {layer}")
 
 
 def _zero_layers(batch: Batch) -> dict[int, list[int]]:
@@ -65,53 +93,34 @@ def _zero_in_all(batch: Batch) -> set[int]:
     return set(each[0]).intersection(*each[1:]) if each else set()
 
 
+@rule(
+    id="experts-layer-lost",
+    title="Layers whose routed experts are all 0 in some samples",
+    severity="error",
+    certainty="certain",
+    why="every token of that layer is replayed on expert 0",
+    cure="look at pipeline stages of the engine, whose captures were not put together",
+    sources=(EXPERTS,),
+)
 def _layer_lost(batch: Batch) -> Iterator[Found]:
     everywhere = _zero_in_all(batch)
     for number, layers in _zero_layers(batch).items():
         if lost := [k for k in layers if k not in everywhere]:
-            yield Found(number, _FIELD, f"layers {', '.join(map(str, lost))} are all 0 here and not in other samples")
+            yield noted(number, _FIELD, f"layers {', '.join(map(str, lost))} are all 0 here and not in other samples")
 
 
+@rule(
+    id="experts-layer-zero",
+    title="Layers whose routed experts are all 0 in every sample",
+    severity="warning",
+    certainty="possible",
+    why="right for dense layers; else every token of that layer is replayed on expert 0",
+    cure="compare with the model's dense layers (first_k_dense_replace, --moe-layer-freq)",
+    sources=(EXPERTS,),
+)
 def _layer_zero(batch: Batch) -> Iterator[Found]:
     if layers := sorted(_zero_in_all(batch)):
-        yield Found(None, _FIELD, f"layers {', '.join(map(str, layers))} are all 0 in every sample")
+        yield noted(None, _FIELD, f"layers {', '.join(map(str, layers))} are all 0 in every sample")
 
 
-RULES = (
-    Rule(
-        "experts-missing",
-        "error",
-        "routing cannot be replayed",
-        "start the engine with --enable-return-routed-experts",
-        _missing,
-        evaluation=False,
-    ),
-    Rule(
-        "experts-shape",
-        "error",
-        "tokens are routed by another token's or layer's experts",
-        "look at --num-layers and --moe-router-topk, and at tokens that were appended or stripped without theirs",
-        _shape,
-    ),
-    Rule(
-        "experts-negative",
-        "error",
-        "there is no such expert: a row was never filled",
-        "capture the rollout again",
-        _negative,
-    ),
-    Rule(
-        "experts-layer-lost",
-        "error",
-        "every token of that layer is replayed on expert 0",
-        "look at pipeline stages of the engine, whose captures were not put together",
-        _layer_lost,
-    ),
-    Rule(
-        "experts-layer-zero",
-        "warning",
-        "right for dense layers; else every token of that layer is replayed on expert 0",
-        "compare with the model's dense layers (first_k_dense_replace, --moe-layer-freq)",
-        _layer_zero,
-    ),
-)
+RULES = (_missing, _shape, _negative, _layer_lost, _layer_zero)

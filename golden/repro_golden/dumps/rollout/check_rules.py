@@ -1,49 +1,43 @@
-"""What a check of a rollout dump is: a rule with its reason and cure, and what it finds."""
+"""What the checks of a rollout dump look at, and where they come from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from repro_golden.base.checks import Found, Where
 from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.rollout.arrays import Array, numbers
 from repro_golden.dumps.rollout.files import RolloutDump
 
-__all__ = ["Batch", "Finding", "Found", "Rule", "Severity", "said"]
+__all__ = [
+    "EMPTY",
+    "EXPERTS",
+    "GROUPS",
+    "NAN",
+    "SAMPLE",
+    "STALE",
+    "Batch",
+    "TrainBatch",
+    "batch_of",
+    "noted",
+    "said",
+]
 
-Severity = Literal["error", "warning", "note"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that a rule found.
-
-    Attributes:
-        rule: The rule's id.
-        severity: error: the trainer refuses it, or trains on something wrong; warning: likely a mistake; note: worth
-            knowing.
-        sample: Position of the sample in the dump; None where it is about the whole dump.
-        field: The field that it is about.
-        message: What was found, with the numbers.
-    """
-
-    rule: str
-    severity: Severity
-    sample: int | None
-    field: str
-    message: str
+SAMPLE = "THUDM/slime@624b824a8 slime/utils/types.py:418 (Sample)"
+EXPERTS = "THUDM/slime@624b824a8 slime/observability/rollout_data_utils.py:58-95"
+STALE = "slime guide: Troubleshooting (stale weights in async mode)"
+EMPTY = "slime guide: Troubleshooting (verify no empty prompts or responses)"
+GROUPS = "Miles FAQ (samples of a rollout)"
+NAN = "radixark/miles@31f1ca961 miles/backends/training_utils/loss_hub/losses.py:198 (nan_to_num)"
 
 
-class Found(NamedTuple):
-    """What a rule's function says: `Finding` without what the rule knows itself."""
-
-    sample: int | None
-    field: str
-    message: str
+def noted(sample: int | None, field: str, message: str) -> Found:
+    """What a rule says of a field of one sample, or with None of the whole dump."""
+    return Found(message, Where(item=field, sample=sample))
 
 
 def said(value: Any) -> str:
@@ -87,22 +81,10 @@ class Batch:
         return found
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A rule that dumps are checked by.
+class TrainBatch(Batch):
+    """A dump of samples that are trained on: no evaluation."""
 
-    Attributes:
-        id: Its name.
-        severity: Of what it finds.
-        why: What goes wrong in the trainer.
-        cure: What to do.
-        check: Finds.
-        evaluation: Whether it holds for evaluations too, which nothing is trained on.
-    """
 
-    id: str
-    severity: Severity
-    why: str
-    cure: str
-    check: Callable[[Batch], Iterator[Found]]
-    evaluation: bool = True
+def batch_of(dump: RolloutDump, group_size: int | None, layers: int | None, topk: int | None) -> Batch:
+    """A dump under check, as what it is; the arguments are those of `Batch`."""
+    return (Batch if dump.evaluation else TrainBatch)(dump, group_size, layers, topk)

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from repro_golden.base.checks import Found, rule
 from repro_golden.dumps.rollout.arrays import Array, numbers
-from repro_golden.dumps.rollout.check_rules import Batch, Found, Rule, said
+from repro_golden.dumps.rollout.check_rules import NAN, SAMPLE, Batch, TrainBatch, noted, said
 from repro_golden.dumps.values import same
 
 __all__ = ["RULES", "RUN"]
@@ -29,6 +30,15 @@ def _floats(value: Any) -> Array | None:
     return None if found is None or found.ndim != 1 else found.astype(np.float64)
 
 
+@rule(
+    id="log-probs-finite",
+    title="NaN or infinite log-probs of a rollout",
+    severity="error",
+    certainty="certain",
+    why="a NaN reaches every parameter even from a masked token, and Miles' metrics hide it",
+    cure="look at what the engine returns (-inf of a forbidden token, temperature 0) and at what appends it",
+    sources=(NAN,),
+)
 def _finite(batch: Batch) -> Iterator[Found]:
     for name in _PER_TOKEN:
         for number, value in batch.column(name):
@@ -37,13 +47,13 @@ def _finite(batch: Batch) -> Iterator[Found]:
                 # a list may hold None, or ints among floats
                 odd = [x for x in value if not _real(x)] if isinstance(value, list) else [value]
                 if odd:
-                    yield Found(number, name, f"{name} is no list of numbers: it holds a {type(odd[0]).__name__}")
+                    yield noted(number, name, f"{name} is no list of numbers: it holds a {type(odd[0]).__name__}")
                     continue
                 found = np.array(value, dtype=np.float64)
             bad = ~np.isfinite(found)
             if bad.any():
                 at = int(bad.argmax())
-                yield Found(
+                yield noted(
                     number, name, f"{name} is {found[at]} at response token {at}, {int(bad.sum())} are not finite"
                 )
 
@@ -53,6 +63,15 @@ def _real(value: Any) -> bool:
     return small and not isinstance(value, bool)
 
 
+@rule(
+    id="log-probs-positive",
+    title="Log-probs above 0",
+    severity="error",
+    certainty="certain",
+    why="a probability above 1: these are no log-probs",
+    cure="look at what is appended: a reward, a sign, or a log-prob before the softmax",
+    sources=(SAMPLE,),
+)
 def _positive(batch: Batch) -> Iterator[Found]:
     for name in _LOG_PROBS:
         for number, value in batch.column(name):
@@ -60,34 +79,70 @@ def _positive(batch: Batch) -> Iterator[Found]:
             above = found is not None and found > _ROUNDING
             if found is not None and np.any(above):
                 at = int(np.argmax(above))
-                yield Found(number, name, f"{name} is {found[at]:.6g} at response token {at}")
+                yield noted(number, name, f"{name} is {found[at]:.6g} at response token {at}")
 
 
+@rule(
+    id="column-in-some",
+    title="A column that some samples have and others lack",
+    severity="warning",
+    certainty="certain",
+    why="trainers ask the first sample whether there is such a column, and take it from all",
+    cure="set the field in every sample, or in none",
+    sources=(SAMPLE,),
+)
 def _partly(batch: Batch) -> Iterator[Found]:
     for name in ("rollout_log_probs", "teacher_log_probs", "rollout_routed_experts", "train_metadata"):
         have = {number for number, _ in batch.column(name)}
         if have and len(have) < len(batch.samples):
             first = next(number for number in range(len(batch.samples)) if number not in have)
-            yield Found(first, name, f"{name} is in {len(have)} of {len(batch.samples)} samples, and not in this one")
+            yield noted(first, name, f"{name} is in {len(have)} of {len(batch.samples)} samples, and not in this one")
 
 
-def _none(batch: Batch) -> Iterator[Found]:
+@rule(
+    id="log-probs-missing",
+    title="A rollout without log-probs",
+    severity="note",
+    certainty="certain",
+    why="no importance ratio and no mismatch of train and rollout can be computed",
+    cure="return log-probs from the engine (return_logprob), and append them",
+    sources=(SAMPLE,),
+)
+def _none(batch: TrainBatch) -> Iterator[Found]:
     if (
         batch.samples
         and any(s["response_length"] for s in batch.samples)
         and not any(True for _ in batch.column("rollout_log_probs"))
     ):
-        yield Found(None, "rollout_log_probs", "no sample has rollout_log_probs")
+        yield noted(None, "rollout_log_probs", "no sample has rollout_log_probs")
 
 
-def _mask_zero(batch: Batch) -> Iterator[Found]:
+@rule(
+    id="mask-all-zero",
+    title="Samples whose response is masked whole",
+    severity="warning",
+    certainty="certain",
+    why="the sample takes its place in the batch and teaches nothing",
+    cure="leave it out (--dynamic-sampling-filter-path), or set remove_sample on purpose",
+    sources=(SAMPLE,),
+)
+def _mask_zero(batch: TrainBatch) -> Iterator[Found]:
     for number, value in batch.column("loss_mask"):
         found = numbers(value)
         if found is not None and found.size and not found.any() and not batch.samples[number]["remove_sample"]:
-            yield Found(number, "loss_mask", f"all {found.size} response tokens are masked")
+            yield noted(number, "loss_mask", f"all {found.size} response tokens are masked")
 
 
-def _tool_tokens(batch: Batch) -> Iterator[Found]:
+@rule(
+    id="tool-tokens",
+    title="Trained tokens that no model sampled, by their log-probs of exactly 0",
+    severity="warning",
+    certainty="likely",
+    why="tokens of a tool or of the environment are trained on as if the model had said them",
+    cure="append them with trainable=False, which masks them",
+    sources=("slime guide: Troubleshooting (tool responses included in loss)",),
+)
+def _tool_tokens(batch: TrainBatch) -> Iterator[Found]:
     for number, value in batch.column("rollout_log_probs"):
         found = _floats(value)
         mask = batch.samples[number]["loss_mask"]
@@ -96,7 +151,7 @@ def _tool_tokens(batch: Batch) -> Iterator[Found]:
             continue
         start, size = _longest((found == 0) & (trained != 0))
         if size >= RUN:
-            yield Found(
+            yield noted(
                 number, "loss_mask",
                 f"{size} tokens from response token {start} on are trained on with rollout_log_probs of exactly 0",
             )  # fmt: skip
@@ -112,93 +167,51 @@ def _longest(flags: Array) -> tuple[int, int]:
     return int(starts[best]), int(ends[best] - starts[best])
 
 
-def _reward_missing(batch: Batch) -> Iterator[Found]:
+@rule(
+    id="reward-missing",
+    title="Samples without a reward",
+    severity="error",
+    certainty="certain",
+    why="there is no advantage without a reward",
+    cure="look at the reward function, and at samples that were aborted before it",
+    sources=("Miles guide: Debugging (rewards)",),
+)
+def _reward_missing(batch: TrainBatch) -> Iterator[Found]:
     for number, sample in enumerate(batch.samples):
         if sample["reward"] is None:
-            yield Found(number, "reward", f"there is no reward (status {sample['status']})")
+            yield noted(number, "reward", f"there is no reward (status {sample['status']})")
 
 
+@rule(
+    id="reward-finite",
+    title="NaN or infinite rewards",
+    severity="error",
+    certainty="certain",
+    why="one NaN or infinity makes every advantage of its group one",
+    cure="look at the reward function",
+    sources=("Miles guide: Debugging (rewards)",),
+)
 def _reward_finite(batch: Batch) -> Iterator[Found]:
     for number, value in batch.column("reward"):
         each = value if isinstance(value, dict) else {"": value}
         for name, reward in each.items():
             if isinstance(reward, float) and not math.isfinite(reward):
-                yield Found(number, "reward", f"the reward{f' {said(name)}' if name else ''} is {reward}")
+                yield noted(number, "reward", f"the reward{f' {said(name)}' if name else ''} is {reward}")
 
 
-def _reward_equal(batch: Batch) -> Iterator[Found]:
+@rule(
+    id="reward-equal",
+    title="A rollout whose rewards are all equal",
+    severity="warning",
+    certainty="certain",
+    why="advantages relative to a group are all 0: nothing is learned",
+    cure="look at --rm-type, --label-key and --reward-key",
+    sources=(SAMPLE,),
+)
+def _reward_equal(batch: TrainBatch) -> Iterator[Found]:
     rewards = [value for _, value in batch.column("reward")]
     if len(rewards) > 1 and all(same(reward, rewards[0]) for reward in rewards):
-        yield Found(None, "reward", f"all {len(rewards)} rewards are {said(rewards[0])}")
+        yield noted(None, "reward", f"all {len(rewards)} rewards are {said(rewards[0])}")
 
 
-RULES = (
-    Rule(
-        "log-probs-finite",
-        "error",
-        "a NaN reaches every parameter even from a masked token, and Miles' metrics hide it",
-        "look at what the engine returns (-inf of a forbidden token, temperature 0) and at what appends it",
-        _finite,
-    ),
-    Rule(
-        "log-probs-positive",
-        "error",
-        "a probability above 1: these are no log-probs",
-        "look at what is appended: a reward, a sign, or a log-prob before the softmax",
-        _positive,
-    ),
-    Rule(
-        "column-in-some",
-        "warning",
-        "trainers ask the first sample whether there is such a column, and take it from all",
-        "set the field in every sample, or in none",
-        _partly,
-    ),
-    Rule(
-        "log-probs-missing",
-        "note",
-        "no importance ratio and no mismatch of train and rollout can be computed",
-        "return log-probs from the engine (return_logprob), and append them",
-        _none,
-        evaluation=False,
-    ),
-    Rule(
-        "mask-all-zero",
-        "warning",
-        "the sample takes its place in the batch and teaches nothing",
-        "leave it out (--dynamic-sampling-filter-path), or set remove_sample on purpose",
-        _mask_zero,
-        evaluation=False,
-    ),
-    Rule(
-        "tool-tokens",
-        "warning",
-        "tokens of a tool or of the environment are trained on as if the model had said them",
-        "append them with trainable=False, which masks them",
-        _tool_tokens,
-        evaluation=False,
-    ),
-    Rule(
-        "reward-missing",
-        "error",
-        "there is no advantage without a reward",
-        "look at the reward function, and at samples that were aborted before it",
-        _reward_missing,
-        evaluation=False,
-    ),
-    Rule(
-        "reward-finite",
-        "error",
-        "one NaN or infinity makes every advantage of its group one",
-        "look at the reward function",
-        _reward_finite,
-    ),
-    Rule(
-        "reward-equal",
-        "warning",
-        "advantages relative to a group are all 0: nothing is learned",
-        "look at --rm-type, --label-key and --reward-key",
-        _reward_equal,
-        evaluation=False,
-    ),
-)
+RULES = (_finite, _positive, _partly, _none, _mask_zero, _tool_tokens, _reward_missing, _reward_finite, _reward_equal)

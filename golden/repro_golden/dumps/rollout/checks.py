@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from repro_golden.base.checks import Finding, Rule
 from repro_golden.dumps.rollout import check_batch, check_experts, check_lengths, check_values
-from repro_golden.dumps.rollout.check_rules import Batch, Finding, Rule
+from repro_golden.dumps.rollout.check_rules import batch_of
 from repro_golden.dumps.rollout.files import RolloutDump
 
-__all__ = ["RULES", "Finding", "Rule", "check_dump"]
+__all__ = ["RULES", "check_dump"]
 
 RULES: tuple[Rule, ...] = (*check_lengths.RULES, *check_values.RULES, *check_batch.RULES, *check_experts.RULES)
 """All rules, in the order in which they are applied."""
@@ -26,6 +27,6 @@ def check_dump(
     Returns:
         Findings in the order of the rules and samples; none for a dump that is in order.
     """
-    batch = Batch(dump, group_size, layers, topk)
-    rules = [rule for rule in RULES if rule.evaluation or not dump.evaluation]
-    return [Finding(rule.id, rule.severity, *found) for rule in rules for found in rule.check(batch)]
+    batch = batch_of(dump, group_size, layers, topk)
+    rules = [rule for rule in RULES if isinstance(batch, rule.inputs)]
+    return [Finding.of(rule, found) for rule in rules for found in rule.check(batch)]

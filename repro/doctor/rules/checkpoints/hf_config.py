@@ -18,7 +18,7 @@ from repro.doctor.facts.checkpoints.names import (
     place,
     text_values,
 )
-from repro.doctor.rule import Found, Severity, Where, rule
+from repro_golden.base.checks import Found, Severity, Where, rule
 
 
 def _contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Severity | None]]:

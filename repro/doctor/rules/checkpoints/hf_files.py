@@ -24,7 +24,7 @@ from repro.doctor.facts.checkpoints.names import (
     stacks,
     text_values,
 )
-from repro.doctor.rule import Found, Severity, Where, rule
+from repro_golden.base.checks import Found, Severity, Where, rule
 
 _NAMES = {"bfloat16": "BF16", "float16": "F16", "half": "F16", "float32": "F32", "float": "F32", "float64": "F64"}
 

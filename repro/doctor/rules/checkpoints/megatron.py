@@ -23,7 +23,7 @@ from repro.doctor.facts.checkpoints.launches import (
     shown,
 )
 from repro.doctor.facts.checkpoints.names import ranges
-from repro.doctor.rule import Found, Severity, Where, rule
+from repro_golden.base.checks import Found, Severity, Where, rule
 
 
 @rule(

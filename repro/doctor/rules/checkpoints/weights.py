@@ -34,8 +34,8 @@ from repro.doctor.facts.checkpoints.names import (
     ranges,
     text_values,
 )
-from repro.doctor.rule import Certainty, Found, Where, rule
 from repro.text import count
+from repro_golden.base.checks import Certainty, Found, Where, rule
 
 _ITEM = "quantization_config.ignore"
 _LIST = json.dumps(list(RECOMMENDED))

@@ -10,7 +10,7 @@ from repro.doctor.artefacts.kinds import Launch, PromptData, Tokenizer
 from repro.doctor.artefacts.prompts import LABELS, PROMPT_KEYS
 from repro.doctor.facts.launches import absent, open_ended
 from repro.doctor.facts.prompt_survey import ROWS, Keys, Survey, keys_of, survey, text_of
-from repro.doctor.rule import Certainty, Found, Severity, Where, rule
+from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
 
 
 @rule(

@@ -8,7 +8,7 @@ from typing import Any
 
 from repro.doctor.artefacts.kinds import Launch, RewardFunction, Rollout
 from repro.doctor.facts.launches import open_ended
-from repro.doctor.rule import Found, Where, rule
+from repro_golden.base.checks import Found, Where, rule
 from repro_golden.base.errors import NotVerifiableError, ReproError
 
 _MOST = 32

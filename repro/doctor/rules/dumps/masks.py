@@ -10,7 +10,7 @@ import numpy as np
 from repro.doctor.artefacts.kinds import Rollout, Tokenizer
 from repro.doctor.facts.tool_spans import Span, spans_of, texts_of_tokens, tokens_inside
 from repro.doctor.facts.train_columns import Floats, floats
-from repro.doctor.rule import Certainty, Found, Severity, Where, rule
+from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
 from repro_golden.dumps.rollout.arrays import length
 
 

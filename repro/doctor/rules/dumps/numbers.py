@@ -12,7 +12,7 @@ import numpy as np
 from repro.doctor.artefacts.kinds import Rollout, Series, TrainStep
 from repro.doctor.facts.rounding import narrow_dtype
 from repro.doctor.facts.train_columns import Floats, columns, floats, masks, sample_name
-from repro.doctor.rule import Found, Where, rule
+from repro_golden.base.checks import Found, Where, rule
 
 
 def _groups(step: TrainStep) -> dict[bytes, list[int]]:

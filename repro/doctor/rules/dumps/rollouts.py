@@ -18,7 +18,7 @@ from repro.doctor.facts.train_columns import (
     routed_experts,
     weight_versions,
 )
-from repro.doctor.rule import Certainty, Found, Severity, Where, rule
+from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
 from repro_golden.dumps.rollout.arrays import Array, numbers
 
 

@@ -19,7 +19,7 @@ from repro.doctor.facts.train_columns import (
     response_lengths,
     sample_name,
 )
-from repro.doctor.rule import Found, Where, rule
+from repro_golden.base.checks import Found, Where, rule
 from repro_golden.dumps.train.files import length_of
 
 

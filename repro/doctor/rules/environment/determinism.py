@@ -36,7 +36,7 @@ from repro.doctor.facts.launches import (
     tempered,
     trains,
 )
-from repro.doctor.rule import Found, Where, rule
+from repro_golden.base.checks import Found, Where, rule
 
 _READ = {
     "NCCL_ALGO": "NCCL reads it when a group makes its communicator",

@@ -24,7 +24,7 @@ from repro.doctor.facts.launches import (
     tempered,
     trains,
 )
-from repro.doctor.rule import Found, Where, rule
+from repro_golden.base.checks import Found, Where, rule
 
 _ALWAYS = ("fa3", "flashinfer", "triton")
 _SINCE = ("ascend", "fa4", "intel_xpu")

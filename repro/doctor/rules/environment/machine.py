@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from repro.doctor.artefacts.kinds import Launch, Machine
 from repro.doctor.facts.determinism import determinism
 from repro.doctor.facts.launches import fsdp, known_text, programmed, seen, size, trains
-from repro.doctor.rule import Found, Where, rule
+from repro_golden.base.checks import Found, Where, rule
 
 _SIZES = ("--tensor-model-parallel-size", "--context-parallel-size")
 

@@ -12,7 +12,7 @@ from repro.doctor.artefacts.kinds import Launch, Machine
 from repro.doctor.facts.determinism import megatron
 from repro.doctor.facts.known_versions import KNOWN, Known, matches
 from repro.doctor.facts.launches import absent, samples, trains
-from repro.doctor.rule import Found, Where, rule
+from repro_golden.base.checks import Found, Where, rule
 
 
 def _installed(machine: Machine, known: Known) -> bool:

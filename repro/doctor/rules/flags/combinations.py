@@ -19,7 +19,7 @@ from repro.doctor.facts.launches import (
     tempered,
     trains,
 )
-from repro.doctor.rule import Found, rule
+from repro_golden.base.checks import Found, rule
 from repro_golden.dumps.values import System
 
 _CORRECTIONS = ("--use-rollout-logprobs", "--use-tis", "--keep-old-actor")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import HfConfig, Launch
 from repro.doctor.facts.launches import absent, nonzero, open_ended, samples, tempered, trains
-from repro.doctor.rule import Found, Where, rule
+from repro_golden.base.checks import Found, Where, rule
 
 _ROLLOUT, _TRAIN, _LOAD = "--save-debug-rollout-data", "--save-debug-train-data", "--load-debug-rollout-data"
 _ALL = "--dump-details"

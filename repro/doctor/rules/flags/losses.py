@@ -18,7 +18,7 @@ from repro.doctor.facts.launches import (
     tempered,
     trains,
 )
-from repro.doctor.rule import Certainty, Found, Severity, rule
+from repro_golden.base.checks import Certainty, Found, Severity, rule
 
 
 @rule(

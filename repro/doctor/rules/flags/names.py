@@ -10,7 +10,7 @@ from repro.doctor.artefacts.kinds import Flag, Launch, ParserDump
 from repro.doctor.artefacts.parsers import ENGINE
 from repro.doctor.facts.known_flags import ALSO, KNOWN, near_miss, twin
 from repro.doctor.facts.launches import severed, tempered
-from repro.doctor.rule import Certainty, Found, Severity, Where, rule
+from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
 
 
 @rule(

@@ -10,7 +10,7 @@ from string import Formatter
 
 from repro.doctor.artefacts.kinds import HfConfig, Launch, Rollout, Tokenizer
 from repro.doctor.facts.launches import absent, open_ended, ranks, samples, sft, size, tempered, trains
-from repro.doctor.rule import Certainty, Found, Where, rule
+from repro_golden.base.checks import Certainty, Found, Where, rule
 from repro_golden.base.errors import ReproError
 
 _ENGINE, _CONTEXT = "--sglang-context-length", "--rollout-max-context-len"

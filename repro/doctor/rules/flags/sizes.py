@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Launch, Machine
 from repro.doctor.facts.launches import absent, fsdp, known_text, ranks, samples, seen, severed, size, tempered, trains
-from repro.doctor.rule import Certainty, Found, Severity, Where, rule
+from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
 
 _HIGH = 0.85
 """The most that the guides name; they name it for engines that have their GPUs for themselves."""

@@ -23,7 +23,7 @@ from repro.doctor.facts.goldens import (
     rows,
 )
 from repro.doctor.facts.rounding import narrow_dtype, rounded_decimals, rounded_digits
-from repro.doctor.rule import Found, Where, rule
+from repro_golden.base.checks import Found, Where, rule
 from repro_golden.base.errors import ReproError
 from repro_golden.case.identity import Identity
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import TraceRun
 from repro.doctor.facts.goldens import rows
-from repro.doctor.rule import Found, Where, rule
+from repro_golden.base.checks import Found, Where, rule
 from repro_golden.base.errors import ReproError
 
 

@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 from repro.doctor.artefacts.kinds import Hit, Launch, Log
 from repro.doctor.artefacts.log_lines import MEMORY, above, argument, below, fails, goes_on, said, speaker, times
-from repro.doctor.rule import Found, Severity, Where, rule
+from repro_golden.base.checks import Found, Severity, Where, rule
 
 _RELEASE, _RESUME = '/release_memory_occupation HTTP/1.1" 200', '/resume_memory_occupation HTTP/1.1" 200'
 _REFUSED = ('/resume_memory_occupation HTTP/1.1" 500', '/resume_memory_occupation HTTP/1.1" 400')

@@ -20,7 +20,7 @@ from repro.doctor.artefacts.log_lines import (
     times,
 )
 from repro.doctor.facts.launches import ran_out
-from repro.doctor.rule import Found, rule
+from repro_golden.base.checks import Found, rule
 
 _SEEN = ("No space left on device", "Disk quota exceeded", "is over 95% full, available space")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from repro.doctor.artefacts.kinds import Hit, Log
 from repro.doctor.artefacts.log_lines import below, goes_on, rank, rank_of, said, speaker, times
-from repro.doctor.rule import Found, rule
+from repro_golden.base.checks import Found, rule
 
 _DEAD = (
     "fully-async rollout worker exited without an exception",

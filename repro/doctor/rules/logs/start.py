@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Hit, Launch, Log
 from repro.doctor.artefacts.log_lines import above, argument, below, goes_on, said, speaker, times
-from repro.doctor.rule import Found, Severity, rule
+from repro_golden.base.checks import Found, Severity, rule
 
 _NO_FILE = "does not appear to have a file named config.json"
 _NO_PATH = "is not a local folder and is not a valid model identifier"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Hit, Launch, Log
 from repro.doctor.artefacts.log_lines import above, argument, below, fails, goes_on, said, speaker, times
-from repro.doctor.rule import Found, Where, rule
+from repro_golden.base.checks import Found, Where, rule
 
 _DONE = (
     "successfully loaded checkpoint from",

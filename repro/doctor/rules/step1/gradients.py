@@ -22,7 +22,7 @@ from repro.doctor.facts.curves import (
     updates_of,
 )
 from repro.doctor.facts.texts import CLEAN, Garble, began, judged
-from repro.doctor.rule import Found, Where, rule
+from repro_golden.base.checks import Found, Where, rule
 from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.rollout.files import RolloutDump
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from repro.doctor.artefacts.kinds import Launch, Rollout, Series
 from repro.doctor.facts.curves import curve, falls
 from repro.doctor.facts.texts import Group, began, groups_of, reward_of
-from repro.doctor.rule import Found, Where, rule
+from repro_golden.base.checks import Found, Where, rule
 from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.rollout.files import RolloutDump
 

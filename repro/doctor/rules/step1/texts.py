@@ -19,7 +19,7 @@ from repro.doctor.facts.texts import (
     response_tokens,
     single_character,
 )
-from repro.doctor.rule import Found, Severity, Where, rule
+from repro_golden.base.checks import Found, Severity, Where, rule
 from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.rollout.files import RolloutDump
