@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from repro_golden.base.errors import ReproError
 from repro_golden.recording.attach.raw import RawLog
 from repro_golden.recording.pieces import At, Piece, keep_piece, keep_whole
 from repro_golden.recording.tap import Tap
 from repro_golden.trace import Row, StepRecord, TraceWriter, dump_path
 from repro_golden.trace.frames import pack
-from repro_golden.trace.model import METRIC, PHASES, RECORDER
+from repro_golden.trace.model import RECORDER
 from repro_golden.trace.signals import Signals
+from repro_golden.trace.writer import StepRows
 
 __all__ = ["RankWriter", "Recorder", "dump_path"]
 
@@ -42,29 +42,17 @@ class RankWriter:
         self.rank = rank
         self._log = RawLog(folder, rank, about)
         self._keep = keep_piece(folder, rank)
-        self._rows: list[Row] = []
-        self._seen: set[tuple[str, str]] = set()
+        self._step = StepRows(parts=True)
         self._steps = 0
 
     def add(self, row: Row) -> None:
-        """Take one signal of the step under way; several tensors may hold parts of one.
-
-        Raises:
-            ReproError: as `TraceWriter.add`.
-        """
-        if row.phase not in PHASES:
-            raise ReproError(f"unknown phase {row.phase!r} for signal {row.name!r}: use one of {', '.join(PHASES)}")
-        keys = {(row.phase, row.name), *([(METRIC, row.name)] if row.dtype == METRIC else [])}
-        if keys & self._seen and row.whole:
-            raise ReproError(f"signal {row.name!r} was observed twice in one step (phase {row.phase}): rename one")
-        self._seen |= keys
-        self._rows.append(row)
+        """Take one signal of the step under way; see `StepRows.add`."""
+        self._step.add(row)
 
     def end_step(self, step: int) -> None:
         """Write the step under way."""
-        self._log.append(pack(step, self._rows))
-        self._rows.clear()
-        self._seen.clear()
+        rows, _ = self._step.end()
+        self._log.append(pack(step, rows))
         self._steps += 1
 
     def keep(self, at: At, pieces: list[Piece]) -> None:

@@ -17,7 +17,7 @@ from repro_golden.fingerprint.definition import SCHEME, reference, reference_wor
 from repro_golden.trace import columns, frames
 from repro_golden.trace.model import DIGEST, METRIC, PHASES, Header, Row, StepRecord, chain, root, to_checked_line
 
-__all__ = ["TraceWriter", "digest_row", "metric_row", "seal"]
+__all__ = ["StepRows", "TraceWriter", "digest_row", "metric_row", "seal"]
 
 HEADER, STEPS, RANK = "header.json", "steps.jsonl", "rank-{:05d}"
 
@@ -46,6 +46,44 @@ def digest_row(phase: str, name: str, sha256: bytes) -> Row:
     return Row(phase, name, DIGEST, (), reference(sha256), 0, 0.0, 0.0, sha256, sha256)
 
 
+class StepRows:
+    """The signals of the step under way, in the order in which they came, each checked as it comes.
+
+    Args:
+        parts: Whether one rank of several writes: tensors that hold parts of several then share a name.
+    """
+
+    def __init__(self, *, parts: bool = False) -> None:
+        self._parts = parts
+        self._rows: list[Row] = []
+        self._names: set[tuple[str, str]] = set()
+        self._metrics: dict[str, float] = {}
+
+    def add(self, row: Row) -> None:
+        """Take one signal.
+
+        Raises:
+            ReproError: an unknown phase, or a signal seen twice in one step.
+        """
+        if row.phase not in PHASES:
+            raise ReproError(f"unknown phase {row.phase!r} for signal {row.name!r}: use one of {', '.join(PHASES)}")
+        if (row.phase, row.name) in self._names and not (self._parts and not row.whole):
+            raise ReproError(f"signal {row.name!r} was observed twice in phase {row.phase!r} of one step: rename one")
+        if row.dtype == METRIC and row.name in self._metrics:
+            raise ReproError(f"metric {row.name!r} was observed in two phases of one step: rename one")
+        self._names.add((row.phase, row.name))
+        self._rows.append(row)
+        if row.dtype == METRIC and row.values is not None:
+            self._metrics[row.name] = struct.unpack("<d", row.values)[0]
+
+    def end(self) -> tuple[list[Row], dict[str, float]]:
+        """The step's rows, and its metrics by name; the next one begins."""
+        ended = self._rows, self._metrics
+        self._rows, self._metrics = [], {}
+        self._names.clear()
+        return ended
+
+
 class TraceWriter:
     """The recorder's side of a trace directory: header, step log, and one append-only log for this rank.
 
@@ -63,8 +101,7 @@ class TraceWriter:
             raise ReproError(f"{directory} already holds a trace: choose another folder or remove it")
         self.directory = directory
         write_atomic(directory / HEADER, to_checked_line(header.to_mapping()))
-        self._rows: dict[tuple[str, str], Row] = {}
-        self._metrics: dict[str, float] = {}
+        self._step = StepRows()
         self._chain = digest("chain", SCHEME)
         self.steps = 0
         try:
@@ -78,20 +115,8 @@ class TraceWriter:
             raise MachineFailureError(f"cannot write a trace in {directory}: {error.strerror}") from error
 
     def add(self, row: Row) -> None:
-        """Take one signal of the step under way.
-
-        Raises:
-            ReproError: an unknown phase, or a signal seen twice in one step.
-        """
-        if row.phase not in PHASES:
-            raise ReproError(f"unknown phase {row.phase!r} for signal {row.name!r}: use one of {', '.join(PHASES)}")
-        if (row.phase, row.name) in self._rows:
-            raise ReproError(f"signal {row.name!r} was observed twice in phase {row.phase!r} of one step: rename one")
-        if row.dtype == METRIC and row.name in self._metrics:
-            raise ReproError(f"metric {row.name!r} was observed in two phases of one step: rename one")
-        self._rows[row.phase, row.name] = row
-        if row.dtype == METRIC and row.values is not None:
-            self._metrics[row.name] = struct.unpack("<d", row.values)[0]
+        """Take one signal of the step under way; see `StepRows.add`."""
+        self._step.add(row)
 
     def end_step(self, step: int) -> StepRecord:
         """Write the step under way and return its record.
@@ -100,17 +125,15 @@ class TraceWriter:
             ReproError: nothing was observed.
             MachineFailureError: the disk is full.
         """
-        if not self._rows:
+        rows, metrics = self._step.end()
+        if not rows:
             raise ReproError(f"step {step} observed nothing: the trainer must call observe in every step")
-        rows = list(self._rows.values())
         step_root = root(rows)
         self._chain = chain(self._chain, step, step_root)
         packed = frames.pack(step, rows)
-        record = StepRecord(step, step_root, self._chain, len(rows), digest(packed), dict(self._metrics))
+        record = StepRecord(step, step_root, self._chain, len(rows), digest(packed), metrics)
         self._append(self._log, packed)
         self._append(self._step_log, record.to_line().encode() + b"\n")
-        self._rows.clear()
-        self._metrics.clear()
         self.steps += 1
         return record
 

@@ -23,6 +23,7 @@ class RawLog:
     Attributes:
         folder: Where the records of all ranks lie.
         rank: Whose these are.
+        path: The log itself.
     """
 
     def __init__(self, folder: Path, rank: int, about: Mapping[str, Any]) -> None:
@@ -37,14 +38,13 @@ class RawLog:
             OSError: it cannot be written.
         """
         self.folder, self.rank = folder, rank
-        stem = f"rank-{rank:05d}"
+        self.path = folder / f"rank-{rank:05d}.log"
         how = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND
         try:
-            self._file = os.open(folder / f"{stem}.log", how, 0o666)
-        except FileExistsError:
-            stem = f"{stem}-{os.getpid()}"
-            self._file = os.open(folder / f"{stem}.log", how, 0o666)
-        self._stem = folder / stem
+            self._file = os.open(self.path, how, 0o666)
+        except FileExistsError:  # the instrument says what to do
+            self.path = folder / f"rank-{rank:05d}-{os.getpid()}.log"
+            self._file = os.open(self.path, how, 0o666)
         self.put(".json", about)
 
     def append(self, frame: bytes) -> None:
@@ -55,7 +55,7 @@ class RawLog:
 
     def put(self, suffix: str, value: Any) -> None:
         """A small file of JSON, whole or not there."""
-        path = self._stem.with_suffix(suffix)
+        path = self.path.with_suffix(suffix)
         part = path.with_suffix(f"{suffix}.part")
         part.write_text(json.dumps(value), encoding="utf-8")
         part.replace(path)

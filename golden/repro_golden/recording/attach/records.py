@@ -13,6 +13,8 @@ from urllib.parse import quote
 
 import torch
 
+from repro_golden.recording.attach.raw import RawLog
+
 __all__ = ["Records", "dump"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -29,8 +31,7 @@ class Records:
 
     def __init__(self, out: str) -> None:
         self._out = Path(out)
-        self._stem: Path | None = None
-        self._file = -1
+        self._log: RawLog | None = None
         # numbers of processes are those of a node, and the folder may be that of many
         self._notes = self._out / f"note-{os.getpid()}-{os.urandom(4).hex()}.json"
         with contextlib.suppress(OSError):  # the program goes on
@@ -39,19 +40,17 @@ class Records:
     @property
     def opened(self) -> bool:
         """Whether a step was made."""
-        return self._stem is not None
+        return self._log is not None
+
+    @property
+    def log(self) -> RawLog:
+        """This rank's log, which `open` began."""
+        assert self._log is not None
+        return self._log
 
     def open(self, about: Mapping[str, Any]) -> None:
         """Begin the log of this rank, with what the process says of itself."""
-        for stem in (f"rank-{about['rank']:05d}", f"rank-{about['rank']:05d}-{os.getpid()}"):
-            try:
-                flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND
-                self._file = os.open(self._out / f"{stem}.log", flags, 0o666)
-            except FileExistsError:  # another process of this rank: the instrument says what to do
-                continue
-            self._stem = self._out / stem
-            self.put(".json", about)
-            return
+        self._log = RawLog(self._out, about["rank"], about)
 
     def note(self, unread: Mapping[str, str]) -> None:
         """Say at once what this process did that nobody looks at, in place of what was said before.
@@ -64,29 +63,15 @@ class Records:
             part.write_text(json.dumps(unread), encoding="utf-8")
             part.replace(self._notes)
 
-    def put(self, suffix: str, value: Any) -> None:
-        """A small file, whole or not there."""
-        assert self._stem is not None
-        path = self._stem.with_suffix(suffix)
-        part = path.with_suffix(f"{suffix}.part")
-        part.write_text(json.dumps(value), encoding="utf-8")
-        part.replace(path)
-
-    def write(self, frame: bytes) -> None:
-        """Add a step to the log."""
-        view = memoryview(frame)
-        while view:
-            view = view[os.write(self._file, view) :]
-
     def refuse(self, why: str) -> None:
         """Say that nothing recorded here may be compared."""
         (self._out / f"refused-{os.getpid()}").write_text(why, encoding="utf-8")
 
     def blame(self, error: Exception) -> None:
         """Where an error is of a disk, take the right to write from the log: a sign that needs no space."""
-        if isinstance(error, OSError) and error.errno in _FULL and self._stem is not None:
+        if isinstance(error, OSError) and error.errno in _FULL and self._log is not None:
             with contextlib.suppress(OSError):
-                self._stem.with_suffix(".log").chmod(0o444)
+                self._log.path.chmod(0o444)
 
     def stopped(self) -> int:
         """How many ranks have made the steps that were asked for."""
@@ -95,8 +80,8 @@ class Records:
 
     def let_go(self) -> None:
         """In the child of a fork: the log is the parent's."""
-        if self._file >= 0:
-            os.close(self._file)
+        if self._log is not None:
+            self._log.close()
 
 
 def dump(out: str, at: Sequence[Any], tensor: torch.Tensor, rank: int) -> None:

@@ -371,7 +371,7 @@ class Session:
             after, self._after = self._after, None
             more += [row for row in self._files.rows() if not self._is_ignored(row.name)]
             more += after.rows() if after is not None else []
-            self._records.write(signals.pack(self._step - 1, label, lambda row: _as_metric(row, early), more))
+            self._records.log.append(signals.pack(self._step - 1, label, lambda row: _as_metric(row, early), more))
             numbers = {row.name: number_of(row) for row in signals.loose if row.name in early and row.dtype == "metric"}
             numbers |= late
         if self.settings.terminal:
@@ -445,11 +445,11 @@ class Session:
         self._flush()
         if self.settings.terminal:
             met = [optimizer() for optimizer, _ in self._met.values()]
-            self._records.put(".terminal", terminal(met, self.names, self._first, self._logged))
+            self._records.log.put(".terminal", terminal(met, self.names, self._first, self._logged))
         end = {"steps": self._step, "stopped": stopped, "ignored": self._metrics.ignored}
         unread = self.around.unread | self._files.unread
         end["unread"] = dict(sorted(unread.items()))
-        self._records.put(".end", end | {"spent": measure(self._seconds)})
+        self._records.log.put(".end", end | {"spent": measure(self._seconds)})
 
     def fail(self, error: Exception) -> None:
         """End the recording; the program goes on."""
