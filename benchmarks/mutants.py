@@ -42,6 +42,8 @@ TIERS = {"fast": "not whole and not campaign", "whole": "whole and not campaign"
 DATA = ROOT / "docs" / "mutants.json"
 GRACE = 120  # seconds beside three times what the tests take by themselves; a change that hangs them is noticed
 WORKERS = 2
+BROKEN = 30
+"""Tests that may be red over marked code, whose lines are longer: more of them, and there is nothing to go by."""
 _TIMES = re.compile(r"^ *([\d.]+)s (?:setup|call|teardown) +(tests/\S.*?) *$", re.MULTILINE)
 _BROKEN = re.compile(r"^(?:FAILED|ERROR) (tests/\S+?::.*?)(?: - .*)?$", re.MULTILINE)
 
@@ -209,6 +211,8 @@ def reaching(drawn: Sequence[Mutant], tier: str, folder: Path) -> dict[str, Any]
     for duration, name in _TIMES.findall(done.stdout):
         seconds[name] = seconds.get(name, 0) + float(duration)
     broken = set(_BROKEN.findall(done.stdout))
+    if len(broken) > BROKEN:
+        sys.exit(f"mutants: {len(broken)} tests are red over marked code: see {folder}/map-{tier}.log")
     reached: dict[str, list[int]] = {}
     for path in sorted(seen.iterdir()):
         reached.setdefault(path.read_text().rpartition(" (")[0], []).append(int(path.name.partition("-")[0]))
@@ -272,7 +276,8 @@ def _mark(number: int, seen: Path) -> str:
     """A statement that needs nothing of its module: once a test, an empty file with its name."""
     told = (
         f"import os, hashlib; t = os.environ['PYTEST_CURRENT_TEST']; globals()['_seen_{number}'].add(t)\n"
-        f"try: open('{seen}/{number}-' + hashlib.md5(t.encode()).hexdigest(), 'w').write(t)\n"
+        "try:\n"
+        f"  with open('{seen}/{number}-' + hashlib.md5(t.encode()).hexdigest(), 'w') as f: f.write(t)\n"
         "except OSError: pass"
     )
     asked = "__import__('os').environ.get('PYTEST_CURRENT_TEST')"
