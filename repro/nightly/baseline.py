@@ -262,7 +262,7 @@ def _replayed(tonight: Tonight, commit: str, *, fresh: bool, run: int) -> tuple[
     options = replace(tonight.options, fresh=fresh)
     with session(tonight.checkout, case, axis, Bitwise(), tonight.watch, options) as (scheduler, _):
         scheduler.say(f"replaying {case.name} at {short(commit)}")
-        (answer,) = scheduler.results([scheduler.submit(Request(commit, case.steps, stage="ends", run=run, full=True))])
+        (answer,) = scheduler.ask(Request(commit, case.steps, stage="ends", run=run, full=True))
         return answer, scheduler.prober.cost.reused > 0
 
 

@@ -59,8 +59,7 @@ def run_to_run(scheduler: Scheduler, case: Case, commit: str) -> tuple[Check, Tr
         The check, and the first of both; None where one failed.
     """
     scheduler.say(f"replaying {case.name} at {short(commit)} twice")
-    asked = [scheduler.submit(Request(commit, case.steps, stage="ends", run=run, full=True)) for run in (0, 1)]
-    first, again = scheduler.results(asked)
+    first, again = scheduler.ask(*(Request(commit, case.steps, stage="ends", run=run, full=True) for run in (0, 1)))
     for answer in (first, again):
         if not isinstance(answer, Trace):
             return Check("run-to-run", "error", failure(answer)), None

@@ -272,7 +272,7 @@ class _Pair:
             Request(history.bad, steps, stage="ends", full=True, partial=True),
             Request(history.good, steps, stage="ends", full=True, run=1),
         ]
-        first, other, again = scheduler.results([scheduler.submit(request) for request in requests])
+        first, other, again = scheduler.ask(*requests)
         for answer in (first, again):
             if not isinstance(answer, Trace):
                 return self._result("unverifiable", unusable("BASE", answer).partition(";")[0])
@@ -316,8 +316,7 @@ class _Pair:
         whole = Request(
             scheduler.history.good, steps, stage="confirmation", run=_REPLAY, partial=True, dump=differs.signals
         )
-        asked = [scheduler.submit(request) for request in (whole, replace(whole, point=scheduler.history.bad))]
-        before, after = scheduler.results(asked)
+        before, after = scheduler.ask(whole, replace(whole, point=scheduler.history.bad))
         third = "a third replay of BASE"
         if unlike := unlike_before(a, before, steps, third, f"{third} differs from the first two"):
             noise = first_difference(a, before) if isinstance(before, Trace) else None

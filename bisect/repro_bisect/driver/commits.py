@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from repro_bisect.axes.axis import Axis, short
 from repro_bisect.driver.confirm import Confirmed, Interval, confirm
 from repro_bisect.driver.endpoints import Endpoints
-from repro_bisect.driver.explained import with_explanations
 from repro_bisect.driver.noisy import SURE, NoisySearch
-from repro_bisect.driver.range_search import RangeSearch, Tested
 from repro_bisect.driver.result import BisectResult, Culprit, Outcome
+from repro_bisect.driver.searching import Searching
 from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise, Exit, first_violation, predicate_of
-from repro_bisect.probe.one_step import Shortcut, prepare
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
@@ -50,32 +47,22 @@ def bisect_range(checkout: Checkout, case: Case, axis: Axis, watch: Watch, optio
     predicate = predicate_of(options.when, case.compare, checkout.root)
     with session(checkout, case, axis, predicate, watch, options) as (scheduler, golden):
         ends = Endpoints(scheduler, golden, checkout.state / "states", open_end=options.open_end)
-        result = Bisection(scheduler, ends, options).run()
-        return with_explanations(scheduler, checkout, result, golden) if options.explain else result
+        return Bisection(scheduler, ends, options).explained(checkout, explain=options.explain)
 
 
-class Bisection:
+class Bisection(Searching[BisectResult]):
     """One search of a range, from its ends to the confirmation."""
+
+    result_type = BisectResult
 
     def __init__(self, scheduler: Scheduler, ends: Endpoints, options: Options) -> None:
         """Search the scheduler's axis."""
-        self.scheduler, self.ends, self.options, self.machine = scheduler, ends, options, scheduler.prober.machine
-        self.history, self.prober, self.predicate = scheduler.history, scheduler.prober, scheduler.prober.predicate
-        self.began = time.monotonic()
-        self.one_step = False
-        self.answered: float | None = None
+        super().__init__(scheduler, ends)
+        self.options = options
         self.accepted: dict[str, str] = {}
 
-    def run(self) -> BisectResult:
+    def search(self) -> BisectResult:
         """Endpoints, search and confirmation."""
-        try:
-            if self.prober.journalled:
-                self.scheduler.say(f"resuming: {self.prober.journalled} finished probes are in the journal")
-            return self._run()
-        finally:
-            self.ends.close()
-
-    def _run(self) -> BisectResult:
         interval = self.ends.by_exit_code() if isinstance(self.predicate, Exit) else self.ends.by_trace()
         if self.ends.noise:
             return self._noisy(self.ends.noise)
@@ -126,7 +113,7 @@ class Bisection:
             if interval.bad == self.history.bad:
                 explains = confirmed.explains
             if not self.options.every:
-                return self._result("found", [confirmed.culprit], explains=explains, earlier=confirmed.earlier)
+                return self._result("found", [confirmed.culprit], explains_bad=explains, earlier=confirmed.earlier)
             commit = confirmed.culprit.commit.commit
             if brought := self._brought_in(interval, commit):
                 self.scheduler.say(f"{short(commit)} is a merge: searching what it brought in")
@@ -144,26 +131,21 @@ class Bisection:
                 waiting.append(Interval(commit, interval.bad, confirmed.after, confirmed.last))
         newest_first = list(self.history.parents)
         culprits.sort(key=lambda one: newest_first.index(one.commit.commit), reverse=True)
-        return self._result("found", culprits, explains=explains)
+        return self._result("found", culprits, explains_bad=explains)
 
     def _search_one(self, interval: Interval) -> tuple[Found[str] | Ambiguous[str], Confirmed | None]:
         end: Divergence | None = None
-        bound = self.prober.case.steps
         if interval.baseline and interval.last:
             end = first_violation(self.predicate, interval.baseline, interval.last)
             assert end is not None, "an interval is searched because its ends differ"
             self.scheduler.say(f"GOOD and BAD differ at {end}")
-            bound = 1 + next(i for i, record in enumerate(interval.baseline.steps) if record.step == end.step)
-        shortcut, inside = self._shortcut(interval, end), interval.good != self.history.good
+        shortcut, inside = self.shortcut(interval, end), interval.good != self.history.good
         while True:
-            range_search = RangeSearch(
-                self.scheduler, self._start(interval, inside=inside), interval.baseline, bound, shortcut
-            )
-            self._take_ends(range_search, interval, bound)
+            range_search = self.range_search(interval, self._start(interval, inside=inside), end, shortcut)
             answer = range_search.run()
             if interval.good == self.history.good and interval.bad == self.history.bad:
                 self.accepted = {c: str(verdict) for c, verdict in range_search.search.verdicts.items()}
-            self.answered = time.monotonic() - self.began
+            self.has_answer()
             if isinstance(answer, Ambiguous):
                 return answer, None
             confirmed = confirm(self.scheduler, range_search, answer.commit, interval, end)
@@ -182,17 +164,6 @@ class Bisection:
                     "search a shorter one"
                 )
 
-    def _shortcut(self, interval: Interval, end: Divergence | None) -> Shortcut | None:
-        if not isinstance(self.predicate, Bitwise) or end is None:
-            return None
-        assert interval.baseline
-        assert interval.last
-        kept = self.ends.golden_states() if interval.good == self.history.good else {}
-        ends, traces = (interval.good, interval.bad), (interval.baseline, interval.last)
-        shortcut = prepare(self.scheduler, self.ends.states(interval.good), kept, ends, end.step, traces)
-        self.one_step = self.one_step or shortcut is not None
-        return shortcut
-
     def _start(self, interval: Interval, *, inside: bool) -> Search[str]:
         """The search of an interval, over all of its commits or only those that contain its good end."""
         parents = self.history.parents
@@ -201,10 +172,6 @@ class Bisection:
             parents = {c: [p for p in ps if p in after] for c, ps in parents.items() if c in after}
         dag = Dag.between(parents, [interval.good], interval.bad)
         return Search(dag, interval.bad, [interval.good], presume=not self.options.try_skips)
-
-    def _take_ends(self, range_search: RangeSearch, interval: Interval, bound: int) -> None:
-        if interval.last is not None:
-            range_search.tested[interval.bad] = Tested(interval.last, interval.baseline, bound)
 
     def _brought_in(self, interval: Interval, commit: str) -> list[Interval]:
         """The sides of a merge that do not contain the baseline, where they differ from GOOD: the change is theirs."""
@@ -215,59 +182,28 @@ class Bisection:
         for parent in self.history.parents.get(commit, ()):
             if parent in inside or parent == interval.good or parent not in self.history.parents:
                 continue
-            (answer,) = self.scheduler.results(
-                [self.scheduler.submit(Request(parent, self.prober.case.steps, full=True, run=2))]
-            )
+            (answer,) = self.scheduler.ask(Request(parent, self.prober.case.steps, full=True, run=2))
             if isinstance(answer, Trace) and baseline and first_violation(self.predicate, baseline, answer):
                 found.append(Interval(self.history.good, parent, baseline, answer))
         return found
 
     def _result(
-        self,
-        outcome: Outcome,
-        culprits: Sequence[Culprit],
-        *,
-        explains: bool | None = None,
-        earlier: Divergence | None = None,
-        ambiguous: Ambiguous[str] | None = None,
-        posterior: Mapping[str, float] | None = None,
-        rates: tuple[float, float] | None = None,
+        self, outcome: Outcome, culprits: Sequence[Culprit], *, ambiguous: Ambiguous[str] | None = None, **more: Any
     ) -> BisectResult:
         history, tests = self.history, None
         if len(culprits) == 1 and outcome == "found":
             commit = culprits[0].commit.commit
             tests = git_probes(history.parents, history.good, history.bad, commit, self.scheduler.skips)
-        return BisectResult(
-            outcome=outcome,
-            good=history.good,
-            bad=history.bad,
-            case=self.prober.case.name,
-            predicate=self.predicate.text,
-            culprits=list(culprits),
+        return self.result(
+            outcome,
+            culprits,
+            history.parents,
+            self.accepted,
             suspects=self._ordered(ambiguous.commits) if ambiguous else [],
             untried=self._ordered(ambiguous.presumed) if ambiguous else [],
-            end=self.ends.end,
-            explains_bad=explains,
-            earlier=earlier,
-            verdicts=dict(self.scheduler.verdicts),
-            skips=dict(self.scheduler.skips),
-            diagnoses=dict(self.scheduler.diagnoses),
-            parents={c: list(ps) for c, ps in history.parents.items()},
-            subjects=history.subjects([history.good, history.bad, *self.scheduler.verdicts]),
-            cost=self.prober.cost,
             git_probes=tests,
-            git_steps=self.prober.case.steps,
             git_seconds=self._git_seconds(tests),
-            accepted=self.accepted or {history.good: "GOOD", history.bad: "BAD"},
-            one_step=self.one_step,
-            posterior=posterior or {},
-            looked=self.predicate.looked(self.ends.baseline),
-            rates=rates,
-            seconds=time.monotonic() - self.began,
-            answered=self.answered,
-            machine=self.machine,
-            golden=str(self.ends.golden.directory) if self.ends.golden else None,
-            renames=self.ends.renames,
+            **more,
         )
 
     def _git_seconds(self, tests: int | None) -> float | None:

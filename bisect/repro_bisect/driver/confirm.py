@@ -136,9 +136,7 @@ def _by_exit_code(scheduler: Scheduler, info: PointInfo, interval: Interval) -> 
     parent = info.parents[0] if info.parents else interval.good
     scheduler.say(f"confirming {short(info.commit)} {info.subject}: running it and its parent once more")
     steps, points = scheduler.prober.case.steps, (info.commit, parent)
-    answers = scheduler.results(
-        [scheduler.submit(Request(point, steps, stage="confirmation", run=1)) for point in points]
-    )
+    answers = scheduler.ask(*(Request(point, steps, stage="confirmation", run=1) for point in points))
     codes = [answer.code for answer in answers if isinstance(answer, Code)]
     flaky = len(codes) < len(answers) or codes[0] == 0 or codes[1] != 0
     return Confirmed(Culprit(info, None, None), None, None, None, flaky=flaky)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from repro_bisect.axes.sets import FlagSet
-from repro_bisect.driver.confirm import Confirmed, Interval, confirm
+from repro_bisect.driver.confirm import Confirmed, confirm
 from repro_bisect.driver.endpoints import Endpoints
-from repro_bisect.driver.explained import with_explanations
 from repro_bisect.driver.range_search import RangeSearch, Tested, verdict_of_code
-from repro_bisect.driver.result import BisectResult, Culprit, Outcome
+from repro_bisect.driver.result import BisectResult, Outcome
+from repro_bisect.driver.searching import Searching
 from repro_bisect.driver.session import Options, session
-from repro_bisect.predicates.predicates import Bitwise, Exit, predicate_of
-from repro_bisect.probe.one_step import Shortcut, prepare
+from repro_bisect.predicates.predicates import Exit, predicate_of
 from repro_bisect.probe.prober import Code, Skip
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.search.dag import Dag
 from repro_bisect.search.first_bad import Search, Verdict
 from repro_bisect.search.minimal import Minimal, Response, minimal
-from repro_golden.base.errors import NotVerifiableError, ReproError
+from repro_golden.base.errors import NotVerifiableError
 from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Checkout
 
@@ -31,7 +29,7 @@ __all__ = ["SetResult", "minimal_set"]
 _RESPONSES = {Verdict.GOOD: Response.SAME, Verdict.BAD: Response.MOVES, Verdict.SKIP: Response.SKIP}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SetResult(BisectResult):
     """What a search among changes without an order found. Its culprit is a set of them.
 
@@ -68,23 +66,19 @@ def minimal_set(checkout: Checkout, case: Case, axis: FlagSet, watch: Watch, opt
     predicate = predicate_of(options.when, case.compare, checkout.root)
     with session(checkout, case, axis, predicate, watch, options) as (scheduler, _):
         ends = Endpoints(scheduler, None, checkout.state / "states", open_end=options.open_end)
-        try:
-            result = _Reduction(scheduler, axis, ends).run()
-        finally:
-            ends.close()
-        return with_explanations(scheduler, checkout, result, None) if options.explain else result
+        return _Reduction(scheduler, axis, ends).explained(checkout, explain=options.explain)
 
 
-class _Reduction:
+class _Reduction(Searching[SetResult]):
+    result_type = SetResult
+
     def __init__(self, scheduler: Scheduler, axis: FlagSet, ends: Endpoints) -> None:
-        self.scheduler, self.axis, self.ends, self.prober = scheduler, axis, ends, scheduler.prober
-        self.began = time.monotonic()
-        self.answered: float | None = None
-        self.one_step = False
+        super().__init__(scheduler, ends)
+        self.axis = axis
 
-    def run(self) -> SetResult:
+    def search(self) -> SetResult:
         """The ends, the search, and full replays of what it found."""
-        interval = self.ends.by_exit_code(runs=2) if isinstance(self.prober.predicate, Exit) else self.ends.by_trace()
+        interval = self.ends.by_exit_code(runs=2) if isinstance(self.predicate, Exit) else self.ends.by_trace()
         if self.ends.noise:
             raise NotVerifiableError(
                 f"without any change the case does not reproduce itself ({self.ends.noise}): a set is judged by single "
@@ -92,21 +86,15 @@ class _Reduction:
             )
         if interval is None:
             return self._result("agree", None, None)
-        bound = self.prober.case.steps
-        shortcut: Shortcut | None = None
-        if interval.baseline and interval.last and self.ends.end:
+        if self.ends.end:
             self.scheduler.say(f"with all changes the numbers differ at {self.ends.end}")
-            bound = self.ends.end.step - interval.baseline.header.first_step + 1
-            if isinstance(self.prober.predicate, Bitwise):
-                states, traces = self.ends.states(interval.good), (interval.baseline, interval.last)
-                shortcut = prepare(
-                    self.scheduler, states, {}, (interval.good, interval.bad), self.ends.end.step, traces
-                )  # fmt: skip
+        dag = Dag.between(self.axis.parents, [interval.good], interval.bad)
+        shortcut = self.shortcut(interval, self.ends.end)
         while True:
-            self.one_step = shortcut is not None
-            range_search = self._range_search(interval, bound, shortcut)
+            search = Search(dag, interval.bad, [interval.good])
+            range_search = self.range_search(interval, search, self.ends.end, shortcut)
             found = minimal(len(self.axis.changes), partial(self._ask, range_search), self._slots)
-            self.answered = time.monotonic() - self.began
+            self.has_answer()
             point = self.axis.point(frozenset(found.chosen))
             confirmed = confirm(self.scheduler, range_search, point, interval, self.ends.end)
             if confirmed is not None:
@@ -119,14 +107,6 @@ class _Reduction:
     @property
     def _slots(self) -> int:
         return self.prober.executor.slots
-
-    def _range_search(self, interval: Interval, bound: int, shortcut: Shortcut | None) -> RangeSearch:
-        """What tests a set, by one step or straight, and judges it."""
-        search = Search(Dag.between(self.axis.parents, [interval.good], interval.bad), interval.bad, [interval.good])
-        range_search = RangeSearch(self.scheduler, search, interval.baseline, bound, shortcut)
-        if interval.last is not None:
-            range_search.tested[interval.bad] = Tested(interval.last, interval.baseline, bound)
-        return range_search
 
     def _ask(self, range_search: RangeSearch, subsets: Sequence[frozenset[int]]) -> list[Response]:
         """Several sets at once."""
@@ -155,43 +135,15 @@ class _Reduction:
         return _RESPONSES[verdict]
 
     def _result(self, outcome: Outcome, found: Minimal | None, confirmed: Confirmed | None) -> SetResult:
-        axis, culprits = self.axis, list[Culprit]()
-        if confirmed:
-            culprits = [confirmed.culprit]
-        elif found:
-            raise ReproError("a set that was found is confirmed")
-        order = [name for name in self.scheduler.verdicts if name not in (axis.good, axis.bad)]
+        axis = self.axis
+        tried = [name for name in self.scheduler.verdicts if name not in (axis.good, axis.bad)]
         labels = [change.label for change in axis.changes]
         chosen = list(found.chosen) if found else []
-        return SetResult(
-            outcome=outcome,
-            good=axis.good,
-            bad=axis.bad,
-            case=self.prober.case.name,
-            predicate=self.prober.predicate.text,
-            culprits=culprits,
-            suspects=[],
-            untried=[],
-            end=self.ends.end,
+        return self.result(
+            outcome,
+            [confirmed.culprit] if confirmed else [],
+            {name: [axis.good] for name in [axis.bad, *tried]},
             explains_bad=confirmed.explains if confirmed else None,
-            verdicts=dict(self.scheduler.verdicts),
-            skips=dict(self.scheduler.skips),
-            diagnoses=dict(self.scheduler.diagnoses),
-            parents={name: [axis.good] for name in [axis.bad, *order]},
-            subjects=axis.subjects([axis.good, axis.bad, *order]),
-            cost=self.prober.cost,
-            git_probes=None,
-            git_steps=self.prober.case.steps,
-            git_seconds=None,
-            accepted={axis.good: "GOOD", axis.bad: "BAD"},
-            one_step=self.one_step,
-            posterior={},
-            rates=None,
-            seconds=time.monotonic() - self.began,
-            answered=self.answered,
-            machine=self.prober.machine,
-            golden=None,
-            looked=self.prober.predicate.looked(self.ends.baseline),
             changes=len(axis.changes),
             chosen=[labels[k] for k in chosen],
             does=[axis.changes[k].about for k in chosen],

@@ -86,9 +86,7 @@ class Endpoints:
     def _exit_verdicts(self, asked: Sequence[tuple[str, int]]) -> list[Verdict]:
         """What so many runs of ends say."""
         steps, found = self.prober.case.steps, list[Verdict]()
-        answers = self.scheduler.results(
-            [self.scheduler.submit(Request(c, steps, stage="ends", run=run)) for c, run in asked]
-        )
+        answers = self.scheduler.ask(*(Request(c, steps, stage="ends", run=run) for c, run in asked))
         for (commit, _), answer in zip(asked, answers, strict=True):
             if not isinstance(answer, Code) or verdict_of_code(answer.code)[0] is Verdict.SKIP:
                 raise ReproError(unusable("GOOD" if commit == self.scheduler.history.good else "BAD", answer))
@@ -141,7 +139,7 @@ class Endpoints:
         self.scheduler.say(f"GOOD {short(good)}: replaying it twice")
         case = self.prober.case
         keep = (chosen_steps(case), self.states(good)) if isinstance(self.prober.predicate, Bitwise) else None
-        (answer,) = self.scheduler.results([self.scheduler.submit(Request(good, case.steps, stage="ends", keep=keep))])
+        (answer,) = self.scheduler.ask(Request(good, case.steps, stage="ends", keep=keep))
         baseline = trace_of(answer, "GOOD")
         if self._open_end and len(baseline.steps) < case.steps:
             experiment = case.case.model_copy(update={"steps": len(baseline.steps)})
@@ -155,8 +153,7 @@ class Endpoints:
         if found and isinstance(self.prober.predicate, Bitwise):
             steps = found.step - baseline.header.first_step + 1
             keep = ([found.step] if chosen_steps(case) and found.step else [], self.states(good))
-        asked = Request(good, steps, baseline, stage="ends", run=1, keep=keep)
-        (answer,) = self.scheduler.results([self.scheduler.submit(asked)])
+        (answer,) = self.scheduler.ask(Request(good, steps, baseline, stage="ends", run=1, keep=keep))
         return trace_of(answer, "GOOD")
 
     def states(self, commit: str) -> States:

@@ -109,7 +109,7 @@ class _History:
         twins = self.axis.tree(good) == self.axis.tree(bad)
         asked = [(good, 0), (good, 1), *([] if twins else [(bad, 0)])]
         requests = [Request(point, self.steps, stage="ends", run=run) for point, run in asked]
-        answers = self.scheduler.results([self.scheduler.submit(request) for request in requests])
+        answers = self.scheduler.ask(*requests)
         first, again, last = (
             trace_of(answer, name)
             for answer, name in zip([*answers, answers[0]], ("GOOD", "GOOD", "BAD"), strict=False)

@@ -124,8 +124,7 @@ class _Sides:
         ends = (self.axis.good, self.axis.bad)
         self.scheduler.say(f"replaying {ends[0]} and {ends[1]} twice each")
         requests = [Request(e, self.steps, stage="ends", run=run, full=True) for e in ends for run in (0, 1)]
-        asked = [self.scheduler.submit(request) for request in requests]
-        answers = zip([end for end in ends for _ in (0, 1)], self.scheduler.results(asked), strict=True)
+        answers = zip([end for end in ends for _ in (0, 1)], self.scheduler.ask(*requests), strict=True)
         traces = [trace_of(answer, end) for end, answer in answers]
         flaky = {
             end: f"two replays of it differ at {found}"
@@ -165,7 +164,7 @@ class _Sides:
         self.scheduler.say(f"measuring {len(wanted)} signals whole: replaying both to step {last}")
         steps = last - next(iter(both.values())).header.first_step + 1
         requests = [Request(end, steps, stage="confirmation", run=2, full=True, dump=wanted) for end in both]
-        answers = self.scheduler.results([self.scheduler.submit(request) for request in requests])
+        answers = self.scheduler.ask(*requests)
         dumped = [trace_of(answer, end) for answer, end in zip(answers, both, strict=True)]
         flaky = {
             end: f"a third replay of it differs from the first two at {differs}"
@@ -199,8 +198,8 @@ class _Sides:
         line = [self.axis.good, *self.axis.keys]
         inner = line[1:-1]
         self.scheduler.say(f"replaying {', '.join(inner)}: which key makes the difference?")
-        asked = [self.scheduler.submit(Request(point, self.steps, full=True)) for point in inner]
-        answers = dict(both) | dict(zip(inner, self.scheduler.results(asked), strict=True))
+        replays = self.scheduler.ask(*(Request(point, self.steps, full=True) for point in inner))
+        answers = dict(both) | dict(zip(inner, replays, strict=True))
         found = []
         for before, after in itertools.pairwise(line):
             a, b = answers[before], answers[after]

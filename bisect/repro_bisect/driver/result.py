@@ -53,7 +53,7 @@ class Culprit:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BisectResult:
     """What a bisect found.
 
@@ -101,22 +101,22 @@ class BisectResult:
     case: str
     predicate: str
     culprits: Sequence[Culprit]
-    suspects: Sequence[str]
-    untried: Sequence[str]
+    suspects: Sequence[str] = ()
+    untried: Sequence[str] = ()
     end: Divergence | None
-    explains_bad: bool | None
+    explains_bad: bool | None = None
     verdicts: Mapping[str, str]
     skips: Mapping[str, str]
     parents: Mapping[str, Sequence[str]]
     subjects: Mapping[str, str]
     cost: Cost
-    git_probes: int | None
+    git_probes: int | None = None
     git_steps: int
-    git_seconds: float | None
+    git_seconds: float | None = None
     accepted: Mapping[str, str]
     one_step: bool
-    posterior: Mapping[str, float]
-    rates: tuple[float, float] | None
+    posterior: Mapping[str, float] = field(default_factory=dict)
+    rates: tuple[float, float] | None = None
     seconds: float
     answered: float | None
     machine: str

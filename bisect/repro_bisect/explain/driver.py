@@ -128,9 +128,9 @@ class _Explainer:
     def _traces(self) -> tuple[Trace, Trace]:
         """Both versions' traces, the second up to where it leaves the first."""
         (before, after), steps = self.points, self.steps
-        (first,) = self.scheduler.results([self.scheduler.submit(Request(before, steps, stage="explanation"))])
+        (first,) = self.scheduler.ask(Request(before, steps, stage="explanation"))
         a = trace_of(first, short(before))
-        (second,) = self.scheduler.results([self.scheduler.submit(Request(after, steps, a, stage="explanation"))])
+        (second,) = self.scheduler.ask(Request(after, steps, a, stage="explanation"))
         return a, trace_of(second, short(after))
 
     def _recordings(self, divergence: Divergence, traces: tuple[Trace, Trace]) -> tuple[Recording, Recording]:

@@ -111,7 +111,7 @@ def prepare(
     )
     if state is None:
         return None
-    ones = scheduler.results([scheduler.submit(Request(commit, 1, start=state)) for commit in ends])
+    ones = scheduler.ask(*(Request(commit, 1, start=state) for commit in ends))
     for one, straight, who in zip(ones, traces, ("GOOD", "BAD"), strict=True):
         if not isinstance(one, Trace):
             why = one.reason if isinstance(one, Skip) else "it left no trace"

@@ -61,9 +61,13 @@ class Scheduler:
         self.diagnoses: dict[str, str] = {}
         self.rounds: list[float] = []
 
-    def submit(self, asked: Request) -> Future[Answer]:
+    def submit(self, request: Request) -> Future[Answer]:
         """Start a probe that can be cancelled."""
-        return self.start(asked.point, lambda pending: self.prober.probe(asked, **pending.ways))
+        return self.start(request.point, lambda pending: self.prober.probe(request, **pending.ways))
+
+    def ask(self, *requests: Request) -> list[Answer]:
+        """Probe side by side, and wait for all of the answers."""
+        return self.results([self.submit(request) for request in requests])
 
     def start(self, commit: str, work: Callable[[PendingProbe], Any]) -> Future[Any]:
         """Start work on a commit."""

@@ -1,0 +1,150 @@
+"""What every search between two ends shares, whatever it asks next: the ends, one-step probes, the result, and why."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+
+from repro_bisect.driver.confirm import Interval
+from repro_bisect.driver.endpoints import Endpoints
+from repro_bisect.driver.range_search import RangeSearch, Tested
+from repro_bisect.driver.result import BisectResult, Culprit, Outcome
+from repro_bisect.explain.driver import explain
+from repro_bisect.predicates.predicates import Bitwise
+from repro_bisect.probe.one_step import Shortcut, prepare
+from repro_bisect.probe.scheduler import Scheduler
+from repro_bisect.search.first_bad import Search
+from repro_golden.base.errors import NotVerifiableError, ReproError
+from repro_golden.compare.traces import Divergence
+from repro_golden.repository.checkout import Checkout
+
+__all__ = ["Searching"]
+
+R = TypeVar("R", bound=BisectResult)
+
+
+class Searching(ABC, Generic[R]):
+    """One search between the ends of the scheduler's axis, from looking at these to the confirmed culprit.
+
+    Attributes:
+        one_step: Whether probes trained one step from a saved state.
+        answered: Seconds until the search had its answer, before it was confirmed; None as long as it has none.
+    """
+
+    result_type: type[R]
+
+    def __init__(self, scheduler: Scheduler, ends: Endpoints) -> None:
+        """Search the scheduler's axis."""
+        self.scheduler, self.ends = scheduler, ends
+        self.history, self.prober, self.predicate = scheduler.history, scheduler.prober, scheduler.prober.predicate
+        self.one_step = False
+        self.answered: float | None = None
+        self._began = time.monotonic()
+
+    @abstractmethod
+    def search(self) -> R:
+        """Look at the ends, search, and confirm what was found."""
+
+    def run(self) -> R:
+        """`search`, which takes what the journal knows, and gives back what the ends hold."""
+        try:
+            if self.prober.journalled:
+                self.scheduler.say(f"resuming: {self.prober.journalled} finished probes are in the journal")
+            return self.search()
+        finally:
+            self.ends.close()
+
+    def explained(self, checkout: Checkout, *, explain: bool) -> R:
+        """`run`, and where that is asked for each culprit with why, where its traces tell."""
+        result = self.run()
+        if not explain or result.outcome != "found":
+            return result
+        culprits = [self._why(checkout, culprit) for culprit in result.culprits]
+        return replace(result, culprits=culprits, cost=self.prober.cost)
+
+    def _why(self, checkout: Checkout, culprit: Culprit) -> Culprit:
+        info, divergence = culprit.commit, culprit.divergence
+        if divergence is None or culprit.comparison is None:  # an exit code, or verdicts that are noisy
+            return culprit
+        before = info.parents[0] if info.parents else self.history.good
+        kept = self.ends.golden_states() if before == self.history.good else {}
+        try:
+            explanation = explain(self.scheduler, checkout, before, info.commit, golden=kept, until=divergence.step)
+        except (NotVerifiableError, ReproError) as error:  # the answer stands without it
+            return replace(culprit, unexplained=str(error))
+        return replace(culprit, explanation=explanation)
+
+    def has_answer(self) -> None:
+        """Note the time: what follows only bears the answer out."""
+        self.answered = time.monotonic() - self._began
+
+    def shortcut(self, interval: Interval, end: Divergence | None) -> Shortcut | None:
+        """How to probe an interval by one step from a saved state; None where that cannot tell what is asked."""
+        if not isinstance(self.predicate, Bitwise) or end is None:
+            return None
+        assert interval.baseline
+        assert interval.last
+        golden = self.ends.golden_states() if interval.good == self.history.good else {}
+        ends, traces = (interval.good, interval.bad), (interval.baseline, interval.last)
+        shortcut = prepare(self.scheduler, self.ends.states(interval.good), golden, ends, end.step, traces)
+        self.one_step = self.one_step or shortcut is not None
+        return shortcut
+
+    def range_search(
+        self, interval: Interval, search: Search[str], end: Divergence | None, shortcut: Shortcut | None
+    ) -> RangeSearch:
+        """What tests the points of an interval and judges them, with what is known of its bad end."""
+        bound = self.prober.case.steps
+        if end and interval.baseline:
+            bound = 1 + next(i for i, record in enumerate(interval.baseline.steps) if record.step == end.step)
+        range_search = RangeSearch(self.scheduler, search, interval.baseline, bound, shortcut)
+        if interval.last is not None:
+            range_search.tested[interval.bad] = Tested(interval.last, interval.baseline, bound)
+        return range_search
+
+    def result(
+        self,
+        outcome: Outcome,
+        culprits: Sequence[Culprit],
+        parents: Mapping[str, Sequence[str]],
+        accepted: Mapping[str, str] | None = None,
+        **more: Any,
+    ) -> R:
+        """The result, with all that it says of how it came about.
+
+        Args:
+            outcome: See `BisectResult`.
+            culprits: Likewise.
+            parents: Likewise.
+            accepted: Likewise; by default only what both ends are.
+            more: Fields of `result_type` that only some searches know.
+        """
+        good, bad, scheduler = self.history.good, self.history.bad, self.scheduler
+        return self.result_type(
+            outcome=outcome,
+            good=good,
+            bad=bad,
+            case=self.prober.case.name,
+            predicate=self.predicate.text,
+            culprits=list(culprits),
+            end=self.ends.end,
+            verdicts=dict(scheduler.verdicts),
+            skips=dict(scheduler.skips),
+            diagnoses=dict(scheduler.diagnoses),
+            parents={point: list(before) for point, before in parents.items()},
+            subjects=self.history.subjects(list(dict.fromkeys([good, bad, *scheduler.verdicts]))),
+            cost=self.prober.cost,
+            git_steps=self.prober.case.steps,
+            accepted=accepted or {good: "GOOD", bad: "BAD"},
+            one_step=self.one_step,
+            looked=self.predicate.looked(self.ends.baseline),
+            seconds=time.monotonic() - self._began,
+            answered=self.answered,
+            machine=self.prober.machine,
+            golden=str(self.ends.golden.directory) if self.ends.golden else None,
+            renames=self.ends.renames,
+            **more,
+        )
