@@ -19,6 +19,9 @@ from once_kit import once
 
 SOURCE = Path(__file__).parent.parent
 
+# as where the environment is activated: a command's program runs in the Python that PATH has first
+os.environ["PATH"] = os.pathsep.join(dict.fromkeys([str(Path(sys.executable).parent), *os.get_exec_path()]))
+
 settings.load_profile(FAST)  # `make test-all` names the other
 
 MINI = """\

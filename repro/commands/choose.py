@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from repro_golden.base.clean import one_line
+
 if TYPE_CHECKING:
     from repro_golden.case.file import Case
     from repro_golden.repository.checkout import Checkout
 
-__all__ = ["case_of", "command_options"]
+__all__ = ["case_of", "command_options", "say_python"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -64,5 +67,13 @@ def case_of(
             "--steps, --ranks, --gpus, --metric and --pass-env are for a command after --: a case says them itself"
         )
     if command:
-        return command_case(checkout.root, "command", command, steps or OPEN_END, resources, metrics, pass_env)
+        case = command_case(checkout.root, "command", command, steps or OPEN_END, resources, metrics, pass_env)
+        say_python(case)
+        return case
     return find_case(checkout.root, name)
+
+
+def say_python(case: Case) -> None:
+    """Say which Python a command's program runs in: where there are several, it decides what is compared."""
+    python = case.subject.program.python if case.subject.program else None
+    click.echo(one_line(f"repro: the program runs in {python or sys.executable}"), err=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from repro.commands.choose import say_python
 from repro.commands.golden_verify import verify
 from repro.commands.rollout import engine_options
 from repro.output import emit, json_option, progress, strict_names_option, vary_option
@@ -81,7 +82,7 @@ def record(
         root = find_checkout(Path.cwd()).root
         if not Store(root).dvc.initialised:
             raise ReproError(f"{root} has no DVC yet: run `repro init`")
-        new_command_case(root, str(case), command, steps, ranks, pass_env)
+        say_python(new_command_case(root, str(case), command, steps, ranks, pass_env))
     capture = Capture(settings_of(engine, sglang_url, words))
     return _record(case, Options(allow_noise, allow_failed_checks, capture=capture), as_json)
 

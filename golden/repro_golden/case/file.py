@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from repro_golden.base.canonical import canonical_json, digest
 from repro_golden.base.errors import ReproError
+from repro_golden.case.python_of import is_ours, python_of
 from repro_golden.case.subject_tables import (
     TABLES,
     Bytes,
@@ -295,12 +296,31 @@ def _command_case(
     root: Path, name: str, command: Sequence[str], steps: int, ranks: int, pass_env: Sequence[str] = ()
 ) -> str:
     """The case file of a command."""
+    python, command = _python(root, command)
     passed = [f"pass_env = {json.dumps(list(pass_env))}"] if pass_env else []
     return "\n".join([
         "[case]", f"name = {json.dumps(name)}", f"steps = {steps}", "",
-        "[subject]", 'kind = "command"', f"command = {json.dumps(shlex.join(command))}", *_search_path(root), *passed,
-        "", "[resources]", f"ranks = {ranks}", "",
+        "[subject]", 'kind = "command"', f"command = {json.dumps(shlex.join(command))}", *python, *_search_path(root),
+        *passed, "", "[resources]", f"ranks = {ranks}", "",
     ])  # fmt: skip
+
+
+def _python(root: Path, command: Sequence[str]) -> tuple[list[str], Sequence[str]]:
+    """The case's `python`, where the command runs in another than ours, and the command.
+
+    An interpreter that is named by a relative path lies in the checkout, and hardly in a worktree.
+    """
+    here = Path.cwd()
+    python = python_of(command, here, os.environ)
+    if python is None:
+        return [], command
+    words = ["{python}" if os.sep in word and word != python and str(here / word) == python else word
+             for word in command]  # fmt: skip
+    if is_ours(python):
+        return [], words
+    path = Path(python)
+    shown = path.relative_to(root) if path.is_relative_to(root) else path
+    return [f"python = {json.dumps(str(shown))}"], words
 
 
 def command_case(

@@ -175,7 +175,8 @@ def _library_versions() -> dict[str, str]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    versions["torch build"] = _torch_build()
+    if "torch" in versions:  # a program that is judged by its exit code may have none
+        versions["torch build"] = _torch_build()
     return versions
 
 
@@ -204,7 +205,7 @@ def _host(capability: str | None) -> dict[str, str]:
         "instructions": capability or _capability(),
     }
     driver = Path("/proc/driver/nvidia/version")
-    if driver.exists() or shutil.which("nvidia-smi"):
+    if (driver.exists() or shutil.which("nvidia-smi")) and "torch" in _library_versions():
         import torch
 
         if torch.cuda.is_available():

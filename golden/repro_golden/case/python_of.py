@@ -1,0 +1,87 @@
+"""The Python of a command line: that which the user's shell would run it with."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+__all__ = ["is_ours", "python_of"]
+
+_PYTHON = re.compile(r"python(\d+(\.\d+)*)?t?")
+_WRAPPERS = frozenset(
+    ("chrt", "command", "env", "exec", "ionice", "nice", "nohup", "numactl", "setsid", "stdbuf", "taskset", "time")
+)
+"""Programs that run the rest of their words."""
+_NAMES = ("python", "python3")
+
+
+def python_of(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> str | None:
+    """The interpreter that a command line runs in.
+
+    It is the first word that is one, or is a script of one (torchrun, accelerate), as found on PATH; else that of the
+    active environment (VIRTUAL_ENV, CONDA_PREFIX), else the first on PATH.
+
+    Args:
+        command: The words.
+        folder: Where it is typed.
+        variables: The user's environment.
+
+    Returns:
+        Its path, not resolved, since an environment's python is a link; None where there is none.
+    """
+    search = variables.get("PATH", os.defpath)
+    candidates = [*_named(command, folder, search), *_active(variables)]
+    candidates += [path for name in _NAMES if (path := shutil.which(name, path=search))]
+    return next((path for path in candidates if os.access(path, os.X_OK)), None)
+
+
+def _named(command: Sequence[str], folder: Path, search: str) -> list[str]:
+    """The interpreter that the words name, if they do."""
+    for word in command:
+        if word.startswith("-") or "=" in word.partition("/")[0] or word.isdigit():
+            continue  # an option of a wrapper, a variable, a niceness
+        found = str(folder / word) if os.sep in word else shutil.which(word, path=search)
+        if found is None or not Path(found).is_file():
+            return []
+        if _PYTHON.fullmatch(Path(word).name):
+            return [found]
+        if Path(word).name not in _WRAPPERS:
+            return _of_script(Path(found), search)
+    return []
+
+
+def _of_script(script: Path, search: str) -> list[str]:
+    """The interpreter in a script's first line; pip writes it in the second where the path is long or has blanks."""
+    try:
+        with script.open("rb") as file:
+            lines = [os.fsdecode(file.readline(4096)) for _ in range(2)]
+    except OSError:
+        return []
+    if not lines[0].startswith("#!"):
+        return []
+    words = lines[0][2:].split()
+    if lines[1].startswith("'''exec' "):
+        words = shlex.split(lines[1].removeprefix("'''exec' "))
+    names = [word for word in words if _PYTHON.fullmatch(Path(word).name)]
+    found = [name if os.sep in name else shutil.which(name, path=search) for name in names[:1]]
+    return [path for path in found if path]
+
+
+def _active(variables: Mapping[str, str]) -> list[str]:
+    """The interpreter of the environment that is active."""
+    places = [variables[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if variables.get(name)]
+    return [str(Path(place) / "bin" / "python") for place in places]
+
+
+def is_ours(python: str) -> bool:
+    """Whether an interpreter is that of the environment that repro runs in."""
+    path, ours = Path(python), Path(sys.executable)
+    try:
+        return path.samefile(ours) and path.parent.samefile(ours.parent)
+    except OSError:
+        return False

@@ -1,0 +1,109 @@
+"""Which Python a command's program runs in: the one that the user's shell would run, never simply repro's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Repo
+
+from repro_golden.case.file import command_case, new_command_case
+from repro_golden.case.python_of import is_ours, python_of
+
+
+def executable(path: Path, text: str = "") -> Path:
+    """A program."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Two environments, one of which is activated, and a Python of the system."""
+    for name in ("active", "other", "system"):
+        executable(tmp_path / name / "bin" / "python")
+    executable(tmp_path / "active" / "bin" / "torchrun", f"#!{tmp_path}/other/bin/python3.12\n")
+    executable(tmp_path / "other" / "bin" / "python3.12")
+    long = f"#!/bin/sh\n'''exec' \"{tmp_path}/a b/bin/python\" \"$0\"\n"
+    executable(tmp_path / "active" / "bin" / "accelerate", long)
+    executable(tmp_path / "a b" / "bin" / "python")
+    executable(tmp_path / "active" / "bin" / "nice")
+    executable(tmp_path / "active" / "bin" / "env")
+    executable(tmp_path / "active" / "bin" / "bash")
+    executable(tmp_path / "launch.py", "#!/usr/bin/env python\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("{home}/other/bin/python train.py", "other/bin/python"),
+        ("other/bin/python train.py", "other/bin/python"),
+        ("python train.py", "active/bin/python"),
+        ("torchrun --nproc-per-node 2 train.py", "other/bin/python3.12"),
+        ("accelerate launch train.py", "a b/bin/python"),
+        ("./launch.py", "active/bin/python"),
+        ("nice -n 5 python train.py", "active/bin/python"),
+        ("env LR=1 other/bin/python train.py", "other/bin/python"),
+        ("bash run.sh", "venv/bin/python"),
+        ("nowhere train.py", "venv/bin/python"),
+    ],
+)
+def test_a_command_runs_in_the_python_that_it_names(home: Path, command: str, expected: str) -> None:
+    """An interpreter, else a script of one, behind wrappers too; else the active environment's."""
+    executable(home / "venv" / "bin" / "python")
+    variables = {"PATH": f"{home}/active/bin:{home}/system/bin", "VIRTUAL_ENV": str(home / "venv")}
+    assert python_of(command.replace("{home}", str(home)).split(), home, variables) == str(home / expected)
+
+
+def test_without_any_environment_the_first_on_path_is_it(home: Path) -> None:
+    """Conda's, then that of PATH; where there is none at all nothing is said."""
+    path = {"PATH": str(home / "system" / "bin")}
+    assert python_of(["bash", "run.sh"], home, path) == str(home / "system/bin/python")
+    assert python_of(["bash", "run.sh"], home, path | {"CONDA_PREFIX": str(home / "other")}) == str(
+        home / "other/bin/python"
+    )
+    assert python_of(["bash", "run.sh"], home, {"PATH": str(home)}) is None
+
+
+def test_a_case_says_its_python_where_it_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of another environment stands in the case; one in the checkout by its place there; our own by nothing.
+
+    A worktree has no such folder, so that an interpreter named by a relative path becomes ``{python}``.
+    """
+    monkeypatch.chdir(tmp_path)
+    executable(tmp_path / "venv" / "bin" / "python")
+    ours = command_case(tmp_path, "c", [sys.executable, "train.py"], 2, {}).subject
+    assert ours.program and ours.program.python is None and is_ours(sys.executable)
+    inside = new_command_case(tmp_path, "inside", ["venv/bin/python", "train.py"], 2, 1).subject.program
+    assert inside and (inside.python, inside.command) == ("venv/bin/python", "'{python}' train.py")
+    monkeypatch.setenv("PATH", f"{tmp_path}/venv/bin:/usr/bin:/bin")
+    (tmp_path / "sub").mkdir()
+    named = command_case(tmp_path / "sub", "c", ["python", "train.py"], 2, {}).subject.program
+    assert named and named.python == str(tmp_path / "venv/bin/python")
+
+
+def test_a_bisect_runs_the_program_where_the_user_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With repro in an environment of its own, the program has the packages of the active one; which is said once."""
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    (packages,) = venv.glob("lib/python3*/site-packages")
+    (packages / "users_own.py").write_text("CODE = 0\n")
+    repo = Repo(tmp_path / "repo")
+    (repo.root).mkdir()
+    repo.git("init", "--quiet")
+    train = repo.root / "train.py"
+    commits = []
+    for code in ("users_own.CODE", "users_own.CODE + 0", "users_own.CODE + 1"):
+        train.write_text(f"import sys, users_own\nsys.exit({code})\n")
+        commits.append(repo.commit(code))
+    monkeypatch.setenv("PATH", f"{venv}/bin{os.pathsep}{os.environ['PATH']}")
+    done = repo.repro("bisect", f"{commits[0]}..HEAD", "--when", "exit", "--", "python", "train.py")
+    assert done.returncode == 0 and f"commit {commits[2]}" in done.stdout, done.stdout + done.stderr
+    assert done.stderr.count(f"repro: the program runs in {venv}/bin/python") == 1
+    assert done.stdout.strip().endswith("python train.py")
