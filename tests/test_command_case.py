@@ -198,7 +198,7 @@ def test_what_fails_is_said(program: Repo, tmp_path: Path) -> None:
     (program.root / "own" / "bin").mkdir(parents=True)
     (program.root / "own" / "bin" / "python").symlink_to(sys.executable)
     assert "own/bin" in interpreter(case(command=COMMAND, python="own").subject, program.root)
-    with pytest.raises(ReproError, match="does not serve to train"):
+    with pytest.raises(ReproError, match="does not answer"):
         identity_of(case(command=COMMAND, python="/bin/true"), program.root)
 
 

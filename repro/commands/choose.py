@@ -76,4 +76,4 @@ def case_of(
 def say_python(case: Case) -> None:
     """Say which Python a command's program runs in: where there are several, it decides what is compared."""
     python = case.subject.program.python if case.subject.program else None
-    click.echo(one_line(f"repro: the program runs in {python or sys.executable}"), err=True)
+    print(one_line(f"repro: the program runs in {python or sys.executable}"), file=sys.stderr)

@@ -66,7 +66,8 @@ class Identity:
         chip = self.host.get("gpu") or self.host.get("cpu", "")
         words = re.sub(r"\((r|tm)\)|\b(cpu|processor|nvidia|amd|intel)\b|@.*", " ", chip.lower())
         slug = re.sub(r"[^a-z0-9]+", "-", words).strip("-")[:24] or self.host.get("architecture", "host")
-        return f"{slug}-torch{self.environment.get('torch', '').split('+')[0]}-{self.digest[:8]}"
+        torch = f"torch{version.split('+')[0]}" if (version := self.environment.get("torch")) else "no-torch"
+        return f"{slug}-{torch}-{self.digest[:8]}"
 
     @property
     def digest(self) -> str:

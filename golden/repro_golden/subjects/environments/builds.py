@@ -282,7 +282,7 @@ def identity_in(case: Case, python: str, variables: Mapping[str, str], root: Pat
     """Who a process of this Python would be.
 
     Raises:
-        ReproError: it does not start, or has no torch.
+        ReproError: it does not start, or cannot run what tells who it is.
     """
     return _asked(python, tuple(sorted(variables.items())), case.resources.cpus, case.resources.ranks, str(root))
 
@@ -298,6 +298,6 @@ def _asked(python: str, variables: tuple[tuple[str, str], ...], threads: int, ra
     except (IndexError, ValueError):
         lines = done.stderr.strip().splitlines() or ["no output"]
         raise ReproError(
-            f"{python} does not serve to train ({lines[-1][:200]}): correct subject.python or its lock files"
+            f"{python} does not answer ({lines[-1][:200]}): correct subject.python or its lock files"
         ) from None
     return Who(Identity.from_mapping(raw["identity"]), raw["packages"], raw["build"])
