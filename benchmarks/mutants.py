@@ -1,20 +1,29 @@
-"""What the tests would notice: ``python benchmarks/mutants.py`` changes the code in 150 places, one at a time.
+"""What the tests would notice: ``python benchmarks/mutants.py`` changes the code in 150 places.
 
 Cosmic Ray's operators make the changes; a seed chooses them, each package's share being its share of the lines. One
-run of each tier, over a copy whose code says which test reached which place, tells what to try each change with. Then
-every change is tried with the fast tests that reach it, cheapest first, and, where none fails, with the others. What
-`make test` misses of what `make test-all` notices is listed. What was done is kept in a folder, so that the same
-command goes on where it was stopped.
+run of the fast tier, over a copy whose code says which test reached which place, tells what to try each change with.
+
+1. Each change alone, with the cheapest fast tests that reach it.
+2. All that is left at once, with every fast test that reaches any of it: a green test clears them all. Which change
+   made a red one red is found by halves, alone, over code that is otherwise as committed. What it noticed is taken
+   out, and the red tests run again until they are green.
+3. The same of the whole tier's other tests, which say at once what they reach.
+
+What `make test` misses of what `make test-all` notices is listed. What was done is kept in a folder, so that the same
+command goes on where it was stopped; the code is the commit's, whatever becomes of the working tree meanwhile.
 
     python benchmarks/mutants.py --seed 20 --number 150
-    python benchmarks/mutants.py --only 17 --show      # one change, and what pytest prints of it
+    python benchmarks/mutants.py --tier fast           # without the whole tier, which takes most of an hour
+    python benchmarks/mutants.py --only 17 --show      # one change alone, with all fast tests that reach it
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import difflib
+import functools
 import itertools
 import json
 import os
@@ -41,7 +50,10 @@ LEFT_OUT = (
 TIERS = {"fast": "not whole and not campaign", "whole": "whole and not campaign"}
 DATA = ROOT / "docs" / "mutants.json"
 GRACE = 120  # seconds beside three times what the tests take by themselves; a change that hangs them is noticed
+QUICK = 30  # seconds of tests that each change is tried with by itself
+LONGEST = 600  # seconds of one test where many changes are tried at once
 WORKERS = 2
+MISSED = {"noticed": "none", "by": ""}
 BROKEN = 30
 """Tests that may be red over marked code, whose lines are longer: more of them, and there is nothing to go by."""
 _TIMES = re.compile(r"^ *([\d.]+)s (?:setup|call|teardown) +(tests/\S.*?) *$", re.MULTILINE)
@@ -54,6 +66,7 @@ class Mutant:
 
     Attributes:
         number: Its place in the draw.
+        seed: The draw's.
         path: The file, from the repository's root.
         operator: Cosmic Ray's name of what was done.
         occurrence: Which of the places in this file where it can be done.
@@ -62,6 +75,7 @@ class Mutant:
     """
 
     number: int
+    seed: int
     path: str
     operator: str
     occurrence: int
@@ -73,9 +87,22 @@ class Mutant:
         from cosmic_ray.mutating import mutate_code
         from cosmic_ray.plugins import get_operator
 
-        text = mutate_code((ROOT / self.path).read_text(), get_operator(self.operator)(), self.occurrence)
+        text = mutate_code(committed(self.path), get_operator(self.operator)(), self.occurrence)
         assert text is not None, self
         return text
+
+    def edits(self) -> list[tuple[int, int, list[str]]]:
+        """What it replaces: from a line up to another, counted from 0, and the lines in their place."""
+        old, new = committed(self.path).splitlines(), self.text().splitlines()
+        codes = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+        return [(start, end, new[at:to]) for tag, start, end, at, to in codes if tag != "equal"]
+
+
+@functools.cache
+def committed(path: str) -> str:
+    """A file of the last commit."""
+    done = subprocess.run(["git", "show", f"HEAD:{path}"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout
 
 
 def main() -> None:
@@ -84,24 +111,29 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--number", type=int, default=150)
     parser.add_argument("--folder", type=Path, default=ROOT / ".mutants")
-    parser.add_argument("--only", type=int, help="try this one alone, with all tests that reach it")
+    parser.add_argument("--tier", choices=TIERS, default="whole", help="up to which one")
+    parser.add_argument("--only", type=int, help="try this one alone, with all fast tests that reach it")
     parser.add_argument("--show", action="store_true", help="print what pytest prints")
     given = parser.parse_args()
     given.folder.mkdir(exist_ok=True)
-    mutants = kept(given.folder / f"drawn-{given.seed}-{given.number}.json", lambda: draw(given.seed, given.number))
-    drawn = [Mutant(**one) for one in mutants]
-    reached: dict[str, Any] = {}
-    for tier in TIERS:  # apart, since the second takes most of an hour
-        reached |= kept(given.folder / f"reached-{tier}.json", lambda t=tier: reaching(drawn, t, given.folder))
-    fast = set(collected(given.folder / "map", TIERS["fast"]))
+    drawn = [Mutant(**row) for row in kept(given.folder / "drawn.json", lambda: draw(given.seed, given.number))]
+    if (len(drawn), given.seed) != (given.number, drawn[0].seed):
+        sys.exit(f"mutants: {given.folder} holds another draw: remove it, or choose another folder with --folder")
+    reached = kept(given.folder / "reached.json", lambda: reaching(drawn, given.folder))
     if given.only is not None:
-        copy = copied(given.folder / "try0")
-        print(verdict(drawn[given.only], reached, fast, copy, show=given.show))
+        tests = [name for name, row in reached.items() if given.only in row["reaches"]]
+        with changed(copied(given.folder / "try0"), [drawn[given.only]]) as copy:
+            print(first_red(copy, tests, sum(reached[name]["seconds"] for name in tests), show=given.show) or "none")
         return
-    found = tried(drawn, reached, fast, given.folder)
-    told = about(None) | {"seed": given.seed, "mutants": [asdict(m) | found[m.number] for m in drawn]}
-    DATA.write_text(json.dumps(told, indent=1) + "\n")
-    PAGE.write_text(section(PAGE.read_text(), "mutants", table(told)))
+    trial = Trial(drawn, reached, given.folder)
+    trial.quick()
+    for tier in TIERS if given.tier == "whole" else ("fast",):
+        trial.pooled(tier)
+    counts = trial.counts()
+    data = about(None) | {"seed": given.seed, "tier": given.tier}
+    data |= {"mutants": [asdict(m) | trial.noticed.get(m.number, MISSED) | {"tests": counts[m.number]} for m in drawn]}
+    DATA.write_text(json.dumps(data, indent=1) + "\n")
+    PAGE.write_text(section(PAGE.read_text(), "mutants", table(data)))
 
 
 def kept(path: Path, made: Any) -> Any:
@@ -122,11 +154,11 @@ def draw(seed: int, number: int) -> list[dict[str, Any]]:
     chosen: list[dict[str, Any]] = []
     random_of = random.Random(seed)
     names = [p for folder in PACKAGES for p in tracked(folder) if p not in LEFT_OUT]
-    sizes = [len((ROOT / name).read_text().splitlines()) for name in names]
+    sizes = [len(committed(name).splitlines()) for name in names]
     taken: set[tuple[str, int]] = set()
     while len(chosen) < number:
         (name,) = random_of.choices(names, sizes)
-        source = (ROOT / name).read_text()
+        source = committed(name)
         nodes, silent = list(_nodes(get_ast(source))), _silent(source)
         places: dict[str, list[tuple[str, int, int]]] = {}
         for operator in sorted(operator_names()):
@@ -141,17 +173,20 @@ def draw(seed: int, number: int) -> list[dict[str, Any]]:
         if not places:
             continue
         operator, occurrence, line = random_of.choice(places[random_of.choice(sorted(places))])
-        one = Mutant(len(chosen), name, operator, occurrence, line, "")
-        if diff := _difference(source, one):
-            taken.add((name, line))
-            chosen.append(asdict(one) | {"diff": "\n".join(diff)})
+        mutant = Mutant(len(chosen), seed, name, operator, occurrence, line, "")
+        if diff := _difference(source, mutant):
+            lines = {(name, at + 1) for start, end, _ in mutant.edits() for at in range(start, max(end, start + 1))}
+            if not lines & taken:  # or they could not be tried together
+                taken |= lines
+                chosen.append(asdict(mutant) | {"diff": "\n".join(diff)})
     return chosen
 
 
 def tracked(folder: str) -> list[str]:
-    """Python files that git knows, sorted."""
-    done = subprocess.run(["git", "ls-files", f"{folder}/*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return sorted(done.stdout.split())
+    """Python files of the last commit, sorted."""
+    words = ["git", "ls-tree", "-r", "--name-only", "HEAD", folder]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    return sorted(name for name in done.stdout.split() if name.endswith(".py"))
 
 
 def _nodes(node: Any) -> Iterator[Any]:
@@ -193,49 +228,94 @@ def _difference(source: str, one: Mutant) -> list[str]:
 # -- who comes by
 
 
-def reaching(drawn: Sequence[Mutant], tier: str, folder: Path) -> dict[str, Any]:
-    """One run of a tier over marked code: by test, seconds and the changes that it reaches; red tests left out."""
-    copy, seen = copied(folder / "map"), folder / "seen"
-    shutil.rmtree(seen, ignore_errors=True)
-    seen.mkdir()
-    for path in sorted({one.path for one in drawn}):
-        marked(copy / path, [one for one in drawn if one.path == path], seen)
-    conftest = copy / "tests" / "conftest.py"
-    text = conftest.read_text()
-    assert '"PYTEST_")' in text
-    conftest.write_text(text.replace(', "PYTEST_")', ")"))  # children say for which test they run
-    words = ["-n", str(WORKERS), "--dist", "worksteal", "-m", TIERS[tier], "--durations=0", "-vv", "-rfE", "-q"]
-    done = subprocess.run(pytest(copy, *words), cwd=copy, stdout=subprocess.PIPE, text=True, check=False, env=plain())
-    (folder / f"map-{tier}.log").write_text(done.stdout)
+def reaching(drawn: Sequence[Mutant], folder: Path) -> dict[str, Any]:
+    """One run of the fast tier over marked code: by test, seconds and what it reaches; red tests left out."""
+    copy, seen = copied(folder / "map"), _empty(folder / "seen-fast")
+    telling(copy)
+    write(copy, drawn, marks=seen, change=False)
+    output = whole_run(copy, ["-m", TIERS["fast"]], folder / "map-fast.log")
     seconds: dict[str, float] = {}
-    for duration, name in _TIMES.findall(done.stdout):
+    for duration, name in _TIMES.findall(output):
         seconds[name] = seconds.get(name, 0) + float(duration)
-    broken = set(_BROKEN.findall(done.stdout))
+    broken = set(_BROKEN.findall(output))
     if len(broken) > BROKEN:
-        sys.exit(f"mutants: {len(broken)} tests are red over marked code: see {folder}/map-{tier}.log")
-    reached: dict[str, list[int]] = {}
-    for path in sorted(seen.iterdir()):
-        reached.setdefault(path.read_text().rpartition(" (")[0], []).append(int(path.name.partition("-")[0]))
+        sys.exit(f"mutants: {len(broken)} tests are red over marked code: see {folder}/map-fast.log")
+    reached = read_marks(seen)
     return {
-        name: {"seconds": round(seconds.get(name, 0), 2), "reaches": sorted(set(numbers))}
-        for name, numbers in sorted(reached.items())
+        name: {"seconds": round(seconds.get(name, 0), 2), "reaches": reached.get(name, [])}
+        for name in sorted(seconds.keys() | reached.keys())
         if name not in broken
     }
 
 
-def marked(path: Path, mutants: Sequence[Mutant], seen: Path) -> None:
-    """Before each changed statement, one that says which test came by; before all of a module's that runs on import."""
-    source = path.read_text()
-    before: dict[int, set[int]] = {}
-    for one in mutants:
-        for line in _marks(source, one.line):
-            before.setdefault(line, set()).add(one.number)
-    lines = source.splitlines()
-    for line in sorted(before, reverse=True):
-        indent = re.match(r"\s*", lines[line - 1])
-        assert indent
-        lines[line - 1 : line - 1] = [f"{indent[0]}{_mark(number, seen)}" for number in sorted(before[line])]
-    path.write_text("\n".join(lines) + "\n")
+def _empty(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
+
+
+def telling(copy: Path) -> None:
+    """Let the processes that tests start say for which test they run."""
+    conftest = copy / "tests" / "conftest.py"
+    text = conftest.read_text()
+    assert '"PYTEST_")' in text
+    conftest.write_text(text.replace(', "PYTEST_")', ")"))
+
+
+def whole_run(copy: Path, words: Sequence[str], log: Path) -> str:
+    """What pytest prints of many tests, side by side; a copy of it goes to a file."""
+    options = ["-n", str(WORKERS), "--dist", "worksteal", f"--timeout={LONGEST}", "--durations=0", "-vv", "-rfE", "-q"]
+    asked = pytest(copy, *options, "--tb=line", *words)
+    done = subprocess.run(asked, cwd=copy, stdout=subprocess.PIPE, text=True, check=False, env=plain())
+    log.write_text(done.stdout)
+    return done.stdout
+
+
+def read_marks(seen: Path) -> dict[str, list[int]]:
+    """The changes that each test reached."""
+    reached: dict[str, set[int]] = {}
+    for path in sorted(seen.iterdir()):
+        reached.setdefault(path.read_text().rpartition(" (")[0], set()).add(int(path.name.partition("-")[0]))
+    return {name: sorted(numbers) for name, numbers in reached.items()}
+
+
+def write(copy: Path, mutants: Sequence[Mutant], *, marks: Path | None = None, change: bool = True) -> None:
+    """Write the changes into a copy, all at once, or marks, or both.
+
+    A mark is a statement before the changed one that says which test came by; before all of a module's functions where
+    the changed one runs on import.
+    """
+    for path in sorted({mutant.path for mutant in mutants}):
+        source = committed(path)
+        slots: list[str | None] = [*source.splitlines()]
+        here = [mutant for mutant in mutants if mutant.path == path]
+        heads: dict[int, list[str]] = {}
+        for mutant in here if marks else ():
+            for line in _marks(source, mutant.line):
+                text = slots[line - 1] or ""
+                indent = text[: len(text) - len(text.lstrip())]
+                heads.setdefault(line - 1, []).append(f"{indent}{_mark(mutant.number, marks)}")
+        for start, end, lines in itertools.chain.from_iterable(mutant.edits() for mutant in here if change):
+            if start == end:
+                slots[start] = "\n".join([*lines, slots[start] or ""])
+                continue
+            slots[start:end] = ["\n".join(lines) if lines else None] + [None] * (end - start - 1)
+        text = "\n".join(
+            line for at, slot in enumerate(slots) for line in (*heads.get(at, ()), slot) if line is not None
+        )
+        compile(text, path, "exec")
+        (copy / path).write_text(text + "\n")
+
+
+@contextlib.contextmanager
+def changed(copy: Path, mutants: Sequence[Mutant]) -> Iterator[Path]:
+    """A copy with some changes, for a while."""
+    write(copy, mutants)
+    try:
+        yield copy
+    finally:
+        for path in {mutant.path for mutant in mutants}:
+            (copy / path).write_text(committed(path))
 
 
 def _marks(source: str, line: int) -> list[int]:
@@ -272,7 +352,7 @@ def _marks(source: str, line: int) -> list[int]:
     return sorted(set(first))
 
 
-def _mark(number: int, seen: Path) -> str:
+def _mark(number: int, seen: Path | None) -> str:
     """A statement that needs nothing of its module: once a test, an empty file with its name."""
     told = (
         f"import os, hashlib; t = os.environ['PYTEST_CURRENT_TEST']; globals()['_seen_{number}'].add(t)\n"
@@ -287,53 +367,130 @@ def _mark(number: int, seen: Path) -> str:
 # -- trying
 
 
-def tried(drawn: Sequence[Mutant], reached: dict[str, Any], fast: set[str], folder: Path) -> dict[int, dict[str, Any]]:
-    """What became of each change, by number."""
-    path = folder / "tried.json"
-    found = {int(number): one for number, one in json.loads(path.read_text()).items()} if path.exists() else {}
-    free, lock = [copied(folder / f"try{n}") for n in range(WORKERS)], threading.Lock()
+class Trial:
+    """The trial of all changes.
 
-    def attempt(one: Mutant) -> None:
-        with lock:
-            copy = free.pop()
-        try:
-            result = verdict(one, reached, fast, copy)
-        finally:
-            with lock:
-                free.append(copy)
-        with lock:
-            found[one.number] = result
-            path.write_text(json.dumps(found, indent=1))
-            print(f"{len(found)} of {len(drawn)}: {one.path}:{one.line} {one.operator}: {result}", flush=True)
+    Attributes:
+        noticed: By number, the tier that noticed it and the test that did; kept in a file.
+    """
 
-    with ThreadPoolExecutor(WORKERS) as pool:
-        list(pool.map(attempt, [one for one in drawn if one.number not in found]))
-    return found
+    def __init__(self, drawn: Sequence[Mutant], reached: dict[str, Any], folder: Path) -> None:
+        self.drawn, self.folder = drawn, folder
+        self.seconds = {name: row["seconds"] for name, row in reached.items()}
+        self.reaches = {name: row["reaches"] for name, row in reached.items()}
+        self.path, self.lock = folder / "noticed.json", threading.Lock()
+        known = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self.noticed: dict[int, dict[str, str]] = {int(number): row for number, row in known.items()}
+
+    def left(self, among: Sequence[int] | None = None) -> list[Mutant]:
+        """The changes that no test has noticed."""
+        return [m for m in self.drawn if m.number not in self.noticed and (among is None or m.number in among)]
+
+    def notice(self, number: int, tier: str, test: str) -> None:
+        """Keep what noticed a change."""
+        with self.lock:
+            self.noticed[number] = {"noticed": tier, "by": test}
+            self.path.write_text(json.dumps(self.noticed, indent=1))
+            mutant = self.drawn[number]
+            print(f"{len(self.noticed)}: {mutant.path}:{mutant.line} {mutant.operator}: {tier}, {test}", flush=True)
+
+    def quick(self) -> None:
+        """Each change alone, with its cheapest fast tests."""
+        done = self.folder / "quick.json"
+        tried: set[int] = set(json.loads(done.read_text())) if done.exists() else set()
+        free = [copied(self.folder / f"try{n}") for n in range(WORKERS)]
+
+        def attempt(mutant: Mutant) -> None:
+            names = [name for name in self.reaches if mutant.number in self.reaches[name]]
+            names.sort(key=self.seconds.__getitem__)
+            sums = itertools.accumulate(map(self.seconds.__getitem__, names))
+            cheap = [name for name, sum_of in zip(names, sums, strict=True) if sum_of <= QUICK] or names[:1]
+            with self.lock:
+                copy = free.pop()
+            try:
+                with changed(copy, [mutant]):
+                    red = first_red(copy, cheap, sum(map(self.seconds.__getitem__, cheap)))
+            finally:
+                with self.lock:
+                    free.append(copy)
+            if red:
+                self.notice(mutant.number, "fast", red)
+            with self.lock:
+                tried.add(mutant.number)
+                done.write_text(json.dumps(sorted(tried)))
+
+        with ThreadPoolExecutor(WORKERS) as pool:
+            list(pool.map(attempt, [mutant for mutant in self.left() if mutant.number not in tried]))
+
+    def pooled(self, tier: str) -> None:
+        """All changes that are left at once, until no test is red."""
+        red = kept(self.folder / f"red-{tier}.json", lambda: self._all_at_once(tier))
+        if tier == "whole":
+            self.reaches |= read_marks(self.folder / "seen-whole")
+        copy = copied(self.folder / "try0")
+        while red:
+            fresh: set[int] = set()
+            for test in red:
+                if fresh & set(self.reaches.get(test, ())):
+                    continue  # what was found may be why; it runs again without
+                if (number := culprit(copy, test, self.left(self.reaches.get(test, ())))) is not None:
+                    self.notice(number, tier, test)
+                    fresh.add(number)
+            if not fresh:
+                print(f"{tier}: red by no change alone: {', '.join(red)}", flush=True)
+                return
+            again = [test for test in red if self.left(self.reaches.get(test, ()))]
+            with changed(copy, self.left()):
+                output = whole_run(copy, ["@asked"], self.folder / "again.log") if ask(copy, again) else ""
+            red = [test for test in again if test in set(_BROKEN.findall(output))]
+
+    def _all_at_once(self, tier: str) -> list[str]:
+        """The red tests over code with all changes that are left; the whole tier's say what they reach."""
+        left, copy = self.left(), copied(self.folder / "map")
+        if tier == "fast":
+            numbers = {mutant.number for mutant in left}
+            tests = [name for name, reaches in self.reaches.items() if numbers & set(reaches)]
+            if not ask(copy, tests):
+                return []
+            write(copy, left)
+            output = whole_run(copy, ["@asked"], self.folder / "pool-fast.log")
+        else:
+            telling(copy)
+            write(copy, left, marks=_empty(self.folder / "seen-whole"))
+            output = whole_run(copy, ["-m", TIERS[tier], "--hypothesis-profile=whole"], self.folder / "pool-whole.log")
+        return list(dict.fromkeys(_BROKEN.findall(output)))
+
+    def counts(self) -> dict[int, int]:
+        """How many tests reach each change."""
+        return {m.number: sum(m.number in reaches for reaches in self.reaches.values()) for m in self.drawn}
 
 
-def verdict(one: Mutant, reached: dict[str, Any], fast: set[str], copy: Path, *, show: bool = False) -> dict[str, Any]:
-    """Which tier notices it: ``fast``, ``whole`` or ``none``, and the test that did."""
-    names = sorted((n for n in reached if one.number in reached[n]["reaches"]), key=lambda n: reached[n]["seconds"])
-    path, original = copy / one.path, (ROOT / one.path).read_text()
-    path.write_text(one.text())
-    try:
-        for tier in ("fast", "whole"):
-            tests = [name for name in names if (name in fast) == (tier == "fast")]
-            by = first_red(copy, tests, sum(reached[name]["seconds"] for name in tests), show=show)
-            if by:
-                return {"noticed": tier, "by": by, "tests": len(names)}
-    finally:
-        path.write_text(original)
-    return {"noticed": "none", "by": "", "tests": len(names)}
+def culprit(copy: Path, test: str, suspects: Sequence[Mutant]) -> int | None:
+    """The change that makes a test red by itself, found by halves; None where none does."""
+    if not suspects:
+        return None
+    with changed(copy, suspects):
+        if not first_red(copy, [test], LONGEST):
+            return None
+    if len(suspects) == 1:
+        return suspects[0].number
+    half = len(suspects) // 2
+    first = culprit(copy, test, suspects[:half])
+    return first if first is not None else culprit(copy, test, suspects[half:])
 
 
-def first_red(copy: Path, tests: list[str], seconds: float, *, show: bool) -> str:
+def ask(copy: Path, tests: Sequence[str]) -> bool:
+    """Write down which tests are to be run; whether there is any."""
+    (copy / "asked").write_text("".join(f"{test}\n" for test in tests))
+    return bool(tests)
+
+
+def first_red(copy: Path, tests: Sequence[str], seconds: float, *, show: bool = False) -> str:
     """The first of the tests that fails; empty where all pass."""
-    while tests:
-        (copy / "asked").write_text("\n".join(tests) + "\n")
-        asked = pytest(copy, "-x", "-q", "-rfE", "--tb=line", "-p", "no:randomly", "@asked")
-        told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        process = subprocess.Popen(asked, cwd=copy, start_new_session=True, env=plain(), **told)
+    while ask(copy, tests):
+        asked = pytest(copy, "-x", "-q", "-rfE", "--tb=line", "@asked")
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        process = subprocess.Popen(asked, cwd=copy, start_new_session=True, env=plain(), **streams)
         try:
             out, _ = process.communicate(timeout=3 * seconds + GRACE)
         except subprocess.TimeoutExpired:
@@ -375,16 +532,6 @@ def copied(copy: Path) -> Path:
     return copy
 
 
-def collected(copy: Path, tier: str) -> list[str]:
-    """Names of a tier's tests."""
-    asked = pytest(copied(copy), "--collect-only", "-q", "-m", tier)
-    done = subprocess.run(asked, cwd=copy, capture_output=True, text=True, check=False, env=plain())
-    names = [line for line in done.stdout.splitlines() if line.startswith("tests/")]
-    if not names:
-        sys.exit(f"mutants: no test was collected:\n{done.stdout[-2000:]}")
-    return names
-
-
 def pytest(copy: Path, *words: str) -> list[str]:
     """Pytest in a copy's environment."""
     return [str(copy / ".venv" / "bin" / "python"), "-m", "pytest", "-p", "no:cacheprovider", *words]
@@ -398,32 +545,33 @@ def plain() -> dict[str, str]:
 # -- telling
 
 
-def table(told: dict[str, Any]) -> list[str]:
+def table(data: dict[str, Any]) -> list[str]:
     """The counts, and what the fast tests miss."""
-    mutants = told["mutants"]
+    mutants = data["mutants"]
     rows = [
         "| | changes | no test reaches | noticed by `make test-all` | of these by `make test` |",
         "|---|---|---|---|---|",
     ]
     for package in (*PACKAGES, "all"):
-        of = [one for one in mutants if package == "all" or one["path"].startswith(f"{package}/")]
-        noticed = [one for one in of if one["noticed"] != "none"]
-        fast = sum(one["noticed"] == "fast" for one in noticed)
+        here = [row for row in mutants if package == "all" or row["path"].startswith(f"{package}/")]
+        noticed = [row for row in here if row["noticed"] != "none"]
+        fast = sum(row["noticed"] == "fast" for row in noticed)
         share = f"{fast} ({100 * fast / len(noticed):.0f} %)" if noticed else "-"
-        rows.append(f"| {package} | {len(of)} | {sum(not one['tests'] for one in of)} | {len(noticed)} | {share} |")
-    rows += ["", f"Seed {told['seed']}, commit {told['commit']}, {told['date']}, {told['machine']}.", ""]
-    for title, what in (("Noticed by the whole tier alone:", "whole"), ("Noticed by no test:", "none")):
-        rows += [title, "", *(_line(one) for one in mutants if one["noticed"] == what), ""]
+        rows.append(f"| {package} | {len(here)} | {sum(not row['tests'] for row in here)} | {len(noticed)} | {share} |")
+    rows += ["", f"Seed {data['seed']}, commit {data['commit']}, {data['date']}, {data['machine']}.", ""]
+    if data["tier"] == "fast":
+        rows += ["The whole tier's other tests were not tried.", ""]
+    for title, tier in (("Noticed by the whole tier alone:", "whole"), ("Noticed by no test:", "none")):
+        if lines := [_line(row) for row in mutants if row["noticed"] == tier]:
+            rows += [title, "", *lines, ""]
     return rows[:-1]
 
 
-def _line(one: dict[str, Any]) -> str:
-    changed = [line for line in one["diff"].splitlines() if line[:1] in "+-"]
-    old, new = (" ".join(line[1:].strip() for line in changed if line[0] == sign) for sign in "-+")
-    by = f", by `{one['by']}`" if one["by"] else "" if one["tests"] else ", which no test reaches"
-    return f"- `{one['path']}:{one['line']}`: `{old or '(nothing)'}` became `{new or '(nothing)'}`{by}".replace(
-        "|", "\\|"
-    )
+def _line(row: dict[str, Any]) -> str:
+    lines = [line for line in row["diff"].splitlines() if line[:1] in "+-"]
+    old, new = (" ".join(line[1:].strip() for line in lines if line[0] == sign) or "(nothing)" for sign in "-+")
+    by = f", by `{row['by']}`" if row["by"] else "" if row["tests"] else ", which no test reaches"
+    return f"- `{row['path']}:{row['line']}`: `{old}` became `{new}`{by}".replace("|", "\\|")
 
 
 if __name__ == "__main__":
