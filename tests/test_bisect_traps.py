@@ -12,7 +12,7 @@ from conftest import Repo
 from history_kit import TRAIN, edit, note, start
 
 from repro_bisect.probe.journal import Entry, Journal
-from repro_golden.case.file import command_case
+from repro_golden.case.command_line import CommandLine
 
 SCALE = "scale = 1.0\n"
 LOSS = r"loss=(?P<loss>\S+)"
@@ -67,7 +67,7 @@ def test_longer_traces_of_earlier_bisects(tmp_path: Path) -> None:
 def test_steps_that_a_program_is_told_are_part_of_the_key(tmp_path: Path) -> None:
     """Runs of one program share what was found whatever their length, unless the program itself is told it."""
     told, other = (
-        [command_case(tmp_path, "c", ["python", "train.py", *words], steps, {}).digest for steps in (2, 3)]
+        [CommandLine(["python", "train.py", *words], steps).case(tmp_path).digest for steps in (2, 3)]
         for words in (["--steps", "{step}"], [])
     )
     assert told[0] != told[1]

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_golden.base.errors import ReproError
-from repro_golden.case.file import Case, new_command_case
+from repro_golden.case.command_line import CommandLine
+from repro_golden.case.file import Case
 from repro_golden.replay.children import ChildFailure, Run, RunResult
 from repro_golden.repository.checkout import Place
 from repro_golden.subjects import identity_of, launch, packages_of
@@ -243,9 +244,8 @@ def test_a_case_is_held_to_what_it_says(program: Repo, monkeypatch: pytest.Monke
         assert (done.returncode, message in done.stderr) == (2, True), done.stderr
     path.write_text(CASE)
     monkeypatch.setenv("PYTHONPATH", f"{program.root / 'src'}:/elsewhere")
-    assert new_command_case(program.root, "made", ["python", "a b.py"], 3, 2).subject.env == {
-        "PYTHONPATH": "src:/elsewhere"
-    }  # fmt: skip
+    made = CommandLine(["python", "a b.py"], 3, 2).case(program.root)
+    assert made.subject.env == {"PYTHONPATH": "src:/elsewhere"}
 
 
 def test_nothing_to_replay_is_not_agreement(program: Repo) -> None:

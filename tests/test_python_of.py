@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import Repo
 
-from repro_golden.case.file import command_case, new_command_case
-from repro_golden.case.python_of import is_ours, python_of
+from repro_golden.case.command_line import CommandLine
+from repro_golden.case.python_of import Interpreter, is_ours, python_of
 
 
 def executable(path: Path, text: str = "") -> Path:
@@ -58,33 +58,36 @@ def test_a_command_runs_in_the_python_that_it_names(home: Path, command: str, ex
     """An interpreter, else a script of one, behind wrappers too; else the active environment's."""
     executable(home / "venv" / "bin" / "python")
     variables = {"PATH": f"{home}/active/bin:{home}/system/bin", "VIRTUAL_ENV": str(home / "venv")}
-    assert python_of(command.replace("{home}", str(home)).split(), home, variables) == str(home / expected)
+    found = python_of(command.replace("{home}", str(home)).split(), home, variables)
+    assert found and found.path == str(home / expected)
 
 
 def test_without_any_environment_the_first_on_path_is_it(home: Path) -> None:
     """Conda's, then that of PATH; where there is none at all nothing is said."""
     path = {"PATH": str(home / "system" / "bin")}
-    assert python_of(["bash", "run.sh"], home, path) == str(home / "system/bin/python")
-    assert python_of(["bash", "run.sh"], home, path | {"CONDA_PREFIX": str(home / "other")}) == str(
-        home / "other/bin/python"
-    )
+    found = python_of(["bash", "run.sh"], home, path)
+    assert found == Interpreter(str(home / "system/bin/python"))
+    found = python_of(["bash", "run.sh"], home, path | {"CONDA_PREFIX": str(home / "other")})
+    assert found == Interpreter(str(home / "other/bin/python"))
     assert python_of(["bash", "run.sh"], home, {"PATH": str(home)}) is None
 
 
 def test_a_case_says_its_python_where_it_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of another environment stands in the case; one in the checkout by its place there; our own by nothing.
 
-    A worktree has no such folder, so that an interpreter named by a relative path becomes ``{python}``.
+    The command says it by name alone, so that a path makes no other case; behind a program as ``{python}``.
     """
     monkeypatch.chdir(tmp_path)
     executable(tmp_path / "venv" / "bin" / "python")
-    ours = command_case(tmp_path, "c", [sys.executable, "train.py"], 2, {}).subject
+    ours = CommandLine([sys.executable, "train.py"]).case(tmp_path).subject
     assert ours.program and ours.program.python is None and is_ours(sys.executable)
-    inside = new_command_case(tmp_path, "inside", ["venv/bin/python", "train.py"], 2, 1).subject.program
-    assert inside and (inside.python, inside.command) == ("venv/bin/python", "'{python}' train.py")
+    inside = CommandLine(["venv/bin/python", "train.py"]).case(tmp_path).subject.program
+    assert inside and (inside.python, inside.command) == ("venv/bin/python", "python train.py")
+    behind = CommandLine(["nice", "venv/bin/python", "train.py"]).case(tmp_path).subject.program
+    assert behind and (behind.python, behind.command) == ("venv/bin/python", "nice '{python}' train.py")
     monkeypatch.setenv("PATH", f"{tmp_path}/venv/bin:/usr/bin:/bin")
     (tmp_path / "sub").mkdir()
-    named = command_case(tmp_path / "sub", "c", ["python", "train.py"], 2, {}).subject.program
+    named = CommandLine(["python", "train.py"]).case(tmp_path / "sub").subject.program
     assert named and named.python == str(tmp_path / "venv/bin/python")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,27 +15,9 @@ if TYPE_CHECKING:
     from repro_golden.case.file import Case
     from repro_golden.repository.checkout import Checkout
 
-__all__ = ["AxisCommand", "axis_of", "axis_options", "axis_words"]
+__all__ = ["axis_of", "axis_options", "axis_parameters"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_DASHES = "\0--"
-
-
-class AxisCommand(click.Command):
-    """A command of `axis_options` and ``[-- CMD...]``: what follows the dashes is never taken for ``GOOD..BAD``."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse with a mark after the dashes, which click itself forgets."""
-        if "--" in args:
-            at = args.index("--") + 1
-            args = [*args[:at], _DASHES, *args[at:]]
-        rest = super().parse_args(ctx, args)
-        if ctx.params.get("commits") == _DASHES:
-            ctx.params["commits"] = None
-        elif _DASHES in (command := ctx.params.get("command") or ()):
-            ctx.params["command"] = tuple(word for word in command if word != _DASHES)
-        return rest
 
 
 def axis_options(function: F) -> F:
@@ -133,16 +114,11 @@ def axis_of(
     return axes.layout_axis(checkout, case, layout, at=at)
 
 
-def axis_words(axis: Axis, package: str | None, flags: Path | None, layout: str | None, index_url: str | None) -> str:
-    """What says the same axis again, whatever HEAD is by then."""
+def axis_parameters(axis: Axis, index_url: str | None) -> dict[str, str | None]:
+    """What the parameters of `axis_options` must be to mean the same axis, whatever HEAD is by then."""
     from repro_bisect.axes.axis import short
     from repro_golden.subjects.environments.releases import redacted
 
-    if package is None and flags is None and layout is None:
-        return f"{short(axis.good)}..{short(axis.bad)}"
-    said = [f"--package {shlex.quote(package)}"] if package is not None else []
-    said += [f"--flags {shlex.quote(str(flags))}"] if flags is not None else []
-    said += [f"--layout {shlex.quote(layout)}"] if layout is not None else []
-    said += [f"--at {short(axis.commit(axis.good))}"]
-    said += [f"--index-url {shlex.quote(redacted(index_url))}"] if index_url else []
-    return " ".join(said)
+    if axis.what == "commit":
+        return {"commits": f"{short(axis.good)}..{short(axis.bad)}"}
+    return {"at": short(axis.commit(axis.good)), "index_url": redacted(index_url) if index_url else None}

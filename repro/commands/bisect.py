@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from repro.commands.axes import AxisCommand, axis_of, axis_options, axis_words
-from repro.commands.choose import case_of, command_options
+from repro.commands.again import again
+from repro.commands.axes import axis_of, axis_options, axis_parameters
+from repro.commands.choose import DashedCommand, case_of, command_options
 from repro.output import emit, json_option
 
 if TYPE_CHECKING:
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from repro_bisect.driver.result import BisectResult
     from repro_bisect.driver.session import Options
     from repro_bisect.probe.progress import Watch
+    from repro_golden.case.command_line import CommandLine
     from repro_golden.case.file import Case
     from repro_golden.repository.checkout import Checkout
 
 __all__ = ["bisect"]
 
 
-@click.command(cls=AxisCommand)
+@click.command(cls=DashedCommand)
 @axis_options
 @click.option("--case", "name", help="The case to replay; may be left out when there is only one.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Probes at once; by default what the machine serves.")
@@ -54,7 +55,7 @@ def bisect(
     at: str | None,
     index_url: str | None,
     tolerance: float | None,
-    command: tuple[str, ...],
+    line: CommandLine,
     name: str | None,
     jobs: int | None,
     ray: str | None,
@@ -66,11 +67,6 @@ def bisect(
     fresh: bool,
     try_skips: bool,
     why: bool,
-    steps: int | None,
-    ranks: int,
-    gpus: int,
-    metrics: tuple[str, ...],
-    pass_env: tuple[str, ...],
     export: Path | None,
     out: Path | None,
     as_json: bool,
@@ -95,29 +91,16 @@ def bisect(
     from repro_golden.repository.checkout import find_checkout
 
     checkout = find_checkout(Path.cwd())
-    case = case_of(checkout, name, command, steps, {"ranks": ranks, "gpus": gpus}, metrics, pass_env)
-    open_end = bool(command) and steps is None and when != "exit"
+    case = case_of(checkout, name, line)
+    open_end = bool(line.words) and line.steps is None and when != "exit"
     options = Options(jobs, ray, when, paths, first_parent, every, fresh, confidence, open_end, why, diagnosis)
     options = replace(options, try_skips=try_skips)
     chosen = {"package": package, "flags": flags, "layout": layout, "index_url": index_url}
     axis = axis_of(checkout, case, commits, options, at=at, tolerance=tolerance, **chosen)  # type: ignore[arg-type]
     given = {"--when": when, "--all": every, "--confidence": confidence, "--export": export, "--try-skips": try_skips}
     _refuse(axis, given)
-    said = [f"repro bisect {axis_words(axis, **chosen)}"]  # type: ignore[arg-type]
-    said += [f"--tolerance {tolerance:g}"] if tolerance is not None else []
-    said += [f"--case {case.name}"] if not command else []
-    said += [f"--when {shlex.quote(when)}"] if when else []
-    said += [f"--path {shlex.quote(path)}" for path in paths]
-    said += [flag for flag, given in (("--first-parent", first_parent), ("--all", every)) if given]
-    said += [f"--confidence {confidence}"] if confidence else []
-    said += ["--try-skips"] if try_skips else []
-    said += [] if why else ["--no-explain"]
-    said += [f"--steps {steps}"] if steps else []
-    said += [f"--metric {shlex.quote(metric)}" for metric in metrics]
-    said += [f"--pass-env {shlex.quote(variable)}" for variable in pass_env]
-    said += [f"--ranks {ranks}"] if ranks > 1 else []
-    said += [f"--gpus {gpus}"] if gpus else []
-    again = " ".join([*said, *(["--", shlex.join(command)] if command else [])])
+    ends = axis_parameters(axis, index_url)
+    said = again(checkout.root, case, **ends, name=None if line.words else case.name)
     folder = out or checkout.state / "reports" / _folder(axis, case)
     if isinstance(axis, LayoutLine):
         from repro.report.layouts import layout_text, write_layout_report
@@ -125,8 +108,8 @@ def bisect(
 
         with bisect_view() as watch:
             sides = compare_sides(checkout, case, axis, tolerance, watch, options)
-        with _told(as_json, sides.to_mapping(), layout_text(sides), again) as written:
-            written += write_layout_report(sides, folder, again)
+        with _told(as_json, sides.to_mapping(), layout_text(sides), said) as written:
+            written += write_layout_report(sides, folder, said)
         return 3 if sides.outcome == "flaky" else 0
     from repro.report.bisect import bisect_text, write_report
     from repro_bisect.search.gitrule import git_log
@@ -134,8 +117,8 @@ def bisect(
 
     with bisect_view() as watch:
         result = _searched(checkout, case, axis, watch, options)
-    with _told(as_json, result.to_mapping() | {"what": axis.what}, bisect_text(result, axis.what), again) as written:
-        written += write_report(result, folder, again, axis.what)
+    with _told(as_json, result.to_mapping() | {"what": axis.what}, bisect_text(result, axis.what), said) as written:
+        written += write_report(result, folder, said, axis.what)
         if export:
             write_atomic(export, git_log(result.good, result.bad, result.accepted, result.subjects))
     return 0 if result.outcome in ("found", "agree") else 3
@@ -178,12 +161,12 @@ def _folder(axis: Axis, case: Case) -> str:
 
 
 @contextlib.contextmanager
-def _told(as_json: bool, data: dict[str, Any], text: str, again: str) -> Iterator[list[Path]]:
+def _told(as_json: bool, data: dict[str, Any], text: str, said: str) -> Iterator[list[Path]]:
     """Tell the answer when the block has written its files, whatever becomes of those."""
     written: list[Path] = []
     try:
         yield written
     finally:
         reports = "".join(f"\nreport: {path}" for path in written)
-        data = data | {"reports": [str(p) for p in written], "reproduce": again}
-        emit(as_json, data, f"{text}{reports}\nreproduce with: {again}")
+        data = data | {"reports": [str(p) for p in written], "reproduce": said}
+        emit(as_json, data, f"{text}{reports}\nreproduce with: {said}")

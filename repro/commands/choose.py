@@ -1,7 +1,8 @@
-"""What commands that replay have in common: the case that is meant, and the options that all of them take."""
+"""What commands that replay have in common: the case that is meant, or the command in its place."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,19 +12,46 @@ import click
 from repro_golden.base.clean import one_line
 
 if TYPE_CHECKING:
+    from repro_golden.case.command_line import CommandLine
     from repro_golden.case.file import Case
     from repro_golden.repository.checkout import Checkout
 
-__all__ = ["case_of", "command_options", "say_python"]
+__all__ = ["DashedCommand", "case_of", "command_options", "say_python"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-OPEN_END = 1_000_000
-"""Steps of a command that is to be replayed to its own end."""
+
+class DashedCommand(click.Command):
+    """A command of `command_options`: what follows the dashes is the program, and never another argument."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what stands before the dashes."""
+        at = args.index("--") if "--" in args else len(args)
+        rest = super().parse_args(ctx, args[:at])
+        if args[at + 1 :]:
+            ctx.params["command"] = tuple(args[at + 1 :])
+        return rest
 
 
 def command_options(function: F) -> F:
-    """``[-- CMD...]`` and what a case would say of it: ``--steps``, ``--ranks``, ``--gpus``, ``--metric`` and so on."""
+    """``[-- CMD...]`` and what a case would say of it, given as one `CommandLine` called `line`."""
+
+    @functools.wraps(function)
+    def with_line(
+        *given: Any,
+        command: tuple[str, ...],
+        steps: int | None,
+        ranks: int,
+        gpus: int,
+        metrics: tuple[str, ...],
+        pass_env: tuple[str, ...],
+        **more: Any,
+    ) -> Any:
+        from repro_golden.case.command_line import CommandLine
+
+        return function(*given, line=CommandLine(command, steps, ranks, gpus, metrics, pass_env), **more)
+
+    made: Any = with_line
     number = click.IntRange(min=1)
     for option in reversed((
         click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]"),
@@ -39,35 +67,22 @@ def command_options(function: F) -> F:
             "--pass-env", multiple=True, metavar="NAME", help="With CMD: a variable it gets though it looks secret."
         ),
     )):  # fmt: skip
-        function = option(function)
-    return function
+        made = option(made)
+    found: F = made
+    return found
 
 
-def case_of(
-    checkout: Checkout,
-    name: str | None,
-    command: tuple[str, ...],
-    steps: int | None,
-    resources: dict[str, int],
-    metrics: tuple[str, ...],
-    pass_env: tuple[str, ...] = (),
-) -> Case:
+def case_of(checkout: Checkout, name: str | None, line: CommandLine) -> Case:
     """The case called `name`, the only one, or one made of a command.
 
     Raises:
         ReproError: both are given, or what belongs to a command without one.
     """
-    from repro_golden.base.errors import ReproError
-    from repro_golden.case.file import command_case, find_case
+    from repro_golden.case.file import find_case
 
-    if command and name:
-        raise ReproError("--case and a command after -- exclude each other: give one of them")
-    if not command and (steps or metrics or pass_env or resources != {"ranks": 1, "gpus": 0}):
-        raise ReproError(
-            "--steps, --ranks, --gpus, --metric and --pass-env are for a command after --: a case says them itself"
-        )
-    if command:
-        case = command_case(checkout.root, "command", command, steps or OPEN_END, resources, metrics, pass_env)
+    line.check(beside=name)
+    if line.words:
+        case = line.case(checkout.root)
         say_python(case)
         return case
     return find_case(checkout.root, name)

@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING
 
 import click
 
+from repro.commands.again import again
+from repro.commands.choose import DashedCommand, case_of, command_options
 from repro.output import emit, json_option
 
 if TYPE_CHECKING:
+    from repro_golden.case.command_line import CommandLine
     from repro_golden.case.file import Case
     from repro_golden.repository.checkout import Checkout
 
 __all__ = ["explain"]
 
 
-@click.command()
+@click.command(cls=DashedCommand)
 @click.argument("what", metavar="COMMIT|A..B|TRACE")
 @click.argument("other", required=False, metavar="[TRACE]")
 @click.option("--case", "name", help="The case to replay; may be left out when there is only one.")
@@ -25,10 +28,12 @@ __all__ = ["explain"]
 @click.option("--path", "paths", multiple=True, help="A folder or file that holds what matters; may be repeated.")
 @click.option("--fresh", is_flag=True, help="Use nothing that earlier bisects found.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the report (Markdown and HTML).")
+@command_options
 @json_option
 def explain(
     what: str,
     other: str | None,
+    line: CommandLine,
     name: str | None,
     jobs: int | None,
     ray: str | None,
@@ -55,37 +60,36 @@ def explain(
     from repro_golden.repository.checkout import find_checkout
 
     checkout = find_checkout(Path.cwd())
-    case, spec = _asked(checkout, what, other, name)
+    case, spec = _asked(checkout, what, other, name, line)
     options = Options(jobs, ray, paths=paths, fresh=fresh)
     axis = commits_of(checkout, case, spec, options)
     with bisect_view() as watch, session(checkout, case, axis, Bitwise(), watch, options) as (scheduler, golden):
         kept = golden.states if golden else {}
         found = explained(scheduler, checkout, axis.good, axis.bad, golden=kept)
-    again = f"repro explain {short(axis.good)}..{short(axis.bad)} --case {case.name}"
-    again += "".join(f" --path {path}" for path in paths)
-    folder = out or checkout.state / "reports" / f"explain-{short(axis.good)}..{short(axis.bad)}-{case.name}"
+    ends = f"{short(axis.good)}..{short(axis.bad)}"
+    said = again(checkout.root, case, what=ends, other=None, name=None if line.words else case.name)
+    folder = out or checkout.state / "reports" / f"explain-{ends}-{case.name}"
     written: tuple[Path, ...] = ()
     try:
-        written = write_report(found, folder, again)
+        written = write_report(found, folder, said)
     finally:  # whatever becomes of the files, the answer is told
-        data = found.to_mapping() | {"reports": [str(path) for path in written], "reproduce": again}
+        data = found.to_mapping() | {"reports": [str(path) for path in written], "reproduce": said}
         reports = "".join(f"\nreport: {path}" for path in written)
-        emit(as_json, data, f"{explain_text(found)}\n{reports}\nreproduce with: {again}")
+        emit(as_json, data, f"{explain_text(found)}\n{reports}\nreproduce with: {said}")
     return 3 if found.answer == "unseen" else 0
 
 
-def _asked(checkout: Checkout, what: str, other: str | None, name: str | None) -> tuple[Case, str]:
+def _asked(checkout: Checkout, what: str, other: str | None, name: str | None, line: CommandLine) -> tuple[Case, str]:
     """The case and the range that the arguments mean.
 
     Raises:
         ReproError: they mean none.
     """
     from repro_golden.base.errors import ReproError
-    from repro_golden.case.file import find_case
     from repro_golden.trace import Trace
 
     if other is None and not (Path(what) / "header.json").is_file():
-        return find_case(checkout.root, name), what if ".." in what else f"{what}^..{what}"
+        return case_of(checkout, name, line), what if ".." in what else f"{what}^..{what}"
     if other is None:
         raise ReproError(f"{what} is a trace: give the one to compare it with too")
     traces = [Trace(Path(path)) for path in (what, other)]
@@ -94,5 +98,5 @@ def _asked(checkout: Checkout, what: str, other: str | None, name: str | None) -
         if not commit:
             raise ReproError(f"{path} was recorded from a checkout with changes of its own: commit them, record again")
     recorded = str(traces[0].header.case.get("name", ""))
-    case: Case = find_case(checkout.root, name or recorded or None)
+    case = case_of(checkout, name or (None if line.words else recorded or None), line)
     return case, f"{commits[0]}..{commits[1]}"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from repro.commands.choose import say_python
+from repro.commands.choose import DashedCommand, command_options, say_python
 from repro.commands.golden_verify import verify
 from repro.commands.rollout import engine_options
 from repro.output import emit, json_option, progress, strict_names_option, vary_option
 
 if TYPE_CHECKING:
+    from repro_golden.case.command_line import CommandLine
     from repro_golden.runs.record import Options
 
 __all__ = ["golden"]
@@ -41,23 +43,15 @@ def _recording_options(function: Any) -> Any:
     )(function)
 
 
-@golden.command(short_help="Record a case and let the run prove itself.")
+@golden.command(cls=DashedCommand, short_help="Record a case and let the run prove itself.")
 @click.argument("case", required=False)
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]")
-@click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="With CMD: steps to record.")
-@click.option(
-    "--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="With CMD: processes that train."
-)
-@click.option("--pass-env", multiple=True, metavar="NAME", help="With CMD: a variable it gets though it looks secret.")
+@command_options
 @engine_options
 @_recording_options
 @json_option
 def record(
     case: str | None,
-    command: tuple[str, ...],
-    steps: int,
-    ranks: int,
-    pass_env: tuple[str, ...],
+    line: CommandLine,
     engine: str | None,
     sglang_url: str | None,
     words: tuple[str, ...],
@@ -67,24 +61,15 @@ def record(
 ) -> int:
     """Record the golden run of CASE on this machine, and let it prove itself before it is kept.
 
-    With CMD, a training program that knows nothing of repro, the case file golden/cases/CASE.toml is written first.
+    With CMD, a training program that knows nothing of repro, golden/cases/CASE.toml is written once it has run.
     --engine, --sglang-url and --set say how rollouts are captured where there are none yet; the case stays as it is.
     """
     from repro_golden.runs.capture import Capture, settings_of
     from repro_golden.runs.record import Options
 
-    if command:
-        from repro_golden.base.errors import ReproError
-        from repro_golden.case.file import new_command_case
-        from repro_golden.repository.checkout import find_checkout
-        from repro_golden.store.golden import Store
-
-        root = find_checkout(Path.cwd()).root
-        if not Store(root).dvc.initialised:
-            raise ReproError(f"{root} has no DVC yet: run `repro init`")
-        say_python(new_command_case(root, str(case), command, steps, ranks, pass_env))
+    line.check()
     capture = Capture(settings_of(engine, sglang_url, words))
-    return _record(case, Options(allow_noise, allow_failed_checks, capture=capture), as_json)
+    return _record(case, Options(allow_noise, allow_failed_checks, capture=capture), as_json, line)
 
 
 @golden.command(short_help="Record anew; the old run stays beside it.")
@@ -99,17 +84,30 @@ def approve(case: str | None, reason: str, allow_noise: bool, allow_failed_check
     return _record(case, Options(allow_noise, allow_failed_checks, reason), as_json)
 
 
-def _record(case: str | None, options: Options, as_json: bool) -> int:
+def _record(case: str | None, options: Options, as_json: bool, line: CommandLine | None = None) -> int:
     from repro.doctor.quiet import before_recording
+    from repro_golden.base.errors import ReproError
     from repro_golden.case.file import find_case
     from repro_golden.repository.checkout import find_checkout
     from repro_golden.runs.record import record as run_record
 
     checkout = find_checkout(Path.cwd())
-    found = find_case(checkout.root, case)
+    if line and line.words:
+        if case is None:
+            raise ReproError("a golden run needs a name: repro golden record NAME -- CMD")
+        file, found = line.new_file(checkout.root, case), line.case(checkout.root, case)
+        say_python(found)
+
+        def written(steps: int) -> None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(line.text(checkout.root, found.name, steps), encoding="utf-8")
+
+        options = replace(options, trained=written)
+    else:
+        found = find_case(checkout.root, case)
     with progress("recording") as say:
-        for line in before_recording(checkout, found):
-            say(line)
+        for text in before_recording(checkout, found):
+            say(text)
         kept, proved = run_record(checkout, found, options, say)
     data = {"run": str(kept.directory), "machine": kept.machine, "proofs": [p.to_mapping() for p in proved]}
     relative = kept.directory.relative_to(checkout.root)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from repro.commands.axes import AxisCommand, axis_of, axis_options, axis_words
+from repro.commands.again import again
+from repro.commands.axes import axis_of, axis_options, axis_parameters
+from repro.commands.choose import DashedCommand, case_of, command_options
 from repro.output import emit, json_option
+
+if TYPE_CHECKING:
+    from repro_golden.case.command_line import CommandLine
 
 __all__ = ["history"]
 
 
-@click.command(cls=AxisCommand)
+@click.command(cls=DashedCommand)
 @axis_options
 @click.option("--case", "name", help="The case to replay; may be left out when there is only one.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Probes at once; by default what the machine serves.")
@@ -25,6 +30,7 @@ __all__ = ["history"]
 @click.option("--every", is_flag=True, help="Test every commit: also finds what changed the numbers and changed back.")
 @click.option("--fresh", is_flag=True, help="Use nothing that earlier searches found.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the report (Markdown, HTML, drift.svg).")
+@command_options
 @json_option
 def history(
     commits: str | None,
@@ -34,6 +40,7 @@ def history(
     at: str | None,
     index_url: str | None,
     tolerance: float | None,
+    line: CommandLine,
     name: str | None,
     jobs: int | None,
     ray: str | None,
@@ -64,11 +71,10 @@ def history(
     from repro_bisect.driver.history import history_of
     from repro_bisect.driver.session import Options
     from repro_golden.base.errors import ReproError
-    from repro_golden.case.file import find_case
     from repro_golden.repository.checkout import find_checkout
 
     checkout = find_checkout(Path.cwd())
-    case = find_case(checkout.root, name)
+    case = case_of(checkout, name, line)
     options = Options(jobs=jobs, ray=ray, paths=paths, first_parent=first_parent, every=every, fresh=fresh)
     if tolerance is not None:
         raise ReproError("--tolerance is for `repro bisect --layout`: a history compares bits, leave it out")
@@ -76,17 +82,15 @@ def history(
     axis = axis_of(checkout, case, commits, options, at=at, line=True, **chosen)  # type: ignore[arg-type]
     with bisect_view() as watch:
         result = history_of(checkout, roomy(axis, case), axis, watch, options)
-    said = [f"repro history {axis_words(axis, **chosen)} --case {case.name}"]  # type: ignore[arg-type]
-    said += [f"--path {shlex.quote(path)}" for path in paths]
-    said += [flag for flag, given in (("--first-parent", first_parent), ("--every", every)) if given]
-    again = " ".join(said)
-    ends = re.sub(r"[^\w.+=-]+", "-", f"{short(result.good)}..{short(result.bad)}")
-    folder = out or checkout.state / "reports" / f"history-{ends}-{case.name}"
+    ends = axis_parameters(axis, index_url)
+    said = again(checkout.root, case, **ends, name=None if line.words else case.name)
+    named = re.sub(r"[^\w.+=-]+", "-", f"{short(result.good)}..{short(result.bad)}")
+    folder = out or checkout.state / "reports" / f"history-{named}-{case.name}"
     written: Sequence[Path] = []
     try:
-        written = write_report(result, folder, again)
+        written = write_report(result, folder, said)
     finally:  # whatever becomes of the files, the answer is told
-        data = result.to_mapping() | {"reports": [str(p) for p in written], "reproduce": again}
+        data = result.to_mapping() | {"reports": [str(p) for p in written], "reproduce": said}
         reports = "".join(f"\nreport: {path}" for path in written)
-        emit(as_json, data, f"{history_text(result)}{reports}\nreproduce with: {again}")
+        emit(as_json, data, f"{history_text(result)}{reports}\nreproduce with: {said}")
     return 0 if result.verifiable else 3

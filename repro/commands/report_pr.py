@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from repro.commands.again import again
+from repro.commands.choose import DashedCommand, command_options, say_python
 from repro.output import emit, json_option
 
 if TYPE_CHECKING:
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
     from repro.pulls.result import Entry, PullReport
     from repro_bisect.driver.session import Options
     from repro_bisect.probe.progress import Watch
+    from repro_golden.case.command_line import CommandLine
     from repro_golden.case.file import Case
     from repro_golden.repository.checkout import Checkout
 
 __all__ = ["pr"]
 
 
-@click.command()
+@click.command(cls=DashedCommand)
 @click.argument("commits", metavar="BASE..HEAD")
 @click.option("--case", "names", multiple=True, help="A case to replay; by default every one. May be repeated.")
 @click.option("--bisect", "name", is_flag=True, help="Name every commit that moved the numbers, and explain it.")
@@ -36,9 +38,11 @@ __all__ = ["pr"]
 @click.option("--repo", "repository", metavar="OWNER/NAME", help="With --post: where; in a GitHub job its own.")
 @click.option("--key", default="default", show_default=True, help="Tells comments of several workflows apart.")
 @click.option("--tensorboard", type=click.Path(path_type=Path), help="Folder for both sides as TensorBoard runs.")
+@command_options
 @json_option
 def pr(
     commits: str,
+    line: CommandLine,
     names: tuple[str, ...],
     name: bool,
     jobs: int | None,
@@ -81,11 +85,9 @@ def pr(
     comments = PullComments(find_pull(checkout.root, repository, number), token) if post else None
     options = Options(jobs=jobs, fresh=fresh, paths=paths)
     with bisect_view() as watch:
-        entries = _entries(checkout, names, (left, head), watch, options, name=name)
+        entries = _entries(checkout, names, line, (left, head), watch, options, name=name)
     ends = f"{short(base)}..{short(head)}"
-    said = ["repro report pr", ends, *(f"--case {shlex.quote(case)}" for case in names)]
-    said += [f"--path {shlex.quote(path)}" for path in paths] + (["--bisect"] if name else [])
-    report = PullReport(base, head, entries, " ".join(said), now())
+    report = PullReport(base, head, entries, again(checkout.root, commits=ends), now())
     written: list[Path] = []
     try:
         written = write_report(report, out or checkout.state / "reports" / f"pr-{ends}", key)
@@ -132,6 +134,7 @@ def _range(commits: str) -> tuple[str, str]:
 def _entries(
     checkout: Checkout,
     names: Sequence[str],
+    line: CommandLine,
     ends: tuple[str, str],
     watch: Watch,
     options: Options,
@@ -149,15 +152,20 @@ def _entries(
     from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
     from repro_golden.case.file import CASES, find_case, list_cases
 
+    line.check(beside=", ".join(names))
     known = [path.stem for path in list_cases(checkout.root)]
-    if not known:
+    if not known and not line.words:
         raise ReproError(f"no cases in {checkout.root / CASES}: `repro init` writes a first one")
     if wrong := [given for given in names if given not in known]:
         raise ReproError(f"no case {wrong[0]!r} in {checkout.root / CASES}; known: {', '.join(known)}")
     found: list[Entry] = []
-    for case_name in dict.fromkeys(names or known):
+    for case_name in ["command"] if line.words else dict.fromkeys(names or known):
         try:
-            case: Case = _passing_as(checkout, ends[0], find_case(checkout.root, case_name))
+            if line.words:  # what it passes on is said by who calls, not by HEAD
+                case = line.case(checkout.root)
+                say_python(case)
+            else:
+                case = _passing_as(checkout, ends[0], find_case(checkout.root, case_name))
             found.append(compare_commits(checkout, case, *ends, watch, options, name=name))
         except MachineFailureError:
             raise

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import json
-import os
 import re
-import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -16,7 +13,6 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from repro_golden.base.canonical import canonical_json, digest
 from repro_golden.base.errors import ReproError
-from repro_golden.case.python_of import is_ours, python_of
 from repro_golden.case.subject_tables import (
     TABLES,
     Bytes,
@@ -37,10 +33,8 @@ __all__ = [
     "CoreSubject",
     "Observe",
     "TrainerSubject",
-    "command_case",
     "find_case",
     "list_cases",
-    "new_command_case",
     "pattern_problem",
     "read_case",
 ]
@@ -234,13 +228,14 @@ def read_case(path: Path) -> Case:
     try:
         case = Case.model_validate(raw)
     except ValidationError as error:
-        raise ReproError(f"{path}: {_first_problem(error)}") from None
+        raise ReproError(f"{path}: {first_problem(error)}") from None
     if case.name != path.stem:
         raise ReproError(f"{path}: case.name is {case.name!r} but the file is {path.name}: make them the same")
     return case
 
 
-def _first_problem(error: ValidationError) -> str:
+def first_problem(error: ValidationError) -> str:
+    """What is wrong with a case, in one line."""
     problem = error.errors()[0]
     # the tag of a subject's kind stands behind "subject"
     parts = [p for i, p in enumerate(problem["loc"]) if i != 1 or problem["loc"][0] != "subject"]
@@ -281,88 +276,3 @@ def find_case(root: Path, name: str | None) -> Case:
     if path not in paths:
         raise ReproError(f"no case {name!r} in {root / CASES}; " + (f"known: {names}" if names else "run `repro init`"))
     return read_case(path)
-
-
-def _search_path(root: Path) -> list[str]:
-    """The user's PYTHONPATH, which a case must name; what lies in the repository, relative to its root."""
-    found = []
-    for entry in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
-        path = Path(entry).absolute()
-        found.append(str(path.relative_to(root)) if path.is_relative_to(root) else str(path))
-    return [f"env = {{ PYTHONPATH = {json.dumps(os.pathsep.join(found))} }}"] if found else []
-
-
-def _command_case(
-    root: Path, name: str, command: Sequence[str], steps: int, ranks: int, pass_env: Sequence[str] = ()
-) -> str:
-    """The case file of a command."""
-    python, command = _python(root, command)
-    passed = [f"pass_env = {json.dumps(list(pass_env))}"] if pass_env else []
-    return "\n".join([
-        "[case]", f"name = {json.dumps(name)}", f"steps = {steps}", "",
-        "[subject]", 'kind = "command"', f"command = {json.dumps(shlex.join(command))}", *python, *_search_path(root),
-        *passed, "", "[resources]", f"ranks = {ranks}", "",
-    ])  # fmt: skip
-
-
-def _python(root: Path, command: Sequence[str]) -> tuple[list[str], Sequence[str]]:
-    """The case's `python`, where the command runs in another than ours, and the command.
-
-    An interpreter that is named by a relative path lies in the checkout, and hardly in a worktree.
-    """
-    here = Path.cwd()
-    python = python_of(command, here, os.environ)
-    if python is None:
-        return [], command
-    words = ["{python}" if os.sep in word and word != python and str(here / word) == python else word
-             for word in command]  # fmt: skip
-    if is_ours(python):
-        return [], words
-    path = Path(python)
-    shown = path.relative_to(root) if path.is_relative_to(root) else path
-    return [f"python = {json.dumps(str(shown))}"], words
-
-
-def command_case(
-    root: Path,
-    name: str,
-    command: Sequence[str],
-    steps: int,
-    resources: Mapping[str, int],
-    metrics: Sequence[str] = (),
-    pass_env: Sequence[str] = (),
-) -> Case:
-    """The case of a command, without a file; `resources`, `metrics` and `pass_env` are as in its tables.
-
-    Raises:
-        ReproError: a word cannot stand in a case.
-    """
-    try:
-        raw = tomllib.loads(_command_case(root, name, command, steps, 1, pass_env))
-        return Case.model_validate(raw | {"observe": {"metrics": list(metrics)}, "resources": dict(resources)})
-    except (ValidationError, tomllib.TOMLDecodeError) as error:
-        why = _first_problem(error) if isinstance(error, ValidationError) else error
-        raise ReproError(f"the command makes no case ({why})") from None
-
-
-def new_command_case(
-    root: Path, name: str, command: Sequence[str], steps: int, ranks: int, pass_env: Sequence[str] = ()
-) -> Case:
-    """Write the case file of a command, and read it back.
-
-    Raises:
-        ReproError: there is a case of that name, or the name or a word cannot stand in a case file.
-    """
-    path = root / CASES / f"{name}.toml"
-    if Path(name).name != name:
-        raise ReproError(f"{name!r} is no name for a case: use letters, digits, '.', '_' and '-'")
-    if path.exists():
-        raise ReproError(f"{path} exists: record it with `repro golden record {name}`, or choose another name")
-    text = _command_case(root, name, command, steps, ranks, pass_env)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    try:
-        return read_case(path)
-    except ReproError:
-        path.unlink()
-        raise

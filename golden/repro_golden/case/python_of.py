@@ -8,9 +8,10 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["is_ours", "python_of"]
+__all__ = ["Interpreter", "is_ours", "python_of"]
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?t?")
 _WRAPPERS = frozenset(
@@ -20,7 +21,22 @@ _WRAPPERS = frozenset(
 _NAMES = ("python", "python3")
 
 
-def python_of(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> str | None:
+@dataclass(frozen=True)
+class Interpreter:
+    """The Python of a command line.
+
+    Attributes:
+        path: Its path, not resolved, since an environment's python is a link.
+        at: Which word names it, or is a script of it; None where none does.
+        program: What that word means: the path of the interpreter or of the script.
+    """
+
+    path: str
+    at: int | None = None
+    program: str = ""
+
+
+def python_of(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> Interpreter | None:
     """The interpreter that a command line runs in.
 
     It is the first word that is one, or is a script of one (torchrun, accelerate), as found on PATH; else that of the
@@ -32,26 +48,26 @@ def python_of(command: Sequence[str], folder: Path, variables: Mapping[str, str]
         variables: The user's environment.
 
     Returns:
-        Its path, not resolved, since an environment's python is a link; None where there is none.
+        The interpreter; None where there is none.
     """
     search = variables.get("PATH", os.defpath)
-    candidates = [*_named(command, folder, search), *_active(variables)]
-    candidates += [path for name in _NAMES if (path := shutil.which(name, path=search))]
-    return next((path for path in candidates if os.access(path, os.X_OK)), None)
+    candidates = [*_named(command, folder, search), *map(Interpreter, _active(variables))]
+    candidates += [Interpreter(path) for name in _NAMES if (path := shutil.which(name, path=search))]
+    return next((python for python in candidates if os.access(python.path, os.X_OK)), None)
 
 
-def _named(command: Sequence[str], folder: Path, search: str) -> list[str]:
+def _named(command: Sequence[str], folder: Path, search: str) -> list[Interpreter]:
     """The interpreter that the words name, if they do."""
-    for word in command:
+    for at, word in enumerate(command):
         if word.startswith("-") or "=" in word.partition("/")[0] or word.isdigit():
             continue  # an option of a wrapper, a variable, a niceness
-        found = str(folder / word) if os.sep in word else shutil.which(word, path=search)
-        if found is None or not Path(found).is_file():
+        program = os.path.normpath(folder / word) if os.sep in word else shutil.which(word, path=search)
+        if program is None or not Path(program).is_file():
             return []
         if _PYTHON.fullmatch(Path(word).name):
-            return [found]
+            return [Interpreter(program, at, program)]
         if Path(word).name not in _WRAPPERS:
-            return _of_script(Path(found), search)
+            return [Interpreter(path, at, program) for path in _of_script(Path(program), search)]
     return []
 
 

@@ -7,9 +7,9 @@ import getpass
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from repro_golden.base.checks import Proof
 from repro_golden.base.errors import RefusedError, ReproError
 from repro_golden.base.scratch import scratch_folder
+from repro_golden.case.command_line import OPEN_END
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
 from repro_golden.compare.mismatch_bounds import mismatch_checks
@@ -31,7 +32,7 @@ from repro_golden.store.golden import GoldenRun, Store, describe, write_record
 from repro_golden.store.rollouts import Rollouts, RolloutSet, place_of
 from repro_golden.subjects import identity_of, kind_of, packages_of, try_out
 from repro_golden.subjects.surroundings import variables_digest
-from repro_golden.trace import Trace, seal
+from repro_golden.trace import Trace, rewrite_header, seal
 
 __all__ = ["Options", "cure", "record"]
 
@@ -50,6 +51,7 @@ class Options:
         replace_reason: Replace an existing golden run, and why.
         environment: Extra facts for ``run.json``.
         capture: How rollouts are captured where there are none yet.
+        trained: Called with the steps that were made, before the run proves itself.
     """
 
     allow_noise: bool = False
@@ -57,6 +59,7 @@ class Options:
     replace_reason: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     capture: Capture = field(default_factory=Capture)
+    trained: Callable[[int], None] | None = None
 
 
 def record(checkout: Checkout, case: Case, options: Options, say: Say) -> tuple[GoldenRun, list[Proof]]:
@@ -87,6 +90,9 @@ def _record(checkout: Checkout, case: Case, store: Store, options: Options, say:
         recording = _Recording(case, place, store, scratch, say)
         rollouts = recording.rollouts(options.capture)
         golden = recording.golden(rollouts)
+        case = recording.case
+        if options.trained:
+            options.trained(case.steps)
         identity = Identity.from_mapping(golden.header.identity)
         _refuse_another(identity_of(case, place.root), identity)
         if unseen := unmatched(golden, case.observe.activations, case.observe.metrics):
@@ -162,14 +168,15 @@ class _Recording:
     def golden(self, rollouts: Rollouts) -> Trace:
         """Train on the rollouts under the recorder."""
         what = f" on {len(rollouts)} rollouts" if isinstance(rollouts, RolloutSet) else ""
-        self.say(f"recording {self.case.steps} steps{what}")
+        length = "all steps that it makes" if self.case.steps == OPEN_END else f"{self.case.steps} steps"
+        self.say(f"recording {length}{what}")
         states = {step: str(self.staged / "states" / str(step)) for step in self.case.case.states}
         trace, foreign = str(self.staged / "trace"), self.case.subject.program is not None
         budget = self.case.case.states_budget
         run = Run(
             self.case.steps, place_of(rollouts), trace=trace, states=states, states_budget=budget, terminal=foreign
         )
-        golden = train(self.case, self.place, run, self._log("golden"))
+        golden = self._whole(train(self.case, self.place, run, self._log("golden")))
         for flag, near in golden.header.subject.get("ignored", {}).items():
             meant = f": did you mean {near}?" if near else ""
             self.say(f"  note: {self.case.subject.kind} ignores {flag} of your launch{meant}")
@@ -181,6 +188,15 @@ class _Recording:
         if not golden.complete:
             raise ReproError(f"{self.case.name} ended after {len(golden.steps)} of {self.case.steps} steps")
         return golden
+
+    def _whole(self, golden: Trace) -> Trace:
+        """The trace; that of a program which was run to its own end is a case of as many steps."""
+        made = len(golden.steps)
+        if self.case.steps != OPEN_END or not made or golden.end is None:
+            return golden
+        self.case = self.case.model_copy(update={"case": self.case.case.model_copy(update={"steps": made})})
+        rewrite_header(golden.directory, replace(golden.header, case=self.case.canonical(), steps=made))
+        return Trace(golden.directory)
 
     def prove(self, golden: Trace, rollouts: Rollouts) -> list[Proof]:
         """The proofs, their processes side by side."""

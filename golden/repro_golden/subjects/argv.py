@@ -30,8 +30,13 @@ def replaced(text: str, tokens: Mapping[str, str]) -> str:
     return text
 
 
-def interpreter(subject: Subject, root: Path) -> str:
+def interpreter(subject: Subject, root: Path, home: Path | None = None) -> str:
     """The Python that a subject runs in: named, found on PATH, in an environment's folder, or ours.
+
+    Args:
+        subject: Whose.
+        root: The checkout or worktree that it runs in.
+        home: The user's own checkout, where `root` is a worktree: environments are seldom part of a commit.
 
     Raises:
         ReproError: there is none.
@@ -39,7 +44,7 @@ def interpreter(subject: Subject, root: Path) -> str:
     python = subject.program.python if subject.program else None
     if python is None:
         return sys.executable
-    for path in (root / python, root / python / "bin" / "python"):
+    for path in (place / python / inside for place in (root, home or root) for inside in ("", "bin/python")):
         if path.is_file() and os.access(path, os.X_OK):
             return str(path)  # not resolved: an environment's python is a link
     found = [Path(folder) / python for folder in os.get_exec_path()] if os.sep not in python else []

@@ -71,7 +71,7 @@ class _Job:
     def python(self) -> str:
         """Its own environment may lie in the worktree."""
         own = self.overlay or self.built
-        return (own and own.python) or interpreter(self.subject, self.place.root)
+        return (own and own.python) or interpreter(self.subject, self.place.root, self.place.home)
 
     @functools.cached_property
     def tokens(self) -> dict[str, str]:

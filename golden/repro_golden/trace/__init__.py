@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from repro_golden.trace.model import FORMAT, PHASES, Header, Row, StepRecord, dump_path
 from repro_golden.trace.reader import Trace, read_dump
-from repro_golden.trace.writer import TraceWriter, seal
+from repro_golden.trace.writer import TraceWriter, rewrite_header, seal
 
-__all__ = ["FORMAT", "PHASES", "Header", "Row", "StepRecord", "Trace", "TraceWriter", "dump_path", "read_dump", "seal"]
+__all__ = [
+    "FORMAT",
+    "PHASES",
+    "Header",
+    "Row",
+    "StepRecord",
+    "Trace",
+    "TraceWriter",
+    "dump_path",
+    "read_dump",
+    "rewrite_header",
+    "seal",
+]

@@ -160,6 +160,15 @@ class TraceWriter:
             ) from error
 
 
+def rewrite_header(directory: Path, header: Header) -> None:
+    """Put another header in place of a trace's own: of a run whose length was not known before.
+
+    Raises:
+        MachineFailureError: it cannot be written.
+    """
+    write_atomic(directory / HEADER, to_checked_line(header.to_mapping()))
+
+
 def seal(directory: Path) -> None:
     """Turn each rank's log into columns (whole steps only) and remove the log. Sealing twice is harmless.
 

@@ -188,7 +188,7 @@ class _Recipe:
 
     def __init__(self, case: Case, subject: CommandSubject, place: Place) -> None:
         self._case, self._subject, self._root = case, subject, place.root
-        self._python = interpreter(subject, place.root)
+        self._python = interpreter(subject, place.root, place.home)
         self._tokens = {"root": str(place.home or place.root), "python": self._python}
         binary, real = Path(self._python).stat(), str(Path(self._python).resolve())
         own = self._python.replace(str(place.root), ".")

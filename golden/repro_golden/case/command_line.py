@@ -1,0 +1,135 @@
+"""A command line in place of a case file: ``-- python train.py``, and the case that it makes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import CASES, Case, first_problem
+from repro_golden.case.python_of import is_ours, python_of
+
+__all__ = ["OPEN_END", "CommandLine"]
+
+OPEN_END = 1_000_000
+"""Steps of a command that is replayed to its own end."""
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A program that is given to be run, and what a case would say of it.
+
+    Attributes:
+        words: The program and its arguments; none where there is no command.
+        steps: Optimizer steps; None for all that it makes.
+        ranks: Processes that train.
+        gpus: GPUs that a run takes.
+        metrics: Patterns of its output, whose named groups are metrics.
+        pass_env: Variables that it gets though they look secret.
+    """
+
+    words: Sequence[str] = ()
+    steps: int | None = None
+    ranks: int = 1
+    gpus: int = 0
+    metrics: Sequence[str] = ()
+    pass_env: Sequence[str] = ()
+
+    def check(self, beside: str | None = None) -> None:
+        """Refuse what does not go together.
+
+        Args:
+            beside: The case that was named, if one was.
+
+        Raises:
+            ReproError: there are a command and a case, or what belongs to a command without one.
+        """
+        if self.words and beside:
+            raise ReproError("--case and a command after -- exclude each other: give one of them")
+        if not self.words and self != CommandLine():
+            raise ReproError(
+                "--steps, --ranks, --gpus, --metric and --pass-env are for a command after --: a case says them itself"
+            )
+
+    def case(self, root: Path, name: str = "command") -> Case:
+        """The case that it makes.
+
+        Raises:
+            ReproError: a word cannot stand in a case.
+        """
+        try:
+            return Case.model_validate(tomllib.loads(self.text(root, name)))
+        except (ValidationError, tomllib.TOMLDecodeError) as error:
+            why = first_problem(error) if isinstance(error, ValidationError) else error
+            raise ReproError(f"the command makes no case ({why})") from None
+
+    def new_file(self, root: Path, name: str) -> Path:
+        """Where its case file will be.
+
+        Raises:
+            ReproError: the name is none, or there is a case of that name.
+        """
+        path = root / CASES / f"{name}.toml"
+        if Path(name).name != name:
+            raise ReproError(f"{name!r} is no name for a case: use letters, digits, '.', '_' and '-'")
+        if path.exists():
+            raise ReproError(f"{path} exists: record it with `repro golden record {name}`, or choose another name")
+        return path
+
+    def text(self, root: Path, name: str, steps: int | None = None) -> str:
+        """The case file.
+
+        Args:
+            root: The checkout.
+            name: The case's name.
+            steps: How many it made, where that was not given.
+        """
+        python, command = self._python(root)
+        return "\n".join([
+            "[case]", f"name = {json.dumps(name)}", f"steps = {self.steps or steps or OPEN_END}", "",
+            "[subject]", 'kind = "command"', f"command = {json.dumps(shlex.join(command))}", *python,
+            *_search_path(root), *_list("pass_env", self.pass_env), "",
+            *(["[observe]", *_list("metrics", self.metrics), ""] if self.metrics else []),
+            "[resources]", f"ranks = {self.ranks}", *([f"gpus = {self.gpus}"] if self.gpus else []), "",
+        ])  # fmt: skip
+
+    def _python(self, root: Path) -> tuple[list[str], Sequence[str]]:
+        """The case's `python`, where the command runs in another than ours, and the command.
+
+        The folder of the interpreter comes first on PATH, so that its name alone means it, and the same command line
+        makes the same case however the interpreter was named. Behind another program (nice, env) a relative path,
+        which means nothing in a worktree, becomes ``{python}``.
+        """
+        python = python_of(self.words, Path.cwd(), os.environ)
+        if python is None:
+            return [], self.words
+        words = list(self.words)
+        if python.at == 0 and Path(python.program).parent == Path(python.path).parent:
+            words[0] = Path(python.program).name
+        elif python.at and python.program == python.path and os.sep in words[python.at]:
+            words[python.at] = "{python}"
+        if is_ours(python.path):
+            return [], words
+        path = Path(python.path)
+        shown = path.relative_to(root) if path.is_relative_to(root) else path
+        return [f"python = {json.dumps(str(shown))}"], words
+
+
+def _list(name: str, values: Sequence[str]) -> list[str]:
+    return [f"{name} = {json.dumps(list(values))}"] if values else []
+
+
+def _search_path(root: Path) -> list[str]:
+    """The user's PYTHONPATH, which a case must name; what lies in the repository, relative to its root."""
+    found = []
+    for entry in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        path = Path(os.path.normpath(Path.cwd() / entry))
+        found.append(str(path.relative_to(root)) if path.is_relative_to(root) else str(path))
+    return [f"env = {{ PYTHONPATH = {json.dumps(os.pathsep.join(found))} }}"] if found else []
