@@ -108,6 +108,11 @@ def environment() -> dict[str, str]:
     return keep | ours | {"PYTHONHASHSEED": warm_kit.SEED}
 
 
+def patient(seconds: float) -> float:
+    """A time limit that an idle machine needs, as many times longer as this one is overloaded."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 @pytest.fixture(autouse=True)
 def _as_before_imports() -> None:
     """What a test does in its own process sees the variables that its children see."""

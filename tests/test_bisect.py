@@ -101,10 +101,11 @@ def test_the_culprit_is_named_with_its_difference(hidden: tuple[Repo, str, str],
     assert left_behind(repo) == [] and not (tmp_path / "hook-ran").exists()
     page, text = (tmp_path / "report" / name for name in ("report.html", "report.md"))
     assert culprit in page.read_text() and "<svg" in page.read_text() and culprit in text.read_text()
-    # a second search reuses every finished probe but the confirming replays, and says so
+    # a second search reuses every finished probe, the confirming replays with their dumps too, and says so
     code, again, progress = bisect(repo, f"{good}..HEAD")
-    assert (code, again["culprit"]["commit"]) == (0, culprit)
-    assert again["cost"]["probes"] <= 3 and again["cost"]["reused"] >= 3 and "resuming" in progress
+    assert (code, again["culprit"]["commit"], again["divergence"]) == (0, culprit, found)
+    assert again["cost"]["search"]["probes"] == again["cost"]["confirmation"]["probes"] == 0
+    assert again["cost"]["reused"] >= 5 and "resuming" in progress
 
 
 def test_filters_of_the_repository_do_not_run(hidden: tuple[Repo, str, str], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import SOURCE, Repo, environment
+from conftest import SOURCE, Repo, environment, patient
 from ranks_kit import answer, case_of, failing, place_of, repository, run, traced
 
 from repro_golden.base.errors import MachineFailureError
@@ -177,9 +177,10 @@ def test_a_killed_rank_is_the_machines_failure(place: Place) -> None:
 @pytest.mark.whole
 def test_the_rank_that_hangs_is_named(place: Place) -> None:
     """At the time limit the rank that waits in no collective is named, and its log shows where it is."""
-    case = case_of(2, timeout=12.0, fault={"rank": 1, "step": 1, "how": "hang"})
+    limit = round(patient(12.0))
+    case = case_of(2, timeout=limit, fault={"rank": 1, "step": 1, "how": "hang"})
     failure = failing(case, place, "hung")
-    assert failure.stage == "timeout" and "no end within 12 s: rank 1 is not in a collective" in failure.message
+    assert failure.stage == "timeout" and f"no end within {limit:g} s: rank 1 is not in a collective" in failure.message
     text = Path(failure.log).read_text()
     assert failure.log.endswith(".rank-1") and "in fail\n" in text and "most recent call first" in text
     assert "in all_gather" in Path(failure.log).with_name("hung.log.rank-0").read_text()

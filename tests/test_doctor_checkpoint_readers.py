@@ -220,7 +220,7 @@ def test_templates_render_as_in_transformers(template: str, messages: list[dict[
     [
         ("{{ raise_exception('no system') }}", "no system"),
         ("{{ ''.__class__.__mro__ }}", "fails"),
-        ("{% for x in range(99999) %}{% for y in range(99999) %}{% endfor %}{% endfor %}", "fails"),
+        ("{% for x in range(99999) %}{% for y in range(99999) %}{% endfor %}{% endfor %}", "fails|did not end"),
         ("{{ 'x' * 999999999999 }}", "fails"),
         ("{{ messages.append(1) }}", "fails"),
         ("{% if %}", "fails"),

@@ -282,4 +282,4 @@ def test_a_store_without_a_run_says_where_there_is_one(tmp_path: Path) -> None:
 
     case = Case(case=Experiment(name="x", steps=1, rollouts="r"))
     with pytest.raises(ReproError, match="repro golden record x"):
-        Store(tmp_path).find(case, Identity({}, {}, {}))
+        Store(tmp_path).find(case, Identity({}, {}, {}), {})

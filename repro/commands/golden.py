@@ -132,16 +132,24 @@ def list_runs(as_json: bool) -> int:
     from repro_golden.case.file import list_cases, read_case
     from repro_golden.repository.checkout import find_checkout
     from repro_golden.store.golden import Store
-    from repro_golden.subjects import identity_of
+    from repro_golden.subjects import who_is
 
     checkout = find_checkout(Path.cwd())
     here = {}
     for found in map(read_case, list_cases(checkout.root)):
         with contextlib.suppress(ReproError):  # no Python to train with here, say: nothing of it is verifiable
-            here[found.name] = identity_of(found, checkout.root).machine
+            here[found.name] = who_is(found, checkout.root)
+    store = Store(checkout.root)
+
+    def verifiable(machine: str, case: str, present: bool) -> bool:
+        who = here.get(case)
+        if who is None or not present:
+            return who is not None and who.identity.machine == machine
+        return not store.load(machine, case).differences(who.identity, who.versions)
+
     rows = [
-        {"case": case, "machine": machine, "present": present, "here": here.get(case) == machine}
-        for machine, case, present in Store(checkout.root).entries()
+        {"case": case, "machine": machine, "present": present, "here": verifiable(machine, case, present)}
+        for machine, case, present in store.entries()
     ]
     cells = [
         [str(r["case"]), str(r["machine"]), "here" if r["present"] else "to be pulled", "yes" if r["here"] else "no"]
@@ -234,16 +242,22 @@ def diff_runs(a: str, b: str, strict_names: bool, vary: tuple[str, ...], as_json
 
 
 def _load(name: str) -> Any:
+    from repro_golden.base.errors import NotVerifiableError
     from repro_golden.case.file import find_case
     from repro_golden.repository.checkout import find_checkout
     from repro_golden.store.golden import Store
-    from repro_golden.subjects import identity_of
+    from repro_golden.subjects import who_is
 
     checkout = find_checkout(Path.cwd())
+    store = Store(checkout.root)
     machine, slash, case = name.rpartition("/")
     if not slash:
-        machine = identity_of(find_case(checkout.root, case.split("~")[0]), checkout.root).machine
-    return Store(checkout.root).load(machine, case)
+        recorded = find_case(checkout.root, case.split("~")[0])
+        who = who_is(recorded, checkout.root)
+        machine = who.identity.machine
+        with contextlib.suppress(NotVerifiableError):
+            machine = store.find(recorded, who.identity, who.versions).machine
+    return store.load(machine, case)
 
 
 @golden.command(short_help="Fetch from the DVC remote.")

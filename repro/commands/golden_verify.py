@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from repro.output import emit, json_option, progress
+from repro.output import emit, json_option, progress, vary_option
 
 __all__ = ["step_records", "verify"]
 
@@ -26,9 +26,16 @@ _SHOWN = 5
 @click.option(
     "--exit-zero", is_flag=True, help="Exit 0 also where numbers differ, so that a DVC stage keeps what it measured."
 )
+@vary_option
 @json_option
 def verify(
-    case: str | None, every: bool, metrics: Path | None, plots: Path | None, exit_zero: bool, as_json: bool
+    case: str | None,
+    every: bool,
+    metrics: Path | None,
+    plots: Path | None,
+    exit_zero: bool,
+    vary: tuple[str, ...],
+    as_json: bool,
 ) -> int:
     """Replay CASE on the working tree and compare it with its golden run, signal by signal."""
     from repro_golden.base.errors import NotVerifiableError
@@ -47,7 +54,7 @@ def verify(
     for found in cases:
         try:
             with progress("replaying") as say:
-                result = run_verify(checkout, found, say)
+                result = run_verify(checkout, found, say, vary)
             results[found.name] = result.to_mapping()
             small[found.name] = _small(result)
             steps[found.name] = step_records(found.name, result)
@@ -64,7 +71,8 @@ def verify(
     for path, data in ((metrics, small), (plots, steps)):
         if path:
             _write(path, data)
-    texts.append(f"reproduce with: repro golden verify {'--all' if every else cases[0].name}")
+    options = "".join(f" --vary {part}" for part in vary)
+    texts.append(f"reproduce with: repro golden verify {'--all' if every else cases[0].name}{options}")
     emit(as_json, results, "\n".join(texts))
     if exit_zero and small:  # where nothing could be judged there is nothing to keep, and silence is no agreement
         return 0
@@ -80,7 +88,8 @@ def _text(result: Any) -> str:
     lines += [f"and {len(result.broken) - _SHOWN} more: see --json"] if len(result.broken) > _SHOWN else []
     lines.append(comparison_text(result.comparison) if not lines else f"bits: {comparison_text(result.comparison)}")
     table = mismatch_text(result.mismatch.to_mapping()) if result.mismatch else ""
-    return "\n".join(lines) + (f"\n\n{table}" if table else "")
+    across = [f"across {difference}" for difference in result.varied]
+    return "\n".join([*lines, *across]) + (f"\n\n{table}" if table else "")
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:

@@ -21,11 +21,12 @@ from repro_bisect.probe.progress import Event, Watch
 from repro_bisect.probe.request import Request
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.case.file import Bound, Case
-from repro_golden.case.identity import Identity
 from repro_golden.compare.coverage import Coverage
-from repro_golden.repository.checkout import Checkout, Place
+from repro_golden.compare.traces import identity_differences
+from repro_golden.repository.checkout import Checkout
 from repro_golden.runs.verify import find_golden
 from repro_golden.store.golden import GoldenRun, Store, describe
+from repro_golden.subjects import who_is
 from repro_golden.trace import Trace
 
 __all__ = ["Judgement", "Tonight", "baseline_of"]
@@ -140,10 +141,7 @@ def baseline_of(tonight: Tonight) -> Judgement:
         MachineFailureError: the machine failed.
     """
     try:
-        path = Store(tonight.checkout.root).run_path(tonight.machine, tonight.case.name)
-        if path.exists() or path.with_name(path.name + ".dvc").exists():
-            return _golden(tonight)
-        return _last_green(tonight)
+        return _golden(tonight) if _has_golden(tonight) else _last_green(tonight)
     except MachineFailureError:
         raise
     except NotVerifiableError as error:
@@ -155,10 +153,23 @@ def baseline_of(tonight: Tonight) -> Judgement:
 # -- a golden run
 
 
+def _has_golden(tonight: Tonight) -> bool:
+    """Whether there is a golden run that tonight may be compared with, here or to be fetched."""
+    case, root = tonight.case, tonight.checkout.root
+    who = who_is(case, root)
+    try:
+        Store(root).find(case, who.identity, who.versions)
+    except NotVerifiableError:
+        return False
+    except MachineFailureError:  # it cannot be fetched, which `_golden` says
+        return True
+    return True
+
+
 def _golden(tonight: Tonight) -> Judgement:
     case = tonight.case
     try:
-        golden = find_golden(Store(tonight.checkout.root), case, Place(tonight.checkout.root))
+        golden = find_golden(Store(tonight.checkout.root), case, who_is(case, tonight.checkout.root))
     except MachineFailureError as error:
         raise NotVerifiableError(f"the golden run of {case.name} is not here: {error}") from None
     if golden.record["rollouts"] != tonight.rollouts:
@@ -174,7 +185,7 @@ def _golden(tonight: Tonight) -> Judgement:
         return _judgement(
             "green", f"within the case's bounds of the golden run: {_where(compared)}", baseline, compared
         )
-    other = golden.identity.differences(Identity.from_mapping(tonight.trace.header.identity))
+    other = identity_differences(golden.trace, tonight.trace)
     beside = f"; beside the code {describe(other)}" if other else ""
     text = f"differs from the golden run at {_where(compared)}{beside}"
     if golden.record.get("tree") == tonight.tree and not other:

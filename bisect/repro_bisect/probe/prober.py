@@ -28,12 +28,14 @@ from repro_golden.recording.operations.stream import Stream, read_stream
 from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import Checkout
 from repro_golden.subjects.surroundings import outside_of
-from repro_golden.trace import Trace
+from repro_golden.trace import Trace, dump_path
 
 __all__ = ["Answer", "Code", "Prober", "Recording", "Skip", "judge", "trace_of", "unlike_before", "unusable"]
 
 _OUT_OF_TIME = "runs out of time"
 _CRASHES = "crashes at step"
+_DUMPED = 64 << 20
+"""Bytes of whole tensors that a probe in the journal may have."""
 _CODES = 128
 """Exit codes from here on say nothing of a commit, as `git bisect run` has it."""
 
@@ -136,7 +138,7 @@ class Prober:
         if why := history.skipped(point):
             return Skip(why)
         key = self.key(point, asked.start)
-        known = None if asked.dump else self._known(key, asked)
+        known = self._known(key, asked)
         if known is not None:
             with self._lock:
                 self.cost.reused += 1
@@ -255,6 +257,7 @@ class Prober:
             trace = Trace(self._journal.trace_path(entry))
             enough = len(trace.steps) >= asked.steps or _ended_itself(trace)
             enough = enough or (not asked.whole and self._violates(trace, asked))
+            enough = enough and all(dump_path(trace.directory, *signal).exists() for signal in asked.dump)
         except ReproError:  # damaged: replay it
             return None
         return trace if enough else None
@@ -323,8 +326,8 @@ class Prober:
         name = "" if skip or code is not None else f"{key}-{asked.run}-{uuid.uuid4().hex[:8]}"
         reason, known = (skip.reason, skip.diagnosis) if skip else ("", "")
         entry = Entry(key, asked.run, task.commit, reason, made, seconds, name, code, known)
-        if task.dump:  # whole tensors: for this bisect only
-            return trace.rename(self._scratch / f"dumped-{name}") if name else trace
+        if name and _size(trace / "dumps") > _DUMPED:  # for this bisect only
+            return trace.rename(self._scratch / f"dumped-{name}")
         with self._lock:
             self._journal.add(entry, trace if name else None)
         return self._journal.trace_path(entry)
@@ -343,6 +346,11 @@ class Prober:
     def close(self) -> None:
         """Remove what is not journalled."""
         self._exit.close()
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the files in a folder, which need not be there."""
+    return sum(path.stat().st_size for path in folder.glob("*"))
 
 
 def _trace(folder: Path) -> Trace | None:

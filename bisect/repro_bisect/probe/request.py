@@ -24,8 +24,8 @@ class Request:
         stage: What it is for.
         run: 0 shares what was found before; other numbers are replays of their own.
         full: Make every step, also past the first violation.
-        dump: Signals whose whole content is wanted; such a probe is full, is never taken from the journal, and its
-            trace goes when the prober closes.
+        dump: Signals whose whole content is wanted; such a probe is full. With more than 64 MiB of them it is not
+            journalled, and its trace goes when the prober closes.
         partial: Take what a crashing commit left, if that is at least one step, instead of skipping it.
         start: State to start from.
         keep: Steps before which the state is saved on the way, and where to.

@@ -7,7 +7,7 @@ import hashlib
 import platform
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -15,7 +15,16 @@ from typing import Any, Literal
 
 from repro_golden.base.canonical import canonical_json, digest
 
-__all__ = ["BITS_VARIABLES", "PACKAGES", "Difference", "Identity", "collect", "megatron_layout", "megatron_variables"]
+__all__ = [
+    "BITS_VARIABLES",
+    "PACKAGES",
+    "Difference",
+    "Identity",
+    "collect",
+    "megatron_layout",
+    "megatron_variables",
+    "versions_of",
+]
 
 Part = Literal["host", "environment", "layout"]
 PARTS: tuple[Part, ...] = ("host", "environment", "layout")
@@ -37,6 +46,9 @@ PACKAGES = (
 
 _SAMPLING = ("sglang", "flashinfer-python")
 """Those of them that a trainer on recorded rollouts does not run."""
+
+_MODULES = {"megatron-core": "megatron", "flashinfer-python": "flashinfer"}
+"""Modules of libraries that are called otherwise."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +99,15 @@ class Identity:
         """The same without the libraries of rollout engines: those of a recording are facts of its rollouts."""
         return replace(self, environment={k: v for k, v in self.environment.items() if k not in _SAMPLING})
 
+    def loading(self, modules: Collection[str]) -> Identity:
+        """The same without the libraries of which no module was loaded: installed and unused, they decide nothing.
+
+        Args:
+            modules: Names of top-level modules. torch stays: without it nothing is recorded.
+        """
+        unused = {name for name in PACKAGES if _MODULES.get(name, name.replace("-", "_")) not in {*modules, "torch"}}
+        return replace(self, environment={k: v for k, v in self.environment.items() if k not in unused})
+
     def laid_out(self, more: Mapping[str, str]) -> Identity:
         """The same with more entries of its layout."""
         return replace(self, layout={**self.layout, **more})
@@ -102,6 +123,12 @@ class Identity:
                 if a.get(key) != b.get(key)
             ]
         return found
+
+
+def versions_of(packages: Sequence[str]) -> dict[str, str]:
+    """``name==version`` by normalised names: releases of one package may spell its name in several ways."""
+    pairs = (package.partition("==") for package in packages)
+    return {re.sub("[-_.]+", "-", name).lower(): version for name, _, version in pairs}
 
 
 def collect(environ: Mapping[str, str], *, threads: int, ranks: int = 1) -> Identity:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from repro_golden.base.canonical import encode_float, same_float
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.case.file import Bound, Compare
-from repro_golden.case.identity import Identity
+from repro_golden.case.identity import Difference, Identity
 from repro_golden.compare.coverage import Coverage, coverage_of, only_bounds
 from repro_golden.compare.renames import NOTHING, Renames, aligned, first_other_chain
 from repro_golden.compare.step_difference import blind, differing
@@ -229,10 +229,24 @@ def check_identities(a: Trace, b: Trace, vary: Sequence[str]) -> list[str]:
     Raises:
         NotVerifiableError: another part differs, so the comparison would not say what made the difference.
     """
-    found = Identity.from_mapping(a.header.identity).differences(Identity.from_mapping(b.header.identity))
+    found = identity_differences(a, b)
     if other := [d for d in found if d.part not in vary]:
         raise NotVerifiableError(f"not comparable: {other[0]}; compare all the same with --vary {other[0].part}")
     return [str(d) for d in found]
+
+
+def identity_differences(a: Trace, b: Trace) -> list[Difference]:
+    """In what two runs had other identities; libraries that neither loaded are no part of it, where both say so."""
+    before, after = (Identity.from_mapping(trace.header.identity) for trace in (a, b))
+    if a.modules is None or b.modules is None:
+        return before.differences(after)
+    modules = a.modules | b.modules
+    pairs = ((name, a.sources.get(name, ""), b.sources.get(name, "")) for name in sorted({*a.sources, *b.sources}))
+    return before.loading(modules).differences(after.loading(modules)) + [
+        Difference("environment", f"source of {name}", x, y)
+        for name, x, y in pairs
+        if x != y and name in a.modules & b.modules
+    ]
 
 
 def named_alike(a: Trace, b: Trace, *, strict: bool = False) -> Trace:

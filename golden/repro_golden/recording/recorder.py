@@ -63,7 +63,7 @@ class RankWriter:
         """Say that the run ended, and with what."""
         if end["terminal"]:
             self._log.put(".terminal", end["terminal"])
-        self._log.put(".end", {"steps": self._steps, "stopped": False, "spent": end["spent"]})
+        self._log.put(".end", {"steps": self._steps, "stopped": False, **{k: end[k] for k in ("spent", "modules")}})
         self._log.close()
 
 

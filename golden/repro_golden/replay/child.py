@@ -202,9 +202,11 @@ def _train(
     except BaseException as error:
         raise _blame("step", step, error) from error
     if recorder:
+        from repro_golden.recording.attach.identify import loaded
+
         diverged = parting.seen(recorder.drain()) or diverged
         reason = "diverged" if diverged else "finished"
-        recorder.close({"reason": reason, "terminal": terminal, "spent": measure(seconds)})
+        recorder.close({"reason": reason, "terminal": terminal, "spent": measure(seconds), "modules": loaded()})
     return {"steps": made, "diverged": diverged, "terminal": terminal, "seconds": seconds}
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from repro_golden.base.errors import MachineFailureError
 
-__all__ = ["POINTER_MOST", "Git", "GitFailedError", "holds", "kept_at", "pointed_at"]
+__all__ = ["POINTER_MOST", "Git", "GitFailedError", "holds", "kept_at", "pointed_at", "state_of"]
 
 _NEUTRAL = {
     # what would run programs
@@ -95,7 +95,7 @@ class Git:
         return replace(self, options=(*self.options, *options))
 
     def __call__(
-        self, *arguments: str, given: bytes = b"", none: int = 0, variables: Mapping[str, str] | None = None
+        self, *arguments: str, given: bytes = b"", none: int = 0, variables: Mapping[str, str | None] | None = None
     ) -> bytes:
         """The output of one command.
 
@@ -103,13 +103,16 @@ class Git:
             arguments: The command and its arguments.
             given: What it reads.
             none: The exit code that says there is nothing to put out.
-            variables: Of its environment, beside ours.
+            variables: Of its environment, beside ours; None takes one away.
 
         Raises:
             GitFailedError: it failed, or git is not here.
         """
         environment = {name: value for name, value in os.environ.items() if name not in _DROPPED}
-        environment |= {"LC_ALL": "C", "LANGUAGE": "C", "GIT_OPTIONAL_LOCKS": "0", **(variables or {})}
+        environment |= {"LC_ALL": "C", "LANGUAGE": "C", "GIT_OPTIONAL_LOCKS": "0"}
+        for name, value in (variables or {}).items():
+            environment.pop(name, None)
+            environment |= {} if value is None else {name: value}
         try:
             done = subprocess.run(
                 ["git", *self.options, *arguments], cwd=self.folder, env=environment, input=given, capture_output=True,
@@ -171,3 +174,14 @@ def holds(path: Path, oid: str) -> bool:
     """Whether a file has the content of a pointer."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest() == oid
+
+
+def state_of(folder: Path) -> str:
+    """The commit that a folder's code is of, and eight digits for what differs from it; '' outside of git."""
+    git, other = Git(folder), dict.fromkeys(("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"))  # a hook's
+    try:
+        commit = git("rev-parse", "HEAD", variables=other).decode().strip()
+        changes = git("diff", "HEAD", "--binary", "--", ".", variables=other)
+    except GitFailedError:
+        return ""
+    return commit + (f"+{hashlib.sha256(changes).hexdigest()[:8]}" if changes else "")

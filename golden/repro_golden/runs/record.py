@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from repro_golden.base.checks import Proof
-from repro_golden.base.errors import RefusedError, ReproError
+from repro_golden.base.errors import NotVerifiableError, RefusedError, ReproError
 from repro_golden.base.scratch import scratch_folder
 from repro_golden.case.command_line import OPEN_END
 from repro_golden.case.file import Case
-from repro_golden.case.identity import Identity
+from repro_golden.case.identity import BITS_VARIABLES, Identity
 from repro_golden.compare.mismatch_bounds import mismatch_checks
 from repro_golden.recording.attach.unmatched import unmatched
 from repro_golden.replay.children import Run, RunResult
@@ -28,9 +28,10 @@ from repro_golden.runs import proofs
 from repro_golden.runs.capture import Capture, capture, keep
 from repro_golden.runs.proofs import measure_noise
 from repro_golden.runs.runs import Say, run_children, train
-from repro_golden.store.golden import GoldenRun, Store, describe, write_record
+from repro_golden.store.golden import GoldenRun, Store, write_record
 from repro_golden.store.rollouts import Rollouts, RolloutSet, place_of
-from repro_golden.subjects import identity_of, kind_of, packages_of, try_out
+from repro_golden.subjects import kind_of, loaded_by, try_out, who_is
+from repro_golden.subjects.environments.builds import Who
 from repro_golden.subjects.surroundings import variables_digest
 from repro_golden.trace import Trace, rewrite_header, seal
 
@@ -84,7 +85,8 @@ def record(checkout: Checkout, case: Case, options: Options, say: Say) -> tuple[
 
 def _record(checkout: Checkout, case: Case, store: Store, options: Options, say: Say) -> tuple[GoldenRun, list[Proof]]:
     place = checkout.place(case)
-    _refuse_existing(store, identity_of(case, place.root).machine, case, options)
+    who = who_is(case, place.root)
+    machine = _refuse_existing(store, who, case, options)
     with scratch_folder(checkout.scratch, "record") as scratch:
         try_out(case, place, scratch / "check.log")
         recording = _Recording(case, place, store, scratch, say)
@@ -93,8 +95,7 @@ def _record(checkout: Checkout, case: Case, store: Store, options: Options, say:
         case = recording.case
         if options.trained:
             options.trained(case.steps)
-        identity = Identity.from_mapping(golden.header.identity)
-        _refuse_another(identity_of(case, place.root), identity)
+        _refuse_another(who.identity, Identity.from_mapping(golden.header.identity))
         if unseen := unmatched(golden, case.observe.activations, case.observe.metrics):
             raise ReproError(f"{case.name} would not guard what it says: {unseen}; correct [observe]")
         checks = proofs.first_step_checks(golden, case.first_step.grad_norm_max) if _checked(case, golden) else []
@@ -104,11 +105,11 @@ def _record(checkout: Checkout, case: Case, store: Store, options: Options, say:
         found = recording.prove(golden, rollouts)
         noise = recording.settle(found, options, golden)
         found = [*checks, *sound, *found]
-        facts = _facts(case, place, golden, found, options)
+        facts = _facts(case, place, golden, found, options) | _surroundings(case, golden, who)
         engine = rollouts.engine if isinstance(rollouts, RolloutSet) else None
         write_record(recording.staged, facts | {"noise": noise, "engine": engine})
         keep(store, case, recording.captured)
-        kept = store.keep(recording.staged, identity.machine, case.name, replace_reason=options.replace_reason)
+        kept = store.keep(recording.staged, machine, case.name, replace_reason=options.replace_reason)
         return kept, found
 
 
@@ -117,22 +118,28 @@ def _checked(case: Case, golden: Trace) -> bool:
     return case.first_step.check and (not case.subject.program or proofs.shows_policies(golden))
 
 
-def _refuse_another(expected: Identity, found: Identity) -> None:
-    """The golden run must be found again by the identity that is known before a run."""
-    if differences := expected.differences(found):
+def _refuse_another(expected: Identity, reported: Identity) -> None:
+    """A run that the case does not describe is refused; what a program sets for itself is its own."""
+    differences = [d for d in expected.differences(reported) if d.key not in (*BITS_VARIABLES, "threads")]
+    if differences:
         raise ReproError(
-            f"the program ran under another identity than its case says: {describe(differences)}; "
+            f"the program ran under another identity than its case says: {'; '.join(map(str, differences))}; "
             "correct subject.python, subject.env or [resources]"
         )
 
 
-def _refuse_existing(store: Store, machine: str, case: Case, options: Options) -> None:
+def _refuse_existing(store: Store, who: Who, case: Case, options: Options) -> str:
+    """The machine that a new golden run will be of: that of the one which it replaces, if there is one."""
+    machine = who.identity.machine
+    with contextlib.suppress(NotVerifiableError):
+        machine = store.find(case, who.identity, who.versions).machine
     path = store.run_path(machine, case.name)
     if path.with_name(path.name + ".dvc").exists() and options.replace_reason is None:
         raise ReproError(
             f"{case.name} already has a golden run for {machine}: "
             f"`repro golden approve {case.name} --reason ...` replaces it and keeps the old one beside it"
         )
+    return machine
 
 
 class _Recording:
@@ -331,6 +338,13 @@ def _user() -> str:
         return f"uid {os.getuid()}"
 
 
+def _surroundings(case: Case, golden: Trace, who: Who) -> dict[str, Any]:
+    """What was known before the run, and which of it the run took."""
+    loaded = loaded_by(case, golden, who)
+    told = {} if loaded is None else {"expected": who.identity.to_mapping(), "loaded": loaded}
+    return told | {"lock": who.packages}
+
+
 def _facts(case: Case, place: Place, golden: Trace, found: Sequence[Proof], options: Options) -> dict[str, Any]:
     approved = {"reason": options.replace_reason} if options.replace_reason else None
     return {
@@ -342,7 +356,6 @@ def _facts(case: Case, place: Place, golden: Trace, found: Sequence[Proof], opti
         "tree": place.tree,
         "identity": golden.header.identity,
         "recorded": {"by": _user(), "at": datetime.now(UTC).isoformat(timespec="seconds")},
-        "lock": packages_of(case, place.root),
         "variables": variables_digest(case),
         "proofs": [p.to_mapping() for p in found],
         "states": sorted(int(folder.name) for folder in (golden.directory.parent / "states").glob("*")),

@@ -10,16 +10,17 @@ from repro_golden.base.canonical import canonical_json
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.base.scratch import scratch_folder
 from repro_golden.case.file import Case
-from repro_golden.case.identity import Identity
+from repro_golden.case.identity import Difference
 from repro_golden.compare.mismatch_bounds import Breach, breaches
 from repro_golden.compare.mismatch_change import MismatchChange, mismatch_change
-from repro_golden.compare.traces import Comparison, compare, named_alike
+from repro_golden.compare.traces import Comparison, compare, identity_differences, named_alike
 from repro_golden.replay.children import Run
-from repro_golden.repository.checkout import Checkout, Place
+from repro_golden.repository.checkout import Checkout
 from repro_golden.runs.runs import Say, train
-from repro_golden.store.golden import GoldenRun, Store
+from repro_golden.store.golden import GoldenRun, Store, describe
 from repro_golden.store.rollouts import place_of
-from repro_golden.subjects import identity_of
+from repro_golden.subjects import loaded_by, who_is
+from repro_golden.subjects.environments.builds import Who
 from repro_golden.trace import Trace
 
 __all__ = ["Verification", "agreeing_steps", "verify"]
@@ -37,6 +38,7 @@ class Verification:
         mismatch: Between trainer and rollout engine, in the golden run and in the replay; None where the columns are
             not shown.
         broken: The case's ``[mismatch]`` bounds that the replay breaks.
+        varied: In what the identities differ, where they were meant to.
     """
 
     golden: GoldenRun
@@ -45,6 +47,7 @@ class Verification:
     agreeing: Mapping[int, bool] = field(default_factory=dict)
     mismatch: MismatchChange | None = None
     broken: Sequence[Breach] = ()
+    varied: Sequence[str] = ()
 
     @property
     def agrees(self) -> bool:
@@ -60,17 +63,24 @@ class Verification:
             "comparison": self.comparison.to_mapping(),
             "mismatch": self.mismatch.to_mapping() if self.mismatch else None,
             "mismatch_broken": [breach.to_mapping() for breach in self.broken],
+            "varied": list(self.varied),
         }
 
 
-def find_golden(store: Store, case: Case, place: Place) -> GoldenRun:
+def find_golden(store: Store, case: Case, who: Who, vary: Sequence[str] = ()) -> GoldenRun:
     """The golden run that a replay here may be compared with.
+
+    Args:
+        store: Where golden runs are.
+        case: The case.
+        who: Who a replay here would be.
+        vary: Parts of the identity in which it may differ.
 
     Raises:
         NotVerifiableError: another machine's, a noisy one, or none.
         ReproError: the case was changed since.
     """
-    golden = store.find(case, identity_of(case, place.root))
+    golden = store.find(case, who.identity, who.versions, vary)
     if changed := _changed_keys(golden.record["case"], case.canonical()):
         raise ReproError(
             f"the case {case.name} was changed since its golden run ({', '.join(changed)}): "
@@ -95,15 +105,22 @@ def _changed_keys(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") 
     return changed
 
 
-def verify(checkout: Checkout, case: Case, say: Say) -> Verification:
+def verify(checkout: Checkout, case: Case, say: Say, vary: Sequence[str] = ()) -> Verification:
     """Replay a golden run on the working tree.
+
+    Args:
+        checkout: Whose.
+        case: The case.
+        say: Told what is done.
+        vary: Parts of the identity in which the golden run's may differ.
 
     Raises:
         NotVerifiableError: there is no golden run that this machine can be compared with.
         ReproError: the trainer failed, or files were changed.
     """
     store, place = Store(checkout.root), checkout.place(case)
-    golden = find_golden(store, case, place)
+    who = who_is(case, place.root)
+    golden = find_golden(store, case, who, vary)
     rollouts = store.rollouts(case)
     if rollouts.digest != golden.trace.header.rollouts:
         raise ReproError(
@@ -114,14 +131,24 @@ def verify(checkout: Checkout, case: Case, say: Say) -> Verification:
     with scratch_folder(checkout.scratch, "verify") as scratch:
         run = Run(case.steps, place_of(rollouts), trace=str(scratch / "trace"))
         replay = train(case, place, run, scratch / "replay.log")
-        differences = golden.identity.differences(Identity.from_mapping(replay.header.identity))
-        if differences:
-            raise NotVerifiableError(f"the replay ran under another identity: {differences[0]}")
+        differences = _others(golden, replay, loaded_by(case, replay, who) or [], who)
+        if other := [d for d in differences if d.part not in vary]:
+            raise NotVerifiableError(
+                f"the replay ran under another identity: {describe(other)}; "
+                f"`repro golden verify {case.name} --vary {other[0].part}` compares all the same"
+            )
         found = compare(golden.trace, replay, case.compare)
         alike = named_alike(golden.trace, replay, strict=case.compare.strict)
         agreeing = agreeing_steps(golden.trace, alike)
         mismatch = mismatch_change(golden.trace, alike, case.mismatch.max)
-        return Verification(golden, found, case.steps, agreeing, mismatch, breaches(case.mismatch, replay))
+        broken = breaches(case.mismatch, replay)
+        return Verification(golden, found, case.steps, agreeing, mismatch, broken, [str(d) for d in differences])
+
+
+def _others(golden: GoldenRun, replay: Trace, loaded: Sequence[str], who: Who) -> list[Difference]:
+    """In what a replay was another's: by what both runs report, and by what was known before them."""
+    found = {d.key: d for d in golden.differences(who.identity, who.versions, loaded)}
+    return list((found | {d.key: d for d in identity_differences(golden.trace, replay)}).values())
 
 
 def agreeing_steps(a: Trace, b: Trace) -> dict[int, bool]:

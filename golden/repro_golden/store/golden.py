@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 from repro_golden.base.canonical import check_format, read_json, write_atomic
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.case.file import Case
-from repro_golden.case.identity import Difference, Identity
+from repro_golden.case.identity import Difference, Identity, versions_of
 from repro_golden.repository.git import Git
 from repro_golden.store.dvc import Dvc
 from repro_golden.store.rollouts import RolloutFiles, Rollouts, rollouts_of
@@ -61,6 +61,26 @@ class GoldenRun:
     def identity(self) -> Identity:
         """The identity it was recorded under."""
         return Identity.from_mapping(self.record["identity"])
+
+    def differences(
+        self, identity: Identity, versions: Mapping[str, str], loaded: Collection[str] = ()
+    ) -> list[Difference]:
+        """In what a run here would be another's than this one's.
+
+        What is installed and was loaded by neither run is no difference, and what a program sets for itself is its own.
+
+        Args:
+            identity: What is known of a run here before it is made.
+            versions: Those of the packages that it could import, by normalised name.
+            loaded: Those of them that a run here did load.
+        """
+        if "loaded" not in self.record:  # an older one, which does not say; its name is a digest over its identity
+            return [] if self.machine == identity.machine else self.identity.differences(identity)
+        found = Identity.from_mapping(self.record["expected"]).loading(()).differences(identity.loading(()))
+        before = versions_of(self.record["lock"])
+        names = {*self.record["loaded"], *loaded} - {"torch"}  # which the identity has
+        pairs = ((name, before.get(name, ""), versions.get(name, "")) for name in sorted(names))
+        return found + [Difference("environment", name, a, b) for name, a, b in pairs if a != b]
 
     @property
     def states(self) -> dict[int, Path]:
@@ -134,29 +154,62 @@ class Store:
                 f"{path}/run.json is damaged ({error}): `dvc checkout {path}.dvc` brings it back"
             ) from None
 
-    def find(self, case: Case, identity: Identity) -> GoldenRun:
-        """The golden run of a case for an identity.
+    def find(self, case: Case, identity: Identity, versions: Mapping[str, str], vary: Sequence[str] = ()) -> GoldenRun:
+        """The golden run that a run here may be compared with; of several, the one that differs least.
+
+        Args:
+            case: The case.
+            identity: See `GoldenRun.differences`.
+            versions: See there.
+            vary: Parts of the identity in which it may differ.
 
         Raises:
             NotVerifiableError: there is one for other machines only, or none; the closest one's differences are named.
         """
-        path = self.run_path(identity.machine, case.name)
-        if path.exists() or _pointer(path).exists():
-            return self.load(identity.machine, case.name)
-        others = [m for m, c, here in self.entries() if c == case.name and here]
-        if not others:
-            elsewhere = [m for m, c, _ in self.entries() if c == case.name]
-            known = f"; its golden runs are for {', '.join(elsewhere)}" if elsewhere else ""
+        machines = [machine for machine, name, _ in self.entries() if name == case.name]
+        if identity.machine not in machines and self.run_path(identity.machine, case.name).exists():
+            machines.append(identity.machine)
+        if not machines:
             raise NotVerifiableError(
-                f"no golden run of {case.name} for this machine ({identity.machine}){known}: "
+                f"no golden run of {case.name} for this machine ({identity.machine}): "
                 f"record one with `repro golden record {case.name}`"
             )
-        found = [(self.load(m, case.name).identity.differences(identity), m) for m in others]
-        differences, nearest = min(found, key=lambda f: len(f[0]))
+        found = []
+        for machine in sorted(machines, key=lambda machine: machine != identity.machine):
+            kept = self._near(machine, case.name, identity)
+            if kept is None:
+                continue
+            differences = kept.differences(identity, versions)
+            if not differences:
+                return kept
+            found.append((differences, kept))
+        if not found:
+            raise NotVerifiableError(
+                f"no golden run of {case.name} for this machine ({identity.machine}); its golden runs are for "
+                f"{', '.join(machines)}: record one with `repro golden record {case.name}`"
+            )
+        allowed = [(ds, kept) for ds, kept in found if all(d.part in vary for d in ds)]
+        differences, nearest = min(allowed or found, key=lambda pair: len(pair[0]))
+        if allowed:
+            return nearest
+        parts = "".join(f" --vary {part}" for part in sorted({d.part for d in differences}))
+        approve = nearest.machine == identity.machine
+        anew = f"approve {case.name} --reason ..." if approve else f"record {case.name}"
         raise NotVerifiableError(
-            f"not comparable with the golden run of {case.name} for {nearest}: {describe(differences)}; "
-            f"record one for this machine with `repro golden record {case.name}`"
+            f"not comparable with the golden run of {case.name} for {nearest.machine}: {describe(differences)}; "
+            f"`repro golden verify {case.name}{parts}` compares all the same, `repro golden {anew}` records one here"
         )
+
+    def _near(self, machine: str, case: str, identity: Identity) -> GoldenRun | None:
+        """A golden run whose content is here, or is fetched because it is of this machine or of one like it."""
+        if machine == identity.machine or self.run_path(machine, case).exists():
+            return self.load(machine, case)
+        if machine.rpartition("-")[0] != identity.machine.rpartition("-")[0]:
+            return None
+        try:
+            return self.load(machine, case)
+        except ReproError:  # no remote, say: it is as if it were of a machine unlike this one
+            return None
 
     def keep(self, staged: Path, machine: str, case: str, *, replace_reason: str | None = None) -> GoldenRun:
         """Move a proved run to its place and hand it to DVC.

@@ -15,10 +15,23 @@ from repro_golden.replay.children import Run, RunResult
 from repro_golden.repository.checkout import Place
 from repro_golden.subjects.command import CommandKind
 from repro_golden.subjects.core import CoreKind
+from repro_golden.subjects.environments.builds import Who
 from repro_golden.subjects.kind import Kind
 from repro_golden.subjects.trainers import TrainerKind
+from repro_golden.trace import Trace
 
-__all__ = ["KINDS", "build_of", "exit_code", "identity_of", "kind_of", "launch", "packages_of", "try_out"]
+__all__ = [
+    "KINDS",
+    "build_of",
+    "exit_code",
+    "identity_of",
+    "kind_of",
+    "launch",
+    "loaded_by",
+    "packages_of",
+    "try_out",
+    "who_is",
+]
 
 KINDS: Mapping[str, type[Kind]] = {
     "core": CoreKind,
@@ -84,14 +97,26 @@ def try_out(case: Case, place: Place, log: Path) -> None:
     kind_of(case).try_out(place, log)
 
 
+def who_is(case: Case, root: Path) -> Who:
+    """Who a child of this case would be, without training."""
+    return kind_of(case).identity(root)
+
+
 def identity_of(case: Case, root: Path) -> Identity:
-    """The identity a child of this case would have, without training."""
-    return kind_of(case).identity(root).identity
+    """The identity that it would have."""
+    return who_is(case, root).identity
 
 
 def packages_of(case: Case, root: Path) -> list[str]:
-    """``name==version`` of every package that a child of this case could import."""
-    return kind_of(case).identity(root).packages
+    """``name==version`` of every package that it could import."""
+    return who_is(case, root).packages
+
+
+def loaded_by(case: Case, trace: Trace, who: Who) -> list[str] | None:
+    """Normalised names of the packages that a run loaded and its numbers may rest on; None where nobody said."""
+    if trace.modules is None:
+        return None
+    return kind_of(case).rests_on({who.modules[name] for name in trace.modules if name in who.modules})
 
 
 def build_of(case: Case, root: Path) -> str:

@@ -10,7 +10,7 @@ import json
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
@@ -18,9 +18,9 @@ from typing import Any, cast
 from repro_golden.base.canonical import canonical_json
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.case.file import Case, CoreSubject
-from repro_golden.case.identity import collect, megatron_layout, megatron_variables
+from repro_golden.case.identity import PACKAGES, collect, megatron_layout, megatron_variables
 from repro_golden.case.tables import joined
-from repro_golden.recording.attach.identify import build, importable
+from repro_golden.recording.attach.identify import build, importable, modules
 from repro_golden.replay.children import (
     Child,
     ChildFailure,
@@ -80,7 +80,7 @@ class CoreKind(Kind):
         layout = megatron_layout(subject.config, resources.ranks)
         if not subject.packages:
             found = collect(variables, threads=resources.cpus, ranks=resources.ranks)
-            return Who(found.replaying().laid_out(layout), importable(), build(root))
+            return Who(found.replaying().laid_out(layout), importable(), build(root), modules())
         try:
             with held_overlay(case, subject, Place(root), sys.executable, subject.packages) as overlay:
                 variables |= told(overlay.variables(variables), subject)
@@ -89,6 +89,10 @@ class CoreKind(Kind):
                 return replace(who, identity=who.identity.replaying().laid_out(layout))
         except ChildFailure as failure:
             raise ReproError(f"no environment for {root}: {failure}; correct subject.packages") from None
+
+    def rests_on(self, packages: Collection[str]) -> list[str]:
+        """Our replay child loads packages of its own beside the trainer's."""
+        return sorted({*packages} & {*PACKAGES})
 
     def sampler(self, settings: Mapping[str, Any], *, only: bool) -> Case:
         """With other settings it may sample by another engine."""

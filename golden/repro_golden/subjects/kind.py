@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -62,6 +62,10 @@ class Kind(ABC):
     def provable(self) -> tuple[str, ...]:
         """Phases in which a planted change must be seen."""
         return ("grad", "update") if self.case.subject.recorded else ()
+
+    def rests_on(self, packages: Collection[str]) -> list[str]:
+        """Those of the packages that a run loaded which its numbers may rest on."""
+        return sorted(packages)
 
     def planted_inside(self, plant: Plant) -> bool:
         """Whether a change is planted in the program itself, and not in what it wrote as that is read."""

@@ -51,6 +51,17 @@ class Trace:
             raise ReproError(f"{directory / HEADER} is damaged ({error}): record the trace again") from None
         self.steps, self.end = self._read_steps()
 
+    @property
+    def modules(self) -> frozenset[str] | None:
+        """Top-level modules that the run's processes had loaded at their end; None where nobody said."""
+        names = (self.end or {}).get("modules")
+        return None if names is None else frozenset(map(str, names))
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Of each module that the run loaded from a git tree beside its own code: the tree's commit and changes."""
+        return dict((self.end or {}).get("sources", {}))
+
     def _read_steps(self) -> tuple[list[StepRecord], Mapping[str, Any] | None]:
         path = self.directory / STEPS
         try:

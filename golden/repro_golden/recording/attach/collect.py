@@ -16,6 +16,7 @@ from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import slowest
 from repro_golden.fingerprint.share import merge
 from repro_golden.recording.attach.raw import NORM, number_of
+from repro_golden.repository.git import state_of
 from repro_golden.trace import Header, Row, StepRecord, TraceWriter, seal
 from repro_golden.trace.checkpoints import checkpoint_content
 from repro_golden.trace.families import BESIDE, family, file_of, plain
@@ -206,6 +207,9 @@ class Gathering:
         if complete or reason == "diverged":
             closing = {"reason": reason, "ranks": len(self._ranks), "exit": code}
             closing["spent"] = slowest([end["spent"] for end in ends if end and "spent" in end])
+            closing["modules"] = sorted({name for end in ends if end for name in end["modules"]})
+            places = {name: folder for end in ends if end for name, folder in end.get("places", {}).items()}
+            closing["sources"] = {name: state for name, folder in places.items() if (state := state_of(Path(folder)))}
             told = [*(_read(path) or {} for path in sorted(self._raw.glob("note-*.json")))]
             told += [end.get("unread", {}) for end in ends if end]
             seen = {name: why for notes in told for name, why in notes.items()}

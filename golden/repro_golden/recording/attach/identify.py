@@ -12,12 +12,13 @@ import json
 import os
 import re
 import sys
+import sysconfig
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["build", "importable", "say", "sources"]
+__all__ = ["build", "importable", "loaded", "modules", "places", "say", "sources"]
 
 _CODE = frozenset((".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".pth", ".py", ".pyd", ".pyx", ".so"))
 """Endings of the files of a folder that a package is imported from in place."""
@@ -50,6 +51,45 @@ def _installed() -> dict[str, tuple[str, str, metadata.Distribution]]:
         if name := head.get("name"):
             found.setdefault(re.sub("[-_.]+", "-", name).lower(), (name, head.get("version", ""), one))
     return found
+
+
+def loaded() -> list[str]:
+    """Top-level modules that this process has loaded, by name; those of the standard library left out."""
+    names = {name.partition(".")[0] for name in list(sys.modules)}
+    return sorted(names - sys.stdlib_module_names - {"__main__", "__mp_main__", "sitecustomize", "usercustomize"})
+
+
+def places(beside: str | None) -> dict[str, str]:
+    """The folder that each loaded top-level module came from, where no installer put it.
+
+    Args:
+        beside: The code under test, which is left out.
+    """
+    tops = [Path(__file__).parents[3], sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), beside]
+    known, found = [f"{top}{os.sep}" for top in tops if top], {}
+    for name in loaded():
+        module = sys.modules.get(name)
+        files = [*(getattr(module, "__path__", None) or ()), getattr(module, "__file__", None) or ""]
+        folder = str(Path(files[0]).absolute().parent) if files[0] else ""
+        installed = any(part in folder for part in ("site-packages", "dist-packages"))
+        if folder and not installed and not f"{folder}{os.sep}".startswith(tuple(known)):
+            found[name] = folder
+    return found
+
+
+def modules() -> dict[str, str]:
+    """Of each top-level module that a package brought, the package's normalised name."""
+    found: dict[str, str] = {}
+    for key, (_, _, one) in _installed().items():
+        for name in (one.read_text("top_level.txt") or "").split() or _tops(one.read_text("RECORD") or ""):
+            found.setdefault(name, key)
+    return found
+
+
+def _tops(record: str) -> set[str]:
+    """The modules among the files of a package, by its list of them."""
+    firsts = {line.partition(",")[0].partition("/")[0] for line in record.splitlines()}
+    return {name.partition(".")[0] for name in firsts if not name.startswith(".") and "-info" not in name}
 
 
 @functools.lru_cache(maxsize=8)
@@ -106,4 +146,6 @@ def say(threads: int, ranks: int) -> None:
     from repro_golden.case.identity import collect
 
     found = collect(os.environ, threads=threads, ranks=ranks).to_mapping()
-    print(json.dumps({"identity": found, "packages": importable(), "build": build(Path.cwd())}))
+    print(json.dumps({
+        "identity": found, "packages": importable(), "build": build(Path.cwd()), "modules": modules(),
+    }))  # fmt: skip

@@ -440,6 +440,7 @@ class Session:
             self._put_end(stopped=False)
 
     def _put_end(self, stopped: bool) -> None:
+        from repro_golden.recording.attach.identify import loaded, places
         from repro_golden.recording.attach.process import terminal
 
         self._flush()
@@ -449,6 +450,7 @@ class Session:
         end = {"steps": self._step, "stopped": stopped, "ignored": self._metrics.ignored}
         unread = self.around.unread | self._files.unread
         end["unread"] = dict(sorted(unread.items()))
+        end |= {"modules": loaded(), "places": places(self.settings.place)}
         self._records.log.put(".end", end | {"spent": measure(self._seconds)})
 
     def fail(self, error: Exception) -> None:

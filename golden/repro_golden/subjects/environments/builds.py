@@ -25,7 +25,7 @@ from repro_golden.base.canonical import canonical_json, digest
 from repro_golden.base.credentials import handed_on
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, CommandSubject
-from repro_golden.case.identity import Difference, Identity
+from repro_golden.case.identity import Difference, Identity, versions_of
 from repro_golden.recording.attach.run import PACKAGE
 from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import Place, find_checkout
@@ -143,7 +143,7 @@ def environment_changes(a: Header, b: Header) -> list[Difference]:
     identities = [Identity.from_mapping(header.identity) for header in (a, b)]
     found = [d for d in identities[0].differences(identities[1]) if d.part == "environment"]
     built = [header.subject.get("environment") or {} for header in (a, b)]
-    before, after = (_versions(one.get("packages", ())) for one in built)
+    before, after = (versions_of(one.get("packages", ())) for one in built)
     if all(built):
         known = {canonicalize_name(d.key) for d in found}
         found += [
@@ -155,11 +155,6 @@ def environment_changes(a: Header, b: Header) -> list[Difference]:
     if not found and keys[0] != keys[1]:
         found.append(Difference("environment", "lock files", *keys))
     return found
-
-
-def _versions(packages: Sequence[str]) -> dict[str, str]:
-    """By normalised names: releases of one package may spell its name in several ways."""
-    return {str(canonicalize_name(name)): version for name, _, version in (one.partition("==") for one in packages)}
 
 
 @contextlib.contextmanager
@@ -271,11 +266,18 @@ class Who:
         identity: The identity that it would have.
         packages: ``name==version`` of all that it could import.
         build: 32 digits for its interpreter and the content of these packages.
+        modules: Of each top-level module that a package brought, the package's normalised name.
     """
 
     identity: Identity
     packages: list[str]
     build: str
+    modules: Mapping[str, str]
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The version of each package, by normalised name."""
+        return versions_of(self.packages)
 
 
 def identity_in(case: Case, python: str, variables: Mapping[str, str], root: Path) -> Who:
@@ -300,4 +302,4 @@ def _asked(python: str, variables: tuple[tuple[str, str], ...], threads: int, ra
         raise ReproError(
             f"{python} does not answer ({lines[-1][:200]}): correct subject.python or its lock files"
         ) from None
-    return Who(Identity.from_mapping(raw["identity"]), raw["packages"], raw["build"])
+    return Who(Identity.from_mapping(raw["identity"]), raw["packages"], raw["build"], raw["modules"])

@@ -262,8 +262,9 @@ def _golden_tampered(golden: Golden) -> Iterator[Found]:
             f"its files are not those of {golden.path.name}.dvc",
             Where(f"{golden.path}.dvc", item="md5", value=f"{known}.dir, files have {found}.dir"),
         )
-    if golden.root is not None and isinstance(record["identity"], Mapping):
-        machine, folder = _machine(record["identity"]), golden.path.resolve().parent.name
+    known = record.get("expected", record["identity"])  # by which it is found again
+    if golden.root is not None and isinstance(known, Mapping):
+        machine, folder = _machine(known), golden.path.resolve().parent.name
         if machine and machine != folder:
             yield Found(
                 f"it lies under {folder}, and was recorded on {machine}",
