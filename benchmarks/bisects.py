@@ -1,4 +1,4 @@
-"""The figures of docs/benchmarks-bisect.md: ``python benchmarks/bisects.py`` measures them and writes the page.
+"""The figures of docs/benchmarks/bisect.md: ``python benchmarks/bisects.py`` measures them and writes the page.
 
 `repro bisect` and `git bisect run` search the same real history with the same trainer, one after the other in one run.
 `git bisect run` tests a commit with `repro golden verify`: a replay of the whole case against the same golden run.
@@ -25,7 +25,7 @@ from conftest import MINI, SOURCE, Repo
 from search import measure as measure_search
 from search import page as search_page
 
-PAGE = SOURCE / "docs" / "benchmarks-bisect.md"
+PAGE = SOURCE / "docs" / "benchmarks" / "bisect.md"
 RAW = PAGE.with_suffix(".json")
 
 HEAD = [
@@ -219,7 +219,7 @@ def page(found: dict[str, Any]) -> str:
 
 Written by `python benchmarks/bisects.py` on {about["date"]} at commit {about["commit"]}.
 {about["machine"]}; {about["versions"]}.
-Raw figures: [benchmarks-bisect.json](benchmarks-bisect.json).
+Raw figures: [bisect.json](bisect.json).
 
 ## A history of {COMMITS} commits
 

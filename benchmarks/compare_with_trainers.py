@@ -1,7 +1,7 @@
 """Hold our reading and writing of rollout dumps against checkouts of slime and Miles, field by field.
 
     python benchmarks/compare_with_trainers.py --slime PATH --miles PATH [--out FILE.json]
-        [--docs docs/trainer-dumps.md]
+        [--docs docs/reference/trainer-dumps.md]
 
 Each checkout's own `Sample`, loader and saver run in a process of their own (compare_with_trainers_child.py). They load
 what we write: samples with every field set, an evaluation, one with fields of former days alone, and dumps of the other

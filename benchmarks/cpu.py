@@ -1,4 +1,4 @@
-"""The figures of docs/benchmarks.md: ``make bench`` measures them and writes the page.
+"""The figures of docs/benchmarks/cpu.md: ``make bench`` measures them and writes the page.
 
 Ratios are taken side by side: both sides of one run alternate in one process order, and medians are compared.
 """
@@ -28,7 +28,7 @@ from repro_golden.subjects import launch
 from repro_golden.trace import Trace, seal
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs" / "benchmarks" / "cpu.md"
 ROUNDS = 7
 
 

@@ -1,6 +1,6 @@
 """How fast `repro doctor` reads logs, beside `wc -l` and `grep -F`.
 
-``python benchmarks/doctor.py [--gigabytes 1] [--out docs/benchmarks-doctor.md]``. A log of lines as trainers,
+``python benchmarks/doctor.py [--gigabytes 1] [--out docs/benchmarks/doctor.md]``. A log of lines as trainers,
 engines and Ray write them is made from a seed in a scratch folder. The ways are timed in turn, round after round, so
 that what the machine does meanwhile befalls all of them; medians.
 """
@@ -136,7 +136,7 @@ def main() -> None:
     """Measure and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=1.0)
-    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks-doctor.md"))
+    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/doctor.md"))
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch, "train.log")

@@ -1,6 +1,6 @@
 """What reading foreign dumps costs, beside torch's own ways, and what a bisect of a fork costs in launches.
 
-``python benchmarks/dumps.py [--out docs/benchmarks-dumps.md]``. Ways of one task are timed in turn, round after
+``python benchmarks/dumps.py [--out docs/benchmarks/dumps.md]``. Ways of one task are timed in turn, round after
 round, so that what the machine does meanwhile befalls all of them; medians, and the median of each round's ratio.
 """
 
@@ -121,7 +121,7 @@ def output(*command: str) -> str:
 def main() -> None:
     """Measure and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks-dumps.md"))
+    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/dumps.md"))
     out = parser.parse_args().out
     with tempfile.TemporaryDirectory() as scratch:
         size, rows = reading(Path(scratch))

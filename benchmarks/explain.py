@@ -2,7 +2,7 @@
 
 On a GPU it trains a decoder of the shape of Qwen2.5-0.5B, on a CPU a tiny one and the built-in trainer; plain steps,
 recorded ones and ones under PyTorch's DebugMode alternate in one process. ``--from A.json B.json --page PAGE`` writes
-docs/benchmarks-explain.md of samples that are there. It needs torch, NumPy and xxhash, on a GPU Triton and numba too.
+docs/benchmarks/explain.md of samples that are there. It needs torch, NumPy and xxhash, on a GPU Triton and numba too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fingerprint's figures for docs/benchmarks.md: its speed beside other hashes, its collisions, its avalanche.
+"""The fingerprint's figures for docs/benchmarks/cpu.md: its speed beside other hashes, its collisions, its avalanche.
 
 `python benchmarks/fingerprint.py` prints them alone. Each function returns rows as benchmarks/cpu.py writes them.
 """

@@ -1,4 +1,4 @@
-"""The figures of docs/benchmarks-gpu.md: ``python benchmarks/gpu.py --page PAGE --commit REV`` on a GPU.
+"""The figures of docs/benchmarks/gpu.md: ``python benchmarks/gpu.py --page PAGE --commit REV`` on a GPU.
 
 It needs torch with CUDA, Triton, NumPy, numba and xxhash. Times on the device are taken with events behind a kernel
 that keeps the device busy while the host queues, so they hold no launch latency; times "until the digests are on the
@@ -230,7 +230,7 @@ def agreement() -> list[list[str]]:
 def main() -> None:
     """Measure and write the page."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--page", type=Path, default=Path(__file__).parent.parent / "docs" / "benchmarks-gpu.md")
+    parser.add_argument("--page", type=Path, default=Path(__file__).parent.parent / "docs" / "benchmarks" / "gpu.md")
     parser.add_argument("--commit", default="unknown")
     options = parser.parse_args()
     check(torch.device("cuda", 0))

@@ -290,7 +290,7 @@ def times(kinds: Mapping[str, Asked], rounds: int) -> dict[str, float]:
 
 
 def page(seen: Mapping[str, Any]) -> str:
-    """docs/benchmarks-megatron.md."""
+    """docs/benchmarks/megatron.md."""
     rows = [
         [f"`{one['name']}`", "kept" if one["exit"] == 0 else "refused", short(one["said"])] for one in seen["records"]
     ]

@@ -1,7 +1,7 @@
 """How fast the page of all nights is: ``python benchmarks/pages.py [--commit REV] [--page PAGE]``.
 
 It makes a year of results of ten cases on two machines, builds the site, and opens it as files in Chromium. The samples
-go to docs/benchmarks-site.json and the page to docs/benchmarks-site.md.
+go to docs/benchmarks/site.json and the page to docs/benchmarks/site.md.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ def main() -> None:
     """Measure and write both files."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--commit", default="unknown")
-    parser.add_argument("--json", type=Path, default=ROOT / "docs/benchmarks-site.json")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/benchmarks-site.md")
+    parser.add_argument("--json", type=Path, default=ROOT / "docs/benchmarks/site.json")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs/benchmarks/site.md")
     parser.add_argument("--keep", type=Path, help="where the results and the site stay")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

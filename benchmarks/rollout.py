@@ -246,13 +246,13 @@ def version(name: str) -> str:
 
 
 def page(every: Sequence[Mapping[str, Any]]) -> str:
-    """docs/benchmarks-rollout.md."""
+    """docs/benchmarks/rollout.md."""
     lines = [
         "# Rollout determinism of SGLang",
         "",
         "Written by `python benchmarks/rollout.py`. Every leg is a fresh process that starts SGLang on a drawn",
-        "model and makes the checks of `repro check rollout` ([rollouts](rollouts.md)): all bits of tokens, log-probs",
-        "and the prompts' log-probs. `-free` is without `enable_deterministic_inference`.",
+        "model and makes the checks of `repro check rollout` ([rollouts](../how-to/rollouts.md)): all bits of",
+        "tokens, log-probs and the prompts' log-probs. `-free` is without `enable_deterministic_inference`.",
     ]
     for seen in every:
         lines += ["", f"## {'On a GPU' if seen['device'] == 'cuda' else 'On a CPU'}", ""]

@@ -17,7 +17,7 @@ from repro_golden.engine_checks.findings import Plan
 from repro_golden.repository.checkout import Place
 
 if find_spec("sglang") is None:  # importing it takes long
-    pytest.skip("SGLang is not installed: see docs/rollouts.md", allow_module_level=True)
+    pytest.skip("SGLang is not installed: see docs/how-to/rollouts.md", allow_module_level=True)
 
 
 PLAN = Plan(alone=8, longest=30, response=8)

@@ -142,10 +142,10 @@ def documented(check: CiCheck) -> str:
 
 
 def test_the_documentation_has_every_row() -> None:
-    """docs/bisect.md shows each check: what it asks and reads, when, its thresholds, its hole and how it is closed."""
-    text = (HERE.parent / "docs" / "bisect.md").read_text(encoding="utf-8")
+    """docs/reference/bisect.md shows each check: what it asks, when, its thresholds, its hole and the cure."""
+    text = (HERE.parent / "docs" / "reference" / "bisect.md").read_text(encoding="utf-8")
     for check in CHECKS:
-        assert documented(check) in text, f"docs/bisect.md lacks the row:\n{documented(check)}"
+        assert documented(check) in text, f"docs/reference/bisect.md lacks the row:\n{documented(check)}"
         for rule in check.rules.values():
             assert f"`{rule.source}`" in text
 

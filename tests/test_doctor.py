@@ -24,7 +24,7 @@ from repro_golden.base.checks import Found, Rule
 from repro_golden.dumps.rollout.files import write_rollout_dump
 
 TESTS = sorted(Path(__file__).parent.glob("test_doctor_*.py"))
-GUIDE = SOURCE / "docs" / "doctor.md"
+GUIDE = SOURCE / "docs" / "how-to" / "doctor.md"
 NO_PROGRAM = "not checkable by a program"
 
 

@@ -168,8 +168,8 @@ def test_what_is_not_installed_is_refused_by_name(version: str | None, psutil: b
 
 
 def test_the_documentation_lists_every_change() -> None:
-    """docs/megatron.md shows what is changed without CUDA, and why, row by row."""
-    page = (Path(__file__).parents[1] / "docs" / "megatron.md").read_text()
+    """docs/reference/megatron.md shows what is changed without CUDA, and why, row by row."""
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "megatron.md").read_text()
     rows = [f"| {change.what} | {change.why} |" for change in cpu.CHANGES]
     start = page.index(rows[0])
     assert page[start:].startswith("\n".join(rows) + "\n\n")

@@ -1,4 +1,4 @@
-"""Somebody else's trainer, guarded as docs/guard-your-trainer.md says."""
+"""Somebody else's trainer, guarded as docs/how-to/guard-your-trainer.md says."""
 
 from __future__ import annotations
 

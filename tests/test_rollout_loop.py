@@ -13,7 +13,7 @@ from sglang_kit import Served, sglang_server  # noqa: F401 - a fixture
 from repro_golden.store.rollouts import RolloutSet
 
 if find_spec("sglang") is None:  # importing it takes long
-    pytest.skip("SGLang is not installed: see docs/rollouts.md", allow_module_level=True)
+    pytest.skip("SGLang is not installed: see docs/how-to/rollouts.md", allow_module_level=True)
 if find_spec("megatron") is None:
     pytest.skip("megatron-core 0.16.1 is not for this Python", allow_module_level=True)
 

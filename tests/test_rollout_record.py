@@ -137,7 +137,7 @@ def test_a_golden_run_of_what_sglang_samples_in_the_trainers_process(fork: Repo)
 
     Every stand-in is named, and the weights that sampled, which are others after each step.
     """
-    pytest.importorskip("sglang", reason="SGLang is not installed: see docs/rollouts.md")
+    pytest.importorskip("sglang", reason="SGLang is not installed: see docs/how-to/rollouts.md")
     (fork.root / "golden/cases/mini.toml").write_text(SGLANG)
     done = fork.repro("golden", "record", "mini", "--engine", "sglang")
     assert done.returncode == 0, done.stderr

@@ -1,13 +1,10 @@
 """Command-line transcripts: what a user types and sees, kept as files in tests/cmd.
 
-A file's first line names the fixture it runs in. ``$ command`` is typed; the lines after it are what must be printed,
-both streams together. ``...`` inside a line stands for any text, alone on a line for any lines; ``? N`` is a non-zero
-exit code.
+A file's first line names the fixture it runs in; `transcript_kit` says what its other lines mean.
 """
 
 from __future__ import annotations
 
-import re
 import shlex
 import subprocess
 import sys
@@ -15,31 +12,9 @@ from pathlib import Path
 
 import pytest
 from conftest import Repo, environment
+from transcript_kit import pattern, typed
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "cmd").glob("*.txt"))
-
-
-def pattern(expected: list[str]) -> re.Pattern[str]:
-    """The expected lines as one regular expression."""
-    parts = [
-        r"(?:.*\n)*?" if line == "..." else ".*?".join(map(re.escape, line.rstrip().split("..."))) + r"[ ]*\n"
-        for line in expected
-    ]
-    return re.compile("".join(parts) + r"\Z")
-
-
-def typed(text: str) -> list[tuple[str, list[str], int]]:
-    """Commands with their expected lines and exit codes."""
-    found: list[tuple[str, list[str], int]] = []
-    for line in text.splitlines():
-        if line.startswith("$ "):
-            found.append((line[2:], [], 0))
-        elif line.startswith("? "):
-            command, lines, _ = found.pop()
-            found.append((command, lines, int(line[2:])))
-        elif line or found[-1][1]:
-            found[-1][1].append(line)
-    return found
 
 
 @pytest.mark.whole

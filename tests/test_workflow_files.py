@@ -139,8 +139,8 @@ def test_both_ways_to_start_a_workflow_take_the_same_inputs() -> None:
 
 
 def test_the_lines_of_the_documentation_are_right(tmp_path: Path) -> None:
-    """Each example of docs/ci.md is five lines below its trigger, lints, gives known inputs and enough permissions."""
-    text = (SOURCE / "docs" / "ci.md").read_text()
+    """Each example of docs/how-to/ci.md is five lines long, lints, gives known inputs and enough permissions."""
+    text = (SOURCE / "docs" / "how-to" / "ci.md").read_text()
     examples = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "\njobs:" in block]
     files = [tmp_path / f"{i}.yml" for i in range(len(examples))]
     for file, example in zip(files, examples, strict=True):

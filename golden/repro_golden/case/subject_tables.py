@@ -213,7 +213,7 @@ class CommandSubject(_Subject):
     """`[subject]` of `kind = "command"`: a program that knows nothing of us.
 
     In `command`, `setup`, `check` and the values of `env`, six tokens are replaced and no other braces: ``{root}``,
-    ``{rollouts}``, ``{out}``, ``{checkpoint}``, ``{step}`` and ``{python}`` (see docs/trace.md).
+    ``{rollouts}``, ``{out}``, ``{checkpoint}``, ``{step}`` and ``{python}`` (see docs/reference/trace.md).
     """
 
     kind: Literal["command"]

@@ -207,7 +207,7 @@ def read(data: object) -> Placement:
                 assert _ints(raw.get("size", shape)) == shape
                 parts += box(name, _ints(raw["shape"]), _ints(raw["at"]), shape).parts
     except (AssertionError, KeyError, TypeError, ValueError) as error:
-        raise ReproError(f"not a placement ({type(error).__name__}: {error}): see docs/formats.md") from None
+        raise ReproError(f"not a placement ({type(error).__name__}: {error}): see docs/reference/formats.md") from None
     placement = _checked(Placement(shape, tuple(parts)))
     return placement if flat is None else placement.flat(*flat)
 

@@ -84,7 +84,7 @@ CANNOT_MATTER: Mapping[str, tuple[str, ...]] = {
         "REPRO_TRUST",
     ),
 }  # fmt: skip
-"""Variables that decide no numbers and differ between two terminals, by the reason; docs/bisect.md shows the list.
+"""Variables that decide no numbers and differ between two terminals, by the reason; see docs/reference/bisect.md.
 
 They are named one by one: what begins alike may be a program's own (``HISTORY``, ``TERM_PENALTY``). Of the
 temporary folders, those that are there; any other value is no folder's name.

@@ -35,7 +35,7 @@ from repro_golden.case.identity import Identity
     certainty="certain",
     why="what happens in the steps that are missing is not guarded, and `repro golden verify` never agrees",
     cure="`dvc checkout golden/runs/MACHINE/CASE.dvc`, or record it again",
-    sources=("docs/formats.md (golden runs)",),
+    sources=("docs/reference/formats.md (golden runs)",),
 )
 def _golden_incomplete(golden: Golden) -> Iterator[Found]:
     case, made = golden.record["case"], len(golden.trace.steps)
@@ -214,7 +214,7 @@ def _commit(golden: Golden, root: Path, record: Where) -> Iterator[Found]:
     certainty="certain",
     why="a golden run of something else than the repository has guards less than it seems",
     cure="replace it with `repro golden approve CASE --reason ...`",
-    sources=("docs/guard-your-trainer.md", "NovaSky-AI/SkyRL#1965 (thresholds that were stale for months)"),
+    sources=("docs/how-to/guard-your-trainer.md", "NovaSky-AI/SkyRL#1965 (thresholds that were stale for months)"),
 )
 def _golden_stale(golden: Golden) -> Iterator[Found]:
     root, name = golden.root, golden.path.resolve().name
@@ -239,7 +239,7 @@ def _machine(raw: Mapping[str, object]) -> str:
     certainty="certain",
     why="it says something else than what was recorded: whoever trusts it trusts an edit",
     cure="`dvc checkout golden/runs/MACHINE/CASE.dvc` brings the recorded files back",
-    sources=("docs/formats.md (roots, chain, golden runs)",),
+    sources=("docs/reference/formats.md (roots, chain, golden runs)",),
 )
 def _golden_tampered(golden: Golden) -> Iterator[Found]:
     run, trace = str(golden.path / "run.json"), str(golden.path / "trace")
@@ -289,7 +289,7 @@ def _where(golden: Golden, item: str) -> Where:
     certainty="certain",
     why="it was kept all the same, and fixes in place what the proof was to refuse",
     cure="repair what the proof names and replace it with `repro golden approve CASE --reason ...`",
-    sources=("docs/guard-your-trainer.md",),
+    sources=("docs/how-to/guard-your-trainer.md",),
 )
 def _golden_unproved(golden: Golden) -> Iterator[Found]:
     proofs = proofs_of(golden)
@@ -316,7 +316,7 @@ def _golden_unproved(golden: Golden) -> Iterator[Found]:
     why="no question about bits can be answered with it: `repro golden verify` and bisect see the noise as a change",
     cure="make the program deterministic and replace it with `repro golden approve CASE --reason ...`; until then "
     'compare metrics with [compare] mode = "bounds"',
-    sources=("docs/determinism.md", "areal-project/AReaL#1544 (flags that had no effect)"),
+    sources=("docs/reference/determinism.md", "areal-project/AReaL#1544 (flags that had no effect)"),
 )
 def _golden_unreproducible(golden: Golden) -> Iterator[Found]:
     proof = next((one for one in proofs_of(golden) if str(one.get("name", "")).startswith(REPRODUCED)), None)

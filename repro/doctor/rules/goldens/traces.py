@@ -18,7 +18,7 @@ from repro_golden.base.errors import ReproError
     certainty="certain",
     why="a comparison ends with its last step: what came later is not compared",
     cure="look for the end of the process in its log (killed, out of memory, out of time), and run it again",
-    sources=("docs/trace.md",),
+    sources=("docs/reference/trace.md",),
 )
 def _trace_incomplete(run: TraceRun) -> Iterator[Found]:
     trace = run.trace
