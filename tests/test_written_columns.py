@@ -8,12 +8,13 @@ from repro_bisect.predicates.predicates import Bitwise, first_violation
 from repro_golden.base.errors import NotVerifiableError
 from repro_golden.compare.traces import compare
 from repro_golden.trace import Header, Row, Trace, TraceWriter
+from repro_golden.trace.model import RECORDER
 from repro_golden.trace.writer import digest_row, metric_row
 
 
-def trace(folder: Path, *steps: list[Row], kind: str = "slime") -> Trace:
+def trace(folder: Path, *steps: list[Row], kind: str = "slime", recorder: int = RECORDER) -> Trace:
     """A finished trace of a kind of subject."""
-    writer = TraceWriter(folder, Header({}, "", {"kind": kind}, {}, len(steps)))
+    writer = TraceWriter(folder, Header({}, "", {"kind": kind}, {}, len(steps), recorder=recorder))
     for number, rows in enumerate(steps):
         for row in rows:
             writer.add(row)
@@ -105,3 +106,30 @@ def test_nothing_in_common_is_not_verifiable(tmp_path: Path) -> None:
     for judge in (compare, lambda a, b: first_violation(Bitwise(), a, b)):
         with pytest.raises(NotVerifiableError, match="no signal in common"):
             judge(a, b)
+
+
+def test_a_port_of_an_earlier_recorder_is_a_note(tmp_path: Path) -> None:
+    """A golden run that took a port for a metric is read as before by a recorder that leaves it out."""
+    a = trace(tmp_path / "a", [*COMMON, metric_row("loss", "port", 1.0)], kind="command", recorder=3)
+    b = trace(tmp_path / "b", COMMON, kind="command")
+    assert signal_of(a, b) is None
+    today = trace(tmp_path / "c", [*COMMON, metric_row("loss", "port", 1.0)], kind="command")
+    assert signal_of(today, b) == "port"
+
+
+def test_what_is_shown_is_no_row(tmp_path: Path) -> None:
+    """A number of free text is in the step log, and neither in a root nor in what is said to be compared."""
+    logs = []
+    for name, shown in (("a", {}), ("b", {"loss": 9.0, "acc": 0.5})):
+        writer = TraceWriter(tmp_path / name, Header({}, "", {"kind": "command"}, {}, 1))
+        for one in COMMON:
+            writer.add(one)
+        for metric, value in shown.items():
+            writer.show(metric, value)
+        writer.end_step(0)
+        writer.close({"reason": "finished"})
+        logs.append(Trace(tmp_path / name))
+    assert logs[0].steps[0].root == logs[1].steps[0].root
+    assert logs[1].steps[0].metrics == {"loss": 0.5, "acc": 0.5} and logs[1].steps[0].compared == {"loss": 0.5}
+    found = compare(*logs)
+    assert found.equal and str(found.looked).endswith("read from lines of text, and not compared by bits: acc")
