@@ -12,6 +12,7 @@ from repro_golden.compare.traces import Comparison, MetricChange
 
 __all__ = [
     "METRICS_HEAD",
+    "NO_METRIC",
     "MetricSummary",
     "agreeing",
     "comparison_text",
@@ -109,6 +110,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]])
 
 
+NO_METRIC = "no metric was recorded"
 METRICS_HEAD = ("metric", "first step", "there", "worst step", "difference there", "at the last step")
 
 
@@ -132,7 +134,9 @@ def metrics_rows(comparison: Comparison) -> list[list[str]]:
 def metrics_table(comparison: Comparison, shown: Callable[[str], str] = str) -> str:
     """`metrics_rows` as a table; `shown` makes its cells what the medium asks for."""
     rows = [[shown(cell) for cell in row] for row in metrics_rows(comparison)]
-    return table(METRICS_HEAD, rows) if rows else "no metric moved in the compared steps"
+    if rows:
+        return table(METRICS_HEAD, rows)
+    return "no metric moved in the compared steps" if comparison.looked.logged else NO_METRIC
 
 
 def agreeing(steps: int) -> str:
@@ -145,10 +149,11 @@ def comparison_text(comparison: Comparison) -> str:
     renamed = f"; {one_line(str(comparison.renames))}" if comparison.renames else ""
     d = comparison.divergence
     looked = f"looked at {one_line(str(comparison.looked))}"
+    unlogged = "" if comparison.looked.logged else f"\n{NO_METRIC}"
     if d is None and comparison.ended:
-        return f"differs: {comparison.ended}; {agreeing(comparison.steps)}{renamed}\n{looked}"
+        return f"differs: {comparison.ended}; {agreeing(comparison.steps)}{renamed}\n{looked}{unlogged}"
     if d is None:
-        return f"agrees: {count(comparison.steps, 'step')} compared{renamed}\n{looked}"
+        return f"agrees: {count(comparison.steps, 'step')} compared{renamed}\n{looked}{unlogged}"
     counts = ", ".join(f"{n} in {phase}" for phase, n in d.differing.items())
     lines = [f"differs at step {d.step}, phase {d.phase}, signal {one_line(d.name)}: {one_line(d.detail)}"]
     if d.magnitude is not None:

@@ -203,3 +203,22 @@ def test_a_log_prob_that_is_not_finite_gives_nan(x: float, y: float) -> None:
     a, b = struct.pack("<2f", x, -2.0), struct.pack("<2f", y, -2.0)
     assert all(map(math.isnan, policy_kl(a, b, None)))
     assert policy_kl(a, b, np.array([False, True])) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "shown"),
+    [
+        (0.5705564022064209, 0.19941972196102142, "difference -0.371, ratio 0.3495"),
+        (-0.07745677, -0.07702231, "difference +0.000434, ratio 0.9944"),
+        (1.0, 1.0 + 2**-52, "difference +2.22e-16, ratio 1 + 2.22e-16"),
+        (0.0, 0.5, "difference +0.5, from 0"),
+        (0.0, -0.0, "the sign of zero"),
+        (math.nan, 1.0, "NaN on one side"),
+        (1.0, math.inf, "not finite on one side"),
+    ],
+)
+def test_a_metric_moves_by_a_difference_and_a_ratio(a: float, b: float, shown: str) -> None:
+    """Doubles that lie between two numbers, one of them perhaps printed, are never counted at a reader."""
+    size = measure("metric", struct.pack("<d", a), struct.pack("<d", b), 1)
+    assert str(size) == shown
+    assert "ULP" in str(measure("float64", struct.pack("<d", 1.0), struct.pack("<d", 2.0), 1))

@@ -142,7 +142,7 @@ class _Night:
         self.checks.append(check)
         if trace is None:
             return
-        self.trace, self.metrics = trace, summarise(record.metrics for record in trace.steps)
+        self.trace, self.metrics = trace, summarise(record.compared for record in trace.steps)
         self.identity = dict(trace.header.identity)
         tonight = Tonight(
             checkout=checkout, case=case, commit=self.commit, tree=self.tree, paths=paths, machine=self.machine,
@@ -157,7 +157,7 @@ class _Night:
         self.checks += layout_checks(checkout, case, self.commit, self.watch, options, spared=spared)
         self.checks += rollout_checks(checkout, case, self.commit, self.tree, self.watch)
         if self.asked.events is not None:
-            ours = {record.step: record.metrics for record in trace.steps}
+            ours = {record.step: record.compared for record in trace.steps}
             self.checks.append(events_check(ours, self.asked.events, case.compare.bounds))
         if judgement.check.status == "changed" and self.asked.bisect and judgement.good:
             self._bisect(judgement.good)
@@ -168,7 +168,7 @@ class _Night:
         history = [] if spared else [night.metrics for night in tonight.trusted(baseline)]
         where: dict[str, int] = {}
         for record in reversed(tonight.trace.steps):
-            where |= {name: record.step for name, value in record.metrics.items() if not math.isfinite(value)}
+            where |= {name: record.step for name, value in record.compared.items() if not math.isfinite(value)}
         found = metrics_check(self.metrics, history, table, self.case.compare.bounds, where)
         return replace(found, text=spared) if spared and found.status == "not judged" else found
 

@@ -9,7 +9,8 @@ from repro.pulls.pair import PairResult
 from repro.pulls.result import moved_bounds
 from repro.report.mismatch import mismatch_rows, mismatch_title
 from repro.report.pieces import Line, code, quoted, said
-from repro.text import count, duration, utc
+from repro.report.skips import Skipped, skipped
+from repro.text import NO_METRIC, count, duration, utc
 from repro_bisect.axes.axis import short
 from repro_bisect.driver.result import Culprit
 from repro_golden.base.usage import Usage
@@ -127,8 +128,16 @@ def _notes(result: PairResult) -> Block | None:
             lines.append((said("These commits do not explain all: earlier ones move numbers too."),))
         if found.explains_bad is False:
             lines.append((said("These commits do not explain all: later ones move numbers too."),))
-        lines += [(said("Skipped "), code(short(c)), said(": "), quoted(why)) for c, why in found.skips.items()]
+        lines += [_skip_line(group) for group in skipped(found.skips, "commit", found.diagnoses)]
     return Block("Notes", lines) if lines else None
+
+
+def _skip_line(group: Skipped) -> Line:
+    """Commits that were skipped for one reason."""
+    who: Line = (code(group.first),)
+    if group.count:
+        who = said(f"{group.count}, "), code(group.first), said(" to "), code(group.last)
+    return (said("Skipped "), *who, said(": "), quoted(group.reason))
 
 
 def blocks_of(result: PairResult) -> list[Block]:
@@ -139,6 +148,8 @@ def blocks_of(result: PairResult) -> list[Block]:
         metrics = metric_blocks(compared.drift, result.bounds, list(moved_bounds(compared)))
         others = [block for block in metrics if block.title != "Metrics"]
         blocks += [block for block in metrics if block.title == "Metrics"]
+        if not compared.drift.looked.logged:
+            blocks.append(Block("", [(said(f"{NO_METRIC.capitalize()}."),)]))
         blocks.append(_mismatch(compared.mismatch))
         blocks.append(_cost(result))
     blocks += [_culprits(result.culprits) if result.culprits else None, _notes(result), *others]

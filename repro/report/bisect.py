@@ -8,6 +8,7 @@ from typing import Any
 from repro import __version__
 from repro.report.explain import explain_lines
 from repro.report.pieces import Markdown, report_text, templates
+from repro.report.skips import Skipped, skipped
 from repro.text import METRICS_HEAD, count, duration, metrics_rows, metrics_table
 from repro_bisect.axes.axis import short
 from repro_bisect.driver.delta import SetResult
@@ -18,7 +19,7 @@ from repro_golden.base.clean import one_line
 __all__ = ["bisect_text", "markdown", "write_report"]
 
 _SHOWN = 10
-"""Skipped commits that a terminal shows; the report shows all."""
+"""Reasons of skips that a terminal shows; the report shows all."""
 
 
 def headline(result: BisectResult, what: str = "commit") -> str:
@@ -188,12 +189,17 @@ def bisect_text(result: BisectResult, what: str = "commit") -> str:
         lines += ["", metrics_table(result.comparison)]
     told = filter(None, [noise_line(result, what), explanation(result, what), looked_line(result)])
     lines += ["", *told, cost_line(result, what)]
-    if result.skips:
-        for c, reason in list(result.skips.items())[:_SHOWN]:
-            lines += [one_line(f"skipped {short(c)}: {reason}")]
-            lines += [one_line(f"  {known}")] if (known := result.diagnoses.get(c)) else []
-        lines += [f"and {len(result.skips) - _SHOWN} more"] if len(result.skips) > _SHOWN else []
+    groups = _skipped(result, what)
+    for group in groups[:_SHOWN]:
+        lines += [one_line(f"skipped {group.who}: {group.reason}")]
+        lines += [one_line(f"  {group.diagnosis}")] if group.diagnosis else []
+    lines += [f"and {len(groups) - _SHOWN} more"] if len(groups) > _SHOWN else []
     return "\n".join(lines)
+
+
+def _skipped(result: BisectResult, what: str) -> list[Skipped]:
+    """Why what was skipped."""
+    return skipped(result.skips, "set" if isinstance(result, SetResult) else what, result.diagnoses)
 
 
 def looked_line(result: BisectResult) -> str:
@@ -242,6 +248,7 @@ def _context(result: BisectResult, command: str, what: str) -> dict[str, Any]:
         "why": "\n".join(line for culprit in result.culprits for line in why_lines(culprit)).strip(),
         "cost": cost_line(result, what),
         "metrics": Markdown(metrics_table(result.comparison, report_text)) if result.comparison else "",
+        "skipped": _skipped(result, what),
         "command": command,
         "version": __version__,
     }
@@ -259,6 +266,7 @@ def write_report(result: BisectResult, folder: Path, command: str, what: str = "
     context = _context(result, command, what)
     context["head"] = METRICS_HEAD
     context["rows"] = metrics_rows(result.comparison) if result.comparison else []
+    context["unlogged"] = result.comparison is not None and not result.comparison.looked.logged
     context["drift"] = drift_plot(result.comparison) if result.comparison else ""
     context["distance"] = distance_plot(result.comparison) if result.comparison else ""
     context["strip"] = commit_strip(result)

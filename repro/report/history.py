@@ -10,7 +10,8 @@ from typing import Any
 
 from repro import __version__
 from repro.report.pieces import Markdown, report_text, templates
-from repro.text import count, table
+from repro.report.skips import skipped
+from repro.text import NO_METRIC, count, table
 from repro_bisect.axes.axis import short
 from repro_bisect.driver.drift import Drift, HistoryResult, Moved, Row
 from repro_golden.base.canonical import write_atomic
@@ -21,13 +22,14 @@ __all__ = ["METRICS", "headline", "history_table", "history_text", "markdown", "
 
 METRICS = {"grad_norm": "grad_norm", "loss": "loss", "logp gap": "train_rollout_logprob_abs_diff"}
 """Columns of metrics, with the names that they go by in traces."""
-HEAD = ("commit", "date", "subject", "step", "phase", "signal", "max ULP", "grad_norm", "loss", "KL k3", "logp gap")
+HEAD = ("commit", "date", "subject", "step", "phase", "signal", "size", "grad_norm", "loss", "KL k3", "logp gap")
 LEFT = 6
 """The first so many columns are words; numbers follow, to the right."""
 WIDTH = 120
 _SHOWN = 10
-"""Skipped points, and points of a group, that a terminal shows; the report shows all."""
+"""Reasons of skips, and points of a group, that a terminal shows; the report shows all."""
 _LARGE = 100_000
+_NEAR = 1e-3
 
 
 def headline(result: HistoryResult) -> str:
@@ -54,6 +56,8 @@ def notes(result: HistoryResult) -> list[str]:
             "most, with its sign: grad_norm and loss relative (Δ: absolute, where the first is 0), KL and the "
             "train/rollout log-prob gap in nats. >= is what samples of a tensor show."
         )
+    if not result.looked.logged:
+        said.append(f"{NO_METRIC.capitalize()}.")
     if result.noise:
         said.append(f"{result.noise}.")
     if result.ended:
@@ -82,8 +86,8 @@ def cut(text: str, width: int) -> str:
     return f"{text[: width - 1 - left]}…{text[len(text) - left :]}"
 
 
-def ulp(divergence: Divergence | None) -> str:
-    """The largest distance in representable values; what else differs where it has none."""
+def extent(divergence: Divergence | None) -> str:
+    """The largest distance in representable values, of a metric its ratio; what else differs where it has none."""
     if divergence is None:
         return "0"
     size = divergence.magnitude
@@ -91,10 +95,17 @@ def ulp(divergence: Divergence | None) -> str:
         return divergence.kind
     if size.nonfinite:
         return "NaN/inf"
+    if size.numbers:
+        return _ratio(*size.numbers)
     if size.max_ulp is None:
         return "?"
     shown = str(size.max_ulp) if size.max_ulp < _LARGE else f"{size.max_ulp:.1e}"
-    return shown if size.exact else f">={shown}"
+    return f"{shown} ULP" if size.exact else f">={shown} ULP"
+
+
+def _ratio(a: float, b: float) -> str:
+    """By how much a number grew; the difference where it was 0, or so near that the ratio would look like 1."""
+    return f"x{b / a:.4g}" if a and abs(b - a) >= _NEAR * abs(a) else f"Δ{b - a:+.1e}"
 
 
 def signed(moved: Moved | None, *, relative: bool = True) -> str:
@@ -128,7 +139,7 @@ def sizes(drift: Drift | None) -> list[str]:
     d = drift.divergence
     where = [str(d.step), d.phase, d.name] if d else ["-", "-", "(equal)"]
     grad_norm, loss, gap = (drift.metric(name) for name in METRICS.values())
-    return [*where, ulp(d), signed(grad_norm), signed(loss), kl(drift), signed(gap, relative=False)]
+    return [*where, extent(d), signed(grad_norm), signed(loss), kl(drift), signed(gap, relative=False)]
 
 
 def subject(row: Row) -> str:
@@ -212,9 +223,10 @@ def history_text(result: HistoryResult) -> str:
     said = [textwrap.fill(note, WIDTH) for note in notes(result)]
     more = [textwrap.fill(line, WIDTH, subsequent_indent="    ") for line in listed(result, _SHOWN)]
     blocks = [[headline(result)], [history_table(result)], more, said]
-    skipped = [one_line(f"skipped {short(c)}: {reason}") for c, reason in list(result.skips.items())[:_SHOWN]]
-    skipped += [f"and {len(result.skips) - _SHOWN} more"] if len(result.skips) > _SHOWN else []
-    blocks += [[*skipped, *(textwrap.fill(line, WIDTH) for line in (looked_line(result), cost_line(result)))]]
+    groups = skipped(result.skips, result.what)
+    skips = [one_line(f"skipped {group.who}: {group.reason}") for group in groups[:_SHOWN]]
+    skips += [f"and {len(groups) - _SHOWN} more"] if len(groups) > _SHOWN else []
+    blocks += [[*skips, *(textwrap.fill(line, WIDTH) for line in (looked_line(result), cost_line(result)))]]
     return "\n\n".join("\n".join(block) for block in blocks if any(block))
 
 
@@ -227,6 +239,7 @@ def _context(result: HistoryResult, command: str) -> dict[str, Any]:
         "table": Markdown(table(HEAD, [[report_text(c) for c in row] for row in cells(result)])) if result.rows else "",
         "listed": listed(result),
         "notes": notes(result),
+        "skipped": skipped(result.skips, result.what),
         "looked": looked_line(result),
         "cost": cost_line(result),
         "command": command,

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from repro_golden.base.canonical import encode_float
-from repro_golden.compare.step_difference import blind, differing
+from repro_golden.compare.step_difference import differing, unlike
 from repro_golden.compare.traces import first_divergent_index, kl_of_step, measured, named_alike
 from repro_golden.trace import Row, Trace, read_dump
+from repro_golden.trace.model import METRIC
 from repro_golden.trace.tensor_difference import decode, nonzero, ulp_histogram
 
 __all__ = ["Cell", "PlotData", "Tokens", "picture_of"]
@@ -32,7 +33,7 @@ class Cell:
         signal: Position among its signals.
         relative: The largest |a - b| of the elements at hand over the largest magnitude of the tensor; None where it
             has no size: missing on one side, other shapes, not finite, or missed by the sample.
-        ulp: Most representable values between a pair; None likewise.
+        ulp: Most representable values between a pair; None likewise, and for a metric.
         exact: Whether every element was at hand.
         text: What differs, where there is no size.
     """
@@ -123,7 +124,7 @@ def picture_of(
     cells: list[Cell] = []
     first: tuple[int, Row, Row] | None = None
     for index in range(begin, count):
-        for kind, row, other in differing(a.rows(index), b.rows(index), blind(a, b)):
+        for kind, row, other in differing(a.rows(index), b.rows(index), unlike(a, b)):
             name = f"{row.phase} {row.name}"
             signal = order.setdefault(name, len(order))
             if first is None and kind == "value" and other:
@@ -140,13 +141,14 @@ def _cell(a: Trace, b: Trace, index: int, signal: int, kind: str, row: Row, othe
     if kind != "value" or other is None:
         return Cell(index, signal, None, None, False, kind)
     size = measured(a, b, a.steps[index].step, row, other)
+    ulp = None if size.numbers else size.max_ulp
     if size.nonfinite:
-        return Cell(index, signal, None, size.max_ulp, size.exact, f"{size.nonfinite} not finite")
+        return Cell(index, signal, None, ulp, size.exact, f"{size.nonfinite} not finite")
     if size.differing == 0 or size.max_abs is None:
         return Cell(index, signal, None, None, size.exact, "differs, size not measured")
     scale = max(row.absmax, other.absmax)
     relative = size.max_abs / scale if size.max_abs else 0.0  # 0.0 and -0.0 differ, by nothing
-    return Cell(index, signal, relative if math.isfinite(relative) else None, size.max_ulp, size.exact)
+    return Cell(index, signal, relative if math.isfinite(relative) else None, ulp, size.exact)
 
 
 def _histogram(a: Trace, b: Trace, step: int, row: Row, other: Row) -> tuple[list[tuple[int, int]], dict[str, Any]]:
@@ -158,7 +160,7 @@ def _histogram(a: Trace, b: Trace, step: int, row: Row, other: Row) -> tuple[lis
         x, y, whole = row.values, other.values, True
     else:
         x, y = row.sketch, other.sketch
-    found = ulp_histogram(row.dtype, x, y) if len(x) == len(y) else []
+    found = ulp_histogram(row.dtype, x, y) if len(x) == len(y) and row.dtype != METRIC else []
     of = {"step": step, "phase": row.phase, "signal": row.name, "dtype": row.dtype, "exact": whole}
     return found, of
 

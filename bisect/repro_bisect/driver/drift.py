@@ -271,7 +271,7 @@ class HistoryResult:
         case: The case's name.
         what: What a point is: commit, version, change or layout.
         rows: Every change, oldest first.
-        skips: Why, for the points that could not be tested.
+        skips: Why, for the points that could not be tested, the oldest first.
         subjects: One line on each point that is named here.
         points: How many points the range has.
         agree: Whether GOOD's and BAD's numbers are the same, bit for bit.

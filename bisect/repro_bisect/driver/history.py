@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from repro_bisect.axes.axis import Axis, short
 from repro_bisect.driver.drift import Drift, HistoryResult, Rename, Row, drift
+from repro_bisect.driver.result import in_order
 from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.executors import Signal
@@ -303,7 +304,7 @@ class _History:
             case=self.prober.case.name,
             what=self.axis.what,
             rows=rows,
-            skips=dict(self.scheduler.skips),
+            skips={point: self.scheduler.skips[point] for point in in_order(self.scheduler.skips, self.axis.parents)},
             subjects=self.axis.subjects(list(dict.fromkeys(named))),
             points=len(self.axis.parents),
             agree=agree,

@@ -21,7 +21,7 @@ from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
-from repro_golden.compare.step_difference import blind, differing
+from repro_golden.compare.step_difference import differing, unlike
 from repro_golden.compare.traces import ended_early, first_difference
 from repro_golden.repository.checkout import Checkout
 from repro_golden.trace import Trace
@@ -182,7 +182,7 @@ class _Sides:
         assert seen.first is not None
         index = next(k for k, record in enumerate(traces[0].steps) if record.step == seen.first.step)
         found, size = list[Signal](), 0
-        for kind, row, other in differing(traces[0].rows(index), traces[1].rows(index), blind(*traces[:2])):
+        for kind, row, other in differing(traces[0].rows(index), traces[1].rows(index), unlike(*traces[:2])):
             # shards that a command's ranks hold are written by none; behind the door the whole is put together
             known = bool(row.sketch and other and other.sketch) or not self.case.subject.program
             if kind == "value" and known and row.values is None and row.dtype in EPSILON:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from repro_golden.compare.coverage import Coverage
 from repro_golden.compare.renames import NOTHING, Renames
 from repro_golden.compare.traces import Comparison, Divergence, jsonable
 
-__all__ = ["BisectResult", "Culprit", "Outcome"]
+__all__ = ["BisectResult", "Culprit", "Outcome", "in_order"]
 
 Outcome = Literal["found", "ambiguous", "agree", "flaky"]
 
@@ -53,6 +53,17 @@ class Culprit:
         }
 
 
+def in_order(points: Collection[str], parents: Iterable[str]) -> list[str]:
+    """Some points of a range, the oldest first; those that are not of it come last.
+
+    Args:
+        points: Them.
+        parents: Every point of the range, the newest first.
+    """
+    inside = [point for point in parents if point in points][::-1]
+    return inside + [point for point in points if point not in set(inside)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class BisectResult:
     """What a bisect found.
@@ -73,7 +84,7 @@ class BisectResult:
         earlier: Where the culprit's parent differs from GOOD, in a step after the culprit's: commits before it move
             numbers too. Not looked for where all culprits were.
         verdicts: Every commit that was judged.
-        skips: Why, for the skipped ones.
+        skips: Why, for the skipped ones, the oldest first.
         diagnoses: What is known of why those failed, in one line each.
         parents: Every commit of the range, newest first, with its parents.
         subjects: First line of the message of each judged commit.

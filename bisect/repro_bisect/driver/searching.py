@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from repro_bisect.driver.confirm import Interval
 from repro_bisect.driver.endpoints import Endpoints
 from repro_bisect.driver.range_search import RangeSearch, Tested
-from repro_bisect.driver.result import BisectResult, Culprit, Outcome
+from repro_bisect.driver.result import BisectResult, Culprit, Outcome, in_order
 from repro_bisect.explain.driver import explain
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.one_step import Shortcut, prepare
@@ -132,7 +132,7 @@ class Searching(ABC, Generic[R]):
             culprits=list(culprits),
             end=self.ends.end,
             verdicts=dict(scheduler.verdicts),
-            skips=dict(scheduler.skips),
+            skips={point: scheduler.skips[point] for point in in_order(scheduler.skips, parents)},
             diagnoses=dict(scheduler.diagnoses),
             parents={point: list(before) for point, before in parents.items()},
             subjects=self.history.subjects(list(dict.fromkeys([good, bad, *scheduler.verdicts]))),

@@ -11,7 +11,7 @@ import numpy as np
 from repro_bisect.predicates.ci_inputs import Seen
 from repro_bisect.predicates.ci_table import CiCheck, How
 from repro_golden.compare.mismatch import difference, exact_sum
-from repro_golden.compare.step_difference import blind, differing
+from repro_golden.compare.step_difference import differing, unlike
 from repro_golden.compare.traces import Divergence
 from repro_golden.trace.token_columns import Floats
 
@@ -171,7 +171,7 @@ def _hashes(one: Asked, a: Seen, b: Seen) -> Iterator[Divergence]:
     for row in b.updated():
         if row.nonfinite:
             yield one.found(b, "update", row.name, f"{row.nonfinite} values are not finite")
-    for kind, row, _ in differing(a.updated(), b.updated(), blind(a.trace, b.trace)):
+    for kind, row, _ in differing(a.updated(), b.updated(), unlike(a.trace, b.trace)):
         yield one.found(b, "update", row.name, "not the baseline's" if kind in ("value", "dtype", "shape") else kind)
 
 

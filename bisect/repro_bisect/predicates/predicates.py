@@ -19,7 +19,7 @@ from repro_bisect.predicates.ci_checks import parse_ci
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Bound, Compare
 from repro_golden.compare.coverage import Coverage, coverage_of, only_bounds
-from repro_golden.compare.step_difference import blind, differing
+from repro_golden.compare.step_difference import differing, unlike
 from repro_golden.compare.traces import (
     Divergence,
     check_comparable,
@@ -166,7 +166,7 @@ class Exceeds:
 
     def _ulp(self, a: Trace, b: Trace, index: int) -> Divergence | None:
         step = a.steps[index].step
-        for kind, row, other in differing(a.rows(index), b.rows(index), blind(a, b)):
+        for kind, row, other in differing(a.rows(index), b.rows(index), unlike(a, b)):
             if kind != "value" or other is None:
                 return Divergence(step, row.phase, row.name, "bound", f"{kind}: no distance in ULP")
             size = measured(a, b, step, row, other)
@@ -241,7 +241,7 @@ def predicate_of(when: str | None, rule: Compare, root: Path) -> Predicate:
 
 _NUMBER = r"[0-9.eE+-]+"
 _EXCEEDS = re.compile(rf"(kl|ulp)\s*>\s*({_NUMBER})")
-_METRIC = re.compile(rf"metric:(\S+)((?:\s+(?:rtol|atol)={_NUMBER})*)")
+_METRIC = re.compile(rf"metric:(\S+(?: +[^\s=]+)*?)((?:\s+(?:rtol|atol)={_NUMBER})*)")
 _OWN = re.compile(r"(.+\.py):([A-Za-z_][A-Za-z0-9_]*)")
 
 

@@ -19,6 +19,7 @@ from repro_bisect.probe.journal import Entry, Journal, probe_key
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.states import States
 from repro_golden.base.canonical import digest
+from repro_golden.base.clean import without_colours
 from repro_golden.base.errors import ReproError
 from repro_golden.base.scratch import scratch_folder
 from repro_golden.case.file import Case
@@ -250,7 +251,7 @@ class Prober:
             return None
         if entry.skip:  # time, and a crash at a later step, depend on the question
             again = entry.skip.startswith((_OUT_OF_TIME, _CRASHES))
-            return None if again else Skip(entry.skip, diagnosis=entry.diagnosis)
+            return None if again else Skip(without_colours(entry.skip), diagnosis=entry.diagnosis)
         if entry.code is not None:
             return Code(entry.code)
         try:
@@ -375,7 +376,7 @@ def _reason(failure: ChildFailure) -> str:
         "step": f"{_CRASHES} {failure.step}",
         "timeout": _OUT_OF_TIME,
     }[failure.stage]
-    return f"{what}: {failure.message}"
+    return without_colours(f"{what}: {failure.message}")
 
 
 def judge(predicate: Predicate, baseline: Trace, trace: Trace, bound: int) -> Divergence | Skip | None:

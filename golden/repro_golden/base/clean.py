@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["no_command", "one_line", "visible"]
+__all__ = ["no_command", "one_line", "visible", "without_colours"]
 
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters: C0 but tab and newline, DEL, C1
@@ -19,6 +19,7 @@ _UNSEEN = re.compile(
     "\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\uffa0\U000e0000-\U000e0fff"  # letters and marks without ink
     "\u2028\u2029\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]"  # other ends of lines, halves of pairs, no characters at all
 )
+_COLOURS = re.compile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|\\][^\x07\x1b]*(?:\x07|\x1b\\\\))")
 _BREAKS = re.compile(r"(?:\r?\n[ \t]*)+|\t")
 _COMMAND = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
 _OLD_COMMAND = re.compile(r"#(?=#\w*\[)")
@@ -32,6 +33,11 @@ def visible(text: str) -> str:
 def one_line(text: str) -> str:
     """`visible` text in one line: a blank stands for its tabs, and for newlines and how the next line is indented."""
     return visible(_BREAKS.sub(" ", text).rstrip(" "))
+
+
+def without_colours(text: str) -> str:
+    """The text without what colours it or moves the cursor: of what a program prints, such as Ray's, and of no name."""
+    return _COLOURS.sub("", text)
 
 
 def no_command(text: str) -> str:

@@ -15,12 +15,27 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Labelled", "Lines", "is_clock", "labelled", "listen", "measures_time", "metrics_of"]
+from repro_golden.base.clean import without_colours
+
+__all__ = [
+    "CALL",
+    "NUMBER",
+    "Labelled",
+    "Lines",
+    "bare",
+    "is_clock",
+    "labelled",
+    "listen",
+    "measures_time",
+    "metrics_of",
+    "numbers",
+    "of_the_machine",
+    "words_of",
+]
 
 _LIMIT = 64 * 1024
 """Characters of the longest line that is read or held: a program may print for ever without a line end."""
 
-_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _STRIPPED = re.compile(r"\[(?:[0-9]{1,3}(?:;[0-9]{1,3}){0,9})?m")
 _RAY = re.compile(r"\(.*? pid=\d+(?:, ip=[^\s)]+)?\) ")
 _REPEATED = re.compile(r" \[repeated \d+x across cluster\](?: \(Ray deduplicates .*)?$", re.DOTALL)
@@ -38,11 +53,12 @@ _ESCAPE = re.compile(
     r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U((?:000[0-9a-fA-F]|0010)[0-9a-fA-F]{4})|(.))", re.DOTALL
 )
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "\\": "\\", "'": "'", '"': '"', "/": "/"}
-_NUMBER = re.compile(r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|nan|inf|NaN|Infinity)")
-# NumPy's, torch's and JAX's scalars; `range(0, 5)` or `Fraction(1, 2)` are no numbers
-_CALL = re.compile(
-    rf"(?:\w+\.)*(?:u?int[0-9]*|b?float[0-9]*|tensor|array|Array)\(\s*({_NUMBER.pattern})\s*(?:,.*)?\)", re.DOTALL
-)
+NUMBER = r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|nan|inf|NaN|Infinity)"
+"""A pattern of the notations of a number."""
+_NUMBER = re.compile(NUMBER)
+CALL = r"(?:u?int[0-9]*|b?float[0-9]*|tensor|array|Array)"
+"""A pattern of the names of NumPy's, torch's and JAX's scalars; `range(0, 5)` or `Fraction(1, 2)` are no numbers."""
+_CALL = re.compile(rf"(?:\w+\.)*{CALL}\(\s*({NUMBER})\s*(?:,.*)?\)", re.DOTALL)
 
 
 class Labelled(NamedTuple):
@@ -73,16 +89,16 @@ def labelled(line: str) -> Labelled | None:
     Returns:
         None for any other line, for a dict that is cut short, and for one that holds no number.
     """
-    return None if "{" not in line or len(line) > _LIMIT else _label_of(line, _bare(line))
+    return None if "{" not in line or len(line) > _LIMIT else _label_of(line, bare(line))
 
 
 def _label_of(line: str, text: str) -> Labelled | None:
-    """What a line says, of which `text` is what `_bare` leaves."""
+    """What a line says, of which `text` is what `bare` leaves."""
     found = _labelled(text)
     if found is None and _STRIPPED.search(line):
         head, _, rest = line.partition("{")
         inside, _, tail = rest.rpartition("}")
-        found = _labelled(_bare(f"{_STRIPPED.sub('', head)}{{{inside}}}{_STRIPPED.sub('', tail)}"))
+        found = _labelled(bare(f"{_STRIPPED.sub('', head)}{{{inside}}}{_STRIPPED.sub('', tail)}"))
     return found
 
 
@@ -92,7 +108,7 @@ def _labelled(text: str) -> Labelled | None:
         label = _LABEL.match(text, logging.end())
     if label is None:
         return None
-    metrics = _numbers(text[label.end() :], quoted=False)
+    metrics = numbers(text[label.end() :], quoted=False)
     return Labelled(label[2], label[1] or "actor", int(label[3]), metrics) if metrics else None
 
 
@@ -116,13 +132,13 @@ def metrics_of(line: str, patterns: Sequence[re.Pattern[str]] = ()) -> dict[str,
     """
     if ("{" not in line and not patterns) or len(line) > _LIMIT:
         return {}
-    text = _bare(line)
+    text = bare(line)
     found: dict[str, float] = {}
     label = _label_of(line, text)
     if label:
         found = label.metrics
     elif text.startswith("{"):
-        found = _numbers(text, quoted=True)
+        found = numbers(text, quoted=True)
     for pattern in patterns:
         named = pattern.groups == 2 and set(pattern.groupindex) == {"name", "value"}
         for match in pattern.finditer(text):
@@ -134,8 +150,9 @@ def metrics_of(line: str, patterns: Sequence[re.Pattern[str]] = ()) -> dict[str,
     return found
 
 
-def _bare(line: str) -> str:
-    text = _ANSI.sub("", line).strip()
+def bare(line: str) -> str:
+    """A line without colour codes, Ray's prefix and the logging prefix of slime, Miles or Relax."""
+    text = without_colours(line).strip()
     ray = _RAY.match(text)
     if ray:
         text = _REPEATED.sub("", text[ray.end() :].lstrip()).rstrip()
@@ -143,7 +160,7 @@ def _bare(line: str) -> str:
     return text[logging.end() :].lstrip() if logging else text
 
 
-def _numbers(text: str, *, quoted: bool) -> dict[str, float]:
+def numbers(text: str, *, quoted: bool, deep: int = 0) -> dict[str, float]:
     """The top-level items of a dict in JSON's or Python's notation that are `"name": number`.
 
     Nothing where quotes or brackets do not close at the text's end.
@@ -151,6 +168,7 @@ def _numbers(text: str, *, quoted: bool) -> dict[str, float]:
     Args:
         text: begins with "{".
         quoted: whether `'0.5'` is a number. JSON's strings never are.
+        deep: Levels of dicts whose items count, as `outer/inner`; with any, a bool is a number.
     """
     found: dict[str, float] = {}
     depth, start, colon = 0, 1, 0
@@ -165,13 +183,26 @@ def _numbers(text: str, *, quoted: bool) -> dict[str, float]:
         elif part == ":" and depth == 1:
             colon = at
         if depth == 0 or (part == "," and depth == 1):
-            name, value = _name(text[start:colon].strip()), _number(text[colon + 1 : at].strip(), quoted=quoted)
-            if colon and name is not None and value is not None:
-                found[name] = value
+            name = _name(text[start:colon].strip()) if colon else None
+            if name is not None:
+                found |= _item(name, text[colon + 1 : at].strip(), quoted, deep)
             start, colon = match.end(), 0
         if depth == 0:
             return found if start == len(text) else {}
     return {}
+
+
+_BOOLS = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
+
+
+def _item(name: str, text: str, quoted: bool, deep: int) -> dict[str, float]:
+    """What a dict's value shows under its name."""
+    if deep and text in _BOOLS:
+        return {name: _BOOLS[text]}
+    if deep > 1 and text.startswith("{"):
+        return {f"{name}/{key}": value for key, value in numbers(text, quoted=quoted, deep=deep - 1).items()}
+    value = _number(text, quoted=quoted)
+    return {} if value is None else {name: value}
 
 
 def _name(token: str) -> str | None:
@@ -222,9 +253,26 @@ _TIME = re.compile(
 )
 
 
+def words_of(name: str) -> list[str]:
+    """The words of a name, in small letters: of letters, of digits, and slashes."""
+    return " ".join(_WORDS.findall(_CAMEL.sub(" ", name))).lower().split()
+
+
 def measures_time(name: str) -> bool:
     """Whether a metric measures wall time, speed or memory by its name, so that it differs from run to run."""
-    return name.startswith("perf/") or bool(_TIME.search(" ".join(_WORDS.findall(_CAMEL.sub(" ", name))).lower()))
+    return name.startswith("perf/") or bool(_TIME.search(" ".join(words_of(name))))
+
+
+_MACHINE = re.compile(r"pid|ppid|tid|ports?|date|wall|fps|qps|rps|wps|ups|mb|gb|mib|gib|watts?|joules")
+
+
+def of_the_machine(name: str) -> bool:
+    """Whether a number tells of the process or the machine by the last word of its name: a port, a process's number.
+
+    Lightning's `v_num` counts the runs of a folder.
+    """
+    words = words_of(name)
+    return words[-2:] == ["v", "num"] or any(_MACHINE.fullmatch(word) for word in words[-1:])
 
 
 _DAY = 86_400.0
@@ -244,16 +292,20 @@ def is_clock(value: object) -> bool:
 class Lines(threading.local):
     r"""Makes lines of a text stream that is written in pieces.
 
-    A line ends at "\n" or "\r\n". A "\r" elsewhere starts it over, as progress bars do; one longer than 64 KiB is
-    dropped. Each thread's lines are put together on their own, since print writes a line and its end in two calls
-    between which another thread may write. There is no lock: a forked child would find it held for ever.
+    A line ends at "\n" or "\r\n". A "\r" elsewhere starts it over, as progress bars do: what stood there was drawn. One
+    longer than 64 KiB is dropped. Each thread's lines are put together on their own, since print writes a line and its
+    end in two calls between which another thread may write. There is no lock: a forked child would find it held for
+    ever.
 
     Args:
         take: called with each line when it ends.
+        drawn: called with what a "\r" ends, and with what was written behind one without an end, each once.
     """
 
-    def __init__(self, take: Callable[[str], None]) -> None:
-        self._take = take
+    def __init__(self, take: Callable[[str], None], drawn: Callable[[str], None] | None = None) -> None:
+        self._take, self._drawn = take, drawn
+        self._drawings: list[str] = []
+        self._again = self._shown = False
         self._pieces: list[str] = []
         self._length = 0
         self._returned = False
@@ -268,34 +320,58 @@ class Lines(threading.local):
                 lines.append("".join(self._pieces))
             self._start_over()
         self._add(rest)
+        if self._again:
+            self._draw()
+        drawings, self._drawings = self._drawings, []
         for line in lines:
             self._take(line)
+        for drawing in drawings:
+            self._drawn(drawing)  # type: ignore[misc]
 
     def _add(self, piece: str) -> None:
         text = piece.rstrip("\r")
         if text:
-            _, over, last = text.rpartition("\r")
-            if over or self._returned:
+            first, *others = text.split("\r")
+            if self._returned:
                 self._start_over()
-            self._length += len(last)
-            if self._length <= _LIMIT:
-                self._pieces.append(last)
-            else:
-                self._pieces.clear()
+                self._again = True
+            self._keep(first)
+            for part in others:
+                self._draw()
+                self._start_over()
+                self._again = True
+                self._keep(part)
         if len(text) < len(piece):  # whether it starts the line over is known when something follows
+            self._draw()
             self._returned = True
+
+    def _keep(self, part: str) -> None:
+        if not part:
+            return
+        self._shown = False
+        self._length += len(part)
+        if self._length <= _LIMIT:
+            self._pieces.append(part)
+        else:
+            self._pieces.clear()
+
+    def _draw(self) -> None:
+        """What the line holds is drawn, if it was not before."""
+        if self._drawn and self._pieces and not self._shown:
+            self._drawings.append("".join(self._pieces))
+        self._again, self._shown = False, True
 
     def _start_over(self) -> None:
         self._pieces.clear()
         self._length = 0
-        self._returned = False
+        self._returned = self._again = False
 
 
 class _Ear(threading.local):
     """One stream's lines, and for each thread whether it is being heard at the moment."""
 
-    def __init__(self, take: Callable[[str], None]) -> None:
-        self._lines = Lines(take)
+    def __init__(self, take: Callable[[str], None], drawn: Callable[[str], None] | None) -> None:
+        self._lines = Lines(take, drawn)
         self._busy = False
         self.heard = 0
 
@@ -310,12 +386,12 @@ class _Ear(threading.local):
             self._busy = False
 
 
-def listen(stream: Any, take: Callable[[str], None]) -> None:
+def listen(stream: Any, take: Callable[[str], None], drawn: Callable[[str], None] | None = None) -> None:
     """Have `take` called with each line that is written to `stream` from now on, through `write` and `writelines`.
 
-    For the program they do, return and raise what they did. What `take` raises is lost, what it prints to the stream
-    is not heard. Nothing is done to a stream that is None, is listened to already or lets no attribute be set. A forked
-    child goes on calling its copy of `take`.
+    `drawn` is called with what is drawn over, as `Lines` has it. For the program they do, return and raise what they
+    did. What `take` raises is lost, what it prints to the stream is not heard. Nothing is done to a stream that is
+    None, is listened to already or lets no attribute be set. A forked child goes on calling its copy of `take`.
     """
     try:
         if stream is None or getattr(stream, "_repro_listened", False):
@@ -324,7 +400,7 @@ def listen(stream: Any, take: Callable[[str], None]) -> None:
         stream._repro_listened = True
     except Exception:  # noqa: BLE001 - a foreign class may raise anything here
         return
-    ear = _Ear(take)
+    ear = _Ear(take, drawn)
 
     def heard_write(*args: Any, **kwargs: Any) -> Any:
         result = write(*args, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,6 +10,7 @@ from typing import Any
 
 from repro_golden.base.errors import ReproError
 from repro_golden.trace import Row, Trace
+from repro_golden.trace.columns_written import COLUMN, column_of
 from repro_golden.trace.families import UNREAD, family, file_of, group, plain
 from repro_golden.trace.model import DIGEST, METRIC
 
@@ -17,6 +19,8 @@ __all__ = ["Coverage", "coverage_of", "only_bounds"]
 _SHOWN = 4
 """Objects of a kind that a sentence names."""
 _NOTHING = "nothing"
+_OPTIMIZERS = re.compile(r"(?:optimizer\.\d+/)?(?:lr(?:/\d+)?|skipped)(?:@\d+)?")
+"""Metrics that the recorder reads of optimizers, in every program."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,9 @@ class Coverage:
         end: Whether the state that the program ended with is there too.
         unread: By name, why something was seen and not read.
         alone: Objects that only one side of a comparison has, which were not compared.
+        columns_alone: Likewise columns that a trainer writes of its own accord (`columns_written`).
+        shown: Metrics that were read from free text, which are not compared by bits.
+        logged: Whether there is any metric beside the optimizers' own learning rates.
         judged: What was judged, in words, where that is less than the bits of all these.
     """
 
@@ -53,6 +60,9 @@ class Coverage:
     end: bool = False
     unread: Mapping[str, str] = field(default_factory=dict)
     alone: Sequence[str] = ()
+    columns_alone: Sequence[str] = ()
+    shown: Sequence[str] = ()
+    logged: bool = True
     judged: str = ""
 
     @property
@@ -62,7 +72,10 @@ class Coverage:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types, with the sentence as ``text``."""
-        return {**asdict(self), "files": list(self.files), "alone": list(self.alone), "text": str(self)}
+        return {
+            **asdict(self), "files": list(self.files), "alone": list(self.alone),
+            "columns_alone": list(self.columns_alone), "shown": list(self.shown), "text": str(self),
+        }  # fmt: skip
 
     @property
     def counted(self) -> str:
@@ -89,6 +102,11 @@ class Coverage:
             parts.append(f"never stepped, and compared: {_listed(names)}")
         if self.alone:
             parts.append(f"on one side only, and not compared: {_listed(self.alone)}")
+        if number := len(self.columns_alone):
+            verb = "is" if number == 1 else "are"
+            parts.append(f"{_count(number, 'column')} {verb} written by one side only: {_listed(self.columns_alone)}")
+        if self.shown:
+            parts.append(f"read from lines of text, and not compared by bits: {_listed(self.shown)}")
         if self.unread:
             reasons = [f"{name} ({why})" for name, why in sorted(self.unread.items())]
             parts.append(f"seen but not looked at: {_listed(reasons)}")
@@ -105,19 +123,24 @@ def coverage_of(trace: Trace, alone: Mapping[str, str] | None = None, *, hashes:
     """
     alone = alone or {}
     told = _sides(alone)
-    metrics = {name for step in trace.steps for name in step.metrics}
+    columns_alone = sorted(name.removeprefix(COLUMN) for name in alone if name.startswith(COLUMN))
+    metrics = {name for step in trace.steps for name in step.compared} - set(columns_alone)
+    shown = sorted({name for step in trace.steps for name in step.shown} - metrics)
+    logged = any(not _OPTIMIZERS.fullmatch(name) for name in (*metrics, *shown))
     end = (trace.end or {}).get("unread", {})
     try:
         rows = [row for index in sorted({0, len(trace.steps) - 1} if trace.steps else ()) for row in trace.rows(index)]
     except ReproError:  # a golden run of which only the step log was fetched
-        return Coverage(metrics=len(metrics), unread=end, alone=told)
+        return Coverage(
+            metrics=len(metrics), unread=end, alone=told, columns_alone=columns_alone, shown=shown, logged=logged,
+        )  # fmt: skip
     kinds: Counter[str] = Counter()
     files = set[str]()
     modules: Counter[str] = Counter()
-    for phase, name, kind in sorted(
-        {(row.phase, row.name, _kind(row)) for row in rows if hashes or row.dtype != DIGEST}
+    for phase, name, kind, column in sorted(
+        {(row.phase, row.name, _kind(row), column_of(row) or "") for row in rows if hashes or row.dtype != DIGEST}
     ):
-        if {group(phase, name) or family(phase, name), file_of(phase, name)} & alone.keys():
+        if {group(phase, name) or family(phase, name), file_of(phase, name), column} & alone.keys():
             continue
         kinds[kind] += plain(name) != UNREAD
         if kind == "saved":
@@ -138,6 +161,9 @@ def coverage_of(trace: Trace, alone: Mapping[str, str] | None = None, *, hashes:
         end=bool(kinds["end"]),
         unread=end,
         alone=told,
+        columns_alone=columns_alone,
+        shown=shown,
+        logged=logged,
     )
 
 
@@ -157,6 +183,8 @@ def _sides(alone: Mapping[str, str]) -> list[str]:
     out = []
     for name, side in sorted(alone.items()):
         kind, _, rest = name.partition("/")
+        if name.startswith(COLUMN):
+            continue
         if kind != "end":
             out.append(f"{rest or f'all of {kind}'} ({words[side]})")
         elif not rest:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from repro_golden.base.canonical import digest
-from repro_golden.base.errors import ReproError
+from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.compare.name_matching import (
     Matching,
     by_head,
@@ -27,7 +27,7 @@ from repro_golden.compare.name_matching import (
     positional,
     rule_of,
 )
-from repro_golden.compare.step_difference import alone, blind, differing, one_sided
+from repro_golden.compare.step_difference import alone, differing, one_sided, unlike
 from repro_golden.fingerprint.definition import SCHEME
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.families import family
@@ -125,7 +125,7 @@ class _Renamed(Trace):
             if index < count:
                 rows, own = self.rows(index), self._source.rows(index)
                 names = {y.name: x.name for x, y in zip(rows, own, strict=True) if y.dtype == METRIC}
-                metrics = {names[name]: value for name, value in record.metrics.items()}
+                metrics = {names.get(name, name): value for name, value in record.metrics.items()}
                 record = replace(record, root=root(rows), metrics=metrics)
             previous = chain(previous, record.step, record.root)
             self.steps.append(replace(record, chain=previous))
@@ -169,13 +169,15 @@ class _Common(Trace):
         self._source = source
         self.alone: dict[str, str] = {}
         self.steps: list[StepRecord] = list(source.steps[:index])
-        same, seen_less = True, blind(baseline, source)
+        same, one_sees_more = True, unlike(baseline, source)
+        self.common = index > 0  # whether there is any signal that both have
         for own, other in itertools.zip_longest(source.steps[index:], baseline.steps[index : len(source.steps)]):
             at = len(self.steps)
             if same and other is not None:
                 rows = baseline.rows(at), source.rows(at)
-                self.alone |= alone(*rows, seen_less)
-                same = not differing(*rows, seen_less)
+                self.alone |= alone(*rows, one_sees_more)
+                self.common = self.common or not {row.key for row in rows[0]}.isdisjoint(row.key for row in rows[1])
+                same = not differing(*rows, one_sees_more)
             previous = self.steps[-1].chain if self.steps else digest("chain", SCHEME)
             step_root = other.root if same and other is not None else own.root
             self.steps.append(replace(own, root=step_root, chain=chain(previous, own.step, step_root)))
@@ -211,15 +213,18 @@ def aligned(a: Trace, b: Trace, *, strict: bool = False) -> Alignment:
         strict: Whether another name is a difference.
 
     Raises:
+        NotVerifiableError: what both have is nothing.
         ReproError: rows are needed, and are missing or damaged.
     """
     index = first_other_chain(a, b)
     if index is None or isinstance(b, (_Renamed, _Common)):
         return Alignment(b)
     renamed = Alignment(b) if strict else _renamed(a, b, index)
-    if not one_sided(a.rows(index), renamed.trace.rows(index), blind(a, b)):
+    if not one_sided(a.rows(index), renamed.trace.rows(index), unlike(a, renamed.trace)):
         return renamed
     common = _Common(renamed.trace, a, index)
+    if not common.common:
+        raise NotVerifiableError(f"{a.directory} and {b.directory} have no signal in common: nothing was looked at")
     return Alignment(common, renamed.renames, common.alone)
 
 

@@ -4,25 +4,50 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from repro_golden.trace import Trace
+from repro_golden.trace.columns_written import column_of, columns_of, machine_numbers
 from repro_golden.trace.families import SINCE, family, file_of, group, plain
 from repro_golden.trace.model import PHASES, Row
 
-__all__ = ["Difference", "alone", "blind", "differing", "one_sided"]
+__all__ = ["ALIKE", "Difference", "Unlike", "alone", "differing", "one_sided", "unlike"]
 
 Difference = Literal["value", "dtype", "shape", "missing", "added"]
 
 
-def blind(a: Trace, b: Trace) -> str:
-    """Which of two traces were made by a recorder that looks at no family (`families`): some of ``ab``."""
-    return "".join(side for side, trace in (("a", a), ("b", b)) if trace.header.recorder < SINCE)
+@dataclass(frozen=True)
+class Unlike:
+    """What two traces could not have shown alike, whatever was computed.
+
+    Attributes:
+        blind: Which were made by a recorder that looks at no family (`families`): some of ``ab``.
+        columns: Columns that a trainer writes of its own accord (`columns_written`) and that one side has in no step,
+            with the side that has them.
+    """
+
+    blind: str = ""
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+
+ALIKE = Unlike()
+
+
+def unlike(a: Trace, b: Trace) -> Unlike:
+    """What only one of two traces could have shown, over the steps that both have."""
+    blind = "".join(side for side, trace in (("a", a), ("b", b)) if trace.header.recorder < SINCE)
+    count = min(len(a.steps), len(b.steps))
+    columns = columns_of(a, count), columns_of(b, count)
+    if columns[0] is not None and columns[1] is not None:
+        own, other = columns[0], columns[1]
+    else:  # a port that an earlier recorder took for a metric
+        own, other = machine_numbers(a), machine_numbers(b)
+    return Unlike(blind, dict.fromkeys(own - other, "a") | dict.fromkeys(other - own, "b"))
 
 
 def differing(
-    rows_a: Sequence[Row], rows_b: Sequence[Row], blind: str = ""
+    rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE
 ) -> list[tuple[Difference, Row, Row | None]]:
     """Every signal in which two versions of a step differ: phase by phase, in the baseline's order, added ones last.
 
@@ -31,9 +56,9 @@ def differing(
     Args:
         rows_a: The baseline's.
         rows_b: The other version's.
-        blind: Sides whose recorder looks at no family, as `blind` tells.
+        unlike: What only one of them could have shown.
     """
-    skipped = one_sided(rows_a, rows_b, blind)
+    skipped = one_sided(rows_a, rows_b, unlike)
     partners = _partners(rows_a, rows_b, skipped)
     by_key = {_under(row, partners).key: row for row in rows_b}
     found: list[tuple[Difference, Row, Row | None]] = []
@@ -49,19 +74,22 @@ def differing(
             found.append(("value", row, other))
     found += [("added", row, None) for row in by_key.values()]
     skipped = _without(skipped, partners)
-    found = [each for each in found if each[0] not in ("missing", "added") or _object(each[1]) not in skipped]
+    found = [
+        each for each in found
+        if each[0] not in ("missing", "added") or not {_object(each[1]), column_of(each[1])} & skipped.keys()
+    ]  # fmt: skip
     found = [each for each in found if file_of(each[1].phase, each[1].name) not in skipped]
     # sorted() is stable: within a phase the baseline's order stands, and added signals come last
     return sorted(found, key=lambda f: PHASES.index(f[1].phase))
 
 
-def alone(rows_a: Sequence[Row], rows_b: Sequence[Row], blind: str = "") -> dict[str, str]:
+def alone(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) -> dict[str, str]:
     """What is `one_sided`, but for two objects of one build, one on either side: these are one under two names."""
-    found = one_sided(rows_a, rows_b, blind)
+    found = one_sided(rows_a, rows_b, unlike)
     return _without(found, _partners(rows_a, rows_b, found))
 
 
-def one_sided(rows_a: Sequence[Row], rows_b: Sequence[Row], blind: str = "") -> dict[str, str]:
+def one_sided(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) -> dict[str, str]:
     """Objects that one side has by name and the other has not, and which side: ``a`` or ``b``.
 
     A module that one commit makes and the other does not, or that is gone earlier, was not there to be compared. Beside
@@ -73,14 +101,16 @@ def one_sided(rows_a: Sequence[Row], rows_b: Sequence[Row], blind: str = "") -> 
     Args:
         rows_a: The baseline's.
         rows_b: The other version's.
-        blind: Sides whose recorder looks at no family, as `blind` tells.
+        unlike: What only one of them could have shown.
     """
     objects = [{name for row in rows if (name := _object(row))} for rows in (rows_a, rows_b)]
     optional = [{name for row in rows if (name := group(row.phase, row.name))} for rows in (rows_a, rows_b)]
     out: dict[str, str] = {}
     for side, own, others in (("a", 0, 1), ("b", 1, 0)):
-        names = (objects[own] if "ab"[others] in blind else optional[own]) - objects[others]
+        names = (objects[own] if "ab"[others] in unlike.blind else optional[own]) - objects[others]
         out |= dict.fromkeys(names, side)
+        columns = {name for row in (rows_a, rows_b)[own] if (name := column_of(row)) in unlike.columns}
+        out |= {name: side for name in columns if name}
     return out | _afterwards(rows_a, rows_b)
 
 

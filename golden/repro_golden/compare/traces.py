@@ -15,7 +15,7 @@ from repro_golden.case.file import Bound, Compare
 from repro_golden.case.identity import Difference, Identity
 from repro_golden.compare.coverage import Coverage, coverage_of, only_bounds
 from repro_golden.compare.renames import NOTHING, Renames, aligned, first_other_chain
-from repro_golden.compare.step_difference import blind, differing
+from repro_golden.compare.step_difference import differing, unlike
 from repro_golden.trace import Row, Trace, read_dump
 from repro_golden.trace.tensor_difference import TensorDifference, measure, nonzero, policy_kl
 
@@ -274,7 +274,7 @@ def first_difference(a: Trace, b: Trace, *, strict: bool = False) -> Divergence 
 
 def _first_signal(a: Trace, b: Trace, index: int) -> Divergence:
     """The first differing signal of a step, phase by phase and in the baseline's order of observation."""
-    found = differing(a.rows(index), b.rows(index), blind(a, b))
+    found = differing(a.rows(index), b.rows(index), unlike(a, b))
     if not found:
         raise ReproError(
             f"step {a.steps[index].step} has two roots for equal signals: a trace is damaged; record it again"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from repro_golden.base.clean import without_colours
 from repro_golden.base.credentials import handed_on
 from repro_golden.base.disks import FULL, DiskWatch, reserved
 from repro_golden.base.errors import MachineFailureError
@@ -342,11 +343,11 @@ TAIL = 1 << 20
 
 
 def tail(log: Path, start: int = 0) -> str:
-    """The last `TAIL` bytes of a log, of what lies behind its first `start`."""
+    """The last `TAIL` bytes of a log, of what lies behind its first `start`, without colours."""
     with log.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(min(start, end), end - TAIL))
-        return file.read(TAIL).decode("utf-8", errors="replace")
+        return without_colours(file.read(TAIL).decode("utf-8", errors="replace"))
 
 
 def _last_lines(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from repro_golden.fingerprint.share import Share
 __all__ = ["FORMAT", "PHASES", "RECORDER", "Header", "Row", "StepRecord", "chain", "dump_path", "root"]
 
 FORMAT = 1
-RECORDER = 3
+RECORDER = 4
 """Version of what the recorder observes and how; part of the key under which probes are reused."""
 
 PHASES = ("input", "forward", "loss", "grad", "update")
@@ -139,6 +139,7 @@ class StepRecord:
         signals: How many rows the step has.
         content: Digest of the whole rows, with statistics, sketches and values.
         metrics: The program's own numbers, exact.
+        shown: Which of them were read from free text: no row has them, and no root.
     """
 
     step: int
@@ -147,6 +148,12 @@ class StepRecord:
     signals: int
     content: str
     metrics: Mapping[str, float] = field(default_factory=dict)
+    shown: Sequence[str] = ()
+
+    @property
+    def compared(self) -> dict[str, float]:
+        """The metrics that rows have, which are compared by bits."""
+        return {name: value for name, value in self.metrics.items() if name not in self.shown}
 
     def to_line(self) -> str:
         """One canonical JSON line."""
@@ -159,6 +166,7 @@ class StepRecord:
                 "signals": self.signals,
                 "content": self.content,
                 "metrics": metrics,
+                **({"shown": list(self.shown)} if self.shown else {}),
             }
         )
 
@@ -167,7 +175,9 @@ class StepRecord:
         """The inverse of `to_line`; ValueError or KeyError on anything else."""
         raw = from_checked_line(line)
         metrics = {name: decode_float(value) for name, value in raw["metrics"].items()}
-        return cls(raw["step"], raw["root"], raw["chain"], raw["signals"], raw["content"], metrics)
+        return cls(
+            raw["step"], raw["root"], raw["chain"], raw["signals"], raw["content"], metrics, tuple(raw.get("shown", ()))
+        )
 
 
 @dataclass(frozen=True)

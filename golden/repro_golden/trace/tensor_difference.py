@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from repro_golden.trace.model import DIGEST
+from repro_golden.trace.model import DIGEST, METRIC
 
-__all__ = ["TensorDifference", "decode", "measure", "nonzero", "policy_kl", "ulp_histogram"]
+__all__ = ["TensorDifference", "decode", "measure", "nonzero", "policy_kl", "scalar_change", "ulp_histogram"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class TensorDifference:
         max_abs: Largest |a - b| over finite pairs, or None when there are none.
         max_rel: Largest |a - b| / max(|a|, |b|) over finite pairs, or None likewise.
         nonfinite: Differing pairs in which a side is NaN or infinite.
+        numbers: Of a metric both numbers themselves. Its change is told as a difference and a ratio: how many doubles
+            lie between two numbers, one of which was perhaps printed, says nothing.
     """
 
     elements: int
@@ -35,6 +38,7 @@ class TensorDifference:
     max_abs: float | None
     max_rel: float | None
     nonfinite: int
+    numbers: tuple[float, float] | None = field(default=None, compare=False)
 
     @property
     def exact(self) -> bool:
@@ -48,6 +52,8 @@ class TensorDifference:
     def __str__(self) -> str:
         if self.elements == 0:
             return "not measured"
+        if self.numbers:
+            return scalar_change(*self.numbers)
         parts = [f"{self.differing} of {self.elements} elements differ"]
         if not self.exact:
             parts = [f"{self.differing} of {self.elements} sampled elements differ (of {self.total})"]
@@ -60,6 +66,27 @@ class TensorDifference:
         if self.nonfinite:
             parts.append(f"{self.nonfinite} non-finite")
         return ", ".join(parts)
+
+
+def scalar_change(a: float, b: float) -> str:
+    """How far a number is from what it was: ``difference -0.371, ratio 0.3495``; a word where it has no size."""
+    if math.isnan(a) or math.isnan(b):
+        return "NaN became other bits of NaN" if math.isnan(a) and math.isnan(b) else "NaN on one side"
+    if math.isinf(a) or math.isinf(b):
+        return "not finite on both sides" if math.isinf(a) and math.isinf(b) else "not finite on one side"
+    if a == b:
+        return "the sign of zero" if math.copysign(1.0, a) != math.copysign(1.0, b) else "difference 0"
+    gap = b - a
+    if a == 0:
+        return f"difference {gap:+.3g}, from 0"
+    ratio, over = b / a, gap / a
+    near = abs(over) < _NEAR
+    shown = f"1 {'-' if over < 0 else '+'} {abs(over):.3g}" if near else f"{ratio:.4g}"
+    return f"difference {gap:+.3g}, ratio {shown}"
+
+
+_NEAR = 1e-3
+"""Ratios nearer to 1 are shown as their distance from it."""
 
 
 # sign-magnitude formats whose ordering is that of their bits: (integer type, shift from the format to fp32 or None)
@@ -107,7 +134,10 @@ def measure(dtype: str, a: bytes, b: bytes, total: int) -> TensorDifference:
         scale = np.maximum(np.abs(value_a[chosen]), np.abs(value_b[chosen]))
         gap = float(distance.max(initial=0.0))
         rel = float(np.divide(distance, scale, out=np.zeros_like(distance), where=scale > 0).max(initial=0.0))
-    return TensorDifference(len(bits_a), total, int(differ.sum()), ulp, gap, rel, int((differ & ~finite).sum()))
+    numbers = (float(value_a[0]), float(value_b[0])) if dtype == METRIC and len(bits_a) == 1 else None
+    return TensorDifference(
+        len(bits_a), total, int(differ.sum()), ulp, gap, rel, int((differ & ~finite).sum()), numbers
+    )
 
 
 def _values(bits: npt.NDArray[Any], kind: str) -> npt.NDArray[np.float64]:

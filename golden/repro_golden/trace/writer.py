@@ -102,6 +102,7 @@ class TraceWriter:
         self.directory = directory
         write_atomic(directory / HEADER, to_checked_line(header.to_mapping()))
         self._step = StepRows()
+        self._shown: dict[str, float] = {}
         self._chain = digest("chain", SCHEME)
         self.steps = 0
         try:
@@ -118,6 +119,10 @@ class TraceWriter:
         """Take one signal of the step under way; see `StepRows.add`."""
         self._step.add(row)
 
+    def show(self, metric: str, value: float) -> None:
+        """Take a metric of the step under way that is not compared by bits; one that is, of the same name, stands."""
+        self._shown[metric] = value
+
     def end_step(self, step: int) -> StepRecord:
         """Write the step under way and return its record.
 
@@ -126,12 +131,14 @@ class TraceWriter:
             MachineFailureError: the disk is full.
         """
         rows, metrics = self._step.end()
+        shown = {name: value for name, value in self._shown.items() if name not in metrics}
+        self._shown = {}
         if not rows:
             raise ReproError(f"step {step} observed nothing: the trainer must call observe in every step")
         step_root = root(rows)
         self._chain = chain(self._chain, step, step_root)
         packed = frames.pack(step, rows)
-        record = StepRecord(step, step_root, self._chain, len(rows), digest(packed), metrics)
+        record = StepRecord(step, step_root, self._chain, len(rows), digest(packed), metrics | shown, tuple(shown))
         self._append(self._log, packed)
         self._append(self._step_log, record.to_line().encode() + b"\n")
         self.steps += 1

@@ -7,7 +7,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 __all__ = ["arm"]
@@ -22,7 +22,6 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     import torch
     from torch.optim import optimizer as optimizers
 
-    from repro_golden.base.printed import listen, metrics_of
     from repro_golden.recording.attach import by_hand, generators, megatron, saving
     from repro_golden.recording.attach.readings import Activations
     from repro_golden.recording.attach.session import Session
@@ -48,21 +47,44 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     if settings.record:
         saving.hook(when, session)
     by_hand.hook(session)
-    patterns = [re.compile(text) for text in settings.metrics]
-
-    def line(text: str) -> None:
-        for name, value in metrics_of(text, patterns).items():
-            session.metric(name, value)
-
-    def hear() -> None:
-        for stream in (sys.stdout, sys.stderr):
-            listen(stream, line)
-
-    hear()
-    session.hear = hear  # again at each step: the program may put another stream in place
+    session.hear = _hearing(when, session, [re.compile(text) for text in settings.metrics])
+    session.hear()  # again at each step: the program may put another stream in place
     if settings.activations and settings.record:
         Activations(settings.activations, session, untraced).watch()
     os.register_at_fork(after_in_child=session.forked)
+
+
+def _hearing(
+    when: Callable[[str, Callable[[Any], None]], object], session: Any, patterns: Sequence[re.Pattern[str]]
+) -> Callable[[], None]:
+    """What has the numbers in the program's output kept: a call listens to the streams as they are then.
+
+    tqdm says itself what its bars show: when they are drawn depends on time.
+    """
+    from repro_golden.base.free_text import is_bar, shown_in
+    from repro_golden.base.printed import listen, metrics_of
+    from repro_golden.recording.attach.raw import SHOWN
+
+    on_bars: set[str] = set()
+    when("tqdm.std", lambda module: _bars(module.tqdm, session, on_bars))
+
+    def line(text: str) -> None:
+        compared = metrics_of(text, patterns)
+        for name, value in compared.items():
+            session.metric(name, value)
+        draw(text, compared)
+
+    def draw(text: str, compared: Collection[str] = ()) -> None:
+        left_out = {*compared, *(on_bars if is_bar(text) else ())}
+        for name, value in shown_in(text).items():
+            if name not in left_out:
+                session.metric(f"{SHOWN}{name}", value)
+
+    def hear() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            listen(stream, line, draw)
+
+    return hear
 
 
 def _stepped(session: Any, settings: Any) -> Callable[[list[Any], bool], None]:
@@ -122,6 +144,32 @@ def _board(writer: Any, session: Any) -> None:
         lambda main_tag, tag_scalar_dict, *_, **__: {f"{main_tag}/{k}": v for k, v in tag_scalar_dict.items()},
         session,
     )
+
+
+def _bars(bar: Any, session: Any, on_bars: set[str]) -> None:
+    """Keep what a progress bar is given to show, and its names in `on_bars`."""
+    from repro_golden.base.free_text import in_text
+    from repro_golden.recording.attach.raw import SHOWN
+
+    def shown(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
+        on_bars.update(numbers)
+        return {f"{SHOWN}{name}": value for name, value in numbers.items()}
+
+    def postfix(ordered_dict: Any = None, refresh: Any = True, **more: Any) -> Mapping[str, Any]:  # noqa: ARG001
+        given = {**dict(ordered_dict or {}), **more}
+        return shown({name: _from_text(value) if isinstance(value, str) else value for name, value in given.items()})
+
+    _listen(bar, "set_postfix", postfix, session)
+    for method in ("set_postfix_str", "set_description", "set_description_str"):
+        _listen(bar, method, lambda text="", *_, **__: shown(in_text(str(text or ""))), session)
+
+
+def _from_text(text: str) -> float | str:
+    """A number that was made a text of for a progress bar; any other text as it is."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _given(data: Any, *_: Any, **__: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import slowest
 from repro_golden.fingerprint.share import merge
-from repro_golden.recording.attach.raw import NORM, number_of
+from repro_golden.recording.attach.raw import NORM, SHOWN, number_of
 from repro_golden.repository.git import state_of
 from repro_golden.trace import Header, Row, StepRecord, TraceWriter, seal
 from repro_golden.trace.checkpoints import checkpoint_content
@@ -287,6 +287,10 @@ class Gathering:
             self._writer, self._first_step = TraceWriter(self._out, header), header.first_step
         metrics, others = set[str](), set[tuple[str, str]]()
         for row in itertools.chain(merge_rows(ranks, everywhere=behind_the_door), more):
+            if row.name.startswith(SHOWN):
+                if row.dtype == METRIC:
+                    self._writer.show(row.name.removeprefix(SHOWN), number_of(row))
+                continue
             if row.dtype == METRIC and row.name in metrics:
                 continue  # a number that the program logs under the name of one that was read
             if row.dtype == METRIC:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from repro_golden.base.printed import measures_time
-from repro_golden.recording.attach.raw import NORM, number_of
+from repro_golden.base.printed import is_clock, measures_time, of_the_machine
+from repro_golden.recording.attach.raw import NORM, SHOWN, number_of
 
 __all__ = ["Metrics"]
 
@@ -22,7 +22,8 @@ class Metrics:
     no number of the last step is lost, and a loss stands beside the gradients that it gave.
 
     Args:
-        ignore: Globs of names to leave out; those that measure time, speed or memory are left out anyway.
+        ignore: Globs of names to leave out; those that measure time, speed or memory or tell of the process are left
+            out anyway, and those that first show what the clock does.
     """
 
     def __init__(self, ignore: Sequence[str] = ()) -> None:
@@ -41,8 +42,7 @@ class Metrics:
         """
         wanted = self._wanted.get(name)
         if wanted is None:
-            wanted = not (measures_time(name) or any(fnmatch.fnmatchcase(name, glob) for glob in self._ignore))
-            self._wanted[name] = wanted
+            wanted = self._wanted[name] = not (self._left_out(name.removeprefix(SHOWN)) or is_clock(value))
         if not wanted:
             return
         if isinstance(value, torch.Tensor):
@@ -56,6 +56,10 @@ class Metrics:
         if not early and isinstance(value, torch.Tensor):
             value = _Coming(name, value)  # on its way now, while its work is queued before the next step's
         _put(self._now if early else self._late, name, value)
+
+    def _left_out(self, name: str) -> bool:
+        told = measures_time(name) or of_the_machine(name)
+        return told or any(fnmatch.fnmatchcase(name, glob) for glob in self._ignore)
 
     def end(self) -> dict[str, Any]:
         """The numbers of the step that ends: floats and tensors."""
@@ -71,7 +75,7 @@ class Metrics:
     @property
     def ignored(self) -> list[str]:
         """The names that were left out."""
-        return sorted(name for name, wanted in self._wanted.items() if not wanted)
+        return sorted({name.removeprefix(SHOWN) for name, wanted in self._wanted.items() if not wanted})
 
     def late(self) -> dict[str, float]:
         """The numbers that belong to the step that has ended, once all of them are there."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from repro_golden.trace.model import METRIC
 
-__all__ = ["NORM", "RawLog", "number_of"]
+__all__ = ["NORM", "SHOWN", "RawLog", "number_of"]
 
 
 class RawLog:
@@ -69,6 +69,9 @@ class RawLog:
 
 NORM = "?norm"
 """In a name, before the p of a p-norm of which each rank has its shards' part."""
+
+SHOWN = "?shown/"
+"""Begins the name of a metric that was read from free text: a trace shows it and has no row of it."""
 
 
 def number_of(row: Any) -> float:

@@ -33,7 +33,7 @@ from repro_golden.recording.attach.generators import states
 from repro_golden.recording.attach.guard import harmless, without_collection
 from repro_golden.recording.attach.metrics import Metrics
 from repro_golden.recording.attach.names import Names
-from repro_golden.recording.attach.raw import number_of
+from repro_golden.recording.attach.raw import SHOWN, number_of
 from repro_golden.recording.attach.readings import Held, Reading, learning_rates, of_parts
 from repro_golden.recording.attach.records import Records, dump
 from repro_golden.recording.attach.settings import Settings
@@ -375,7 +375,8 @@ class Session:
             numbers = {row.name: number_of(row) for row in signals.loose if row.name in early and row.dtype == "metric"}
             numbers |= late
         if self.settings.terminal:
-            self._logged += [(self._step - 1, name, value.hex()) for name, value in sorted(numbers.items())]
+            kept = {name: value for name, value in numbers.items() if not name.startswith(SHOWN)}
+            self._logged += [(self._step - 1, name, value.hex()) for name, value in sorted(kept.items())]
 
     def _stop(self) -> None:
         """End this process, with its files flushed and no more: the steps that were asked for are made."""

@@ -1,0 +1,61 @@
+"""Skipped points for reports: those with one reason are one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from repro_bisect.axes.axis import short
+
+__all__ = ["Skipped", "skipped"]
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Points that were skipped for one reason.
+
+    Attributes:
+        points: They, in the order of their range, the oldest first.
+        what: What a point is: commit, version, change or layout.
+        reason: Why.
+        diagnosis: What is known of such a failure; empty where nothing is.
+    """
+
+    points: Sequence[str]
+    what: str
+    reason: str
+    diagnosis: str = ""
+
+    @property
+    def first(self) -> str:
+        """The oldest of them, as it is shown."""
+        return short(self.points[0])
+
+    @property
+    def last(self) -> str:
+        """The newest, or empty where there is one alone."""
+        return short(self.points[-1]) if len(self.points) > 1 else ""
+
+    @property
+    def count(self) -> str:
+        """``8 commits``; empty for one."""
+        return f"{len(self.points)} {self.what}s" if len(self.points) > 1 else ""
+
+    @property
+    def who(self) -> str:
+        """``8 commits, the first 1b4a825dfe, the last 804ce94760``; of one its name."""
+        return f"{self.count}, the first {self.first}, the last {self.last}" if self.count else self.first
+
+
+def skipped(skips: Mapping[str, str], what: str, diagnoses: Mapping[str, str] | None = None) -> list[Skipped]:
+    """The reasons of `skips`, in the order in which they first come, each with all of its points.
+
+    Args:
+        skips: Why, by point, in the order of their range, the oldest first.
+        what: What a point is.
+        diagnoses: What is known of the failures of some.
+    """
+    points: dict[tuple[str, str], list[str]] = {}
+    for point, reason in skips.items():
+        points.setdefault((reason, (diagnoses or {}).get(point, "")), []).append(point)
+    return [Skipped(every, what, reason, known) for (reason, known), every in points.items()]
