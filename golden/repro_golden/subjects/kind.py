@@ -146,7 +146,10 @@ class Kind(ABC):
         log.parent.mkdir(parents=True, exist_ok=True)
         with watched(place, log, self.case.subject.env, folders_of(self.case, place.home or place.root)) as disks:
             log.write_bytes(b"")
-            code = self.exit_of(place, log, cancel)
+            try:
+                code = self.exit_of(place, log, cancel)
+            except ChildFailure as failure:
+                raise self._explained(failure, place, tail(log)) from None
             if code:
                 disks.blame()
             if 0 < code < 128 and code != 125:  # it says nothing of a commit that it did not find what no commit holds
