@@ -153,8 +153,8 @@ class Kind(ABC):
             if code:
                 disks.blame()
             if 0 < code < 128 and code != 125:  # it says nothing of a commit that it did not find what no commit holds
-                failure = ChildFailure("start", -1, f"exited with {code}: {last_line(log)}", str(log))
-                if (explained := self._explained(failure, place, last_line(log))) is not failure:
+                ended = ChildFailure("start", -1, f"exited with {code}: {last_line(log)}", str(log))
+                if (explained := self._explained(ended, place, last_line(log))) is not ended:
                     raise explained
             return code
 
