@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from conftest import Repo, environment
 
-from repro_bisect.probe.worktrees import Worktrees
 from repro_golden.repository.checkout import find_checkout
+from repro_golden.repository.worktrees import Worktrees
 
 LOSS = "core/repro_core/rl/loss.py"
 SHARP = "rows.float() / temperature, dim"

@@ -390,6 +390,8 @@ def test_what_is_not_shipped(tmp_path: Path) -> None:
     repo.commit("A submodule")
     assert "submodules are not shipped" in refusal(repo, "nowhere:1")
     case = repo.root / "golden" / "cases" / "toy.toml"
+    case.write_text(CASE.replace("[subject]", '[subject]\nlink = ["data"]'))
+    assert "--link names your own checkout" in refusal(repo, "nowhere:1")
     case.write_text(CASE.replace("--steps 3", "--steps 3 --data {root}/data"))
     assert "{root}" in refusal(repo, "nowhere:1")
 

@@ -21,11 +21,11 @@ import pytest
 from conftest import Repo
 
 from repro_bisect.axes.commits import History
-from repro_bisect.probe.worktrees import Worktrees
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.case.file import Case, find_case
 from repro_golden.replay.children import CancelledError, ChildFailure
 from repro_golden.repository.checkout import Place, find_checkout
+from repro_golden.repository.worktrees import Worktrees
 from repro_golden.subjects import exit_code, identity_of, try_out
 from repro_golden.subjects.environments.builds import Environment, environment_changes, held, pip_options, uv_command
 from repro_golden.trace import Header, Trace

@@ -18,9 +18,9 @@ from conftest import Repo, environment
 from history_kit import TRAIN, note, start
 
 from repro_bisect.probe.states import KEPT, States
-from repro_bisect.probe.worktrees import Worktrees
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.repository.checkout import find_checkout
+from repro_golden.repository.worktrees import Worktrees
 
 COMMAND = ("--", sys.executable, "train.py", "--steps", "2")
 ALLOW = ("-c", "protocol.file.allow=always")
@@ -235,7 +235,7 @@ def test_lfs_content_in_a_submodule(tmp_path: Path) -> None:
 READ_ONLY = """\
 import os, sys
 from pathlib import Path
-from repro_bisect.probe.worktrees import Worktrees
+from repro_golden.repository.worktrees import Worktrees
 from repro_golden.repository.checkout import find_checkout
 worktrees = Worktrees(find_checkout(Path(sys.argv[1])))
 with worktrees.at(sys.argv[2], None) as place:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from repro.commands.again import again
 from repro_golden.base.clean import one_line
 
 if TYPE_CHECKING:
@@ -45,11 +47,19 @@ def command_options(function: F) -> F:
         gpus: int,
         metrics: tuple[str, ...],
         pass_env: tuple[str, ...],
+        link: tuple[Path, ...],
         **more: Any,
     ) -> Any:
+        from repro_golden.base.errors import ReproError
         from repro_golden.case.command_line import CommandLine
 
-        return function(*given, line=CommandLine(command, steps, ranks, gpus, metrics, pass_env), **more)
+        line = CommandLine(command, steps, ranks, gpus, metrics, pass_env, link)
+        try:
+            return function(*given, line=line, **more)
+        except ReproError as error:
+            if command:
+                error.args = (f"{error}{_corrected(str(error), link)}",)
+            raise
 
     made: Any = with_line
     number = click.IntRange(min=1)
@@ -66,10 +76,25 @@ def command_options(function: F) -> F:
         click.option(
             "--pass-env", multiple=True, metavar="NAME", help="With CMD: a variable it gets though it looks secret."
         ),
+        click.option(
+            "--link", multiple=True, type=click.Path(path_type=Path),
+            help="With CMD: a file or folder that git ignores, for every worktree.",
+        ),
     )):  # fmt: skip
         made = option(made)
     found: F = made
     return found
+
+
+def _corrected(message: str, link: tuple[Path, ...]) -> str:
+    """The command that is running with what an error says to link, to be run from the repository's root."""
+    from repro_golden.repository.checkout import find_checkout
+    from repro_golden.subjects.missing import links_in
+
+    if not (names := links_in(message)):
+        return ""
+    root = find_checkout(Path.cwd()).root
+    return f"; run {again(root, link=(*link, *(root / name for name in names)))}"
 
 
 def case_of(checkout: Checkout, name: str | None, line: CommandLine) -> Case:

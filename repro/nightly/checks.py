@@ -15,7 +15,6 @@ from repro_bisect.probe.prober import Answer, Code, Skip
 from repro_bisect.probe.progress import Event, Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
-from repro_bisect.probe.worktrees import Worktrees
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.case.file import Bound, Case
 from repro_golden.compare.mismatch_bounds import mismatch_checks
@@ -23,6 +22,7 @@ from repro_golden.compare.traces import first_difference, violations
 from repro_golden.engine_checks.command import check_rollouts
 from repro_golden.engine_checks.findings import EngineCheck
 from repro_golden.repository.checkout import Checkout
+from repro_golden.repository.worktrees import Worktrees
 from repro_golden.trace import Trace
 
 __all__ = [
@@ -159,7 +159,10 @@ def rollout_checks(checkout: Checkout, case: Case, commit: str, tree: str, watch
         return []
     watch(Event(f"checking the rollout engine of {case.name} at {short(commit)}"))
     try:
-        with contextlib.closing(Worktrees(checkout)) as worktrees, worktrees.at(commit, tree) as place:
+        with (
+            contextlib.closing(Worktrees(checkout, case.subject.link)) as worktrees,
+            worktrees.at(commit, tree) as place,
+        ):
             found = check_rollouts(case, place, only=asked if isinstance(asked, tuple) else ())
     except MachineFailureError:
         raise

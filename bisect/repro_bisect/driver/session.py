@@ -19,10 +19,11 @@ from repro_bisect.probe.scheduler import Scheduler
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Checkout
+from repro_golden.repository.linked import refuse_tracked
 from repro_golden.store.golden import GoldenRun, Store
 from repro_golden.store.rollouts import Rollouts, place_of
 from repro_golden.subjects import identity_of, packages_of
-from repro_golden.subjects.surroundings import variables_digest
+from repro_golden.subjects.surroundings import outside_of, variables_digest
 
 __all__ = ["Options", "check_rollouts", "commits_of", "fetched_rollouts", "session"]
 
@@ -91,8 +92,10 @@ def session(
     """What probes need, given back on every exit; and the golden run of the good end, if there is one.
 
     Raises:
-        ReproError: the case's rollouts are not there, or the cluster cannot be used.
+        ReproError: the case's rollouts are not there, its command would run the checkout's code in place of a
+            commit's, or the cluster cannot be used.
     """
+    refuse_tracked(checkout.git, case)
     store, rollouts = Store(checkout.root), check_rollouts(checkout, case)
     identity = identity_of(case, checkout.root)
     executor: Executor
@@ -152,7 +155,9 @@ def _since(golden: GoldenRun, case: Case, root: Path) -> str:
     if (lock := golden.record.get("lock")) is not None and list(lock) != packages_of(case, root):
         return "packages"
     variables = golden.record.get("variables")  # older ones do not say
-    return "environment variables" if variables not in (None, variables_digest(case)) else ""
+    if variables not in (None, variables_digest(case)):
+        return "environment variables"
+    return "files beside its code" if golden.record.get("outside") not in (None, outside_of(case, root)) else ""
 
 
 def _golden_of(store: Store, case: Case, axis: Axis, machine: str, rollouts: str, root: Path) -> GoldenRun | None:

@@ -1,1 +1,1 @@
-"""One point of an axis, run and kept: worktrees, executors, the journal."""
+"""One point of an axis, run and kept: requests, executors, the journal."""

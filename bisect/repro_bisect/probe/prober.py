@@ -28,6 +28,7 @@ from repro_golden.compare.traces import Divergence, first_difference
 from repro_golden.recording.operations.stream import Stream, read_stream
 from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import Checkout
+from repro_golden.subjects.missing import links_in
 from repro_golden.subjects.surroundings import outside_of
 from repro_golden.trace import Trace, dump_path
 
@@ -414,7 +415,8 @@ def unusable(name: str, answer: Answer) -> str:
     why = f"exit {answer.code}" if isinstance(answer, Code) else "it left no trace"
     why = answer.reason if isinstance(answer, Skip) else why
     known = f" ({answer.diagnosis})" if isinstance(answer, Skip) and answer.diagnosis else ""
-    return f"{name} cannot be tested: {why}{known}; choose another end for the range"
+    other_end = "" if links_in(why) else "; choose another end for the range"
+    return f"{name} cannot be tested: {why}{known}{other_end}"
 
 
 def unlike_before(first: Trace, again: Answer, steps: int, name: str, differ: str) -> str:

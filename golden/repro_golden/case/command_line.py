@@ -33,6 +33,7 @@ class CommandLine:
         gpus: GPUs that a run takes.
         metrics: Patterns of its output, whose named groups are metrics.
         pass_env: Variables that it gets though they look secret.
+        link: Folders and files of the checkout that git does not track, from where the command is given.
     """
 
     words: Sequence[str] = ()
@@ -41,6 +42,7 @@ class CommandLine:
     gpus: int = 0
     metrics: Sequence[str] = ()
     pass_env: Sequence[str] = ()
+    link: Sequence[Path] = ()
 
     def check(self, beside: str | None = None) -> None:
         """Refuse what does not go together.
@@ -55,7 +57,8 @@ class CommandLine:
             raise ReproError("--case and a command after -- exclude each other: give one of them")
         if not self.words and self != CommandLine():
             raise ReproError(
-                "--steps, --ranks, --gpus, --metric and --pass-env are for a command after --: a case says them itself"
+                "--steps, --ranks, --gpus, --metric, --pass-env and --link are for a command after --: "
+                "a case says them itself"
             )
 
     def case(self, root: Path, name: str = "command") -> Case:
@@ -95,7 +98,7 @@ class CommandLine:
         return "\n".join([
             "[case]", f"name = {json.dumps(name)}", f"steps = {self.steps or steps or OPEN_END}", "",
             "[subject]", 'kind = "command"', f"command = {json.dumps(shlex.join(command))}", *python,
-            *_search_path(root), *_list("pass_env", self.pass_env), "",
+            *_search_path(root), *_list("pass_env", self.pass_env), *_list("link", self._linked(root)), "",
             *(["[observe]", *_list("metrics", self.metrics), ""] if self.metrics else []),
             "[resources]", f"ranks = {self.ranks}", *([f"gpus = {self.gpus}"] if self.gpus else []), "",
         ])  # fmt: skip
@@ -120,6 +123,20 @@ class CommandLine:
         path = Path(python.path)
         shown = path.relative_to(root) if path.is_relative_to(root) else path
         return [f"python = {json.dumps(str(shown))}"], words
+
+    def _linked(self, root: Path) -> list[str]:
+        """What is linked, relative to the root.
+
+        Raises:
+            ReproError: it lies elsewhere.
+        """
+        paths = [Path(os.path.normpath(Path.cwd() / path)) for path in self.link]
+        if outside := [path for path in paths if not path.is_relative_to(root) or path == root]:
+            raise ReproError(
+                f"--link {outside[0]} is not below {root}: link what lies in the checkout, and name what "
+                "lies elsewhere by its absolute path in the command"
+            )
+        return [str(path.relative_to(root)) for path in paths]
 
 
 def _list(name: str, values: Sequence[str]) -> list[str]:

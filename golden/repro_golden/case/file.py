@@ -191,9 +191,8 @@ class Case(Table):
 
     def canonical(self) -> dict[str, Any]:
         """What decides the numbers of a run, as JSON types: the subject, its resources and the number of steps."""
-        subject = self.subject.model_dump(
-            mode="json", exclude={"timeout", "check", "save", "resume", "environments"} | unset_keys(self.subject)
-        )
+        apart = {"timeout", "check", "save", "resume", "environments", "link"} | unset_keys(self.subject)
+        subject = self.subject.model_dump(mode="json", exclude=apart)
         found = {"name": self.name, "steps": self.steps, "subject": subject, "resources": self.resources.model_dump()}
         if self.subject.program:
             found["observe"] = self.observe.model_dump(mode="json")

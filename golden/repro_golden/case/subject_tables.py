@@ -82,6 +82,13 @@ def _inside(path: str) -> str:
     return path
 
 
+def _linkable(path: str) -> str:
+    parts = PurePosixPath(_inside(path)).parts
+    if not parts or parts[0] == ".git":
+        raise ValueError("must name a folder or file of the checkout, not all of it")
+    return path
+
+
 class Table(BaseModel):
     """A table of a case file: unknown keys are errors, values have their own types."""
 
@@ -102,6 +109,8 @@ class _Subject(Table):
     """Environment variables of the trainer, set before it starts."""
     pass_env: tuple[Annotated[str, Field(pattern=r"^[^=\x00]+$")], ...] = Field(default=(), strict=False)
     """Names of the caller's variables that the trainer gets although they look like secrets, such as HF_TOKEN."""
+    link: tuple[Annotated[str, AfterValidator(_linkable)], ...] = Field(default=(), strict=False)
+    """Folders and files of the user's checkout that git does not track, put into every commit's worktree."""
     packages: Annotated[dict[str, str], AfterValidator(checked_pins)] = Field(default_factory=dict)
     """Released versions of packages that replace the environment's own. What one needs and has not there moves too."""
 

@@ -1,1 +1,1 @@
-"""The repository that is guarded, read through git. Nothing here changes it."""
+"""The repository that is guarded, read through git, and worktrees of it. Nothing here changes the checkout."""

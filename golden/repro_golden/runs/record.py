@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from repro_golden.base.checks import Proof
-from repro_golden.base.errors import NotVerifiableError, RefusedError, ReproError
+from repro_golden.base.errors import MachineFailureError, NotVerifiableError, RefusedError, ReproError
 from repro_golden.base.scratch import scratch_folder
 from repro_golden.case.command_line import OPEN_END
 from repro_golden.case.file import Case
@@ -24,6 +24,8 @@ from repro_golden.compare.mismatch_bounds import mismatch_checks
 from repro_golden.recording.attach.unmatched import unmatched
 from repro_golden.replay.children import Run, RunResult
 from repro_golden.repository.checkout import Checkout, Place, held_alone
+from repro_golden.repository.linked import Linked, refuse_tracked
+from repro_golden.repository.worktrees import Worktrees
 from repro_golden.runs import proofs
 from repro_golden.runs.capture import Capture, capture, keep
 from repro_golden.runs.proofs import measure_noise
@@ -32,7 +34,8 @@ from repro_golden.store.golden import GoldenRun, Store, write_record
 from repro_golden.store.rollouts import Rollouts, RolloutSet, place_of
 from repro_golden.subjects import kind_of, loaded_by, try_out, who_is
 from repro_golden.subjects.environments.builds import Who
-from repro_golden.subjects.surroundings import variables_digest
+from repro_golden.subjects.missing import links_in
+from repro_golden.subjects.surroundings import outside_of, variables_digest
 from repro_golden.trace import Trace, rewrite_header, seal
 
 __all__ = ["Options", "cure", "record"]
@@ -84,13 +87,16 @@ def record(checkout: Checkout, case: Case, options: Options, say: Say) -> tuple[
 
 
 def _record(checkout: Checkout, case: Case, store: Store, options: Options, say: Say) -> tuple[GoldenRun, list[Proof]]:
-    place = checkout.place(case)
+    refuse_tracked(checkout.git, case)
+    place, linked = checkout.place(case), Linked(checkout.git, case.subject.link)
     who = who_is(case, place.root)
     machine = _refuse_existing(store, who, case, options)
+    outside = outside_of(case, checkout.root)
     with scratch_folder(checkout.scratch, "record") as scratch:
         try_out(case, place, scratch / "check.log")
         recording = _Recording(case, place, store, scratch, say)
         rollouts = recording.rollouts(options.capture)
+        recording.try_worktree(checkout, rollouts)
         golden = recording.golden(rollouts)
         case = recording.case
         if options.trained:
@@ -105,7 +111,8 @@ def _record(checkout: Checkout, case: Case, store: Store, options: Options, say:
         found = recording.prove(golden, rollouts)
         noise = recording.settle(found, options, golden)
         found = [*checks, *sound, *found]
-        facts = _facts(case, place, golden, found, options) | _surroundings(case, golden, who)
+        linked.check()
+        facts = _facts(case, place, golden, found, options) | _surroundings(case, golden, who) | {"outside": outside}
         engine = rollouts.engine if isinstance(rollouts, RolloutSet) else None
         write_record(recording.staged, facts | {"noise": noise, "engine": engine})
         keep(store, case, recording.captured)
@@ -171,6 +178,32 @@ class _Recording:
             return self.store.rollouts(self.case)
         self.captured = self.scratch / "rollouts"
         return capture(self.case, self.place, how, self.captured, self._log("capture"), self.say)
+
+    def try_worktree(self, checkout: Checkout, rollouts: Rollouts) -> None:
+        """Make one step in a worktree of the commit, where a bisect runs it: a program may need what no commit holds.
+
+        Raises:
+            ReproError: it does, with the cure. What else keeps it from running there is said and no more: golden runs
+                are verified in a checkout.
+        """
+        if not self.case.subject.program:
+            return
+        if self.place.commit is None:
+            self.say("  note: not tried in a worktree, as a bisect runs it: your checkout is not as its last commit")
+            return
+        commit, tree = self.place.commit, self.place.tree
+        run = Run(1, place_of(rollouts), trace=str(self.scratch / "worktree"))
+        try:
+            worktrees = contextlib.closing(Worktrees(checkout, self.case.subject.link))
+            with worktrees as made, made.at(commit, tree) as place:
+                run_children(self.case, place, [run], self._log("worktree"), self._cancel)
+        except MachineFailureError:
+            raise
+        except ReproError as error:
+            message = f"in a worktree of its commit, as a bisect replays it, {error}"
+            if links_in(message):
+                raise ReproError(message) from None
+            self.say(f"  note: {message}")
 
     def golden(self, rollouts: Rollouts) -> Trace:
         """Train on the rollouts under the recorder."""

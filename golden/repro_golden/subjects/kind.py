@@ -5,16 +5,18 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
-from repro_golden.replay.children import Run, RunResult, watched
+from repro_golden.replay.children import ChildFailure, Run, RunResult, last_line, tail, watched
 from repro_golden.repository.checkout import Place
 from repro_golden.subjects.argv import interpreter
 from repro_golden.subjects.environments.builds import Who
+from repro_golden.subjects.missing import missing_from
 from repro_golden.subjects.surroundings import folders_of
 
 __all__ = ["Kind", "Plant"]
@@ -135,7 +137,10 @@ class Kind(ABC):
         log.parent.mkdir(parents=True, exist_ok=True)
         with watched(place, log, self.case.subject.env, folders_of(self.case, place.home or place.root)) as disks:
             log.write_bytes(b"")
-            results = self.run_all(place, runs, log, cancel, enough)
+            try:
+                results = self.run_all(place, runs, log, cancel, enough)
+            except ChildFailure as failure:
+                raise self._explained(failure, place, tail(log)) from None
             if len(results) < len(runs) or any(_cut(*pair) for pair in zip(results, runs, strict=True)):
                 disks.blame()
             return results
@@ -145,10 +150,22 @@ class Kind(ABC):
         log.parent.mkdir(parents=True, exist_ok=True)
         with watched(place, log, self.case.subject.env, folders_of(self.case, place.home or place.root)) as disks:
             log.write_bytes(b"")
-            code = self.exit_of(place, log, cancel)
+            try:
+                code = self.exit_of(place, log, cancel)
+            except ChildFailure as failure:
+                raise self._explained(failure, place, tail(log)) from None
             if code:
                 disks.blame()
+            if 0 < code < 128 and code != 125:  # it says nothing of a commit that it did not find what no commit holds
+                ended = ChildFailure("start", -1, f"exited with {code}: {last_line(log)}", str(log))
+                if (explained := self._explained(ended, place, last_line(log))) is not ended:
+                    raise explained
             return code
+
+    def _explained(self, failure: ChildFailure, place: Place, output: str) -> ChildFailure:
+        """The failure, with what its program did not find because no commit holds it."""
+        missing = missing_from(place, output, self.case.subject.link) if failure.stage != "timeout" else ""
+        return replace(failure, message=f"{failure.message} ({missing})") if missing else failure
 
     def build(self, root: Path) -> str:
         """See `subjects.build_of`."""

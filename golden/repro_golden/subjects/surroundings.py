@@ -136,7 +136,7 @@ _CANNOT_MATTER = re.compile("|".join(fnmatch.translate(name) for names in CANNOT
 
 
 def outside_of(case: Case, root: Path) -> list[str]:
-    """What stands for the files and folders that a case names by absolute paths or below ``{root}``.
+    """What stands for the files and folders that a case names by absolute paths, below ``{root}``, or in `link`.
 
     No commit holds them, and they change. A file counts by its content; one of more than 16 MiB by its size, time and
     place on the disk and three pieces of it. So does each file of a folder, as far as the bounds go; of one on
@@ -149,7 +149,10 @@ def outside_of(case: Case, root: Path) -> list[str]:
     words, subject = _words(case), case.subject
     code = set(_paths(subject.env.get("PYTHONPATH", ""), root))
     paths = sorted({path for word in words for path in _paths(word, root)})
-    return [fact for path in paths for fact in _facts(path, root, code_alone=path in code)]
+    facts = [fact for path in paths for fact in _facts(path, root, code_alone=path in code)]
+    for name in sorted(map(os.path.normpath, subject.link)):
+        facts += [digest("linked", name), *_facts(root / name, root, code_alone=False)]  # without it, it may be a skip
+    return facts
 
 
 def folders_of(case: Case, root: Path) -> list[Path]:

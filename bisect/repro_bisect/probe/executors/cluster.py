@@ -299,6 +299,8 @@ def _refuse(case: Case, checkout: Checkout, history: Axis) -> None:
     """
     if any("{root}" in text for text in case.subject.templates):
         raise ReproError("{root} is your own checkout, which nodes do not have: put the data where all see it")
+    if case.subject.link:
+        raise ReproError("--link names your own checkout, which nodes do not have: put the data where all see it")
     if missing := history.holds(".gitmodules"):
         raise ReproError(f"submodules are not shipped to nodes (commit {missing[:10]} has some): run without --ray")
     if (checkout.common / "lfs" / "objects").is_dir():

@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from repro_bisect.probe.executors import Outcome, Task, perform
-from repro_bisect.probe.worktrees import Worktrees
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Checkout
+from repro_golden.repository.worktrees import Worktrees
 from repro_golden.subjects import build_of
 from repro_golden.subjects.surroundings import seen
 
@@ -31,7 +31,7 @@ class Local:
         """Prepare for `jobs` tasks at once.
 
         Raises:
-            ReproError: the case asks for more GPUs than there are.
+            ReproError: the case asks for more GPUs than there are, or for data that is not here.
         """
         self._case, self._rollouts = case, rollouts
         self.slots = max(1, jobs)
@@ -39,7 +39,7 @@ class Local:
         self._places: queue.SimpleQueue[Mapping[str, str]] = queue.SimpleQueue()
         for slot in _slots(case, self.slots):
             self._places.put(slot)
-        self._worktrees = Worktrees(checkout)
+        self._worktrees = Worktrees(checkout, case.subject.link)
 
     def run(
         self, task: Task, folder: Path, cancel: threading.Event | None, progress: Callable[[int], None] | None = None

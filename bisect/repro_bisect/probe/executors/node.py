@@ -20,12 +20,12 @@ from typing import Any
 import repro_golden
 from repro_bisect.probe.executors import Outcome, Task, perform
 from repro_bisect.probe.executors.bundles import Bundle, held, node_folder, pack, unpack, unpack_commits
-from repro_bisect.probe.worktrees import Worktrees
 from repro_golden.base.errors import ReproError
 from repro_golden.base.scratch import scratch_folder
 from repro_golden.case.file import Case
 from repro_golden.replay.children import CancelledError
 from repro_golden.repository.checkout import Place, find_checkout
+from repro_golden.repository.worktrees import Worktrees
 from repro_golden.subjects import build_of
 from repro_golden.subjects.core import environment
 from repro_golden.subjects.surroundings import seen
@@ -191,7 +191,7 @@ for _ in range(3):
 shutil.rmtree(sys.argv[2], ignore_errors=True)
 if not ended:
     from pathlib import Path
-    from repro_bisect.probe.worktrees import Worktrees
+    from repro_golden.repository.worktrees import Worktrees
     from repro_golden.repository.checkout import find_checkout
     repository = Path(sys.argv[3])
     Worktrees(find_checkout(repository)).close()

@@ -8,13 +8,14 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from repro_bisect.probe.contents import fill, git_failed
 from repro_golden.base.scratch import scratch_folder
 from repro_golden.repository.checkout import Checkout, Place
+from repro_golden.repository.contents import fill, git_failed
 from repro_golden.repository.git import GitFailedError
+from repro_golden.repository.linked import Linked
 
 __all__ = ["Worktrees"]
 
@@ -27,7 +28,17 @@ class Worktrees:
     What a killed process left behind is removed by the next.
     """
 
-    def __init__(self, checkout: Checkout) -> None:
+    def __init__(self, checkout: Checkout, link: Sequence[str] = ()) -> None:
+        """Prepare to make some.
+
+        Args:
+            checkout: Of which.
+            link: What of the user's checkout each of them has too, though no commit holds it.
+
+        Raises:
+            ReproError: that is not there to be linked.
+        """
+        self._linked = Linked(checkout.git, link)
         self._home, self._git = checkout.root, checkout.git.without_filters()
         self._exit = contextlib.ExitStack()
         self._base, self._common = checkout.state / "worktrees", checkout.common
@@ -40,7 +51,7 @@ class Worktrees:
 
         Raises:
             MachineFailureError: git could not make it.
-            ReproError: a submodule or LFS object of the commit is not here.
+            ReproError: a submodule or LFS object of the commit is not here, or what is linked was changed meanwhile.
         """
         path = Path(tempfile.mkdtemp(prefix=f"{commit[:10]}-", dir=self._folder)) / "tree"
         try:
@@ -48,7 +59,9 @@ class Worktrees:
                 self._run("worktree", "add", "--quiet", "--detach", "--force", "--no-checkout", str(path), commit)
             self._run("reset", "--quiet", "--hard", at=path)  # the long part, side by side
             fill(path, self._common, commit, self._git)
+            self._linked.put(path)
             yield Place(path, commit, tree, home=self._home)
+            self._linked.check()
         finally:
             self._remove(path)
 

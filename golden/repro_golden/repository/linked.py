@@ -1,0 +1,161 @@
+"""Files of the user's checkout that no commit holds, put into worktrees: what every commit reads alike.
+
+Each file is a symlink, in folders that are the worktree's own. What a program makes, replaces, renames or removes there
+stays in the worktree. A write into a file in place goes through its link; nothing prevents that, so it is looked for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TypeAlias
+
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Case
+from repro_golden.repository.git import Git
+
+__all__ = ["Linked", "refuse_tracked"]
+
+_Facts: TypeAlias = tuple[int, ...] | None
+"""Size, times of modification and of change, and inode of a file; None for a folder."""
+_NOT_DATA = (".git", "__pycache__")
+"""Folders that are no data: as little of them is part of a probe's key."""
+
+
+class Linked:
+    """What is linked into every worktree, as it was when this was made.
+
+    What git tracks is never linked, since each commit has its own; and what a commit has stays as the commit has it.
+    """
+
+    def __init__(self, git: Git, names: Sequence[str]) -> None:
+        """Look at what is to be linked.
+
+        Args:
+            git: In the root of the user's checkout.
+            names: Folders and files, relative to it.
+
+        Raises:
+            ReproError: one of them is not there, or holds nothing but what git tracks.
+        """
+        self._root, self._names = git.folder, [PurePosixPath(name) for name in names]
+        specs = [f":(top,literal){name}" for name in self._names]
+        self._tracked = set(git.names("ls-files", "-z", "--", *specs)) if specs else set()
+        self._seen: dict[str, _Facts] = {}
+        for name in self._names:
+            if not os.path.lexists(self._root / name):
+                raise ReproError(
+                    f"there is no {name} in {self._root} to link into worktrees: correct --link (or subject.link), a "
+                    "path in your checkout"
+                )
+            found = self._below(name)
+            if not any(facts for facts in found.values()) and self._holds_tracked(name):
+                raise ReproError(
+                    f"git tracks {name}, so every commit has its own and none is linked: leave it out of --link (or "
+                    "subject.link)"
+                )
+            self._seen |= found
+
+    def _holds_tracked(self, name: PurePosixPath) -> bool:
+        return any(PurePosixPath(path).is_relative_to(name) for path in self._tracked)
+
+    def put(self, tree: Path) -> None:
+        """Link everything into a worktree that holds its commit's files."""
+        commits_own: set[str] = set()  # and what would lie behind it: a commit's symlink may lead anywhere
+        for name, facts in self._seen.items():
+            target = tree / name
+            if name.rpartition("/")[0] in commits_own:
+                commits_own.add(name)
+            elif os.path.lexists(target):
+                if facts is not None or target.is_symlink() or not target.is_dir():
+                    commits_own.add(name)
+            elif facts is None:
+                target.mkdir()
+            else:
+                target.symlink_to(self._root / name)
+
+    def check(self) -> None:
+        """Refuse runs during which a linked file was changed, made or removed in the checkout.
+
+        Raises:
+            ReproError: naming the file.
+        """
+        now: dict[str, _Facts] = {}
+        for name in self._names:
+            now |= self._below(name)
+        for file in sorted(now.keys() | self._seen.keys()):
+            before, after = self._seen.get(file, ()), now.get(file, ())
+            if before != after:
+                what = "was made" if before == () else "was removed" if after == () else "was changed"
+                raise ReproError(
+                    f"{file} of your checkout, which is linked into every worktree, {what} since this command began, "
+                    "by the program or beside it, and nothing of the last run was kept: let the program write "
+                    "elsewhere, and leave the file alone meanwhile"
+                )
+
+    def _below(self, name: PurePosixPath) -> dict[str, _Facts]:
+        """What of the checkout is linked for a name, each folder before what lies in it, with the folders above it."""
+        found: dict[str, _Facts] = {str(parent): None for parent in reversed(name.parents) if parent.parts}
+        return found | dict(self._walked(str(name), ()))
+
+    def _walked(self, name: str, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, _Facts]]:
+        if name in self._tracked:
+            return
+        path = self._root / name
+        try:
+            try:
+                found = path.stat()
+            except OSError:  # a link to nowhere, or in a circle
+                found = path.lstat()
+        except OSError:  # gone
+            return
+        place = (found.st_dev, found.st_ino)
+        if not stat.S_ISDIR(found.st_mode):
+            yield name, (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+            return
+        if place in above or not os.access(path, os.R_OK | os.X_OK):  # linked as a whole
+            yield name, (found.st_ino,)
+            return
+        yield name, None
+        for entry in sorted(path.iterdir()):
+            if entry.name not in _NOT_DATA:
+                yield from self._walked(f"{name}/{entry.name}", (*above, place))
+
+
+# -- the checkout's own files, named by a command
+
+
+def refuse_tracked(git: Git, case: Case) -> None:
+    """Refuse a command that names a file of the checkout which each commit has for itself.
+
+    Args:
+        git: In the root of the user's checkout.
+        case: The case.
+
+    Raises:
+        ReproError: one is named, with what to write instead.
+    """
+    for name in dict.fromkeys(_below_root(case)):
+        inside = f":(top,literal){name}"
+        if not git.names("ls-files", "-z", "--", inside):
+            continue
+        others = git.names("ls-files", "--others", "-z", "--", inside)
+        if all(path.endswith(".pyc") for path in others):
+            raise ReproError(
+                f"{{root}}/{name} is your checkout's {name}, which git tracks: every commit would run that one and not "
+                f"its own; write {name} instead"
+            )
+
+
+def _below_root(case: Case) -> Iterator[str]:
+    """What a program's commands and variables name below ``{root}``, relative to it."""
+    subject = case.subject
+    for word in [*subject.words, *subject.env.values()] if subject.program else ():
+        for part in [word, *re.split(r"[=:,;|&()<>\"'\s]+", word)]:
+            if part.startswith("{root}/"):
+                name = os.path.normpath(part.removeprefix("{root}/").lstrip("/") or ".")
+                if name != "." and not name.startswith(".."):
+                    yield name

@@ -1,0 +1,109 @@
+"""A file that a program did not find in a worktree, and that lies in the user's checkout where no commit holds it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+from repro_golden.base.errors import ReproError
+from repro_golden.repository.checkout import Place
+from repro_golden.repository.git import Git
+
+__all__ = ["links_in", "missing_from"]
+
+_SAYS_SO = re.compile(
+    r"no such file|\berrno 2\b|FileNotFoundError|not found|not exist|n't exist|no file\b"
+    r"|(?:cannot|can't|could not|couldn't|unable to|failed to) (?:open|access|find|stat|read|load)|path_or_model_id",
+    re.IGNORECASE,
+)
+"""What Python, shells, numpy, torch, datasets and transformers print of a path at which there is nothing.
+
+It need not be exact: what counts is that the line names something which is in the checkout and not in the worktree.
+"""
+_QUOTED = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|<([^<>\n]+)>|`([^`\n]+)`")
+_LINES, _LONGEST = 50, 4096
+
+
+def missing_from(place: Place, output: str, linked: Sequence[str]) -> str:
+    """Why a program does not find a file, in words that name the cure; '' where it is for another reason.
+
+    Args:
+        place: The worktree that it ran in.
+        output: The end of its output.
+        linked: What is linked into worktrees already.
+    """
+    if place.home is None:
+        return ""
+    lines = [line for line in output.splitlines()[-_LINES:] if _SAYS_SO.search(line)]
+    try:
+        checkout = _Untracked(Git(place.home), place.root)
+        for text in dict.fromkeys(text for line in reversed(lines) for text in _paths(line)):
+            for name in checkout.named_by(text):
+                if (link := checkout.top_of(name)) and not any(PurePosixPath(link).is_relative_to(n) for n in linked):
+                    return checkout.told(name, link)
+    except (ReproError, OSError):  # the checkout of another machine
+        return ""
+    return ""
+
+
+def links_in(message: str) -> list[str]:
+    """What a message of `missing_from` says to link."""
+    return [shlex.split(found)[0] for found in re.findall(r"`--link (.+?)` before --", message)]
+
+
+def _paths(line: str) -> Iterator[str]:
+    """What in a line may be a path: what is quoted, what stands between colons, words."""
+    quoted = ["".join(match) for match in _QUOTED.findall(line)]
+    parts = [part.strip() for part in re.split(r":(?:\s|$)", line)]
+    words = [word.strip("'\"`<>()[],;.:") for word in line.split()]
+    yield from (text for text in (*quoted, *parts, *words) if text and "\0" not in text and len(text) < _LONGEST)
+
+
+class _Untracked:
+    """What a checkout has, a worktree of it has not, and git does not track."""
+
+    def __init__(self, git: Git, worktree: Path) -> None:
+        self._git, self._root = git, worktree
+        files = [PurePosixPath(name) for name in git.names("ls-files", "-z")]
+        self._folders = {parent for file in files for parent in file.parents}
+        self._tracked = {*files, *self._folders}
+
+    def named_by(self, text: str) -> list[str]:
+        """What a program may have meant by a path, relative to the checkout; it may have started in another folder."""
+        path = Path(os.path.normpath(text))
+        for top in (self._root, self._root.resolve()):
+            if path.is_relative_to(top):
+                path = path.relative_to(top)
+        parts = [part for part in path.parts if part != ".."]
+        if path.is_absolute() or not parts or parts[0] == ".git":
+            return []
+        name = PurePosixPath(*parts)
+        if self._is_missing(name):
+            return [str(name)]
+        below = [str(folder / name) for folder in self._folders if folder.parts and self._is_missing(folder / name)]
+        return below if len(below) == 1 else []
+
+    def _is_missing(self, name: PurePosixPath) -> bool:
+        return not os.path.lexists(self._root / name) and os.path.lexists(self._git.folder / name)
+
+    def top_of(self, name: str) -> str:
+        """The highest folder above a path, or the path itself, in which git tracks nothing; '' where it is tracked."""
+        path = PurePosixPath(name)
+        for part in [*reversed(path.parents), path]:
+            if part.parts and part not in self._tracked:
+                return f"{part}/" if (self._git.folder / part).is_dir() else str(part)
+        return ""
+
+    def told(self, name: str, link: str) -> str:
+        """The message."""
+        listed = self._git.names("ls-files", "--others", "--exclude-standard", "-z", "--", f":(top,literal){name}")
+        why = "where git does not track it (commit it if it is code)" if listed else "where git ignores it"
+        word = shlex.quote(link)
+        return (
+            f"{name} is in your checkout, {why}, so no commit's worktree has it: `--link {word}` before --, or "
+            f"link = {json.dumps([link], ensure_ascii=False)} in [subject] of the case, puts it there"
+        )

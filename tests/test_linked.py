@@ -1,0 +1,340 @@
+"""Data that git ignores: what misses it says so with the cure, `--link` puts it into worktrees, a write is noticed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Repo
+from history_kit import CASE, TRAIN, edit, note, start
+
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Case
+from repro_golden.repository.checkout import Place, find_checkout
+from repro_golden.repository.git import Git
+from repro_golden.repository.linked import refuse_tracked
+from repro_golden.repository.worktrees import Worktrees
+from repro_golden.subjects.missing import links_in, missing_from
+from repro_golden.subjects.surroundings import outside_of
+
+JUDGE = """\
+import sys
+from pathlib import Path
+sys.exit(int(Path("value").read_text()) >= int(Path("data/limit").read_text()))
+"""
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> tuple[Repo, list[str]]:
+    """A program that is bad from a value on which ignored data says, and commits that count the value up from 0."""
+    repo = Repo(tmp_path / "repo")
+    (repo.root / "data").mkdir(parents=True)
+    repo.git("init", "--quiet", "--initial-branch=main")
+    (repo.root / ".gitignore").write_text("data\n")
+    (repo.root / "data" / "limit").write_text("2")
+    (repo.root / "judge.py").write_text(JUDGE)
+    commits = []
+    for n in range(4):
+        (repo.root / "value").write_text(f"{n}\n")
+        commits.append(repo.commit(f"value {n}"))
+    return repo, commits
+
+
+BY_EXIT = ("bisect", "--no-explain", "HEAD~3..HEAD", "-j", "1", "--when", "exit")
+RUN = ("--", sys.executable, "judge.py")
+
+
+def test_ignored_data_in_a_search(judged: tuple[Repo, list[str]]) -> None:
+    """An exit code for want of ignored data is no verdict; the printed command finds the commit; data is in the key."""
+    repo, commits = judged
+    done = repo.repro(*BY_EXIT, *RUN)
+    said = done.stderr.splitlines()[-1]
+    assert done.returncode == 2, done.stderr
+    assert "data/limit is in your checkout, where git ignores it" in said and "`--link data/`" in said
+    assert "choose another end" not in said
+    words = shlex.split(said.partition("; run ")[2])
+    assert words[-3:] == list(RUN) and words[words.index("--link") + 1] == "data"
+    again = [*words[1:-3], "--json", *RUN]
+    for limit, reused in (("2", False), ("2", True), ("3", False)):
+        (repo.root / "data" / "limit").write_text(limit)
+        found = json.loads(repo.repro(*again).stdout)
+        assert found["culprit"]["commit"] == commits[int(limit)]
+        assert "--link data --" in found["reproduce"]
+        assert (found["cost"]["probes"] == 0, found["cost"]["reused"] > 0) == (reused, reused)
+    assert (repo.root / "data" / "limit").read_text() == "3" and not repo.git("status", "--short")
+
+
+def test_a_run_that_writes_into_linked_data(judged: tuple[Repo, list[str]]) -> None:
+    """A write into a linked file in place ends the search with its name, and its probe is in no journal."""
+    repo, _ = judged
+    writes = "open('data/limit', 'a').write(' ')"
+    done = repo.repro(*BY_EXIT, "--link", "data", "--", sys.executable, "-c", writes)
+    assert done.returncode == 2
+    assert "data/limit of your checkout" in done.stderr and "was changed" in done.stderr
+    assert not (repo.root / ".git" / "repro" / "journal.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("link", "why"), [("nowhere", "there is no nowhere"), ("judge.py", "git tracks judge.py"), ("..", "is not below")]
+)
+def test_what_cannot_be_linked(judged: tuple[Repo, list[str]], link: str, why: str) -> None:
+    """Neither what is not there, nor what every commit has for itself, nor what lies elsewhere."""
+    done = judged[0].repro(*BY_EXIT, "--link", link, *RUN)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 2 if link != ".." else 1), done.stderr
+    assert why in done.stderr
+
+
+# -- worktrees
+
+
+@contextlib.contextmanager
+def worktree(repo: Repo, *link: str, commit: str = "HEAD") -> Iterator[Place]:
+    """A worktree of a commit with what is linked."""
+    checkout = find_checkout(repo.root)
+    with contextlib.closing(Worktrees(checkout, link)) as made, made.at(repo.git("rev-parse", commit), None) as place:
+        yield place
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Repo:
+    """A folder with files that git tracks beside ignored ones, and a link to a folder elsewhere."""
+    repo = Repo(tmp_path / "repo")
+    (repo.root / "data" / "deep").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "shard").write_text("shard")
+    repo.git("init", "--quiet", "--initial-branch=main")
+    (repo.root / ".gitignore").write_text("*.txt\nlinks\n")
+    (repo.root / "data" / "loader.py").write_text("old")
+    (repo.root / "data" / "deep" / "a.txt").write_text("a")
+    (repo.root / "data" / "links").symlink_to(tmp_path / "elsewhere")
+    (repo.root / "data" / "round.txt").symlink_to(".")
+    repo.commit("Start")
+    (repo.root / "data" / "loader.py").write_text("new")
+    (repo.root / "data" / "later.py").write_text("new")
+    repo.commit("Later")
+    return repo
+
+
+def test_a_folder_of_both(mixed: Repo) -> None:
+    """What git tracks is each commit's own, or not there; the rest is there by its links, through links to folders."""
+    with worktree(mixed, "data/", commit="HEAD~1") as place:
+        data = place.root / "data"
+        assert (data / "loader.py").read_text() == "old" and not (data / "later.py").exists()
+        assert sorted(path.name for path in data.rglob("*")) == ["a.txt", "deep", "links", "loader.py", "round.txt",
+                                                                "shard"]  # fmt: skip
+        assert (data / "links" / "shard").read_text() == "shard" and not (data / "links").is_symlink()
+
+
+def test_what_stays_in_the_worktree(mixed: Repo) -> None:
+    """Files that are made, replaced, renamed and removed in linked folders leave the checkout as it was."""
+    with worktree(mixed, "data") as place:
+        deep = place.root / "data" / "deep"
+        (deep / "cache.txt").write_text("made")
+        (deep / "new").write_text("b")
+        (deep / "new").replace(deep / "a.txt")
+        (place.root / "data" / "links" / "shard").unlink()
+    data = mixed.root / "data"
+    assert [path.name for path in (data / "deep").iterdir()] == ["a.txt"]
+    assert (data / "deep" / "a.txt").read_text() == "a" and (data / "links" / "shard").read_text() == "shard"
+
+
+@pytest.mark.parametrize("how", ["was changed", "was made", "was removed"])
+def test_what_reaches_the_checkout(mixed: Repo, how: str) -> None:
+    """A file of the checkout that is written, made or removed meanwhile is named, also if its time is set back."""
+    file = mixed.root / "data" / "deep" / ("b.txt" if how == "was made" else "a.txt")
+    with contextlib.ExitStack() as exits:
+        exits.enter_context(pytest.raises(ReproError, match=rf"data/deep/{file.name} of your checkout.* {how}"))
+        exits.enter_context(worktree(mixed, "data"))
+        if how == "was removed":
+            file.unlink()
+        else:
+            before = file.stat().st_mtime if file.exists() else 0.0
+            file.write_text("x")
+            os.utime(file, (before, before))
+
+
+def test_a_commits_symlink_is_not_followed(mixed: Repo, tmp_path: Path) -> None:
+    """Where a commit has a symlink in the place of a linked folder, nothing is made behind it."""
+    mixed.git("rm", "--quiet", "-r", "--cached", "data")
+    (mixed.root / "data").rename(mixed.root / "kept")
+    (mixed.root / "data").symlink_to(tmp_path / "elsewhere")
+    mixed.git("add", "data")
+    mixed.git("commit", "--quiet", "--message", "A link")
+    (mixed.root / "data").unlink()
+    mixed.git("rm", "--quiet", "--cached", "data")
+    (mixed.root / "kept").rename(mixed.root / "data")
+    with worktree(mixed, "data") as place:
+        assert (place.root / "data").is_symlink()
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["shard"]
+
+
+# -- a probe's key, and what decides it
+
+
+def case(command: str = "a", **subject: Any) -> Case:
+    """A command's case."""
+    raw = {"case": {"name": "x", "steps": 1}, "subject": {"kind": "command", "command": command, **subject}}
+    return Case.model_validate(raw)
+
+
+def test_linked_data_is_part_of_the_key(tmp_path: Path) -> None:
+    """Its content is, and so is that it is linked at all; the case itself stays the one that golden runs know."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "x").write_text("1")
+    linked, named = case(link=["data/"]), case("a {root}/data")
+    assert linked.digest == case().digest
+    before = outside_of(linked, tmp_path)
+    assert before == outside_of(case(link=["data"]), tmp_path)
+    assert before not in ([], outside_of(named, tmp_path), outside_of(case(), tmp_path))
+    (tmp_path / "data" / "x").write_text("2")
+    assert outside_of(linked, tmp_path) != before
+
+
+@pytest.mark.parametrize("link", ["", ".", ".git", ".git/config", "..", "a/../..", "/data"])
+def test_links_that_no_case_may_have(link: str) -> None:
+    """All of the checkout, git's own folder and what lies elsewhere are no data of it."""
+    with pytest.raises(ValueError, match=r"must (name|be)"):
+        case(link=[link])
+
+
+@pytest.mark.parametrize(
+    ("command", "refused"),
+    [
+        ("python {root}/data/loader.py", "data/loader.py"), ("a --file={root}/data//loader.py", "data/loader.py"),
+        ("a {root}/src", "src"), ("a {root}/src/../src/", "src"), ("a {root}/data", ""),
+        ("a {root}/data/deep/a.txt", ""),
+        ("a {root} {root}/ {root}/../x {root}/nowhere", ""),
+    ],
+)  # fmt: skip
+def test_code_of_the_checkout_is_refused(mixed: Repo, command: str, refused: str) -> None:
+    """`{root}/X` is an error where git tracks X, or all of X, and none where X is data."""
+    (mixed.root / "src" / "__pycache__").mkdir(parents=True)
+    (mixed.root / "src" / "train.py").touch()
+    mixed.git("add", "src")
+    (mixed.root / "src" / "__pycache__" / "train.pyc").touch()
+    for asked in (case(command), case(env={"DATA": command.split()[-1]})):
+        if not refused:
+            refuse_tracked(Git(mixed.root), asked)
+            continue
+        with pytest.raises(ReproError, match=rf"every commit would run that one.* write {refused} instead"):
+            refuse_tracked(Git(mixed.root), asked)
+
+
+# -- what programs print of a file that is not there
+
+FAILURES = {
+    "python": "{python} -c \"open('data/deep/a.txt')\"",
+    "python, from below a folder": "cd src && {python} -c \"open('../data/deep/a.txt')\"",
+    "python, with its own folder": "cd src && {python} -c \"open('own.txt')\"",
+    "python, absolute": "{python} -c \"import os; open(os.path.abspath('data/deep/a.txt'), 'rb')\"",
+    "python, a folder": "{python} -c \"import os; os.listdir('data/deep')\"",
+    "python, a script": "{python} data/deep/a.txt",
+    "cat": "cat data/deep/a.txt",
+    "ls": "ls data/deep/a.txt",
+    "the shell": "exec < data/deep/a.txt",
+    "a program": "./data/deep/a.txt",
+    "bash": "bash -c '. data/deep/a.txt'",
+    "numpy": "{python} -c \"import numpy; numpy.loadtxt('data/deep/a.txt')\"",
+    "numpy, a file of its own": "{python} -c \"import numpy; numpy.load('data/deep/a.txt')\"",
+    "torch": "{python} -c \"import torch; torch.load('data/deep/a.txt')\"",
+    "torch, in C++": "{python} -c \"import torch; torch.jit.load('data/deep/a.txt')\"",
+    "torch, mapped": "{python} -c \"import torch; torch.UntypedStorage.from_file('data/deep/a.txt', False, 1)\"",
+    "safetensors": "{python} -c \"import safetensors; safetensors.safe_open('data/deep/a.txt', 'np')\"",
+}
+
+
+@pytest.mark.parametrize("torch", [False, pytest.param(True, marks=pytest.mark.whole)])
+def test_messages_of_a_missing_file(mixed: Repo, torch: bool) -> None:
+    """The path is recognised in what Python, shells, numpy, torch and safetensors print, however it is written."""
+    (mixed.root / "src").mkdir()
+    (mixed.root / "src" / "code.py").touch()
+    (mixed.root / "src" / "own.txt").touch()
+    mixed.git("add", "src")
+    mixed.git("commit", "--quiet", "--message", "Code")
+    with worktree(mixed) as place:
+        for command in [text for name, text in FAILURES.items() if ("torch" in name) == torch]:
+            shell = ["/bin/sh", "-c", command.replace("{python}", sys.executable)]
+            done = subprocess.run(shell, cwd=place.root, capture_output=True, text=True, check=False)
+            assert done.returncode, command
+            found = missing_from(place, done.stderr, [])
+            assert links_in(found) == ["src/own.txt" if "own.txt" in command else "data/deep/"], done.stderr
+            assert "git ignores it" in found
+            assert missing_from(Place(mixed.root), done.stderr, []) == ""
+            assert missing_from(place, done.stderr, ["data", "src"]) == ""
+
+
+def test_what_is_missing_for_another_reason(mixed: Repo) -> None:
+    """A path that is in no checkout, one that only other commits have, and a line that tells of no path say nothing."""
+    (mixed.root / "new.py").touch()
+    with worktree(mixed, commit="HEAD~1") as place:
+        for line in ("'nowhere/x.txt'", "'data/later.py'", "'data/loader.py'", "''", "'.git/config'", "'/'"):
+            assert missing_from(place, f"FileNotFoundError: No such file or directory: {line}", []) == "", line
+        assert missing_from(place, "loss of data/deep/a.txt is nan", []) == ""
+        assert "commit it if it is code" in missing_from(place, "python: can't open file 'new.py'", [])
+
+
+# -- golden runs
+
+READS = TRAIN.replace("import torch\n", "import torch\nSEED = int(open('data/seed').read())\n").replace(
+    "seed(3)", "seed(SEED)"
+)
+
+
+@pytest.fixture
+def reading(tmp_path: Path) -> Repo:
+    """A trainer that reads ignored data."""
+    repo = start(tmp_path, READS, None)
+    (repo.root / ".gitignore").write_text("data\n")
+    (repo.root / "data").mkdir()
+    (repo.root / "data" / "seed").write_text("3")
+    assert repo.repro("init", "--remote", str(tmp_path / "remote")).returncode == 0
+    repo.commit("Ignore data")
+    return repo
+
+
+COMMAND = ("--", sys.executable, "train.py", "--steps", "2")
+
+
+def test_recording_what_no_worktree_could_run(reading: Repo) -> None:
+    """A program that needs ignored data is refused when it is recorded, before it is run, and the cure is printed."""
+    done = reading.repro("golden", "record", "toy", *COMMAND)
+    said = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and "in a worktree of its commit" in said, done.stderr
+    assert "data/seed is in your checkout" in said
+    assert "run repro golden record toy --link data -- " in said
+    assert not (reading.root / "golden" / "cases" / "toy.toml").exists()
+
+
+@pytest.mark.whole
+def test_a_golden_run_of_linked_data(reading: Repo) -> None:
+    """With --link it is recorded, the case says so, and it is GOOD's first run in a bisect until the data changes."""
+    done = reading.repro("golden", "record", "toy", "--link", "data/", *COMMAND)
+    assert done.returncode == 0, done.stderr
+    assert 'link = ["data"]' in (reading.root / "golden" / "cases" / "toy.toml").read_text()
+    good = reading.commit("Golden run")
+    note(reading, "one")
+    culprit = edit(reading, "scale = 1.0\n", "scale = 1.0 + 1e-6\n", "Scale")
+    bisect = ("bisect", "--no-explain", "--case", "toy", f"{good}..HEAD", "--json", "-j", "1")
+    first = reading.repro(*bisect)
+    found = json.loads(first.stdout)
+    assert (found["culprit"]["commit"], found["golden"] is None) == (culprit, False), first.stderr
+    (reading.root / "data" / "seed").write_text("4")
+    second = reading.repro(*bisect)
+    found = json.loads(second.stdout)
+    assert (found["culprit"]["commit"], found["golden"], found["cost"]["reused"]) == (culprit, None, 0), second.stderr
+    assert "recorded with other files beside its code" in second.stderr
+
+
+def test_a_case_says_its_own_links(reading: Repo) -> None:
+    """--link is for a command alone."""
+    (reading.root / "golden" / "cases" / "toy.toml").write_text(CASE)
+    done = reading.repro("bisect", "--case", "toy", "--link", "data", "HEAD~1..HEAD")
+    assert done.returncode == 2 and "--link are for a command after --" in done.stderr
