@@ -70,8 +70,8 @@ def record(checkout: Checkout, case: Case, options: Options, say: Say) -> tuple[
 
     Raises:
         RefusedError: a proof failed; nothing was kept.
-        ReproError: the trainer failed, it is being recorded already, or there is a golden run and no reason to replace
-            it.
+        ReproError: the trainer failed, it is being recorded already, no commit can change it, or there is a golden run
+            and no reason to replace it.
     """
     store = Store(checkout.root)
     if not store.dvc.initialised:
@@ -84,6 +84,8 @@ def record(checkout: Checkout, case: Case, options: Options, say: Say) -> tuple[
 
 def _record(checkout: Checkout, case: Case, store: Store, options: Options, say: Say) -> tuple[GoldenRun, list[Proof]]:
     place = checkout.place(case)
+    if reason := kind_of(case).out_of_reach(checkout):
+        raise ReproError(f"{case.name} would guard nothing: {reason}")
     _refuse_existing(store, identity_of(case, place.root).machine, case, options)
     with scratch_folder(checkout.scratch, "record") as scratch:
         try_out(case, place, scratch / "check.log")
