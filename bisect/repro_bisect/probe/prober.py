@@ -95,7 +95,7 @@ class Prober:
         identity: Identity,
         executor: Executor,
         predicate: Predicate,
-        examine: Callable[[Path], str] | None = None,
+        examine: Callable[[Path, str], str] | None = None,
         *,
         fresh: bool = False,
     ) -> None:
@@ -299,7 +299,7 @@ class Prober:
 
     def _diagnosis(self, failure: ChildFailure) -> str:
         log = Path(failure.log)
-        return self._examine(log) if self._examine and log.is_file() else ""
+        return self._examine(log, failure.message) if self._examine and log.is_file() else ""
 
     def _charge(self, stage: Stage, steps: int, seconds: float) -> None:
         bill: Bill = getattr(self.cost, stage)
