@@ -14,7 +14,7 @@ __all__ = ["cli"]
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     lazy={
-        "init": ("repro.commands.init:init", "Prepare a repository: golden/, a first case, DVC."),
+        "init": ("repro.commands.init:init", "Prepare a repository: golden/ and DVC."),
         "golden": ("repro.commands.golden:golden", "Record, verify and manage golden runs."),
         "rollout": ("repro.commands.rollout:rollout", "Record rollouts, and show what was recorded."),
         "check": ("repro.commands.check:check", "Check one part of a run: does a rollout engine repeat its bits?"),

@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 from conftest import Repo, environment
 
+from repro_golden.case.file import read_case
+from repro_golden.repository.checkout import find_checkout
+from repro_golden.subjects import kind_of
+
 
 def only_line(done: subprocess.CompletedProcess[str]) -> str:
     """The one line of complaint; there must be no traceback."""
@@ -197,23 +201,74 @@ def test_outside_a_repository(tmp_path: Path) -> None:
     folder.root.mkdir()
     assert "git init" in only_line(folder.repro("golden", "list"))
     folder.git("init", "--quiet")
-    assert "repro init" in only_line(folder.repro("golden", "record"))
+    assert "`repro golden record NAME -- YOUR COMMAND` writes" in only_line(folder.repro("golden", "record"))
     assert folder.repro("golden", "list").stdout.startswith("no golden runs")
+    (folder.root / "train.py").touch()
+    done = folder.repro("golden", "record", "toy", "--", sys.executable, "train.py")
+    assert done.returncode == 2 and done.stderr.endswith("has no DVC yet: run `repro init`\n")
 
 
 def test_init_says_what_it_wrote_and_twice_is_harmless(tmp_path: Path) -> None:
-    """Init prepares any git repository, keeps the remote outside it, and changes nothing the second time."""
+    """Init prepares any git repository, keeps the remote outside it, and changes nothing the second time.
+
+    It writes no case of a trainer that the repository does not hold, and names a command only by a file that is there.
+    """
     repo = Repo(tmp_path / "fork")
     repo.root.mkdir()
     repo.git("init", "--quiet")
     first = repo.repro("init", "--remote", str(tmp_path / "remote"))
-    assert first.returncode == 0 and "golden/cases/first.toml" in first.stdout and ".dvc" in first.stdout
+    assert first.returncode == 0 and "golden/dvc.yaml" in first.stdout and ".dvc" in first.stdout
+    assert first.stdout.splitlines()[-1] == "next: repro golden record NAME -- YOUR COMMAND"
+    assert not list((repo.root / "golden").rglob("*.toml"))
     before = {p: p.read_bytes() for p in repo.root.rglob("*") if p.is_file()}
     again = repo.repro("init")
     assert again.returncode == 0 and "nothing to do" in again.stdout
     assert {p: p.read_bytes() for p in repo.root.rglob("*") if p.is_file()} == before
-    refused = repo.repro("bisect", "HEAD..HEAD")
-    assert refused.returncode == 2 and "set subject.path" in only_line(refused)
+    for name in ("tests/train.py", "a/train_x.py", "b/train_y.py"):
+        (repo.root / name).parent.mkdir(exist_ok=True)
+        (repo.root / name).touch()
+    assert json.loads(repo.repro("init", "--json").stdout)["next"] == ["repro golden record NAME -- YOUR COMMAND"]
+    (repo.root / "b" / "train.py").touch()
+    assert "repro golden record train -- python b/train.py" in repo.repro("init").stdout
+
+
+def test_init_gives_an_example_only_where_it_is_asked_for(tmp_path: Path) -> None:
+    """--example puts the built-in trainer into the repository, where commits can change it, with a case of it."""
+    repo = Repo(tmp_path / "fork")
+    repo.root.mkdir()
+    repo.git("init", "--quiet")
+    done = repo.repro("init", "--example", "--case", "tried", "--remote", str(tmp_path / "remote"))
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "next: repro golden record"
+    case = read_case(repo.root / "golden" / "cases" / "tried.toml")
+    assert kind_of(case).out_of_reach(find_checkout(repo.root)) == ""
+    assert (repo.root / "core" / "repro_core" / "train" / "trainer.py").is_file()
+    assert "nothing to do" in repo.repro("init", "--example", "--case", "tried").stdout
+
+
+def test_what_no_commit_can_change_is_not_recorded(fork: Repo) -> None:
+    """A module as installed, a folder without the module, and code that git ignores or lacks would agree for ever."""
+    case = fork.root / "golden" / "cases" / "mini.toml"
+    text = case.read_text()
+    (fork.root / "other").mkdir()
+    (fork.root / "other" / "notes.py").touch()
+    for path, said in (("", "is imported as installed"), ("other", "repro_core is not in other/")):
+        case.write_text(text.replace('path = "core"', f'path = "{path}"'))
+        line = only_line(fork.repro("golden", "record"))
+        assert said in line and "no commit can change" in line and "set subject.path" in line
+    case.write_text(text.replace('path = "core"', 'path = ""'))
+    assert "set subject.path" in only_line(fork.repro("bisect", "HEAD..HEAD"))
+    case.write_text(text)
+    fork.git("rm", "-r", "--cached", "--quiet", "core")
+    (fork.root / ".gitignore").write_text("core/\n")
+    fork.commit("Ignore it")
+    assert "git takes no file of core" in only_line(fork.repro("golden", "record"))
+    bare = Repo(fork.root.parent / "bare")
+    bare.root.mkdir()
+    bare.git("init", "--quiet")
+    assert bare.repro("init").returncode == 0
+    done = bare.repro("golden", "record", "toy", "--", sys.executable, "-c", "print(1)")
+    assert done.returncode == 2 and "no file beside golden/" in done.stderr.splitlines()[-1]
+    assert not (bare.root / "golden" / "cases").exists()
 
 
 def mounts() -> bool:

@@ -160,7 +160,7 @@ def test_a_value_that_does_not_serve_is_one_line(tmp_path: Path, text: str, mess
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     """A missing file, a folder and a file that is no UTF-8 are one line each."""
-    with pytest.raises(ReproError, match="`repro init` writes a first one"):
+    with pytest.raises(ReproError, match="`repro golden record NAME -- YOUR COMMAND` writes"):
         read_case(tmp_path / "no.toml")
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "latin.toml").write_bytes(b"# \xe9")
@@ -300,9 +300,9 @@ def test_packages_are_part_of_a_case_only_where_it_has_some(tmp_path: Path, text
 def test_cases_are_found_by_name_or_alone(tmp_path: Path) -> None:
     """Without a name the only case serves; none, several and an unknown one are answered with those that exist."""
     folder = tmp_path / "golden" / "cases"
-    with pytest.raises(ReproError, match=r"0 cases in .*`repro init`"):
+    with pytest.raises(ReproError, match=r"0 cases in .*`repro golden record NAME -- "):
         find_case(tmp_path, None)
-    with pytest.raises(ReproError, match=r"no case 'tiny' .*`repro init`"):
+    with pytest.raises(ReproError, match=r"no case 'tiny' .*`repro golden record NAME -- "):
         find_case(tmp_path, "tiny")
     folder.mkdir(parents=True)
     (folder / "tiny.toml").write_text(CASE)

@@ -19,9 +19,10 @@ from repro.demo import refactors
 from repro.demo.culprits import CULPRITS, Culprit, kinds
 from repro.demo.edits import Edit, apply, unbound
 from repro.demo.history import CASE, FIRST_STEPS, STEPS, SUBJECT, History, choose, make_history
-from repro.demo.repository import open_answer, seal_answer, trainer_source, write_repository
+from repro.demo.repository import open_answer, seal_answer, write_repository
 from repro.demo.run import MARKER, DemoResult, prepare_folder
 from repro.demo.show import result_text
+from repro.initialise import trainer_source
 from repro_bisect.axes.axis import PointInfo
 from repro_bisect.driver.result import BisectResult
 from repro_bisect.driver.result import Culprit as BisectCulprit

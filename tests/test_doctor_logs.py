@@ -136,6 +136,13 @@ CASES: dict[str, tuple[list[str], list[str], str, str, int]] = {
     "rank-died": (
         DIED, [actor("ray.actor.ActorClass created")], "error", "rank 5, pid 26103, ip 10.80.8.181) died: it ended", 1,
     ),
+    "ray-gcs-unreachable": (
+        [
+            "[2026-11-22 13:25:03,557 W 2698 2698] gcs_rpc_client.h:151: Failed to connect to GCS at address "
+            "10.80.8.181:6379 within 5 seconds.",
+        ],
+        ["Connected to Ray cluster."], "error", "no Ray cluster answers at 10.80.8.181:6379", 1,
+    ),
     "ray-oom": (
         [
             "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",

@@ -6,12 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
+from conftest import Repo
 from examples_kit import at_most
 from foreign_kit import make_fork
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro.doctor.quiet import diagnosis
+from repro.doctor.artefacts.case import artefacts_of
+from repro.doctor.artefacts.kinds import Launch
+from repro.doctor.artefacts.launch import launch_of_argv
+from repro.doctor.examine import OTHER_PROGRAM, examine
+from repro.doctor.quiet import before_recording, diagnosis
+from repro_golden.case.command_line import CommandLine
+from repro_golden.case.file import read_case
+from repro_golden.repository.checkout import find_checkout
 
 CRASH = """\
 import sys
@@ -48,16 +56,75 @@ def test_a_probe_that_fails_is_diagnosed(tmp_path: Path) -> None:
 
 @pytest.mark.whole
 def test_a_recording_is_preceded_by_what_is_wrong_with_its_launch(tmp_path: Path) -> None:
-    """What is wrong with the case's launch or code is told before the recording; else nothing is."""
-    fork = make_fork(tmp_path, commits=0, flags=["--debug-determinism"])
+    """Errors in the case's launch or code are told before the recording, and no warnings; else nothing is."""
+    fork = make_fork(tmp_path, commits=0, flags=["--debug-determinism", "--debug-rollout-only"])
     late = "model = get_model(provider)\ntorch.use_deterministic_algorithms(True)\n"
     (fork.repo.root / "slime" / "late.py").write_text(late)
     fork.repo.commit("Deterministic, they say")
     said = fork.repo.repro("golden", "record", fork.case)
-    assert "doctor: " in said.stderr and "ghost-flag" in said.stderr, said.stderr
-    assert "determinism-after-model" in said.stderr and "slime/late.py:2" in said.stderr, said.stderr
+    assert "doctor: error debug-modes-exclusive" in said.stderr, said.stderr
+    assert "doctor: warning" not in said.stderr and "ghost-flag" not in said.stderr, said.stderr
     clean = make_fork(tmp_path / "clean", commits=0)
     assert "doctor: error" not in clean.repo.repro("golden", "record", clean.case).stderr
+
+
+OWN = "import torch\nprint(torch.ones(3).sum())\n"
+GRPO = "grpo.py --kl-coef 0.04 --eps-clip 0.2 --rollout-batch-size 8 --lr 1e-6 --label-key answer --bf16 --reward-key r"
+
+
+@pytest.mark.parametrize("words", ["train.py", "train.py --lr 0.1 --seed 1 --load /data/slime/x", GRPO])
+def test_a_program_of_the_users_own_is_no_launch_of_slime(tmp_path: Path, words: str) -> None:
+    """Its name, flags that many have and paths say nothing: no rule of the trainers' is tried, and a note says so."""
+    repo = Repo(tmp_path)
+    repo.git("init", "--quiet")
+    for name in ("train.py", "grpo.py"):
+        (tmp_path / name).write_text(OWN)
+    case = CommandLine(["python", *words.split()]).case(tmp_path)
+    assert before_recording(find_checkout(tmp_path), case) == []
+    found = examine([], list(artefacts_of(case, tmp_path)))
+    assert [one.rule for one in found.findings] == [OTHER_PROGRAM.id]
+
+
+@pytest.mark.parametrize("sign", ["from slime.utils import x\n", "    import miles_plugins\n", "", "--rm-type math"])
+def test_a_launch_of_theirs_is_known_by_imports_and_flags(
+    tmp_path: Path, sign: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that imports slime, Miles or Relax, or a flag that only they have, makes a launch theirs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(OWN if sign.startswith("--") else OWN + sign)
+    flags = sign.split() if sign.startswith("--") else []
+    launch = launch_of_argv(["python", "train.py", "--lr", "1e-6", *flags])
+    assert launch.trainer is bool(sign)
+    rules = {one.rule for one in examine([], [launch]).findings}
+    assert ("megatron-dropout" in rules) is bool(sign)
+
+
+def test_a_replay_samples_nothing(tmp_path: Path) -> None:
+    """A case of slime's trains on recorded rollouts: that its launch names no GPUs for sampling is no error."""
+    fork = make_fork(tmp_path, commits=0)
+    case = read_case(fork.repo.root / "golden" / "cases" / f"{fork.case}.toml")
+    (launch,) = (one for one in artefacts_of(case, fork.repo.root) if isinstance(one, Launch))
+    sizes = "--actor-num-nodes 1 --actor-num-gpus-per-node 2"
+    assert launch.trainer and launch.has("--debug-train-only")
+    own = case.model_copy(update={"subject": case.subject.model_copy(update={"command": f"python train.py {sizes}"})})
+    found = examine([], list(artefacts_of(own, fork.repo.root)))
+    assert "gpu-count" not in {one.rule for one in found.findings}
+    alone = launch_of_argv(["python", "train.py", *sizes.split()])
+    assert "gpu-count" in {one.rule for one in examine([], [alone]).findings}
+
+
+def test_a_diagnosis_says_errors_and_not_what_the_verdict_says(tmp_path: Path) -> None:
+    """The exception that ended a run is in its verdict; a cluster that is gone is told with what to do."""
+    log = tmp_path / "log"
+    log.write_text('Traceback (most recent call last):\n  File "x.py", line 1, in <module>\nValueError: batch of 3\n')
+    assert diagnosis(log, "exited with 1: ValueError: batch of 3") == ""
+    assert diagnosis(log) == "", "a warning"
+    log.write_text("usage: train.py\ntrain.py: error: unrecognized arguments: --fo\n")
+    assert "flags-refused" in diagnosis(log, "exited with 2")
+    assert diagnosis(log, "exited with 2: train.py: error: unrecognized arguments: --fo") == ""
+    log.write_text("E gcs_rpc_client.h:151: Failed to connect to GCS at address 10.0.0.1:6379 within 5 seconds.\n" * 9)
+    told = diagnosis(log, "no end within 480 s")
+    assert "no Ray cluster answers at 10.0.0.1:6379" in told and "`ray stop --force` removes" in told
 
 
 @at_most(60)

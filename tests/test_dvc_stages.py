@@ -112,6 +112,10 @@ def test_plots_diff_draws_both_sides(checked: Repo) -> None:
     drawn = plots["losses"][0]["content"]
     assert drawn["title"]["text"] == "Losses"
     rows = {(r["rev"], r["field"], r["step"]): r for r in drawn["data"]["values"]}
+    unnamed = plots["golden/check-steps.json"][0]["content"]  # the stage names no column
+    assert '"y": {"field": "toy/bits_agree"' in json.dumps(unnamed)
+    agree = [r["toy/bits_agree"] for r in unnamed["data"]["values"] if r["rev"] == "workspace"]
+    assert agree == [1, 1, 0, 0]
     old, new = (rows[rev, "toy/loss", 3] for rev in ("HEAD", "workspace"))
     assert (old["toy/bits_agree"], new["toy/bits_agree"]) == (1, 0)
     assert old["dvc_inferred_y_value"] != new["dvc_inferred_y_value"]
@@ -161,13 +165,13 @@ def test_the_gate_still_fails(checked: Repo) -> None:
 
 
 def test_init_writes_a_stage_once_and_only_where_there_is_none(tmp_path: Path) -> None:
-    """Init's stage names the case and is left alone by a second init; a repository with a dvc.yaml keeps its own."""
+    """Init's stage is left alone by a second init; a repository with a dvc.yaml keeps its own."""
     repo = start(tmp_path)
     remote = str(tmp_path / "remote")
     assert f"wrote {STAGE}" in repo.repro("init", "--remote", remote).stdout
     (repo.root / STAGE).write_text((repo.root / STAGE).read_text() + "# mine\n")
     again = repo.repro("init")
-    assert "nothing to do" in again.stdout and "toy/bits_agree" in (repo.root / STAGE).read_text()
+    assert "nothing to do" in again.stdout
     assert (repo.root / STAGE).read_text().endswith("# mine\n")
     listed = dvc(repo, "stage", "list", STAGE)
     assert listed.returncode == 0 and "check" in listed.stdout, listed.stderr
@@ -218,6 +222,7 @@ def test_records_all_have_the_same_keys(tmp_path: Path) -> None:
     assert [r["c/finite"] for r in found] == [1, 0, 1]
     assert [r["c/metric/finite"] for r in found] == [None, 7.0, None]
     assert [r["c/bits_agree"] for r in found] == [1, 0, 0]
+    assert list(found[0])[-1] == "c/bits_agree", "DVC draws the last column where a plot names none"
     back = records(tmp_path / "back", a, [a[0], b[1], a[2]])
     assert [r["c/bits_agree"] for r in back] == [1, 0, 1], "each step is judged by itself"
     assert [r["c/golden_kl_k1"] for r in found] == [None] * 3

@@ -128,11 +128,12 @@ def step_records(case: str, result: Any) -> list[dict[str, float | None]]:
     for step in numbers:
         k1, k3 = comparison.kl.get(step, same if step < first else (None, None))
         own: dict[str, float | None] = {
-            "bits_agree": int(result.agreeing[step]),
             "golden_kl_k1": k1,
             "golden_kl_k3": k3,
+            "bits_agree": int(result.agreeing[step]),  # last, which is what DVC draws where a plot names no column
         }
-        values = own | {n if n not in (*own, "finite") else f"metric/{n}": replayed[step].get(n) for n in names}
+        metrics = {n if n not in (*own, "finite") else f"metric/{n}": replayed[step].get(n) for n in names}
+        values = metrics | own
         finite = all(v is None or math.isfinite(v) for v in values.values())
         clean = {n: v if v is None or math.isfinite(v) else None for n, v in values.items()}
         records.append({"step": step} | {f"{case}/{n}": v for n, v in ({"finite": int(finite)} | clean).items()})

@@ -12,20 +12,25 @@ __all__ = ["init"]
 
 
 @click.command()
-@click.option("--case", "name", default="first", show_default=True, help="Name of the first case.")
+@click.option("--case", "name", help="Name of the case.  [default: first]")
 @click.option(
     "--remote", help="A DVC remote to share (s3://, ssh://, a folder); by default a folder of your own outside git."
 )
+@click.option("--example", is_flag=True, help="Copy the built-in trainer to core/, with a case of it, to try repro on.")
 @json_option
-def init(name: str, remote: str | None, as_json: bool) -> int:
-    """Write golden/, a first case and, where missing, DVC with a remote. Twice is harmless.
+def init(name: str | None, remote: str | None, example: bool, as_json: bool) -> int:
+    """Write golden/ and, where missing, DVC with a remote; say how to record. Twice is harmless.
 
-    Where there is no dvc.yaml, golden/dvc.yaml gets a stage that replays the golden runs.
+    Where there is no dvc.yaml, golden/dvc.yaml gets a stage that replays the golden runs. A repository that holds the
+    built-in trainer gets a first case of it.
     """
-    from repro.initialise import initialise
+    from repro.initialise import initialise, next_command
     from repro_golden.repository.checkout import find_checkout
 
-    done = initialise(find_checkout(Path.cwd()).root, name, remote)
-    text = "\n".join(f"wrote {line}" for line in done) if done else "nothing to do: golden/, DVC and a case are here"
-    emit(as_json, {"wrote": done}, text + "\nnext: repro golden record")
+    root = find_checkout(Path.cwd()).root
+    done = initialise(root, name or "first", remote, example=example)
+    wrote = [f"wrote {line}" for line in done] or ["nothing to do: golden/ and DVC are here"]
+    following = next_command(root, name)
+    lines = [*wrote, f"next: {following[0]}", *(f"      {line}" for line in following[1:])]
+    emit(as_json, {"wrote": done, "next": following}, "\n".join(lines))
     return 0

@@ -150,12 +150,12 @@ def _entries(
     from repro.pulls.pair import compare_commits
     from repro.pulls.result import Failed
     from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
-    from repro_golden.case.file import CASES, find_case, list_cases
+    from repro_golden.case.file import CASES, NO_CASE, find_case, list_cases
 
     line.check(beside=", ".join(names))
     known = [path.stem for path in list_cases(checkout.root)]
     if not known and not line.words:
-        raise ReproError(f"no cases in {checkout.root / CASES}: `repro init` writes a first one")
+        raise ReproError(f"no cases in {checkout.root / CASES}: {NO_CASE}")
     if wrong := [given for given in names if given not in known]:
         raise ReproError(f"no case {wrong[0]!r} in {checkout.root / CASES}; known: {', '.join(known)}")
     found: list[Entry] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -17,22 +16,7 @@ from repro.demo.history import Answer, Planned
 from repro_golden.base.canonical import canonical_json, write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
 
-__all__ = ["checkout", "open_answer", "seal_answer", "trainer_source", "write_repository"]
-
-
-def trainer_source() -> dict[str, str]:
-    """The built-in trainer's modules by their path in its folder, as installed. Nothing of it is imported.
-
-    Raises:
-        ReproError: it is not installed as files.
-    """
-    spec = importlib.util.find_spec("repro_core")
-    folders = [Path(folder) for folder in spec.submodule_search_locations or []] if spec else []
-    files = [(folder, path) for folder in folders for path in sorted(folder.rglob("*.py"))]
-    found = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for folder, path in files}
-    if not found:
-        raise ReproError("the built-in trainer is not installed: `pip install repro-harness` brings it")
-    return found
+__all__ = ["checkout", "open_answer", "seal_answer", "write_repository"]
 
 
 def write_repository(root: Path, commits: Sequence[Planned]) -> list[str]:

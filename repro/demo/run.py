@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from repro.demo.history import make_history
-from repro.demo.repository import checkout, open_answer, seal_answer, trainer_source, write_repository
-from repro.initialise import initialise
+from repro.demo.repository import checkout, open_answer, seal_answer, write_repository
+from repro.initialise import initialise, trainer_source
 from repro.live import line_of
 from repro.report.bisect import write_report
 from repro_bisect.driver.commits import bisect_range

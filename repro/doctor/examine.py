@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from repro.doctor.artefacts.kinds import NotRead
+from repro.doctor.artefacts.kinds import Launch, NotRead
 from repro.doctor.catalogue import catalogue
 from repro.doctor.recognise import Seen, recognise
 from repro_golden.base.checks import Finding, Found, Rule, Severity, Where
@@ -37,6 +37,15 @@ LEFT_OUT = Rule(
 )  # fmt: skip
 """Likewise."""
 
+OTHER_PROGRAM = Rule(
+    "other-program", "A launch of a program that is none of slime, Miles and Relax", (), "note", "certain",
+    "the rules of those trainers are not tried on it, so their absence is no clean bill",
+    "where it does start one of them, name a script or command line with the flags that it gives, or run the doctor in "
+    "the checkout that holds its program",
+    (), lambda: (),
+)  # fmt: skip
+"""Likewise: it is known before any rule is tried."""
+
 _ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 
 
@@ -61,7 +70,13 @@ class Examination:
 
 def every_rule() -> dict[str, Rule]:
     """The catalogue, and what is found while artefacts are read."""
-    return {**catalogue(), UNREADABLE.id: UNREADABLE, FAULT.id: FAULT, LEFT_OUT.id: LEFT_OUT}
+    return {
+        **catalogue(),
+        UNREADABLE.id: UNREADABLE,
+        FAULT.id: FAULT,
+        LEFT_OUT.id: LEFT_OUT,
+        OTHER_PROGRAM.id: OTHER_PROGRAM,
+    }
 
 
 def look(paths: Iterable[Path]) -> list[Seen]:
@@ -105,18 +120,29 @@ def examine(
     findings += [
         Finding.of(LEFT_OUT, Found(one.reason, Where(str(one.path)))) for one in artefacts if isinstance(one, NotRead)
     ]
+    others = [one for one in artefacts if isinstance(one, Launch) and not one.trainer]
+    of_trainers = [one for one in artefacts if not isinstance(one, Launch) or one.trainer]
+    if not only:  # what is asked for by name is tried on whatever is given
+        findings += [Finding.of(OTHER_PROGRAM, Found(_starts(one), Where(str(one.path)))) for one in others]
     tried = []
     for rule in catalogue().values():
         if (only and rule.id not in only) or rule.id in ignore:
             continue
-        combinations = list(_combinations(rule.inputs, artefacts))
+        serving = artefacts if only or rule.any_program else of_trainers
+        combinations = list(_combinations(rule.inputs, serving))
         if combinations:
             tried.append(rule.id)
-        used = [_sole(kind, artefacts) for kind in rule.uses]
+        used = [_sole(kind, serving) for kind in rule.uses]
         for inputs in combinations:
             findings += _tried(rule, (*inputs, *used))
     findings = list(dict.fromkeys(findings))
     return Examination(seen, sorted(findings, key=lambda one: _ORDER.index(one.severity)), tried)
+
+
+def _starts(launch: Launch) -> str:
+    return (
+        f"{launch.entry or 'the command'} imports none of slime, Miles and Relax, and has no flag that only they have"
+    )
 
 
 def _tried(rule: Rule, given: tuple[object, ...]) -> Iterator[Finding]:

@@ -1,6 +1,6 @@
 """The doctor where nobody asked for it: before a golden run is recorded, and on the log of what failed.
 
-It says nothing where it finds nothing, never stops what it looks at, and fails in silence: nobody asked for it.
+It says nothing but errors, never stops what it looks at, and fails in silence: nobody asked for it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ _OF_FAILURES = "logs"
 """The subject of the rules that speak of why something failed."""
 
 
-def diagnosis(log: Path) -> str:
-    """What the log of a failed run shows of its cause, in one line; '' where no rule knows it."""
+def diagnosis(log: Path, verdict: str = "") -> str:
+    """What the log of a failed run shows of its cause, in one line; '' where no rule knows it.
+
+    Args:
+        log: It.
+        verdict: What is said of the failure anyway: an exception that stands there is not told again.
+    """
     from repro.doctor.artefacts.log import LOG
     from repro.doctor.catalogue import catalogue, subject_of
     from repro.doctor.examine import examine
@@ -37,21 +42,27 @@ def diagnosis(log: Path) -> str:
     except (ReproError, OSError):
         return ""
     rules = [rule.id for rule in catalogue().values() if subject_of(rule) == _OF_FAILURES]
-    found = [one for one in examine([seen], only=rules).findings if one.severity != "note"]
+    found = [one for one in examine([seen], only=rules).of("error") if not _repeats(one, verdict)]
     # the log goes with the probe: its line is evidence, its path is not
     told = [dataclasses.replace(one, where=dataclasses.replace(one.where, path="", line=None)) for one in found]
     return "; ".join(brief(told[:1]))
 
 
+def _repeats(finding: Finding, verdict: str) -> bool:
+    """Whether a finding says no more than the exception that a verdict ends with."""
+    _, colon, rest = finding.message.partition(": ")
+    return bool(colon) and rest.rstrip(". ") in verdict
+
+
 def before_recording(checkout: Checkout, case: Case) -> list[str]:
-    """What is wrong with a case's launch, data and surroundings, in a line each; no notes."""
+    """The errors in a case's launch, data and surroundings, in a line each."""
     from repro.doctor.show import brief
 
     try:
         found = _of_case(checkout.root, case)
     except (ReproError, OSError):
         return []
-    return brief((one for one in found if one.severity != "note"), limit=5)
+    return brief((one for one in found if one.severity == "error"), limit=5)
 
 
 def _of_case(root: Path, case: Case) -> Sequence[Finding]:

@@ -43,7 +43,8 @@ class Options:
         confidence: Where verdicts are noisy, the probability at which a commit is the answer; None for the default.
         open_end: The case has as many steps as GOOD makes.
         explain: Say of each culprit why its numbers moved.
-        examine: Looks at the log of a probe that fails and says in one line what is known of it, or ''.
+        examine: Takes the log of a probe that fails, and what is said of that anyway; says in one line what else is
+            known of it, or ''.
         try_skips: Presume of no commit that it fails like those around it: try it.
     """
 
@@ -57,7 +58,7 @@ class Options:
     confidence: float | None = None
     open_end: bool = False
     explain: bool = False
-    examine: Callable[[Path], str] | None = None
+    examine: Callable[[Path, str], str] | None = None
     try_skips: bool = False
 
 

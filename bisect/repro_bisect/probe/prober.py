@@ -99,7 +99,7 @@ class Prober:
         identity: Identity,
         executor: Executor,
         predicate: Predicate,
-        examine: Callable[[Path], str] | None = None,
+        examine: Callable[[Path, str], str] | None = None,
         *,
         fresh: bool = False,
     ) -> None:
@@ -304,7 +304,7 @@ class Prober:
 
     def _diagnosis(self, failure: ChildFailure) -> str:
         log = Path(failure.log)
-        return self._examine(log) if self._examine and log.is_file() else ""
+        return self._examine(log, failure.message) if self._examine and log.is_file() else ""
 
     def _charge(self, stage: Stage, steps: int, seconds: float) -> None:
         bill: Bill = getattr(self.cost, stage)

@@ -74,6 +74,7 @@ class Rule:
         check: The function: takes one artefact for each of `inputs`, then one or None for each of `uses`.
         uses: Kinds that help where there is one. None is passed where there is none, or several that could be meant.
         phrases: For rules that read logs: what to look for. `Log.hits` has the lines that hold one.
+        any_program: Whether it is true of whatever is launched, and not of slime, Miles and Relax alone.
     """
 
     id: str
@@ -87,6 +88,7 @@ class Rule:
     check: Callable[..., Iterable[Found]]
     uses: tuple[type, ...] = ()
     phrases: tuple[str, ...] = ()
+    any_program: bool = False
 
 
 Check = Callable[..., Iterable[Found]]

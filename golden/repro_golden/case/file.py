@@ -27,6 +27,7 @@ from repro_golden.case.subject_tables import (
 from repro_golden.case.tables import Layout, MismatchTable, NightlyTable, OfLayouts
 
 __all__ = [
+    "NO_CASE",
     "Bound",
     "Case",
     "CommandSubject",
@@ -40,6 +41,8 @@ __all__ = [
 ]
 
 CASES = Path("golden/cases")
+NO_CASE = "`repro golden record NAME -- YOUR COMMAND` writes a first one"
+"""What to do then."""
 
 
 class Experiment(Table):
@@ -219,7 +222,7 @@ def read_case(path: Path) -> Case:
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ReproError(f"no case file {path}: `repro init` writes a first one") from None
+        raise ReproError(f"no case file {path}: {NO_CASE}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ReproError(f"cannot read the case {path}: {error}") from None
     except tomllib.TOMLDecodeError as error:
@@ -268,10 +271,10 @@ def find_case(root: Path, name: str | None) -> Case:
     names = ", ".join(p.stem for p in paths)
     if name is None:
         if len(paths) != 1:
-            choose = f"name one of {names}" if paths else "`repro init` writes a first one"
+            choose = f"name one of {names}" if paths else NO_CASE
             raise ReproError(f"{len(paths)} cases in {root / CASES}: {choose}")
         return read_case(paths[0])
     path = root / CASES / f"{name}.toml"
     if path not in paths:
-        raise ReproError(f"no case {name!r} in {root / CASES}; " + (f"known: {names}" if names else "run `repro init`"))
+        raise ReproError(f"no case {name!r} in {root / CASES}; " + (f"known: {names}" if names else NO_CASE))
     return read_case(path)

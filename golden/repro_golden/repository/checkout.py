@@ -14,7 +14,7 @@ from repro_golden.base.canonical import digest
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.trust import folder_of, trust_of
 from repro_golden.case.file import Case
-from repro_golden.repository.code_key import code_keys
+from repro_golden.repository.code_key import NOT_CODE, code_keys
 from repro_golden.repository.git import POINTER_MOST, Git, GitFailedError, holds, pointed_at
 
 __all__ = ["Checkout", "Place", "find_checkout", "held_alone", "no_such_code"]
@@ -97,6 +97,21 @@ class Checkout:
         if _changed(self.git, *keys.covers(commit)):
             return Place(self.root)
         return Place(self.root, commit, keys.of(commit))
+
+    def takes(self, path: str) -> bool:
+        """Whether git has a file at a path, or would take one that lies there; True where that is not for this git.
+
+        What lies behind a symlink, or in a repository inside this one, is asked nowhere.
+        """
+        where = self.root / path
+        inner = [where, *where.parents][: len(PurePosixPath(path).parts)]
+        if any(folder.is_symlink() or (folder / ".git").exists() for folder in inner):
+            return True
+        spec, *left_out = (
+            (f":(top,literal){path}",) if inner else (":(top)", *(f":(top,exclude,literal){name}" for name in NOT_CODE))
+        )
+        listed = ("ls-files", "--cached", "--others", "--exclude-standard", "-z")
+        return bool(self.git.names(*listed, "--", spec, *left_out))
 
 
 def no_such_code(paths: Sequence[str], where: str) -> ReproError:

@@ -74,8 +74,8 @@ def record(checkout: Checkout, case: Case, options: Options, say: Say) -> tuple[
 
     Raises:
         RefusedError: a proof failed; nothing was kept.
-        ReproError: the trainer failed, it is being recorded already, or there is a golden run and no reason to replace
-            it.
+        ReproError: the trainer failed, it is being recorded already, no commit can change it, or there is a golden run
+            and no reason to replace it.
     """
     store = Store(checkout.root)
     if not store.dvc.initialised:
@@ -88,6 +88,8 @@ def record(checkout: Checkout, case: Case, options: Options, say: Say) -> tuple[
 
 def _record(checkout: Checkout, case: Case, store: Store, options: Options, say: Say) -> tuple[GoldenRun, list[Proof]]:
     refuse_tracked(checkout.git, case)
+    if reason := kind_of(case).out_of_reach(checkout):
+        raise ReproError(f"{case.name} would guard nothing: {reason}")
     place, linked = checkout.place(case), Linked(checkout.git, case.subject.link)
     who = who_is(case, place.root)
     machine = _refuse_existing(store, who, case, options)

@@ -31,7 +31,7 @@ from repro_golden.replay.children import (
     blame_the_machine,
     last_line,
 )
-from repro_golden.repository.checkout import Place
+from repro_golden.repository.checkout import Checkout, Place
 from repro_golden.store.rollouts import RolloutSet
 from repro_golden.subjects.argv import told
 from repro_golden.subjects.core_ranks import RankedJob
@@ -68,6 +68,18 @@ class CoreKind(Kind):
     def provable(self) -> tuple[str, ...]:
         """It shows all that it does."""
         return ("input", "forward", "grad", "update")
+
+    def out_of_reach(self, checkout: Checkout) -> str:
+        """Where the module is not in the subject's folder, a child imports what is installed."""
+        subject = self.subject
+        folder, top = checkout.root / subject.path, subject.module.partition(".")[0]
+        if subject.path and any(path.name.partition(".")[0] == top for path in _entries(folder)):
+            return super().out_of_reach(checkout)
+        where = f"is not in {subject.path}/" if subject.path else "is imported as installed (subject.path is empty)"
+        return (
+            f"{subject.module} {where}, so no commit can change the subject: set subject.path to the folder of this "
+            "repository that holds it, or guard a program of yours (`repro golden record NAME -- YOUR COMMAND`)"
+        )
 
     def identity(self, root: Path) -> Who:
         """Who a child would be, by the packages of this process or its overlay.
@@ -149,6 +161,10 @@ class CoreKind(Kind):
             child = Child(command, scratch, variables, log, subject.timeout * len(runs))
             code = child.run(cancel, stop if enough else None)
             return [] if any(ended) and not result.exists() else _result(result, runs, code, log)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
 
 
 def _result(path: Path, runs: Sequence[Run], code: int, log: Path) -> list[RunResult]:

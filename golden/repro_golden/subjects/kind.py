@@ -13,7 +13,7 @@ from repro_golden.base.canonical import digest
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
 from repro_golden.replay.children import ChildFailure, Run, RunResult, last_line, tail, watched
-from repro_golden.repository.checkout import Place
+from repro_golden.repository.checkout import Checkout, Place
 from repro_golden.subjects.argv import interpreter
 from repro_golden.subjects.environments.builds import Who
 from repro_golden.subjects.missing import missing_from
@@ -59,6 +59,14 @@ class Kind(ABC):
         """
 
     # -- what it may say otherwise
+
+    def out_of_reach(self, checkout: Checkout) -> str:
+        """Why no commit of the repository can change the subject; '' where one can, or where nobody knows."""
+        path = self.case.subject.path
+        if checkout.takes(path):
+            return ""
+        what = f"git takes no file of {path}" if path != "." else "the repository holds no file beside golden/"
+        return f"{what}, so no commit can change the subject: correct subject.path, or commit the code that trains"
 
     @property
     def provable(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from repro.doctor.artefacts.kinds import Launch, Reader, Variable
+from repro.doctor.artefacts.kinds import Flag, Launch, Reader, Variable
 from repro.doctor.artefacts.launch import launch_of_argv, read_launch
 from repro.doctor.artefacts.python_code import PYTHON
 from repro.doctor.artefacts.runs import ROLLOUT_DUMP, sizes_of, within
@@ -23,6 +23,8 @@ _FILES = 5000
 """Files of a subject's code that are looked at."""
 _NO_TRAINER = frozenset({"golden", "tests", "docs", "node_modules", "__pycache__"})
 """Folders of a repository whose code does not train."""
+_REPLAY = "--debug-train-only"
+"""What a replay of slime, Miles or Relax adds: nothing is sampled."""
 
 
 def artefacts_of(case: Case, root: Path) -> Iterator[object]:
@@ -54,8 +56,14 @@ def _launch(subject: CommandSubject, root: Path) -> Launch:
     given = {
         name: Variable(value, "export", Where(item=name)) for name, value in {**BITS_DEFAULTS, **subject.env}.items()
     }
-    system = subject.system or launch.system
-    return replace(launch, env={**given, **launch.env}, system=system)
+    launch = replace(launch, env={**given, **launch.env})
+    if subject.system is None:
+        return launch
+    flags = launch.given
+    if not launch.has(_REPLAY) and _REPLAY not in getattr(subject, "leave", ()):
+        flags = (*flags, Flag(_REPLAY, (), Where(item=_REPLAY)))
+    by_name = {flag.name: flag for flag in flags}
+    return replace(launch, system=subject.system, trainer=True, given=flags, flags=by_name)
 
 
 def _code(place: Path) -> Iterator[Path]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from repro.doctor.artefacts.kinds import Flag, Launch, Reader, Variable
 from repro.doctor.artefacts.launch_python import started
-from repro.doctor.artefacts.launch_system import ENTRY, MODULE, system_of
+from repro.doctor.artefacts.launch_system import ENTRY, MODULE, of_trainer, system_of
 from repro_golden.base.checks import Where
 from repro_golden.base.errors import ReproError
 
@@ -211,6 +211,7 @@ def launch_of_words(
         variables,
         (*settings, *more),
         system_of(path, text, entry, kept, given, variables),
+        of_trainer(path, text, entry, kept, given),
         entry,
         submitted or _submits(front),
         tuple(commands),

@@ -61,6 +61,7 @@ class Launch:
         env: Variables that reach the trainer, the last setting of each.
         settings: All settings of variables in order, by name.
         system: slime, miles or relax, where the entry point, flags or paths say so.
+        trainer: Whether it is known to start one of the three. Rules of theirs are not tried on another program.
         entry: The program that parses the flags: ``train.py``, ``train_async.py``, ``relax/entrypoints/train.py``.
         submitted: Whether it goes through ``ray job submit``.
         commands: Other commands of the script, in order, as words.
@@ -75,6 +76,7 @@ class Launch:
     env: Mapping[str, Variable]
     settings: Sequence[tuple[str, Variable]] = ()
     system: System | None = None
+    trainer: bool = False
     entry: str = ""
     submitted: bool = False
     commands: Sequence[tuple[str, ...]] = ()

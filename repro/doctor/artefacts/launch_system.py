@@ -1,4 +1,4 @@
-"""Which of the trainers a command starts."""
+"""Whether a command starts one of the trainers, and which."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import get_args
 from repro.doctor.artefacts.kinds import Flag, Variable
 from repro_golden.dumps.values import System
 
-__all__ = ["ENTRY", "MODULE", "system_of"]
+__all__ = ["ENTRY", "MODULE", "of_trainer", "system_of"]
 
 ENTRY = re.compile(
     r"(?:.*?/)??(relax/entrypoints/train\.py|train_async\.py|train_multi_lora_async\.py|train\.py)\Z", re.S
@@ -32,7 +32,57 @@ _OWN: Mapping[System, frozenset[str]] = {
         }
     ),
 }  # fmt: skip
+
+
+def _flags(text: str) -> frozenset[str]:
+    return frozenset(f"--{name}" for name in text.split())
+
+
+_SHARED = _flags("""
+actor-num-gpus-per-node actor-num-nodes check-weight-update-equal critic-num-gpus-per-node critic-num-nodes
+custom-convert-samples-to-train-data-path custom-generate-function-path custom-megatron-init-path
+custom-model-provider-path custom-reward-post-process-path custom-rm-path custom-rollout-log-function-path
+custom-tis-function-path debug-rollout-only debug-train-only dump-details dynamic-sampling-filter-path
+eval-prompt-data get-mismatch-metrics keep-old-actor load-debug-rollout-data log-probs-chunk-size
+megatron-to-hf-mode n-samples-per-eval-prompt num-critic-only-steps offload-rollout offload-train
+over-sampling-batch-size ref-ckpt-step ref-load rm-type rm-url rollout-external rollout-function-path
+rollout-max-context-len rollout-max-prompt-len rollout-max-response-len rollout-num-gpus rollout-num-gpus-per-engine
+rollout-stop-token-ids save-debug-rollout-data save-debug-train-data train-env-vars true-on-policy-mode
+update-weight-buffer-size update-weights-interval use-miles-router use-rollout-logprobs use-rollout-routing-replay
+use-slime-router use-tis
+""")
+"""Flags that the three have and no other trainer: none of Megatron's, none with a name that anyone would choose."""
+_ENGINE = "--sglang-"
+_IMPORTS = re.compile(rb"^[ \t]*(?:import|from)[ \t]+(?:slime|miles|relax)(?:_plugins)?(?![\w-])", re.M)
+_LARGEST = 1 << 20
 _NAMED = re.compile(r"(?:(?<![\w.-])|(?<=/)|\bimport )(slime|miles|relax)(?=[/.:\s\"']|_plugins|\Z)")
+
+
+def of_trainer(path: Path, text: str, entry: str, words: Sequence[str], given: Sequence[Flag]) -> bool:
+    """Whether a command starts slime, Miles or Relax, by what it imports or by flags that only they have.
+
+    The name of its program, and paths that it mentions, say nothing: every trainer has a train.py.
+    """
+    if entry.startswith("relax/") or MODULE.match(entry):
+        return True
+    names = {flag.name for flag in given}
+    if names & _SHARED.union(*_OWN.values()) or any(name.startswith(_ENGINE) for name in names):
+        return True
+    return (path.suffix == ".py" and _IMPORTS.search(text.encode()) is not None) or _imports(path, words)
+
+
+def _imports(path: Path, words: Sequence[str]) -> bool:
+    """Whether the program imports one of them: as it lies beside the script, or in a folder above."""
+    program = next((word for word in words if word.endswith(".py")), "")
+    try:
+        folders = path.resolve().parents[:6] if program and "$" not in program else ()
+        file = next((folder / program for folder in folders if (folder / program).is_file()), None)
+        if file is None:
+            return False
+        with file.open("rb") as source:
+            return _IMPORTS.search(source.read(_LARGEST)) is not None
+    except (OSError, RuntimeError, ValueError):
+        return False
 
 
 def system_of(

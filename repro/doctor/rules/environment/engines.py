@@ -173,6 +173,7 @@ def _tf32(name: str, where: Where, flag: str) -> Found:
     why=_WHY,
     cure=_CURE,
     sources=_SOURCES,
+    any_program=True,
 )
 def _tf32_override(launch: Launch) -> Iterable[Found]:
     for name in _NAMES:
@@ -189,6 +190,7 @@ def _tf32_override(launch: Launch) -> Iterable[Found]:
     why=_WHY,
     cure=_CURE,
     sources=_SOURCES,
+    any_program=True,
 )
 def _tf32_override_machine(machine: Machine, launch: Launch | None) -> Iterable[Found]:
     for name in _NAMES:
@@ -237,6 +239,7 @@ def _recorded(golden: Golden | None) -> int | None:
         "pytorch: CPU threading (torch.set_num_threads)",
         "ray: OMP_NUM_THREADS is set to the num_cpus of a worker",
     ),
+    any_program=True,
 )
 def _thread_count(machine: Machine, launch: Launch | None, golden: Golden | None) -> Iterable[Found]:
     pinned = False

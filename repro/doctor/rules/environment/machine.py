@@ -98,6 +98,7 @@ _DETERMINISTIC = {
         "slime guide: Reproducibility (docs/en/advanced/reproducibility.md)",
         "areal-project/AReaL#1544",
     ),
+    any_program=True,
 )
 def _env_contradicts_launch(machine: Machine, launch: Launch) -> Iterable[Found]:
     flag = determinism(launch, sampling=False)

@@ -21,6 +21,7 @@ from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
     why="the shell ends the command there: the trainer starts without the rest of its flags, or not at all",
     cure="put a backslash at the end of the line above; nothing may stand behind it, not even a space",
     sources=("THUDM/slime@624b824a8 scripts/run-kimi-k2-Instruct.sh (--update-weight-buffer-size)",),
+    any_program=True,
 )
 @tempered("error")
 def _continuation_lost(launch: Launch) -> Iterator[Found]:
@@ -168,6 +169,7 @@ def _flag_typo(launch: Launch, parsers: ParserDump | None) -> Iterator[Found]:
         "THUDM/slime@624b824a8 slime/backends/megatron_utils/arguments.py:195 (ignore_unknown_args=True)",
         "THUDM/slime@624b824a8 slime/utils/arguments.py:1607",
     ),
+    any_program=True,
 )
 def _flag_unknown(launch: Launch, parsers: ParserDump) -> Iterator[Found]:
     for name, flag in launch.flags.items():
@@ -275,6 +277,7 @@ def _ghost_variable(launch: Launch) -> Iterator[Found]:
     why="without the file the model's flags are missing, or the script ends at that line",
     cure="correct the path; scripts/models of the checkout has the trainers' own",
     sources=("THUDM/slime@624b824a8 scripts/low_precision/run-qwen3-4b-fp8.sh",),
+    any_program=True,
 )
 def _source_missing(launch: Launch) -> Iterator[Found]:
     for where in launch.missing:

@@ -218,6 +218,41 @@ def _rank_died(log: Log) -> Iterator[Found]:
             return
 
 
+_NO_GCS = "Failed to connect to GCS"
+
+
+@rule(
+    id="ray-gcs-unreachable",
+    title="A Ray cluster that no longer answers (Failed to connect to GCS)",
+    severity="error",
+    certainty="likely",
+    why="whoever takes the address of a cluster that was killed tries again until its time is up",
+    cure="`ray stop --force` and `rm -f /tmp/ray/ray_current_cluster` (or below --temp-dir), which names the cluster "
+    "that is gone; unset RAY_ADDRESS; start again. Where it should be there, its gcs_server.out says why it ended",
+    sources=(
+        "ray-project/ray src/ray/rpc/gcs/gcs_rpc_client.h",
+        "ray-project/ray python/ray/scripts/scripts.py (stop)",
+    ),
+    phrases=(_NO_GCS,),
+)
+def _ray_gcs_unreachable(log: Log) -> Iterator[Found]:
+    hits = said(log, _NO_GCS)
+    if not hits:
+        return
+    first = hits[0]
+    address = _GCS_ADDRESS.search(first.text)
+    where = f" at {address[1]}" if address else ""
+    yield Found(
+        f"no Ray cluster answers{where}{times(log, _NO_GCS)}; `ray stop --force` removes /tmp/ray/ray_current_cluster, "
+        "which still names one that was killed",
+        log.where(first),
+        severity="warning" if goes_on(log, first) else None,
+        certainty=None if _RAY.search(first.text) else "possible",  # Google's storage is called GCS too
+    )
+
+
+_RAY = re.compile(r"gcs_(rpc_)?client|gcs_server|GCS (at address|within|may have)|raylet|\bray\b", re.I)
+_GCS_ADDRESS = re.compile(r"address[ =:]+(\S{1,60}?:\d{1,5})\b")
 _FOLDED = "x across cluster]"
 _FAULT = re.compile(r"error|exception|timed? ?out|\bnan\b|killed|died", re.IGNORECASE)
 
