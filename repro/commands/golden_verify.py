@@ -44,10 +44,11 @@ def verify(
     small: dict[str, Any] = {}
     steps: dict[str, Any] = {}
     texts, codes = [], []
-    for found in cases:
+    for n, found in enumerate(cases, start=1):
+        of = f"case {n} of {len(cases)}: " if len(cases) > 1 else ""
         try:
             with progress("replaying") as say:
-                result = run_verify(checkout, found, say)
+                result = run_verify(checkout, found, lambda line, of=of, say=say: say(f"{of}{line}"))
             results[found.name] = result.to_mapping()
             small[found.name] = _small(result)
             steps[found.name] = step_records(found.name, result)

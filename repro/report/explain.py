@@ -29,7 +29,8 @@ def explain_lines(found: Explanation) -> list[str]:
         lines += ["", *_version(version)]
     if found.mentions:
         lines += ["", "the change is not on the way there, but defines what these lines read:"]
-        for place in found.mentions:
+        # both versions name a line that each has: the change is shown once
+        for place in {(str(place), place.hunk): place for place in found.mentions}.values():
             lines += [f"  {place} {place.function}", *_indented(place.hunk)]
     elif found.named and not any(place.touched for place in found.places):
         lines += ["", "no line of the change is on the way there: what it computes with was made elsewhere"]
