@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from repro.report.palette import css, themed
 from repro_bisect.axes.axis import short
 from repro_golden.base.clean import one_line, visible
 
@@ -191,7 +192,8 @@ def templates() -> jinja2.Environment:
     """The folder ``templates``. What a template of Markdown is given is escaped, as in pages of HTML.
 
     Filters: ``short`` shows a point as terminals do, ``code`` a name, ``fenced`` lines as a block, ``prose`` our own
-    words with code in them, ``e`` HTML inside of Markdown; ``own`` is Markdown that was made here.
+    words with code in them, ``e`` HTML inside of Markdown, ``themed`` a plot in the page's colours; ``own`` is Markdown
+    that was made here.
     """
     import jinja2
     import markupsafe
@@ -208,6 +210,8 @@ def templates() -> jinja2.Environment:
         finalize=shown,
     )
     made.filters |= {"short": short, "code": code_span, "fenced": fenced, "prose": prose, "own": Markdown}
+    made.filters["themed"] = lambda svg: markupsafe.Markup(themed(svg))  # noqa: S704 - made here, its texts escaped
+    made.globals["palette"] = markupsafe.Markup(css())  # noqa: S704 - our own
     called = markupsafe.Markup("@&#8203;")  # a space of no width, so that GitHub calls nobody
     made.filters["e"] = lambda value: markupsafe.escape(clean(str(value))).replace("@", called)
     return made
