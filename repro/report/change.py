@@ -86,7 +86,7 @@ def change_in(point: Any, places: Iterable[tuple[str, str, str]]) -> Change | No
     files: dict[str, list[tuple[str, str]]] = {}
     left, more = _LINES, 0
     for (file, hunk), text in hunks.items():
-        shown, hidden = _around(hunk.splitlines(), text)
+        shown, hidden = _around(hunk.split("\n"), text)
         more += hidden + len(shown[left:])
         for line in shown[:left]:
             files.setdefault(file, []).append((_KINDS.get(line[:1], ""), line))

@@ -196,7 +196,7 @@ class _Pages:
             case=case,
             key=key,
             own=nights,
-            newest=[night for night in nights[::-1] if night.at[:10] == nights[-1].at[:10]],
+            last=[night for night in nights[::-1] if night.at[:10] == nights[-1].at[:10]],
             machines=sorted({night.machine for night in nights}),
             found=[_told(self._results, group) for group in together(found)],
             figures=drawn,
