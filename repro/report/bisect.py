@@ -8,8 +8,8 @@ from typing import Any
 from repro import __version__
 from repro.report.change import change_of
 from repro.report.explain import explain_lines, size_plot
-from repro.report.pieces import Markdown, report_text, templates
-from repro.text import METRICS_HEAD, count, duration, metrics_rows, metrics_table, utc
+from repro.report.pieces import Markdown, range_ends, report_text, templates
+from repro.text import METRICS_HEAD, count, duration, metrics_rows, metrics_table
 from repro_bisect.axes.axis import short
 from repro_bisect.driver.delta import SetResult
 from repro_bisect.driver.result import BisectResult, Culprit
@@ -246,7 +246,7 @@ def _context(result: BisectResult, command: str, what: str, *, plotted: bool) ->
         "untried": untried_line(result, what),
         "noise": noise_line(result, what),
         "environment": [line for culprit in result.culprits for line in environment_lines(culprit)],
-        "ends": [(name, point, utc(point.date)) for name, point in zip(("GOOD", "BAD"), result.ends, strict=False)],
+        "ends": range_ends(result.ends),
         "reasons": [reason for culprit in result.culprits if (reason := _reason(culprit, plotted=plotted))],
         "cost": cost_line(result, what),
         "metrics": Markdown(metrics_table(result.comparison, report_text)) if result.comparison else "",

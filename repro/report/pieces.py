@@ -13,7 +13,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from repro.report.palette import css, themed
-from repro_bisect.axes.axis import short
+from repro.text import utc
+from repro_bisect.axes.axis import PointInfo, short
 from repro_golden.base.clean import one_line, visible
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ __all__ = [
     "plain",
     "prose",
     "quoted",
+    "range_ends",
     "report_text",
     "said",
     "seen",
@@ -176,6 +178,11 @@ def markdown(line: Line, *, width: int = 200, cell: bool = False) -> Markdown:
         else:
             shown.append(escaped(cut(piece.text, width)) if piece.kind == "quoted" else piece.text)
     return Markdown("".join(shown))
+
+
+def range_ends(ends: Sequence[PointInfo]) -> list[tuple[str, PointInfo, str]]:
+    """GOOD and BAD, each with its date in UTC; a point that is no commit has none."""
+    return [(name, point, utc(point.date)) for name, point in zip(("GOOD", "BAD"), ends, strict=False)]
 
 
 def fenced(text: str, language: str = "") -> Markdown:

@@ -322,6 +322,7 @@ class _History:
             renames=self._renames(),
             ended=self.ended,
             looked=self.prober.predicate.looked(self._trace(self.axis.good)),
+            ends=[self.axis.info(self.axis.good), self.axis.info(self.axis.bad)],
         )
 
     def _is_first(self, point: str) -> bool:
