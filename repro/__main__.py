@@ -53,6 +53,7 @@ def _run(arguments: list[str]) -> int:
     except click.ClickException as error:
         shown = io.StringIO()  # click would look for the bytes behind stderr
         error.show(shown)
+        _twin(error.format_message(), error.exit_code, arguments)
         print(shown.getvalue(), end="", file=sys.stderr)
         return error.exit_code
     except ReproError as error:
@@ -67,10 +68,16 @@ def _run(arguments: list[str]) -> int:
 
 
 def _failed(message: str, code: int, arguments: Sequence[str]) -> int:
-    if "--json" in arguments:
-        print(console.json_text({"error": message, "exit_code": code}))
+    _twin(message, code, arguments)
     print(f"repro: {one_line(message)}", file=sys.stderr)
     return code
+
+
+def _twin(message: str, code: int, arguments: Sequence[str]) -> None:
+    """Print an error as JSON where that was asked for: by repro's own words, not by those of a program behind --."""
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if "--json" in own and not console.answered():
+        console.answer({"error": message, "exit_code": code})
 
 
 def _interrupted() -> int:

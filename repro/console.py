@@ -13,7 +13,7 @@ from typing import Any, TextIO, cast
 
 from repro_golden.base.clean import no_command, visible
 
-__all__ = ["command", "guard", "json_text", "screen", "styled"]
+__all__ = ["answer", "answered", "command", "guard", "json_text", "screen", "styled"]
 
 _STYLES = re.compile(r"(\x1b\[[0-9;]*m)")
 _DRAWING = re.compile(r"(\x1b\[[0-9;]*[A-HJKm]|\x1b\[\?25[hl]|\r(?!\n))")
@@ -42,8 +42,13 @@ class _Clean:
         return getattr(self.stream, name)
 
 
+_answers: list[str] = []
+"""What `answer` printed since `guard` was called."""
+
+
 def guard() -> None:
     """Put the cleaner behind ``sys.stdout`` and ``sys.stderr``, where they are and are not behind it already."""
+    _answers.clear()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, _Clean):
@@ -69,6 +74,17 @@ def command(line: str) -> None:
     stream = _raw(sys.stderr)
     stream.write(visible(" ".join(line.splitlines())) + "\n")
     stream.flush()
+
+
+def answer(data: Any) -> None:
+    """Print the one JSON object of a command."""
+    _answers.append(json_text(data))
+    print(_answers[-1])
+
+
+def answered() -> bool:
+    """Whether the command that runs has printed its JSON object: what fails behind it goes to stderr alone."""
+    return bool(_answers)
 
 
 def json_text(data: Any) -> str:

@@ -1,7 +1,8 @@
-"""Groups of commands that import a command only to run it."""
+"""Groups of commands: in the order of a user's work, imported only to be run, the nearest named for a misspelt one."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from typing import Any
 
@@ -20,7 +21,18 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names in the order of a user's work, not of the alphabet."""
-        return [*self.lazy, *super().list_commands(ctx)]
+        del ctx
+        return [*self.lazy, *self.commands]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; of an unknown name the nearest known one is told."""
+        name = args[0]
+        if not name.startswith("-") and not ctx.resilient_parsing and self.get_command(ctx, name) is None:
+            near = difflib.get_close_matches(name, self.list_commands(ctx), 1)
+            ctx.fail(f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command's module."""

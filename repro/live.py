@@ -15,12 +15,14 @@ from repro_golden.base.clean import one_line
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from repro_bisect.probe.progress import Event
+    from repro_bisect.probe.progress import Event, Flight
 
-__all__ = ["bisect_view", "line_of"]
+__all__ = ["bisect_view", "line_of", "probing"]
 
 _MARKS = {"GOOD": ("+", "green"), "BAD": ("x", "red"), "SKIP": ("s", "yellow"), "FLAKY": ("~", "magenta")}
 _LIKELIEST = 5
+_LONG = 60.0
+"""Seconds after which a log says how far a probe is."""
 
 
 def line_of(event: Event) -> str:
@@ -32,11 +34,39 @@ def line_of(event: Event) -> str:
     return f"{text}  [{count(event.suspects, 'suspect')}, at most {count(event.rounds, 'round')}{left}]"
 
 
+def probing(commit: str, flight: Flight) -> str:
+    """A probe under way: the step that its trace has come to, and for how long it has run."""
+    at = f"step {flight.steps}" + (f"/{flight.of}" if flight.of else "")
+    return "  ".join(
+        [f"probing {short(commit)}", *([at] if flight.steps or flight.of else []), duration(flight.seconds)]
+    )
+
+
+class _Log:
+    """Plain lines: each event, and of a probe that takes long how far it is, at times that double."""
+
+    def __init__(self) -> None:
+        self._due: dict[str, float] = {}
+
+    def show(self, event: Event) -> None:
+        """Print what is new."""
+        lines = [line_of(event)] if event.text else []
+        self._due = {c: self._due.get(c, _LONG) for c in event.flying}
+        for c, flight in event.flying.items():
+            if flight.seconds < _LONG:  # another probe of a commit that was probed before
+                self._due[c] = _LONG
+            elif flight.seconds >= self._due[c]:
+                self._due[c] = 2 * flight.seconds
+                lines.append(f"  {probing(c, flight)}")
+        for line in lines:
+            print(line, file=sys.stderr, flush=True)
+
+
 @contextmanager
 def bisect_view() -> Iterator[Callable[[Event], None]]:
     """A function that shows events: a live view on a terminal, plain lines elsewhere."""
     if not sys.stderr.isatty():
-        yield lambda event: print(line_of(event), file=sys.stderr, flush=True) if event.text else None
+        yield _Log().show
         return
     from rich.console import Console
     from rich.live import Live
@@ -66,8 +96,7 @@ def _drawn(event: Event, width: int) -> RenderableType:
         marks.append(*_mark(event, commits[k : k + size]))
     marks.append("] BAD")
     lines = [marks]
-    for c, (steps, seconds) in event.flying.items():
-        lines.append(Text(f"  probing {short(c)}  {count(steps, 'step')}  {duration(seconds)}", "cyan"))
+    lines += [Text(f"  {probing(c, flight)}", "cyan") for c, flight in event.flying.items()]
     if event.suspects > 1 and event.rounds:
         left = f", {duration(event.left)} left at most" if event.left is not None else ""
         lines.append(Text(f"  {count(event.suspects, 'suspect')}, at most {count(event.rounds, 'round')}{left}"))

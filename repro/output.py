@@ -37,10 +37,12 @@ def strict_names_option(function: F) -> F:
 
 def emit(as_json: bool, data: Any, text: str, *, styled: bool = False) -> None:
     """Print a result in the form that was asked for; `styled` text has styles of ours, and else clean text."""
-    if styled and not as_json:
+    if as_json:
+        console.answer(data)
+    elif styled:
         console.styled(text)
     else:
-        print(console.json_text(data) if as_json else text)
+        print(text)
 
 
 @contextmanager

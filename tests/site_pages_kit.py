@@ -18,6 +18,7 @@ import warm_kit
 from site_kit import EVIL, culprit, night, pull
 
 from repro.nightly.records import Night, Summary
+from repro.report.palette import css
 from repro.site.build import Options, build
 from repro.site.results import Results, read_results
 
@@ -70,8 +71,7 @@ def pages(files: Mapping[str, bytes]) -> Iterator[tuple[str, Page]]:
 
 def style(scheme: str) -> dict[str, str]:
     """The colours of the style sheet under a scheme."""
-    css = (Path(site_kit.__file__).parent.parent / "repro/site/assets/page.css").read_text()
-    blocks = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
+    blocks = re.findall(r":root \{(.*?)\}", css(), re.DOTALL)
     assert len(blocks) == 2
     found = dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6})", blocks[0]))
     return found if scheme == "light" else found | dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6})", blocks[1]))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import Repo, environment
 
+from repro.__main__ import main
 from repro_golden.case.file import read_case
 from repro_golden.repository.checkout import find_checkout
 from repro_golden.subjects import kind_of
@@ -193,6 +194,47 @@ def test_errors_have_a_json_twin(recorded: Repo) -> None:
     """With --json an error is an object on stdout too, with the same exit code."""
     done = recorded.repro("golden", "verify", "maxi", "--json")
     assert done.returncode == 2 and json.loads(done.stdout)["exit_code"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "phrase"),
+    [
+        (["verfy"], "No such command 'verfy'."),
+        (["golden", "verfy"], "No such command 'verfy'. Did you mean 'verify'?"),
+        (["report", "nihgtly"], "No such command 'nihgtly'. Did you mean 'nightly'?"),
+        (["bisct", "a..b"], "No such command 'bisct'. Did you mean 'bisect'?"),
+        (["diff", "a"], "Missing argument 'B'."),
+        (["bisect", "--jobs", "0"], "0 is not in the range x>=1"),
+        (["golden", "verify", "mnii"], "did you mean mini?"),
+        (["report", "pr", "HEAD..HEAD", "--case", "mnii"], "did you mean mini?"),
+        (["report", "nightly", "mnii"], "did you mean mini?"),
+    ],
+)
+def test_usage_errors_have_a_json_twin_and_name_what_is_near(
+    words: list[str], phrase: str, fork: Repo, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --json a usage error is the one object on stdout; of a misspelt command or case the nearest is named."""
+    monkeypatch.chdir(fork.root)
+    for given in ([*words, "--json"], ["--json", *words], words):
+        assert main(given) == 2
+        printed = capsys.readouterr()
+        if given[0] != "--json":
+            assert phrase in printed.err
+        if given is words:
+            assert printed.out == ""
+        else:
+            told = json.loads(printed.out)
+            assert told["exit_code"] == 2 and (phrase in told["error"] or given[0] == "--json"), told
+
+
+def test_a_programs_own_json_flag_is_not_ours(
+    fork: Repo, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--json behind -- belongs to the program: an error stays a line."""
+    monkeypatch.chdir(fork.root)
+    assert main(["history", "HEAD..HEAD", "--case", "mini", "--", "train", "--json"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and "exclude each other" in printed.err
 
 
 def test_outside_a_repository(tmp_path: Path) -> None:

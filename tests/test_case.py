@@ -311,8 +311,9 @@ def test_cases_are_found_by_name_or_alone(tmp_path: Path) -> None:
     assert [p.stem for p in list_cases(tmp_path)] == ["other", "tiny"]
     with pytest.raises(ReproError, match=r"2 cases in .*name one of other, tiny"):
         find_case(tmp_path, None)
-    for name in ("tony", "../cases/tiny"):
-        with pytest.raises(ReproError, match=r"known: other, tiny"):
+    told = {"tony": r"did you mean tiny\?$", "maxi": "known: other, tiny", "../cases/tiny": "no case"}
+    for name, phrase in told.items():
+        with pytest.raises(ReproError, match=phrase):
             find_case(tmp_path, name)
 
 

@@ -73,7 +73,8 @@ def test_the_planted_commits_are_listed_and_no_others(forked: tuple[Repo, str, d
     assert result["cost"]["ends"]["probes"] == 3
     # every report holds the table; a bar in a subject breaks none
     text, page, plot = ((tmp_path / "out" / name).read_text() for name in ("report.md", "report.html", "drift.svg"))
-    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert f"| GOOD | `{good[:10]}` | Start |" in text and f"<b>GOOD</b> <code>{good[:10]}</code> Start" in page
+    lines = [line for line in text[text.index("| commit") :].splitlines() if line.startswith("|")]
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1 and "Learn &#124; faster" in text
     looked = f"looked at {result['looked_at']['text']}."
     assert looked in text and looked in page and result["looked_at"]["parameters"] > 0

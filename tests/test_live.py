@@ -17,9 +17,9 @@ from history_kit import edit, note, start
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro.live import line_of
+from repro.live import bisect_view, line_of
 from repro.text import duration
-from repro_bisect.probe.progress import Event
+from repro_bisect.probe.progress import Event, Flight
 
 
 def on_a_terminal(command: list[str], cwd: Path) -> tuple[int, str]:
@@ -59,7 +59,7 @@ def test_a_terminal_shows_the_range_and_what_runs(tmp_path: Path) -> None:
     assert code == 0, shown
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert re.search(r"GOOD \[[.?+x]{3}\] BAD", plain), plain
-    assert re.search(r"probing [0-9a-f]{10}  \d steps?  \d+ s", plain), plain
+    assert re.search(r"probing [0-9a-f]{10}  step \d(/\d)?  \d+ s", plain), plain
     assert f"BAD  {culprit[:10]}" in plain
     assert "\x1b[?25h" in shown, "the cursor comes back"
 
@@ -72,6 +72,20 @@ def test_an_event_is_one_line(text: str, suspects: int, rounds: int, left: float
     line = line_of(Event(text.replace("\n", " "), suspects=suspects, rounds=rounds, left=left))
     assert "\n" not in line
     assert (f"{suspects} suspects" in line) is (suspects > 1)
+
+
+def test_a_log_says_now_and_then_how_far_a_long_probe_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """A log has a line for a probe after a minute and at times that double, whoever watches once a second."""
+    with bisect_view() as watch:
+        for second in range(1000):
+            watch(
+                Event("", flying={"a" * 40: Flight(second // 100, 10, float(second)), "b" * 40: Flight(0, None, 9.0)})
+            )
+        watch(Event("", flying={"a" * 40: Flight(1, 10, 5.0)}))  # probed once more
+        watch(Event("", flying={"a" * 40: Flight(2, 10, 61.0)}))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "  probing aaaaaaaaaa  step 0/10  60 s" and lines[-1] == "  probing aaaaaaaaaa  step 2/10  61 s"
+    assert [re.findall(r"step (\d)", line) for line in lines[1:-1]] == [["1"], ["2"], ["4"], ["9"]], lines
 
 
 def test_durations_are_for_people() -> None:

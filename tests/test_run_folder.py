@@ -415,6 +415,9 @@ def test_the_command_line_makes_and_compares_traces_of_dumps(tmp_path: Path, cap
         folder = str(tmp_path / name)
         assert invoke("trace", "--from", folder, "--log", f"{folder}.log", "--out", f"{folder}t") == 0
         assert "2 steps of miles" in capfd.readouterr().err
+    assert invoke("trace", "--from", str(tmp_path / "a"), "--out", str(tmp_path / "again"), "--json") == 0
+    told = json.loads(capfd.readouterr().out)
+    assert (told["steps"], told["kind"], told["complete"], told["exit_code"]) == (2, "miles", True, 0)
     assert invoke("diff", at, at) == 0
     with pytest.raises(NotVerifiableError, match="layout cp: 1 -> 2"):
         invoke("diff", at, bt)

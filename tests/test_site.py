@@ -86,9 +86,34 @@ def test_several_results_of_a_date_show_the_worst() -> None:
     table = matrix(Results(nights, (), Path()))
     cells = {row.machine: row.cells for row in table.rows}
     assert [cell.status for cell in cells[MACHINES[0]]] == ["no run", "flaky"]
-    assert "the worst of 2" in cells[MACHINES[0]][1].text and cells[MACHINES[0]][0].href == ""
+    cell = cells[MACHINES[0]][1]
+    assert cell.text.startswith("2026-11-20 03:00 UTC flaky (the worst of 2 that day; the last, 09:00 UTC, green)")
+    assert cell.words == "flaky, then green" and cells[MACHINES[0]][0].href == ""
+    assert table.newest == [("green", 1, ""), ("no run", 1, "")]
     assert table.dates == ["2026-11-21", "2026-11-20"] and table.months == [("2026-11", 2)]
     assert table.counts["flaky"] == table.counts["green"] == 1 and table.counts["no run"] == 2
+
+
+def test_runs_of_one_day_do_not_contradict_each_other(tmp_path: Path) -> None:
+    """The overview says what a later run of the day found; the case's page lists the day's runs, newest first."""
+    red = {"chain": "b", "status": "changed"}
+    nights = [
+        night(at="2026-11-20T03:00:00Z", number=1),
+        night(at="2026-11-20T09:10:00Z", number=2, **red),
+        night(at="2026-11-20T12:40:00Z", number=3, chain="b"),
+        night(at="2026-11-20T13:00:00Z", number=4, chain="c", status="changed"),
+        night(at="2026-11-20T14:30:00Z", number=4, chain="c"),
+    ]
+    page = case_page(nights, tmp_path)
+    lead = page[page.index("The last night, newest run first:") : page.index("<noscript>")]
+    shown = re.findall(r"</span> (\w+)</span> <time datetime=\"[^\"]+\">2026-11-20 (\d\d:\d\d)</time>", lead)
+    assert shown == [("green", "14:30"), ("changed", "13:00"), ("green", "12:40"), ("changed", "09:10"),
+                     ("green", "03:00")]  # fmt: skip
+    table = page[page.index('id="changes"') : page.index('id="series"')]
+    assert re.findall(r">2026-11-20 (\d\d:\d\d)</time></td>", table) == ["13:00", "09:10"]
+    raw = build(Results(nights, (), Path()), OPTIONS)["index.html"].decode()
+    assert "<b>1</b> changed (1 green since)" in raw
+    assert '<small aria-hidden="true">✓</small><b>changed, then green</b>' in raw
 
 
 def test_pages_are_built_for_all_readers(files: dict[str, bytes]) -> None:

@@ -337,7 +337,15 @@ def test_colours_have_contrast(scheme: str) -> None:
     css = style(scheme)
     texts = [(text, back) for text in ("ink", "soft", "link") for back in ("page", "code")]
     texts += [(f"{kind}-ink", kind) for kind in ("green", "changed", "flaky", "error", "not-judged", "no-run")]
-    texts += [("add", "code"), ("del", "code"), ("ink", "touched"), ("ink", "hover"), ("page", "ink")]
+    texts += [
+        ("add", "add-back"),
+        ("del", "del-back"),
+        ("changed-line", "page"),
+        ("error-ink", "page"),
+        ("ink", "touched"),
+        ("ink", "hover"),
+        ("page", "ink"),
+    ]
     marks = [name for name in css if name.endswith("-line") or name.startswith("series-")] + ["focus", "heat-high"]
     low = {pair: contrast(css[pair[0]], css[pair[1]]) for pair in texts}
     assert {pair: ratio for pair, ratio in low.items() if ratio < 4.5} == {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -209,6 +211,25 @@ def test_child_elsewhere(tmp_path: Path, five: list[str]) -> None:
     assert roots(tmp_path / "trace") == five[:3]
 
 
+def test_json_is_all_that_stdout_gets(tmp_path: Path) -> None:
+    """With --json stdout holds one object, of a trace as of an error; what the program prints goes to stderr."""
+    program = python(tmp_path, TRAIN + "train(2)\n" + END)
+    told = [*TRACE[:-1], "--steps", "3", "--json", "--"]
+    for code, words in ((7, program), (2, ["no-such-program"])):
+        done = subprocess.run(
+            [*told, *words], cwd=tmp_path, env=environment() | QUICK, capture_output=True, text=True, check=False
+        )
+        data = json.loads(done.stdout)
+        assert done.returncode == data["exit_code"] == code, done.stderr
+        if code == 7:
+            assert (data["steps"], data["ranks"], data["complete"], data["trace"]) == (2, 1, True, "trace")
+            assert data["notes"] == ["the program ended before the 3 that were asked for"]
+            assert done.stderr == "trained\n" and roots(tmp_path / "trace")
+            shutil.rmtree(tmp_path / "trace")
+        else:
+            assert "no-such-program" in data["error"]
+
+
 @pytest.mark.whole
 def test_fork_that_trains(tmp_path: Path) -> None:
     """Two processes that train as one rank are an error of one line, never a trace mixed of both."""
@@ -241,7 +262,7 @@ def test_sitecustomize(tmp_path: Path, five: list[str]) -> None:
     program = python(tmp_path, TRAIN + "train(1)\n" + END)
     done, errors = traced(tmp_path, *program, PYTHONPATH=str(tmp_path / "path"))
     assert (done.stdout, done.returncode) == ("trained\n", 7)
-    assert "repro: 1 steps of 1 rank in trace" in errors
+    assert "repro: 1 step of 1 rank in trace" in errors
     assert roots(tmp_path / "trace") == five[:1]
 
 

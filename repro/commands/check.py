@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from repro.commands.rollout import engine_options
+from repro.lazy_group import LazyGroup
 from repro.output import emit, json_option, progress
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["check"]
 
 
-@click.group()
+@click.group(cls=LazyGroup)
 def check() -> None:
     """Check one part of a run."""
 

@@ -12,6 +12,7 @@ import click
 from repro.commands.choose import DashedCommand, command_options, say_python
 from repro.commands.golden_verify import verify
 from repro.commands.rollout import engine_options
+from repro.lazy_group import LazyGroup
 from repro.output import emit, json_option, progress, strict_names_option, vary_option
 
 if TYPE_CHECKING:
@@ -21,13 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["golden"]
 
 
-class _InOrder(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        names = super().list_commands(ctx)
-        return sorted(names, key=list(self.commands).index)  # the order of a user's work, not of the alphabet
-
-
-@click.group(cls=_InOrder)
+@click.group(cls=LazyGroup)
 def golden() -> None:
     """Record, verify and manage golden runs."""
 

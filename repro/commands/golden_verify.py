@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,11 @@ def verify(
     small: dict[str, Any] = {}
     steps: dict[str, Any] = {}
     texts, codes = [], []
-    for found in cases:
+    for n, found in enumerate(cases, start=1):
+        of = f"case {n} of {len(cases)}: " if len(cases) > 1 else ""
         try:
             with progress("replaying") as say:
-                result = run_verify(checkout, found, say, vary)
+                result = run_verify(checkout, found, _counted(say, of), vary)
             results[found.name] = result.to_mapping()
             small[found.name] = _small(result)
             steps[found.name] = step_records(found.name, result)
@@ -77,6 +78,10 @@ def verify(
     if exit_zero and small:  # where nothing could be judged there is nothing to keep, and silence is no agreement
         return 0
     return 1 if 1 in codes else max(codes)
+
+
+def _counted(say: Callable[[str], None], of: str) -> Callable[[str], None]:
+    return lambda line: say(f"{of}{line}")
 
 
 def _text(result: Any) -> str:

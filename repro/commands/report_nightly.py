@@ -135,14 +135,14 @@ def _chosen(root: Path, names: Sequence[str]) -> list[Case]:
         ReproError: one means none, there is none, or a case file cannot be used.
     """
     from repro_golden.base.errors import ReproError
-    from repro_golden.case.file import CASES, NO_CASE, list_cases, read_case
+    from repro_golden.case.file import CASES, NO_CASE, list_cases, read_case, unknown_case
 
     paths = {path.stem: path for path in list_cases(root)}
     if not paths:
         raise ReproError(f"no case in {root / CASES}: {NO_CASE}")
     for name in names:
         if not any(fnmatchcase(stem, name) for stem in paths):
-            raise ReproError(f"no case {name!r} in {root / CASES}; known: {', '.join(paths)}")
+            raise unknown_case(root, name)
     return [read_case(path) for stem, path in paths.items() if not names or any(fnmatchcase(stem, n) for n in names)]
 
 

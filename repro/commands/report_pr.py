@@ -150,14 +150,14 @@ def _entries(
     from repro.pulls.pair import compare_commits
     from repro.pulls.result import Failed
     from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
-    from repro_golden.case.file import CASES, NO_CASE, find_case, list_cases
+    from repro_golden.case.file import CASES, NO_CASE, find_case, list_cases, unknown_case
 
     line.check(beside=", ".join(names))
     known = [path.stem for path in list_cases(checkout.root)]
     if not known and not line.words:
         raise ReproError(f"no cases in {checkout.root / CASES}: {NO_CASE}")
     if wrong := [given for given in names if given not in known]:
-        raise ReproError(f"no case {wrong[0]!r} in {checkout.root / CASES}; known: {', '.join(known)}")
+        raise unknown_case(checkout.root, wrong[0])
     found: list[Entry] = []
     for case_name in ["command"] if line.words else dict.fromkeys(names or known):
         try:

@@ -10,6 +10,7 @@ import click
 from repro.commands.rollout_convert import convert, write_dumps
 from repro.commands.rollout_files import FORMATS
 from repro.commands.rollout_show import facts, facts_text, show
+from repro.lazy_group import LazyGroup
 from repro.output import emit, json_option, progress
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["engine_options", "rollout"]
 
 
-@click.group()
+@click.group(cls=LazyGroup)
 def rollout() -> None:
     """Record rollouts, show what was recorded, and turn it into another form."""
 

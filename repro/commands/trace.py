@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from repro.commands.rollout_files import bytes_of, dump_options
+from repro.output import emit, json_option
 from repro_golden.base.clean import one_line
 
 __all__ = ["trace"]
@@ -32,6 +34,7 @@ __all__ = ["trace"]
 @click.option("--cp-size", type=click.IntRange(min=1), help="With --from: context-parallel ranks of Relax.")
 @click.option("--grad-norm", metavar="NAME", help="With --from: the file name given to --ci-save-grad-norm.")
 @dump_options
+@json_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def trace(
     out: Path,
@@ -42,6 +45,7 @@ def trace(
     ignore: tuple[str, ...],
     folder: Path | None,
     command: tuple[str, ...],
+    as_json: bool,
     **dumps: Any,
 ) -> int:
     """Run CMD and record every training step of every Python process in it.
@@ -52,10 +56,13 @@ def trace(
     With --from DIR nothing is run: the trace is made of the train dumps, events and log of a run of slime, Miles or
     Relax. Two such traces compare with each other as recorded ones do.
 
+    With --json the object is all that stdout gets: what the program prints goes to stderr.
+
     Example: repro trace --out before -- torchrun --nproc-per-node 2 train.py
 
     Example: repro trace --from dumps --log run.log --out before
     """
+    from repro.text import count
     from repro_golden.base.errors import ReproError
     from repro_golden.case.file import pattern_problem
     from repro_golden.recording.attach.run import run_traced
@@ -68,7 +75,7 @@ def trace(
         alone = {"a command": command, "--steps": steps, "--activations": activations, "--metric": metric}
         if other := next((name for name, value in alone.items() if value), None):
             raise ReproError(f"--from takes what is there and runs nothing: leave out {other}")
-        return _imported(folder, out, ranks=ranks, ignore=ignore, **dumps)
+        return _imported(folder, out, as_json, ranks=ranks, ignore=ignore, **dumps)
     if given:
         raise ReproError(f"{given[0]} goes with --from")
     if not command:
@@ -77,22 +84,35 @@ def trace(
         if problem := pattern_problem(text):
             raise ReproError(problem)
     settings = Settings("", steps=steps, activations=activations, metrics=metric, ignore=ignore)
-    code, found = run_traced(command, out, settings, ranks)
-    ranks_text = "1 rank" if found.ranks == 1 else f"{found.ranks} ranks"
-    note = "" if found.complete else "; incomplete: not every rank ended in good order"
+    code, found = run_traced(command, out, settings, ranks, sys.stderr if as_json else None)
+    notes = [] if found.complete else ["incomplete: not every rank ended in good order"]
     if steps and found.steps < steps:
-        note += f"; the program ended before the {steps} that were asked for"
+        notes.append(f"the program ended before the {steps} that were asked for")
     if unseen := unmatched(Trace(out), activations, metric):
-        note += f"; {unseen}"
+        notes.append(unseen)
     if found.ignored:  # a number of the training may be called like a time
         names = ", ".join(found.ignored[:3]) + (", ..." if len(found.ignored) > 3 else "")
-        note += f"; left out {len(found.ignored)} metrics that differ from run to run ({names})"
-    print(one_line(f"repro: {found.steps} steps of {ranks_text} in {out}{note}"), file=sys.stderr)
+        notes.append(f"left out {len(found.ignored)} metrics that differ from run to run ({names})")
+    data = {"ranks": found.ranks, "ignored": list(found.ignored), "exit_code": code}
+    _told(out, found.steps, count(found.ranks, "rank"), found.complete, notes, data if as_json else None)
     return code
 
 
+def _told(
+    out: Path, steps: int, what: str, complete: bool, notes: Sequence[str], data: Mapping[str, Any] | None
+) -> None:
+    """Say what was recorded: beside the program's own output, or as the one JSON object."""
+    from repro.text import count
+
+    if data is not None:
+        made = {"trace": str(out), "steps": steps, "complete": complete, "notes": list(notes), **data}
+        emit(True, made, "")
+        return
+    print(one_line("; ".join([f"repro: {count(steps, 'step')} of {what} in {out}", *notes])), file=sys.stderr)
+
+
 def _imported(
-    folder: Path, out: Path, *, limit: str | None, allow: tuple[str, ...], log: Path | None, **how: Any
+    folder: Path, out: Path, as_json: bool, *, limit: str | None, allow: tuple[str, ...], log: Path | None, **how: Any
 ) -> int:
     from repro_golden.dumps.archive.reading import LIMIT
     from repro_golden.dumps.run.imported import trace_of_folder
@@ -101,7 +121,7 @@ def _imported(
     found, problems = trace_of_folder(folder, out, log=log, allow=allow, limit=bound, **how)
     for text in problems:
         print(one_line(f"repro: warning: {text}"), file=sys.stderr)
-    note = "" if found.complete else "; incomplete: the run broke off"
-    steps = "1 step" if len(found.steps) == 1 else f"{len(found.steps)} steps"
-    print(one_line(f"repro: {steps} of {found.header.subject['kind']} in {out}{note}"), file=sys.stderr)
+    kind, notes = str(found.header.subject["kind"]), [] if found.complete else ["incomplete: the run broke off"]
+    data = {"kind": kind, "warnings": list(problems), "exit_code": 0}
+    _told(out, len(found.steps), kind, found.complete, notes, data if as_json else None)
     return 0

@@ -149,7 +149,7 @@ def run_demo(seed: int, folder: Path, say: Say) -> DemoResult:
             say(line_of(event))
 
     spec = f"{good[:10]}..main"
-    options = BisectOptions()
+    options = BisectOptions(explain=True)
     result = bisect_range(repository, case, commits_of(repository, case, spec, options), watch, options)
     command = f"cd {shlex.quote(_shown(root))} && repro bisect {spec} --case {_CASE}"
     reports = write_report(result, folder, command)

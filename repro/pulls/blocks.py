@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from repro.pulls.metrics import Block, metric_blocks
 from repro.pulls.pair import PairResult
 from repro.pulls.result import moved_bounds
+from repro.report.change import change_of
 from repro.report.mismatch import mismatch_rows, mismatch_title
 from repro.report.pieces import Line, code, quoted, said
 from repro.report.skips import Skipped, skipped
@@ -88,6 +89,14 @@ def _culprits(culprits: Sequence[Culprit]) -> Block:
     return Block("Culprits", (), [head[i] for i in keep], [[row[i] for i in keep] for row in rows])
 
 
+def _changes(culprits: Sequence[Culprit]) -> Iterator[Block]:
+    """Of each commit the part of its diff that moved the numbers, where its explanation names one."""
+    for culprit in culprits:
+        if change := change_of(culprit.explanation):
+            title = f"What {short(culprit.commit.commit)} changes"
+            yield Block(title, [(quoted(culprit.explanation.text),)] if culprit.explanation else (), change=change)
+
+
 def _first(result: PairResult) -> Block | None:
     """Where it begins, and how far it is there."""
     compared = result.compared
@@ -152,7 +161,8 @@ def blocks_of(result: PairResult) -> list[Block]:
             blocks.append(Block("", [(said(f"{NO_METRIC.capitalize()}."),)]))
         blocks.append(_mismatch(compared.mismatch))
         blocks.append(_cost(result))
-    blocks += [_culprits(result.culprits) if result.culprits else None, _notes(result), *others]
+    blocks += [_culprits(result.culprits) if result.culprits else None, *_changes(result.culprits)]
+    blocks += [_notes(result), *others]
     return [block for block in blocks if block is not None]
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from repro.report.change import Change
 from repro.report.pieces import Line, Piece, code, said
 from repro.text import count
 from repro_bisect.driver.drift import Drift, Gap, Moved
@@ -39,6 +40,7 @@ class Block:
         rows: Its cells.
         below: What stands under it.
         fold: Whether it is closed until a reader opens it.
+        change: Part of a commit's diff, under all that.
     """
 
     title: str
@@ -47,6 +49,7 @@ class Block:
     rows: Sequence[Sequence[Line]] = ()
     below: Sequence[Line] = ()
     fold: bool = False
+    change: Change | None = None
 
 
 def value(number: float | None, digits: int = 7) -> str:

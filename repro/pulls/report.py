@@ -99,7 +99,7 @@ def _text_of(result: PairResult) -> list[str]:
     lines: list[str] = []
     for block in blocks_of(result):
         lines += [""] if lines and block.rows and not lines[-1].startswith("First") else []
-        if block.fold and block.title != "Metrics":
+        if block.change or (block.fold and block.title != "Metrics"):
             lines.append(f"{block.title}: see the report")
             continue
         lines += [plain(line) for line in block.lines[:_SHOWN] if block.title != "Metrics"]
@@ -167,7 +167,9 @@ def _plots(result: PairResult) -> list[tuple[str, str]]:
         of = picture.of
         whole = "" if of.get("exact") else ", a sample of it"
         where = f"{of.get('phase')} {of.get('signal')} at step {of.get('step')}{whole}" if of else ""
-        found.append((f"How far the elements of {clean(where)} are apart", ulp_plot(picture)))
+        found.append(
+            (f"How far the elements of {clean(where)} are apart", ulp_plot(picture.histogram, str(of.get("dtype", ""))))
+        )
         if tokens := picture.tokens:
             title = f"Log-probs of the same tokens at step {tokens.step}: {len(tokens.pairs)} of {tokens.total} tokens"
             found.append((title, token_scatter(tokens)))

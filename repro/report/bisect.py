@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from repro import __version__
-from repro.report.explain import explain_lines
-from repro.report.pieces import Markdown, report_text, templates
+from repro.report.change import change_of
+from repro.report.explain import explain_lines, size_plot
+from repro.report.pieces import Markdown, range_ends, report_text, templates
 from repro.report.skips import Skipped, skipped
 from repro.text import METRICS_HEAD, count, duration, metrics_rows, metrics_table
 from repro_bisect.axes.axis import short
@@ -122,13 +123,19 @@ def environment_lines(culprit: Culprit) -> list[str]:
     return ["", "its environment changed, which may be the cause:", *shown, *more]
 
 
-def why_lines(culprit: Culprit) -> list[str]:
-    """The operation and the line at which the culprit's numbers leave those before it."""
+def why_lines(culprit: Culprit, *, beside: bool = False, plotted: bool = False) -> list[str]:
+    """The operation and the line at which the culprit's numbers leave those before it.
+
+    Args:
+        culprit: The culprit.
+        beside: Whether its change is shown beside them.
+        plotted: Whether sizes are.
+    """
     if culprit.unexplained:
         return ["", one_line(f"not explained: {culprit.unexplained}")]
     if culprit.explanation is None:
         return []
-    return ["", *explain_lines(culprit.explanation)]
+    return ["", *explain_lines(culprit.explanation, beside=beside, plotted=plotted)]
 
 
 def noise_line(result: BisectResult, what: str = "commit") -> str:
@@ -233,7 +240,7 @@ def cost_line(result: BisectResult, what: str = "commit") -> str:
     return text
 
 
-def _context(result: BisectResult, command: str, what: str) -> dict[str, Any]:
+def _context(result: BisectResult, command: str, what: str, *, plotted: bool) -> dict[str, Any]:
     return {
         "result": result,
         "what": what,
@@ -245,7 +252,8 @@ def _context(result: BisectResult, command: str, what: str) -> dict[str, Any]:
         "untried": untried_line(result, what),
         "noise": noise_line(result, what),
         "environment": [line for culprit in result.culprits for line in environment_lines(culprit)],
-        "why": "\n".join(line for culprit in result.culprits for line in why_lines(culprit)).strip(),
+        "ends": range_ends(result.ends),
+        "reasons": [reason for culprit in result.culprits if (reason := _reason(culprit, plotted=plotted))],
         "cost": cost_line(result, what),
         "metrics": Markdown(metrics_table(result.comparison, report_text)) if result.comparison else "",
         "skipped": _skipped(result, what),
@@ -254,16 +262,24 @@ def _context(result: BisectResult, command: str, what: str) -> dict[str, Any]:
     }
 
 
+def _reason(culprit: Culprit, *, plotted: bool) -> dict[str, Any]:
+    """Why, the part of the change that it names, and how far the first difference goes; empty where nothing is said."""
+    found = culprit.explanation
+    plot = size_plot(found) if plotted and found else ""
+    text = "\n".join(why_lines(culprit, beside=True, plotted=bool(plot))).strip()
+    return {"point": culprit.commit.commit, "text": text, "change": change_of(found), "plot": plot} if text else {}
+
+
 def markdown(result: BisectResult, command: str, what: str = "commit") -> str:
     """The report as Markdown."""
-    return templates().get_template("bisect.md.jinja").render(**_context(result, command, what))
+    return templates().get_template("bisect.md.jinja").render(**_context(result, command, what, plotted=False))
 
 
 def write_report(result: BisectResult, folder: Path, command: str, what: str = "commit") -> tuple[Path, Path]:
     """Write ``report.md`` and ``report.html`` (self-contained, plots as SVG) and return both paths."""
     from repro.report.plots import commit_strip, distance_plot, drift_plot
 
-    context = _context(result, command, what)
+    context = _context(result, command, what, plotted=True)
     context["head"] = METRICS_HEAD
     context["rows"] = metrics_rows(result.comparison) if result.comparison else []
     context["unlogged"] = result.comparison is not None and not result.comparison.looked.logged

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repro import __version__
+from repro.report.change import change_of
 from repro.report.pieces import templates
 from repro_bisect.axes.axis import short
 from repro_golden.base.canonical import write_atomic
@@ -14,14 +15,20 @@ from repro_golden.base.clean import one_line
 if TYPE_CHECKING:
     from repro_bisect.explain.result import Explained, Explanation, Size, Version
 
-__all__ = ["explain_lines", "explain_text", "write_report"]
+__all__ = ["explain_lines", "explain_text", "size_plot", "write_report"]
 
 _DEEP = 6
 """Frames of a stack that a terminal shows."""
 
 
-def explain_lines(found: Explanation) -> list[str]:
-    """The answer for a terminal, without what a bisect has said already."""
+def explain_lines(found: Explanation, *, beside: bool = False, plotted: bool = False) -> list[str]:
+    """The answer for a terminal, without what a bisect has said already.
+
+    Args:
+        found: The answer.
+        beside: Whether the change is shown beside it.
+        plotted: Whether the sizes are.
+    """
     lines = [one_line(found.text)]
     if found.divergence is None:
         return lines
@@ -29,12 +36,13 @@ def explain_lines(found: Explanation) -> list[str]:
         lines += ["", *_version(version)]
     if found.mentions:
         lines += ["", "the change is not on the way there, but defines what these lines read:"]
-        for place in found.mentions:
-            lines += [f"  {place} {place.function}", *_indented(place.hunk)]
+        # both versions name a line that each has: the change is shown once
+        for place in {(str(place), place.hunk): place for place in found.mentions}.values():
+            lines += [f"  {place} {place.function}", *([] if beside else _indented(place.hunk))]
     elif found.named and not any(place.touched for place in found.places):
         lines += ["", "no line of the change is on the way there: what it computes with was made elsewhere"]
     if found.size:
-        lines += ["", *size_lines(found.size)]
+        lines += ["", *size_lines(found.size, plotted=plotted)]
     if found.environment:
         lines += ["", "the environments differ:", *(one_line(f"  {change}") for change in found.environment)]
     if found.others:
@@ -79,12 +87,19 @@ def title(one: Explained) -> str:
     return ", ".join(parts)
 
 
-def size_lines(size: Size) -> list[str]:
-    """How large the difference is where it begins."""
+def size_plot(found: Explanation) -> str:
+    """How far the elements of the first difference are apart, as SVG; empty where no plot shows more than a line."""
+    from repro.report.picture_plots import ulp_plot
+
+    return ulp_plot(found.size.histogram, found.size.dtypes[1]) if found.size else ""
+
+
+def size_lines(size: Size, *, plotted: bool = False) -> list[str]:
+    """How large the difference is where it begins; how far its elements are apart, unless a plot shows that."""
     lines = [f"size, at {size.where}: {size.magnitude}"]
     if size.dtypes[0] != size.dtypes[1]:
         lines.append(f"  {size.dtypes[0]} became {size.dtypes[1]}: their values are compared")
-    if size.histogram:
+    if size.histogram and not plotted:
         total = max(count for _, count in size.histogram)
         for most, count in size.histogram:
             lines.append(f"  up to {most:>8} ULP  {count:>8}  {'#' * max(1, round(30 * count / total))}")
@@ -100,11 +115,13 @@ def write_report(found: Explanation, folder: Path, command: str) -> tuple[Path, 
     context = {
         "found": found,
         "sides": [side for side in (found.before, found.after) if side.explained],
-        "size": "\n".join(size_lines(found.size)) if found.size else "",
+        "change": change_of(found),
         "command": command,
         "version": __version__,
     }
     paths = folder / "report.md", folder / "report.html"
-    for path, name in zip(paths, ("explain.md.jinja", "explain.html.jinja"), strict=True):
-        write_atomic(path, templates().get_template(name).render(**context))
+    for path, plot in zip(paths, ("", size_plot(found)), strict=True):
+        size = "\n".join(size_lines(found.size, plotted=bool(plot))) if found.size else ""
+        page = templates().get_template(f"explain{path.suffix}.jinja")
+        write_atomic(path, page.render(**context, size=size, plot=plot))
     return paths

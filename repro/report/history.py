@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from repro import __version__
-from repro.report.pieces import Markdown, report_text, templates
+from repro.report.pieces import Markdown, range_ends, report_text, templates
 from repro.report.skips import skipped
 from repro.text import NO_METRIC, count, table
 from repro_bisect.axes.axis import short
@@ -234,6 +234,7 @@ def _context(result: HistoryResult, command: str) -> dict[str, Any]:
     return {
         "result": result,
         "headline": headline(result),
+        "ends": range_ends(result.ends),
         "head": HEAD,
         "rows": cells(result),
         "table": Markdown(table(HEAD, [[report_text(c) for c in row] for row in cells(result)])) if result.rows else "",

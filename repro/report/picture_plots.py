@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
+from repro.report.palette import LIGHT, SERIES
 from repro.report.pieces import clean, cut
 from repro.report.plot_data import Cell, PlotData, Tokens
+from repro.report.svg import chart_of, svg_of
 
 __all__ = ["heat_map", "token_scatter", "ulp_plot"]
 
 _COLUMNS = 120
 """Columns of a heat-map at most: more steps share one, which shows their worst."""
-_DOT, _LINE = "#4c8fd0", "#c8503c"
-_ODD = {"one side only, or another type or shape": "#c8503c", "not finite": "#d9a520", "size not measured": "#98a4af"}
+_DOT, _LINE = SERIES[0], LIGHT["changed-line"]
+_ODD = {
+    "one side only, or another type or shape": LIGHT["flaky-line"],
+    "not finite": LIGHT["series-1"],
+    "size not measured": LIGHT["not-judged-line"],
+}
 """Cells without a size."""
 _LEAST = 1e-300
-_FONT = "Arial, Liberation Sans, Helvetica, sans-serif"
-"""Of one width wherever it is, so that the room that labels get when a plot is made is what they take when shown."""
 
 
 def _kind(cell: Cell) -> str:
@@ -55,7 +59,7 @@ def heat_map(picture: PlotData) -> str:
     domain = [low, high] if high > low else [low / 10, high * 10]
     columns = [picture.steps[i] for i in range(0, len(picture.steps), each)]
     title = "step (optimizer update)" + (f", {each} to a column, the worst shown" if each > 1 else "")
-    base = _chart(rows).encode(
+    base = chart_of(rows).encode(
         x=alt.X("step:O", title=title, scale=alt.Scale(domain=columns),
                 axis=alt.Axis(labelAngle=0, labelOverlap=True, grid=False)),
         y=alt.Y("signal:N", title="signals, in the order in which they differ", sort=labels,
@@ -66,7 +70,7 @@ def heat_map(picture: PlotData) -> str:
     layers = []
     if sizes:
         sized = base.transform_filter("datum.kind == 'size'").mark_rect()
-        scale = alt.Scale(type="log", scheme="viridis", domain=domain)
+        scale = alt.Scale(type="log", range=[LIGHT[f"heat-{end}"] for end in ("low", "mid", "high")], domain=domain)
         layers.append(sized.encode(color=alt.Color("size:Q", scale=scale, legend=legend)))
     if shown:
         odd = base.transform_filter("datum.kind != 'size'").mark_rect()
@@ -77,7 +81,7 @@ def heat_map(picture: PlotData) -> str:
     more = f"{picture.more} more signals differ later and are not drawn"
     if picture.more:
         chart = chart.properties(title=alt.Title(more, orient="bottom", anchor="start", fontSize=11, fontWeight=400))
-    return _svg(chart)
+    return svg_of(chart)
 
 
 def _weight(cell: Cell) -> float:
@@ -92,21 +96,27 @@ def _distance(most: int) -> str:
     return f"{most // 2 + 1}-{most}" if most <= 2048 else f"to 2^{most.bit_length() - 1}"
 
 
-def ulp_plot(picture: PlotData) -> str:
-    """How many elements are how many representable values apart. Empty text where that was not measured."""
+def ulp_plot(histogram: Sequence[tuple[int, int]], dtype: str) -> str:
+    """How many elements are how many representable values apart.
+
+    Empty text where that was not measured, or all of them are in one bar, which a line says as well.
+
+    Args:
+        histogram: As in `tensor_difference.ulp_histogram`.
+        dtype: Of the elements.
+    """
     import altair as alt
 
-    if not picture.histogram:
+    if len(histogram) < 2:
         return ""
-    labels = [_distance(most) for most, _ in picture.histogram]
-    rows = [{"ulp": label, "elements": n} for label, (_, n) in zip(labels, picture.histogram, strict=True)]
-    dtype = picture.of.get("dtype", "")
-    chart = _chart(rows).mark_bar(color=_DOT).encode(
-        x=alt.X("ulp:N", title=f"distance in ULP (representable values of {clean(str(dtype))})", sort=labels,
+    labels = [_distance(most) for most, _ in histogram]
+    rows = [{"ulp": label, "elements": n} for label, (_, n) in zip(labels, histogram, strict=True)]
+    chart = chart_of(rows).mark_bar(color=_DOT).encode(
+        x=alt.X("ulp:N", title=f"distance in ULP (representable values of {clean(dtype)})", sort=labels,
                 axis=alt.Axis(labelAngle=-35, labelOverlap=False)),
         y=alt.Y("elements:Q", title="elements that differ", axis=alt.Axis(tickMinStep=1)),
     )  # fmt: skip
-    return _svg(chart.properties(width=min(720, max(200, 44 * len(rows))), height=180))
+    return svg_of(chart.properties(width=min(720, max(300, 44 * len(rows))), height=180))
 
 
 def token_scatter(tokens: Tokens) -> str:
@@ -118,22 +128,9 @@ def token_scatter(tokens: Tokens) -> str:
         return ""
     lost = len(tokens.pairs) - len(rows)
     left = f" ({lost} not finite, not drawn)" if lost else ""
-    points = _chart(rows).mark_point(filled=True, size=16, opacity=0.55, color=_DOT).encode(
+    points = chart_of(rows).mark_point(filled=True, size=16, opacity=0.55, color=_DOT).encode(
         x=alt.X("base:Q", title=f"log-prob under BASE, nats{left}", scale=alt.Scale(zero=False)),
         y=alt.Y("gap:Q", title="log-prob HEAD - BASE, nats", axis=alt.Axis(format=".1e")),
     )  # fmt: skip
-    zero = _chart([{"gap": 0}]).mark_rule(color=_LINE, strokeDash=[4, 3]).encode(y="gap:Q")
-    return _svg((points + zero).properties(width=560, height=240))
-
-
-def _chart(rows: list[dict[str, Any]]) -> Any:
-    import altair as alt
-
-    return alt.Chart.from_dict({"data": {"values": rows}, "mark": "point"}, validate=False)
-
-
-def _svg(chart: Any) -> str:
-    import vl_convert
-
-    config = {"font": _FONT, "view": {"stroke": None}, "background": "transparent"}
-    return str(vl_convert.vegalite_to_svg(json.dumps(chart.configure(**config).to_dict())))
+    zero = chart_of([{"gap": 0}]).mark_rule(color=_LINE, strokeDash=[4, 3]).encode(y="gap:Q")
+    return svg_of((points + zero).properties(width=560, height=240))

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from repro_bisect.axes.axis import short
+from repro.report.palette import css, themed
+from repro.text import utc
+from repro_bisect.axes.axis import PointInfo, short
 from repro_golden.base.clean import one_line, visible
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ __all__ = [
     "plain",
     "prose",
     "quoted",
+    "range_ends",
     "report_text",
     "said",
     "seen",
@@ -177,6 +180,11 @@ def markdown(line: Line, *, width: int = 200, cell: bool = False) -> Markdown:
     return Markdown("".join(shown))
 
 
+def range_ends(ends: Sequence[PointInfo]) -> list[tuple[str, PointInfo, str]]:
+    """GOOD and BAD, each with its date in UTC; a point that is no commit has none."""
+    return [(name, point, utc(point.date)) for name, point in zip(("GOOD", "BAD"), ends, strict=False)]
+
+
 def fenced(text: str, language: str = "") -> Markdown:
     """Lines as a block of code, behind a fence that they do not close."""
     ticks = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
@@ -191,7 +199,8 @@ def templates() -> jinja2.Environment:
     """The folder ``templates``. What a template of Markdown is given is escaped, as in pages of HTML.
 
     Filters: ``short`` shows a point as terminals do, ``code`` a name, ``fenced`` lines as a block, ``prose`` our own
-    words with code in them, ``e`` HTML inside of Markdown; ``own`` is Markdown that was made here.
+    words with code in them, ``e`` HTML inside of Markdown, ``themed`` a plot in the page's colours; ``own`` is Markdown
+    that was made here.
     """
     import jinja2
     import markupsafe
@@ -208,6 +217,8 @@ def templates() -> jinja2.Environment:
         finalize=shown,
     )
     made.filters |= {"short": short, "code": code_span, "fenced": fenced, "prose": prose, "own": Markdown}
+    made.filters["themed"] = lambda svg: markupsafe.Markup(themed(svg))  # noqa: S704 - made here, its texts escaped
+    made.globals["palette"] = markupsafe.Markup(css())  # noqa: S704 - our own
     called = markupsafe.Markup("@&#8203;")  # a space of no width, so that GitHub calls nobody
     made.filters["e"] = lambda value: markupsafe.escape(clean(str(value))).replace("@", called)
     return made

@@ -7,7 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from repro.report.palette import LIGHT, SERIES, VERDICTS
 from repro.report.pieces import clean
+from repro.report.svg import chart_of, svg_of
 from repro_bisect.axes.axis import short
 from repro_bisect.driver.drift import Drift, HistoryResult
 from repro_bisect.driver.result import BisectResult
@@ -16,8 +18,7 @@ from repro_golden.compare.traces import Comparison
 __all__ = ["commit_strip", "distance_plot", "drift_plot", "history_plot"]
 
 SHOWN = ("grad_norm", "kl_loss", "loss", "train_rollout_logprob_abs_diff")
-BEFORE, AFTER = "#4878a8", "#c8503c"
-VERDICTS = {"GOOD": "#3f8f5f", "BAD": "#c8503c", "SKIP": "#b8a04a", "FLAKY": "#8a5fa8", "not tried": "#d8dde2"}
+BEFORE, AFTER = SERIES[0], SERIES[1]
 
 
 def drift_plot(comparison: Comparison, metrics: Sequence[str] = SHOWN) -> str:
@@ -33,7 +34,7 @@ def drift_plot(comparison: Comparison, metrics: Sequence[str] = SHOWN) -> str:
     ]
     if not rows:
         return ""
-    base = _chart(rows).encode(
+    base = chart_of(rows).encode(
         x=alt.X("step:Q", title="step", axis=alt.Axis(tickMinStep=1)),
         y=alt.Y("value:Q", title=None, scale=alt.Scale(zero=False)),
         color=alt.Color("side:N", title=None, scale=alt.Scale(domain=["before", "after"], range=[BEFORE, AFTER])),
@@ -43,7 +44,7 @@ def drift_plot(comparison: Comparison, metrics: Sequence[str] = SHOWN) -> str:
     )
     chart = base.mark_line(point=True, strokeWidth=2).properties(width=330, height=160)
     faceted = chart.facet(facet=alt.Facet("metric:N", title=None, sort=list(metrics)), columns=2)
-    return _svg(faceted.resolve_scale(y="independent"))
+    return svg_of(faceted.resolve_scale(y="independent"))
 
 
 def distance_plot(comparison: Comparison, metrics: Sequence[str] = SHOWN) -> str:
@@ -60,20 +61,22 @@ def distance_plot(comparison: Comparison, metrics: Sequence[str] = SHOWN) -> str
     if not rows:
         return ""
     steps = [min(c.step for c in comparison.metrics), max(c.step for c in comparison.metrics)]
-    chart = _chart(rows).encode(
+    chart = chart_of(rows).encode(
         x=alt.X("step:Q", title="step", axis=alt.Axis(tickMinStep=1), scale=alt.Scale(domain=steps)),
         y=alt.Y("distance:Q", title=None, scale=alt.Scale(type="log"), axis=alt.Axis(format=".0e", tickCount=6)),
-        color=alt.Color("metric:N", title=None, sort=[*metrics, "KL k3"], scale=alt.Scale(scheme="tableau10"),
+        color=alt.Color("metric:N", title=None, sort=[*metrics, "KL k3"], scale=alt.Scale(range=list(SERIES)),
                         legend=alt.Legend(labelLimit=0)),
     )  # fmt: skip
-    return _svg(chart.mark_line(point=True, strokeWidth=2).properties(width=560, height=200))
+    return svg_of(chart.mark_line(point=True, strokeWidth=2).properties(width=560, height=200))
 
 
 def commit_strip(result: BisectResult) -> str:
-    """Every commit of the range, oldest first, coloured by its verdict."""
+    """Every commit of the range, oldest first, coloured by its verdict. Empty text where there is one alone."""
     import altair as alt
 
     order = list(reversed(result.order))
+    if len(order) < 2:
+        return ""
     rows = [
         {
             "n": i,
@@ -82,16 +85,16 @@ def commit_strip(result: BisectResult) -> str:
         }
         for i, c in enumerate(order)
     ]
-    base = _chart(rows).encode(
+    base = chart_of(rows).encode(
         x=alt.X("n:O", title="commits, oldest first", axis=alt.Axis(labels=False, ticks=False, domain=False))
     )
     bars = base.mark_bar(height=26).encode(
         color=alt.Color("verdict:N", title=None, scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values()))),
     )
     mark = base.transform_filter("datum.culprit").mark_point(
-        shape="triangle-up", size=90, filled=True, color="#222", yOffset=22
+        shape="triangle-up", size=90, filled=True, color=LIGHT["ink"], yOffset=22
     )
-    return _svg((bars + mark).properties(width=700, height=44))
+    return svg_of((bars + mark).properties(width=700, height=44))
 
 
 def history_plot(result: HistoryResult) -> str:
@@ -132,7 +135,7 @@ def history_plot(result: HistoryResult) -> str:
     names = [name for name in _DRIFTS if any(r["what"] == name for r in rows)]
     shown = [kind for kind in kinds if any(r["kind"] == kind for r in rows)]
     labels: dict[int, str] = {r["n"]: r["commit"] for r in rows}
-    base = _chart(rows).encode(
+    base = chart_of(rows).encode(
         x=alt.X("at:Q", title=f"{result.what}s that changed the numbers, oldest first",
                 scale=alt.Scale(domain=[-0.5, len(result.rows) - 0.5], nice=False),
                 axis=alt.Axis(values=list(labels), labelAngle=-35, labelLimit=260, labelOverlap=False, grid=False,
@@ -141,7 +144,7 @@ def history_plot(result: HistoryResult) -> str:
                                  f"KL k3 and log-prob gap in nats (0 is drawn at 1e{low})"],
                 scale=alt.Scale(type="log", domain=[10.0 ** (low - 0.5), 10.0 ** (high + 0.5)]),
                 axis=alt.Axis(format=".0e", tickCount=6)),
-        color=alt.Color("what:N", title=None, sort=names, scale=alt.Scale(domain=names, scheme="tableau10")),
+        color=alt.Color("what:N", title=None, sort=names, scale=alt.Scale(domain=names, range=list(SERIES))),
     )  # fmt: skip
     points = base.mark_point(filled=True, size=70, opacity=0.9).encode(
         shape=alt.Shape(
@@ -151,7 +154,7 @@ def history_plot(result: HistoryResult) -> str:
         tooltip=["commit:N", "what:N", "size:Q", "kind:N"],
     )  # fmt: skip
     width = max(420, len(result.rows) * max(18, min(60, 1100 // len(result.rows))))
-    return _svg((base.mark_line(strokeWidth=1.5) + points).properties(width=width, height=260))
+    return svg_of((base.mark_line(strokeWidth=1.5) + points).properties(width=width, height=260))
 
 
 _DRIFTS = ("grad_norm", "loss", "KL k3", "log-prob gap")
@@ -167,16 +170,3 @@ def _drifts(drift: Drift) -> dict[str, float]:
             size = moved.worst.absolute if name == "log-prob gap" else moved.worst.relative
             found[name] = math.nan if size is None else abs(size)
     return found
-
-
-def _chart(rows: list[dict[str, Any]]) -> Any:
-    import altair as alt
-
-    return alt.Chart.from_dict({"data": {"values": rows}, "mark": "point"}, validate=False)
-
-
-def _svg(chart: Any) -> str:
-    import vl_convert
-
-    config = {"font": "system-ui, sans-serif", "view": {"stroke": None}, "background": "transparent"}
-    return str(vl_convert.vegalite_to_svg(chart.configure(**config).to_json()))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from repro import __version__
 from repro.nightly.records import Night
+from repro.report.palette import css
 from repro.report.pieces import seen
 from repro.site.changes import Change, changes, together
 from repro.site.comparison import explanations, metrics, shown, spent_rows
@@ -79,6 +80,7 @@ DEFAULT_TITLE = "Numbers by night"
 def build(results: Results, options: Options) -> dict[str, bytes]:
     """Every file of the site by its path. The same results and options give the same bytes, whenever that is."""
     files = {f"assets/{name}": _asset(name) for name in _ASSETS}
+    files["assets/page.css"] = css().encode() + files["assets/page.css"]
     pages = _Pages(results, options)
     cases: dict[str, list[Night]] = {}
     for night in results.nights:
@@ -115,7 +117,12 @@ def _environment() -> jinja2.Environment:
     import jinja2
 
     made = jinja2.Environment(
-        loader=jinja2.PackageLoader("repro", "site/templates"),
+        loader=jinja2.ChoiceLoader(
+            [
+                jinja2.PackageLoader("repro", "site/templates"),
+                jinja2.PrefixLoader({"report": jinja2.PackageLoader("repro", "report/templates")}),
+            ]
+        ),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=seen,
@@ -125,6 +132,7 @@ def _environment() -> jinja2.Environment:
     made.filters["short"] = lambda name: short(str(name))
     made.filters["page"] = page_name
     made.filters["time"] = _time
+    made.filters["minute"] = lambda at: _time(at).removesuffix(" UTC")
     made.filters["day"] = lambda at: _time(at)[:10]
     made.filters["number"] = shown
     made.filters["name"] = lambda author: re.sub(r"\s*<[^<>]*>$", "", str(author))
@@ -188,6 +196,7 @@ class _Pages:
             case=case,
             key=key,
             own=nights,
+            last=[night for night in nights[::-1] if night.at[:10] == nights[-1].at[:10]],
             machines=sorted({night.machine for night in nights}),
             found=[_told(self._results, group) for group in together(found)],
             figures=drawn,

@@ -70,7 +70,8 @@ def changes(nights: Sequence[Night]) -> list[Change]:
 def together(found: Sequence[Change]) -> list[list[Change]]:
     """The same change on several machines as one, newest first."""
     groups: dict[tuple[object, ...], list[Change]] = {}
-    for change in sorted(found, key=lambda c: (c.night.at[:10], c.night.case), reverse=True):
+    by_machine = sorted(found, key=lambda c: c.night.machine)
+    for change in sorted(by_machine, key=lambda c: (c.night.at, c.night.case), reverse=True):
         night = change.night
         commits = tuple(str(culprit["commit"]["commit"]) for culprit in change.culprits) or change.span
         groups.setdefault((night.at[:10], night.case, change.kind, night.status, commits), []).append(change)

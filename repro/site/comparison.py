@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from repro.report.change import Change, change_in
 from repro.site.charts import unit_of
 from repro_golden.base.canonical import decode_float
 
@@ -126,7 +127,7 @@ class Told:
         environment: What its lock files changed.
         found: `repro_bisect.explain.result.Explanation` as JSON; None where there is none.
         sides: Before and after, those that have an operation.
-        hunks: The parts of the change that the named lines are in, with their files.
+        change: The part of the change that the named lines are in; None where it names none.
         unexplained: Why there is no explanation; may be empty.
         divergence: Where its numbers first differ, or None.
     """
@@ -135,7 +136,7 @@ class Told:
     environment: Sequence[str]
     found: Mapping[str, Any] | None
     sides: Sequence[Side]
-    hunks: Sequence[tuple[str, str]]
+    change: Change | None
     unexplained: str
     divergence: Mapping[str, Any] | None
 
@@ -162,7 +163,7 @@ def explanations(culprits: Sequence[Mapping[str, Any]]) -> Iterator[Told]:
             culprit.get("environment") or (),
             found,
             sides,
-            list(dict.fromkeys((place["file"], place["hunk"]) for place in places if place["hunk"])),
+            change_in(culprit["commit"]["commit"], [(p["file"], p["hunk"], p["text"]) for p in places]),
             culprit.get("unexplained") or "",
             culprit.get("divergence"),
         )

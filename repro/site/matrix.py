@@ -9,7 +9,7 @@ from itertools import groupby
 
 from repro.nightly.records import STATUSES, Night, worst
 from repro.site.folder import night_key, page_name
-from repro.site.results import Results
+from repro.site.results import Results, when
 
 __all__ = ["SHOWN", "SYMBOLS", "Cell", "Matrix", "Row", "matrix"]
 
@@ -25,6 +25,7 @@ class Cell:
 
     Attributes:
         status: The worst of that date's, or ``no run``.
+        since: The status of the date's last run, where that is another one; else empty.
         href: The page that tells more; empty where there was no run.
         text: What a pointer that rests there shows.
     """
@@ -32,11 +33,17 @@ class Cell:
     status: str
     href: str = ""
     text: str = ""
+    since: str = ""
 
     @property
     def symbol(self) -> str:
         """One character."""
         return SYMBOLS[self.status]
+
+    @property
+    def words(self) -> str:
+        """For who sees no symbols."""
+        return f"{self.status}, then {self.since}" if self.since else self.status
 
     @property
     def kind(self) -> str:
@@ -70,12 +77,14 @@ class Matrix:
         months: ``2026-11`` and how many columns it has.
         rows: By case, then machine.
         counts: How many cells have each status.
+        newest: Of the newest date each status, how many cells have it, and what later runs of the date say of them.
     """
 
     dates: Sequence[str]
     months: Sequence[tuple[str, int]]
     rows: Sequence[Row]
     counts: dict[str, int]
+    newest: Sequence[tuple[str, int, str]]
 
 
 def matrix(results: Results, last: int | None = None) -> Matrix:
@@ -90,7 +99,15 @@ def matrix(results: Results, last: int | None = None) -> Matrix:
     ]
     counts = Counter(cell.status for row in rows for cell in row.cells)
     months = [(month, len(list(days))) for month, days in groupby(dates, key=lambda date: date[:7])]
-    return Matrix(dates, months, rows, {status: counts[status] for status in (*_ORDER, "no run")})
+    order = (*_ORDER, "no run")
+    newest = [told for status in order if (told := _newest(status, [row.cells[0] for row in rows if dates]))]
+    return Matrix(dates, months, rows, {status: counts[status] for status in order}, newest)
+
+
+def _newest(status: str, cells: Sequence[Cell]) -> tuple[str, int, str] | None:
+    own = [cell for cell in cells if cell.status == status]
+    since = Counter(cell.since for cell in own if cell.since)
+    return (status, len(own), ", ".join(f"{n} {word} since" for word, n in since.items())) if own else None
 
 
 _ORDER = ("changed", "flaky", "error", "not judged", "green")
@@ -107,5 +124,13 @@ def _cell(results: Results, nights: Sequence[Night]) -> Cell:
     key = night_key(night.case, night.machine, night.at, str(night.commit["commit"]))
     href = f"comparisons/{page}.html" if page else f"cases/{page_name(night.case)}.html#n-{key}"
     said = next((check.text for check in night.checks if check.status == status and status != "green"), "")
-    more = f" (the worst of {len(nights)} that day)" if len(nights) > 1 else ""
-    return Cell(status, href, f"{night.at[:10]} {status}{more}{': ' if said else ''}{said[:160]}")
+    last = nights[-1]
+    since = last.status if last.status != status else ""
+    then = f"; the last, {_minute(last)}, {last.status}" if since else ""
+    more = f" (the worst of {len(nights)} that day{then})" if len(nights) > 1 else ""
+    text = f"{night.at[:10]} {_minute(night)} {status}{more}{': ' if said else ''}{said[:160]}"
+    return Cell(status, href, text, since)
+
+
+def _minute(night: Night) -> str:
+    return f"{when(night.at):%H:%M} UTC"

@@ -44,7 +44,7 @@ def pictures(picture: Mapping[str, Any], sides: tuple[str, str]) -> list[Drawn]:
         sides: What to call the baseline and the other one.
     """
     found = [_heat(picture)]
-    if picture["histogram"]:
+    if len(picture["histogram"]) > 1:  # one bar says no more than a line
         found.append(_ulp(picture["histogram"], picture["of"]))
     if picture["tokens"] and picture["tokens"]["pairs"]:
         found.append(_tokens(picture["tokens"], sides))

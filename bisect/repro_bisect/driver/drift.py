@@ -285,6 +285,7 @@ class HistoryResult:
         renames: What was renamed without a change of numbers, oldest first.
         ended: Which end makes fewer steps than the other, in words; the steps that both make are compared.
         looked: What GOOD's run shows, by which the others were judged.
+        ends: Who, when and what of GOOD and of BAD.
     """
 
     good: str
@@ -306,6 +307,7 @@ class HistoryResult:
     renames: Sequence[Rename] = ()
     ended: str = ""
     looked: Coverage = field(default_factory=Coverage)
+    ends: Sequence[PointInfo] = ()
 
     def of_kind(self, *kinds: Kind) -> list[Row]:
         """The rows of some kinds."""
@@ -318,11 +320,12 @@ class HistoryResult:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        other = ("rows", "cost", "skips", "subjects", "renames", "looked")
+        other = ("rows", "cost", "skips", "subjects", "renames", "looked", "ends")
         raw = {k: v for k, v in self.__dict__.items() if k not in other}
         return raw | {
             "rows": [row.to_mapping() for row in self.rows],
             "renames": [rename.to_mapping() for rename in self.renames],
+            "ends": [asdict(end) for end in self.ends],
             "skips": dict(self.skips),
             "subjects": dict(self.subjects),
             "cost": self.cost.to_mapping(),

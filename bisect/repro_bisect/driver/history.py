@@ -232,7 +232,12 @@ class _History:
                 if good
                 else f"other numbers than GOOD from {self._where(same, trace)}"
             )
-            self.scheduler.say(f"{short(point)} has {where}")
+            self.scheduler.say(f"{self._count()}: {short(point)} has {where}")
+
+    def _count(self) -> str:
+        """How many points of the range were tried, those with the same code included."""
+        tried = sum(point in self.scheduler.verdicts for point in self.axis.parents)
+        return f"{self.axis.what} {tried} of {len(self.axis.parents)}"
 
     def _renamed(self, a: Trace, b: Trace) -> str:
         renames = aligned(a, b).renames
@@ -257,7 +262,7 @@ class _History:
         self.log.tell(point, None, reason)
         for twin in self.log.twins(point):
             self.scheduler.record(twin, Verdict.SKIP, reason)
-        self.scheduler.say(f"SKIP {short(point)} {reason}")
+        self.scheduler.say(f"{self._count()}: SKIP {short(point)} {reason}")
         self.scheduler.know(self.log.twins(point), diagnosis)
 
     def _is_flaky(self, point: str, why: str) -> None:
@@ -318,6 +323,7 @@ class _History:
             renames=self._renames(),
             ended=self.ended,
             looked=self.prober.predicate.looked(self._trace(self.axis.good)),
+            ends=[self.axis.info(self.axis.good), self.axis.info(self.axis.bad)],
         )
 
     def _is_first(self, point: str) -> bool:

@@ -81,6 +81,7 @@ class BisectResult:
         end: Where BAD's numbers first differ from GOOD's.
         explains_bad: Whether the last culprit's trace equals BAD's; False means that later commits move numbers too;
             None where that was not asked or cannot be told.
+        ends: Who, when and what of GOOD and of BAD.
         earlier: Where the culprit's parent differs from GOOD, in a step after the culprit's: commits before it move
             numbers too. Not looked for where all culprits were.
         verdicts: Every commit that was judged.
@@ -136,6 +137,7 @@ class BisectResult:
     renames: Renames = NOTHING
     looked: Coverage = field(default_factory=Coverage)
     earlier: Divergence | None = None
+    ends: Sequence[PointInfo] = ()
 
     @property
     def bitwise(self) -> bool:
@@ -170,7 +172,7 @@ class BisectResult:
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
         first = self.culprits[0].to_mapping() if self.culprits else {"commit": None, "comparison": None}
-        skipped = {"culprits", "cost", "parents", "end", "renames", "looked", "earlier"}
+        skipped = {"culprits", "cost", "parents", "end", "renames", "looked", "earlier", "ends"}
         raw: dict[str, Any] = {k: jsonable(v) for k, v in self.__dict__.items() if k not in skipped}
         return raw | {
             "bitwise": self.bitwise,
@@ -180,6 +182,7 @@ class BisectResult:
             "comparison": first["comparison"],
             "divergence": jsonable(asdict(self.divergence)) if self.divergence else None,
             "earlier": jsonable(asdict(self.earlier)) if self.earlier else None,
+            "ends": [asdict(end) for end in self.ends],
             "culprits": [culprit.to_mapping() for culprit in self.culprits],
             "cost": self.cost.to_mapping(),
             "renamed": self.renames.to_mapping(),

@@ -146,5 +146,6 @@ class Searching(ABC, Generic[R]):
             machine=self.prober.machine,
             golden=str(self.ends.golden.directory) if self.ends.golden else None,
             renames=self.ends.renames,
+            ends=[self.history.info(good), self.history.info(bad)],
             **more,
         )

@@ -79,6 +79,8 @@ class Recording:
 
 Answer: TypeAlias = Trace | Code | Skip
 """What came of a probe."""
+Progress: TypeAlias = Callable[[int, int], None]
+"""Is told how many steps are made, and of how many at most."""
 
 
 class Prober:
@@ -119,14 +121,14 @@ class Prober:
         asked: Request,
         *,
         cancel: threading.Event | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress | None = None,
     ) -> Answer:
         """Make a probe, or find it in the journal.
 
         Args:
             asked: What is wanted.
             cancel: Endpoints the probe without an answer when it is set.
-            progress: Told now and then how many steps are made.
+            progress: Told now and then how many steps are made, and of how many at most.
 
         Raises:
             CancelledError: `cancel` was set.
@@ -161,7 +163,7 @@ class Prober:
         start: State | None,
         *,
         cancel: threading.Event,
-        progress: Callable[[int], None],
+        progress: Progress,
     ) -> None:
         """Train a commit up to `step`, and keep its state there if it can save itself.
 
@@ -173,7 +175,7 @@ class Prober:
         task = Task(own, self._history.tree(commit), steps, start=start, states=(step,), case=case)
         began = time.monotonic()
         with scratch_folder(self._scratch, "states") as folder:
-            outcome = self.executor.run(task, folder, cancel, progress)
+            outcome = self._run(task, folder, cancel, progress)
             trace = _trace(folder / "trace")
             if outcome.failure is None:
                 states.take(folder / "states")
@@ -187,7 +189,7 @@ class Prober:
         values: Sequence[int] = (),
         *,
         cancel: threading.Event | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress | None = None,
     ) -> Recording | Skip:
         """Replay a commit up to and with a step, whose operations are recorded; never taken from the journal.
 
@@ -208,7 +210,7 @@ class Prober:
         began = time.monotonic()
         folder = self._scratch / f"operations-{uuid.uuid4().hex[:8]}"
         folder.mkdir()
-        outcome = self.executor.run(task, folder, cancel, progress)
+        outcome = self._run(task, folder, cancel, progress)
         trace = _trace(folder / "trace")
         self._charge("explanation", len(trace.steps) if trace else 0, time.monotonic() - began)
         if outcome.failure:
@@ -276,11 +278,11 @@ class Prober:
         asked: Request,
         key: str,
         cancel: threading.Event | None,
-        progress: Callable[[int], None] | None,
+        progress: Progress | None,
     ) -> Answer:
         began = time.monotonic()
         with scratch_folder(self._scratch, "probe") as folder:
-            outcome = self.executor.run(task, folder, cancel, progress)
+            outcome = self._run(task, folder, cancel, progress)
             trace = _trace(folder / "trace")
             reason = _reason(outcome.failure) if outcome.failure else ""
             if reason and trace and (asked.partial or (task.baseline and self._violates(trace, asked))):
@@ -301,6 +303,13 @@ class Prober:
         if skip:
             return skip
         return Code(outcome.code) if outcome.code is not None else Trace(kept)
+
+    def _run(self, task: Task, folder: Path, cancel: threading.Event | None, progress: Progress | None) -> Outcome:
+        if progress is None:
+            return self.executor.run(task, folder, cancel)
+        if not isinstance(task.predicate, Exit):  # whose programs leave no trace that could grow
+            progress(0, task.steps)
+        return self.executor.run(task, folder, cancel, lambda made: progress(made, task.steps))
 
     def _diagnosis(self, failure: ChildFailure) -> str:
         log = Path(failure.log)

@@ -5,7 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Event", "Watch"]
+__all__ = ["Event", "Flight", "Watch"]
+
+
+@dataclass(frozen=True)
+class Flight:
+    """How far a probe is.
+
+    Attributes:
+        steps: The steps that it has made.
+        of: The steps that it will make at most; None where nobody knows.
+        seconds: Since it began.
+    """
+
+    steps: int
+    of: int | None
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -16,7 +31,7 @@ class Event:
         text: One line; empty where only the view changed.
         order: Every commit of the range, newest first.
         verdicts: Those that have one.
-        flying: Commits whose probes run, each with the steps it has made and the seconds since it began.
+        flying: Commits whose probes run, and how far each is.
         suspects: How many commits may still be the culprit.
         rounds: Rounds of probes still needed at most.
         left: Seconds still needed at most, by what a round took so far; None before one ended.
@@ -26,7 +41,7 @@ class Event:
     text: str
     order: Sequence[str] = ()
     verdicts: Mapping[str, str] = field(default_factory=dict)
-    flying: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    flying: Mapping[str, Flight] = field(default_factory=dict)
     suspects: int = 0
     rounds: int = 0
     left: float | None = None

@@ -12,9 +12,10 @@ from typing import Any
 
 from repro_bisect.axes.axis import Axis
 from repro_bisect.probe.prober import Answer, Prober
-from repro_bisect.probe.progress import Event, Watch
+from repro_bisect.probe.progress import Event, Flight, Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.search.first_bad import Search, Verdict
+from repro_golden.case.command_line import OPEN_END
 from repro_golden.replay.children import CancelledError
 
 __all__ = ["PULSE", "PendingProbe", "Scheduler"]
@@ -33,6 +34,7 @@ class PendingProbe:
         cancel: Endpoints it when set.
         began: When.
         steps: How many it has made.
+        of: How many it will make at most, once that is known; None for as many as its program makes.
     """
 
     commit: str
@@ -40,14 +42,15 @@ class PendingProbe:
     cancel: threading.Event = field(default_factory=threading.Event)
     began: float = field(default_factory=time.monotonic)
     steps: int = 0
+    of: int | None = None
 
     @property
     def ways(self) -> dict[str, Any]:
         """How `Prober.probe` is told to end, and tells how far it is."""
         return {"cancel": self.cancel, "progress": self._made}
 
-    def _made(self, steps: int) -> None:
-        self.steps = steps
+    def _made(self, steps: int, of: int) -> None:
+        self.steps, self.of = steps, None if of >= OPEN_END else of
 
 
 class Scheduler:
@@ -130,7 +133,7 @@ class Scheduler:
                 text,
                 list(self.history.parents),
                 dict(self.verdicts),
-                {f.commit: (f.steps, now - f.began) for f in list(self.pending_probes.values())},
+                {f.commit: Flight(f.steps, f.of, now - f.began) for f in list(self.pending_probes.values())},
                 suspects,
                 rounds,
                 took * rounds if took is not None and rounds else None,

@@ -38,6 +38,7 @@ __all__ = [
     "list_cases",
     "pattern_problem",
     "read_case",
+    "unknown_case",
 ]
 
 CASES = Path("golden/cases")
@@ -276,5 +277,13 @@ def find_case(root: Path, name: str | None) -> Case:
         return read_case(paths[0])
     path = root / CASES / f"{name}.toml"
     if path not in paths:
-        raise ReproError(f"no case {name!r} in {root / CASES}; " + (f"known: {names}" if names else NO_CASE))
+        raise unknown_case(root, name)
     return read_case(path)
+
+
+def unknown_case(root: Path, name: str) -> ReproError:
+    """What is said of a name that no case has: the nearest one, else those that there are."""
+    known = [path.stem for path in list_cases(root)]
+    near = difflib.get_close_matches(name, known, 1)
+    cure = f": did you mean {near[0]}?" if near else f"; known: {', '.join(known)}" if known else f"; {NO_CASE}"
+    return ReproError(f"no case {name!r} in {root / CASES}{cure}")

@@ -246,6 +246,14 @@ class _Recording:
         bare_too = "a run without the recorder, " if self.case.subject.recorded else ""
         self.say(f"proving it: a second process, {bare_too}planted changes ({steps} steps each)")
         planted = proofs.plants(golden, kind_of(self.case).provable)
+        replays = self._replays_the_capture() if self.captured else None
+        found: list[Proof] = []
+        total = 1 + self.case.subject.recorded + len(planted) + (replays is not None)
+
+        def proved(proof: Proof) -> None:
+            found.append(proof)
+            self.show([proof], f"proof {len(found)} of {total}: ")
+
         workers = max(1, (os.cpu_count() or 1) // (self.case.resources.cpus * self.case.resources.ranks))
         with ThreadPoolExecutor(max_workers=workers) as pool, self._ended_together():
             again = pool.submit(self._side, "again", steps, rollouts, observed=True)
@@ -253,14 +261,13 @@ class _Recording:
             alone = self.case.subject.recorded
             bare = pool.submit(self._side, "bare", steps, rollouts, observed=False) if alone else None
             plants = pool.submit(self._planted, golden, rollouts, planted)
-            found = [proofs.reproduced(golden, again.result(), steps, cure(self.case))]
-            found += [self._undisturbed(golden, bare.result())] if bare else []
-            found += [
-                proofs.seen_plant(golden, t, p, inside=kind_of(self.case).planted_inside(p))
-                for t, p in zip(plants.result(), planted, strict=True)
-            ]
-        if self.captured and (replays := self._replays_the_capture()):
-            found.append(replays)
+            proved(proofs.reproduced(golden, again.result(), steps, cure(self.case)))
+            if bare:
+                proved(self._undisturbed(golden, bare.result()))
+            for trace, plant in zip(plants.result(), planted, strict=True):
+                proved(proofs.seen_plant(golden, trace, plant, inside=kind_of(self.case).planted_inside(plant)))
+        if replays:
+            proved(replays)
         return found
 
     def _side(self, name: str, steps: int, rollouts: Rollouts, *, observed: bool) -> Any:
@@ -301,9 +308,9 @@ class _Recording:
         seen = f"{len(golden)} lines, {len(capture)} captured"
         return Proof("the replay prints what the capture printed", capture == golden, seen)
 
-    def show(self, found: Sequence[Proof]) -> None:
+    def show(self, found: Sequence[Proof], of: str = "") -> None:
         for proof in found:
-            self.say(f"  {'ok' if proof.passed else 'NO'}  {proof.name}: {proof.detail}")
+            self.say(f"  {'ok' if proof.passed else 'NO'}  {of}{proof.name}: {proof.detail}")
 
     def refuse(self, sound: Sequence[Proof], checks: Sequence[Proof], options: Options) -> None:
         """Refuse a vacuous run, and one whose first step fails its checks."""
@@ -315,7 +322,6 @@ class _Recording:
 
     def settle(self, found: Sequence[Proof], options: Options, golden: Trace) -> dict[str, Any] | None:
         """Refuse what was not proved; return the measured noise when that is allowed instead."""
-        self.show(found)
         failed = [p for p in found if not p.passed]
         noisy = any(p.name.startswith("reproduced") for p in failed)
         if failed and not (noisy and options.allow_noise):  # without reproduction no proof over bits can hold

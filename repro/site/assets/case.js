@@ -56,7 +56,7 @@
   const marksOf = () => {
     const from = begin();
     return changes.at.flatMap((at, i) => (at < from ? [] : [{
-      at: 1000 * at, night: `${date(at)}, ${texts[changes.machine[i]]}`, status: texts[changes.status[i]],
+      at: 1000 * at, night: `${time(at)}, ${texts[changes.machine[i]]}`, status: texts[changes.status[i]],
       what: texts[changes.what[i]],
     }]));
   };
@@ -134,7 +134,7 @@
     return -1;
   };
   const show = () => {
-    title.textContent = `Night of ${date(nights.at[at])}`;
+    title.textContent = `Night of ${time(nights.at[at])}`;
     facts.replaceChildren();
     fact("Judged", chip(told("status", at)), ` ${time(nights.at[at])} on ${told("machine", at)}`);
     fact("Commit", link(told("commit", at)), ` ${told("subject", at)}`, text("span", ` ${told("author", at).replace(/\s*<[^<>]*>$/, "")}`, "soft"));

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import repro_golden
 from repro_golden.base.errors import ReproError
@@ -38,7 +38,11 @@ def said_of(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_traced(
-    command: Sequence[str], out: Path, settings: Settings | None = None, ranks: int | None = None
+    command: Sequence[str],
+    out: Path,
+    settings: Settings | None = None,
+    ranks: int | None = None,
+    output: TextIO | None = None,
 ) -> tuple[int, Collected]:
     """Run `command` and make the trace `out` of what its processes recorded.
 
@@ -47,6 +51,7 @@ def run_traced(
         out: the trace's folder, new or empty.
         settings: How to record; `out` of it is chosen here.
         ranks: how many ranks must have recorded; by default as many as each process said its world has.
+        output: where what it prints goes; by default to our own output.
 
     Returns:
         The exit code (128 + n for a program that signal n ended; 0 where every rank was ended after the steps that
@@ -67,7 +72,7 @@ def run_traced(
         return Header({"command": list(command)}, "", subject, about["identity"], seen)
 
     try:
-        code = _run(command, environment_for(asked, os.environ), raw)
+        code = _run(command, environment_for(asked, os.environ), raw, output)
         with contextlib.closing(Gathering(raw, out, header, ranks)) as gathering:
             found = gathering.finish(command, code)
         return 0 if found.stopped else code, found
@@ -87,9 +92,9 @@ def _in_foreground() -> bool:
         return False
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], raw: Path) -> int:
+def _run(command: Sequence[str], environment: Mapping[str, str], raw: Path, output: TextIO | None) -> int:
     try:
-        process = subprocess.Popen(list(command), env=dict(environment))
+        process = subprocess.Popen(list(command), env=dict(environment), stdout=output)
     except FileNotFoundError:
         raise ReproError(f"command not found: {command[0]}") from None
     except PermissionError:

@@ -1,0 +1,139 @@
+"""The report of a bisect as files: the change beside why, sizes as a plot, the range with its ends, one palette."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from site_kit import EVIL, culprit, point
+from site_pages_kit import Page
+
+from repro.pulls.blocks import blocks_of
+from repro.pulls.pair import PairResult
+from repro.report.bisect import write_report
+from repro.report.change import change_in, change_of
+from repro.report.palette import LIGHT, SERIES, css, themed
+from repro_bisect.driver.result import BisectResult, Culprit
+from repro_bisect.explain.result import Size
+from repro_bisect.probe.cost import Cost
+from repro_golden.trace.tensor_difference import TensorDifference
+
+SOURCE = Path(__file__).parent.parent / "repro"
+SIZE = Size("aten._log_softmax.default", TensorDifference(9, 10, 1e-3, 1e-4, 40, 0, 10), [], ("float32", "float32"))
+
+
+def result(found: Culprit, **given: Any) -> BisectResult:
+    """A bisect that ended with a culprit."""
+    good, bad = point(1), point(6)
+    names = [point(n).commit for n in range(6, 1, -1)]
+    made = BisectResult(
+        outcome="found", good=good.commit, bad=bad.commit, case="tiny", predicate="bitwise", culprits=[found],
+        end=found.divergence, explains_bad=True, verdicts={names[0]: "BAD", names[-1]: "GOOD"}, skips={},
+        parents={name: [] for name in names}, subjects={}, cost=Cost(), git_steps=12, accepted={}, one_step=False,
+        seconds=1.0, answered=1.0, machine="m", golden=None, ends=[good, bad],
+    )  # fmt: skip
+    return replace(made, **given)
+
+
+def written(made: BisectResult, folder: Path) -> tuple[str, str]:
+    """The report as Markdown and as a page."""
+    text, page = (path.read_text() for path in write_report(made, folder, "repro bisect a..b"))
+    return text, page
+
+
+def sized(found: Culprit, histogram: list[tuple[int, int]]) -> Culprit:
+    """The culprit with the sizes of its first difference."""
+    assert found.explanation
+    return replace(found, explanation=replace(found.explanation, size=replace(SIZE, histogram=histogram)))
+
+
+def test_the_change_stands_beside_why(tmp_path: Path) -> None:
+    """The hunk of the named line is a diff in Markdown and coloured lines in the page, once, although both name it."""
+    text, page = written(result(culprit(3)), tmp_path)
+    block = text[text.index("```diff") :].partition("\n```\n")[0].splitlines()
+    assert block[1:3] == ["--- a/core/repro_core/rl/loss.py", "+++ b/core/repro_core/rl/loss.py"]
+    assert block[3].startswith("@@ -87 +87 @@") and [line[0] for line in block[4:]] == ["-", "+"]
+    assert text.index("## Why") < text.index("```diff")
+    assert page.count('<span class="del">-    log_p') == page.count('<span class="add">+    log_p') == 1
+    assert re.search(r'<div class="beside">\s*<pre class="why">aten._to_copy', page)
+
+
+def test_a_report_names_both_ends_of_its_range(tmp_path: Path) -> None:
+    """GOOD and BAD stand with subject and date; a range of one commit has no plot of one bar."""
+    made = result(culprit(3))
+    text, page = written(made, tmp_path)
+    for n, name in ((1, "GOOD"), (6, "BAD")):
+        date = point(n).date[:16].replace("T", " ")
+        assert f"| {name} | `{point(n).commit[:10]}` | {point(n).subject} | {date} UTC |" in text
+        assert re.search(rf"<b>{name}</b> <code>{point(n).commit[:10]}</code> [^<]+<span>{date} UTC</span>", page)
+    assert page.count("<svg") == 1 and "commits, oldest first" in page
+    assert "<svg" not in written(replace(made, parents={point(6).commit: []}), tmp_path)[1]
+    assert [end["commit"] for end in made.to_mapping()["ends"]] == [made.good, made.bad]
+
+
+def test_sizes_are_plotted_in_the_page_and_drawn_in_letters_elsewhere(tmp_path: Path) -> None:
+    """A histogram is a plot in the page alone; one bar, which a line says as well, is none."""
+    many = sized(culprit(3), [(1, 4), (2, 3), (64, 2)])
+    text, page = written(result(many), tmp_path)
+    assert "up to       64 ULP" in text and "up to       64 ULP" not in page
+    assert "distance in ULP (representable values of float32)" in page and page.count("<svg") == 2
+    text, page = written(result(sized(culprit(3), [(64, 9)])), tmp_path)
+    assert page.count("<svg") == 1 and "up to       64 ULP" in page and "up to       64 ULP" in text
+
+
+def test_a_change_stays_text_and_within_bounds(tmp_path: Path) -> None:
+    """No line of a change is markup, ends its block or rings; of a long one the lines around the named are shown."""
+    lines = [f"+line {n}" for n in range(500)]
+    lines[250] = "+    the(named)"
+    lines[252], lines[253] = f"+{EVIL}\x1b[31m", "+```"
+    hunk = "\n".join(["@@ -1,0 +1,500 @@", *lines])
+    change = change_in(
+        "c" * 40, [("a/<b>.py", hunk, "the(named)"), ("a/<b>.py", hunk, "the(named)"), ("n.py", "", "x")]
+    )
+    assert change is not None and change.more == 500 - 21
+    assert change.note == "479 more lines of these hunks: `git show cccccccccc`"
+    assert [kind for kind, _ in change.files[0].lines[:2]] == ["soft", "soft"] and len(change.files) == 1
+    wide = change_in("c", [(f"{n}.py", f"@@ -1 +1 @@\n-{'x' * 9999}\n+y", "y") for n in range(30)])
+    assert wide is not None and wide.more == 30 * 3 - 40
+    assert max(len(line) for file in wide.files for _, line in file.lines) == 200
+    assert change_in("c", []) is None and change_of(None) is None
+
+    found = culprit(3)
+    assert found.explanation and found.explanation.named and found.explanation.named.place
+    place = replace(found.explanation.named.place, file="a/<b>.py", hunk=hunk, text="the(named)")
+    after = found.explanation.after
+    assert after.explained
+    found = replace(found, explanation=replace(
+        found.explanation, before=replace(after, explained=None),
+        after=replace(after, explained=replace(after.explained, place=place)),
+    ))  # fmt: skip
+    text, page = written(result(found), tmp_path)
+    assert "````diff" in text and "\x1b" not in text + page and EVIL.split("<")[1] in text
+    seen = Page(page.encode())
+    assert not seen.all("script") and not seen.all("img") and not seen.all("b.py")
+    assert "+line 240" in page and "+line 239" not in page and "+line 261" not in page
+    pair = PairResult("t", point(1), point(6), "moved", "", None, {}, {}, 1, [found], None, "", [], "m", "", 1.0)
+    assert [block.change for block in blocks_of(pair) if block.change] == [change_of(found.explanation)]
+
+
+@pytest.mark.parametrize("folder", ["report", "pulls", "nightly", "site"])
+def test_one_module_holds_the_colours(folder: str) -> None:
+    """No template, style sheet, script or plot of reports, pull requests, nights and the site has its own colours."""
+    files = [path for path in (SOURCE / folder).rglob("*") if path.suffix in (".py", ".jinja", ".css", ".js")]
+    assert files
+    own = {path.name for path in files if re.search(r"#[0-9a-f]{6}\b|tableau|viridis", path.read_text())}
+    assert own == ({"palette.py"} if folder == "report" else set())
+    named = {name for path in files for name in re.findall(r"var\(--([a-z0-9-]+)\)", path.read_text())}
+    # a status has three of its own on the site, and a docstring says how they are written
+    assert named - {"back", "fore", "mark", "name"} <= {*LIGHT}
+
+
+def test_plots_follow_the_scheme_of_their_page() -> None:
+    """Each colour that plots use becomes the page's own, of which there is one in both schemes."""
+    svg = "".join(f'<path fill="{colour}"/>' for colour in (*SERIES, LIGHT["changed-line"], LIGHT["line"]))
+    found = re.findall(r'fill="var\(--([a-z0-9-]+)\)"', themed(svg))
+    assert found == [*(f"series-{n}" for n in range(1, 7)), "changed-line", "line"]
+    assert all(css().count(f"--{name}: #") == 2 for name in found)
