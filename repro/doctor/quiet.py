@@ -1,6 +1,7 @@
 """The doctor where nobody asked for it: before a golden run is recorded, and on the log of what failed.
 
-It says nothing where it finds nothing, never stops what it looks at, and fails in silence: nobody asked for it.
+It says nothing where it finds nothing, never stops what it looks at, and fails in silence, as without its extra:
+nobody asked for it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repro_golden.base.errors import ReproError
+from repro_golden.base.extras import lacking
 
 if TYPE_CHECKING:
     from repro_golden.base.checks import Finding
@@ -26,6 +28,8 @@ _OF_FAILURES = "logs"
 
 def diagnosis(log: Path) -> str:
     """What the log of a failed run shows of its cause, in one line; '' where no rule knows it."""
+    if lacking("doctor"):
+        return ""
     from repro.doctor.artefacts.log import LOG
     from repro.doctor.catalogue import catalogue, subject_of
     from repro.doctor.examine import examine
@@ -47,6 +51,8 @@ def before_recording(checkout: Checkout, case: Case) -> list[str]:
     """What is wrong with a case's launch, data and surroundings, in a line each; no notes."""
     from repro.doctor.show import brief
 
+    if lacking("doctor"):
+        return []
     try:
         found = _of_case(checkout.root, case)
     except (ReproError, OSError):

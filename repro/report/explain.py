@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,8 +96,8 @@ def _indented(text: str) -> list[str]:
     return [f"    {line}" for line in text.splitlines()]
 
 
-def write_report(found: Explanation, folder: Path, command: str) -> tuple[Path, Path]:
-    """Write ``report.md`` and ``report.html`` (self-contained) and return both paths."""
+def write_report(found: Explanation, folder: Path, command: str) -> Iterator[Path]:
+    """Write ``report.md`` and ``report.html`` (self-contained): each path once it is there."""
     context = {
         "found": found,
         "sides": [side for side in (found.before, found.after) if side.explained],
@@ -104,7 +105,6 @@ def write_report(found: Explanation, folder: Path, command: str) -> tuple[Path, 
         "command": command,
         "version": __version__,
     }
-    paths = folder / "report.md", folder / "report.html"
-    for path, name in zip(paths, ("explain.md.jinja", "explain.html.jinja"), strict=True):
-        write_atomic(path, templates().get_template(name).render(**context))
-    return paths
+    for kind in ("md", "html"):
+        page = templates().get_template(f"explain.{kind}.jinja").render(**context)
+        yield write_atomic(folder / f"report.{kind}", page)
