@@ -26,7 +26,7 @@ class _Clean:
     def __init__(self, stream: TextIO, ours: re.Pattern[str] | None = None) -> None:
         self.stream, self._ours = stream, ours
 
-    def write(self, text: str | bytes) -> int:
+    def write(self, text: Any) -> int:
         text = text.decode() if isinstance(text, bytes) else text  # click completes in bytes, by whatever has `write`
         parts = self._ours.split(text) if self._ours else [text]
         # [theirs, ours, theirs, ours, theirs]

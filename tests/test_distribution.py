@@ -135,6 +135,16 @@ def test_a_light_installation_helps_lists_and_names_the_extra(light: Path, histo
         assert told[0].endswith(f"pip install 'repro-harness[{extras}]'"), (line, told)
 
 
+def test_the_trainer_says_that_it_needs_torch(light: Path) -> None:
+    """Its command lines are one line and code 2 where the Python has none; help needs none."""
+    run(light / "python", "-m", "repro_core.train", "--help", cwd=light)
+    for module in ("repro_core.train", "repro_core.determinism"):
+        command = [light / "python", "-P", "-m", module]
+        done = subprocess.run(command, cwd=light, env=environment(), capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+        assert done.stderr.endswith("pip install 'repro-harness[trainer]'\n")
+
+
 def test_the_shell_completes(light: Path, history: Repo) -> None:
     """The lines of docs/install.md give each shell a script, which is given commands and options."""
     page = (SOURCE / "docs" / "install.md").read_text()
