@@ -9,15 +9,15 @@ unexport PYTHONDONTWRITEBYTECODE # or each process that the tests start would co
 
 .PHONY: demo test test-all campaign mutants check lint types imports fast bench clean
 
-# what `repro` itself needs
+# what the demo needs
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -c constraints.txt -e .
+	$(PIP) -c constraints.txt -e '.[trainer,golden,report,fast,doctor]'
 	touch $@
 
-# and what its tests need: an engine, a cluster, a browser's driver
+# and what the tests need: every part of it, an engine, a cluster, a browser's driver
 $(VENV)/.done: $(VENV)/.runtime
-	$(PIP) -c constraints.txt -e '.[dev,sglang-cpu]'
+	$(PIP) -c constraints.txt -e '.[all,dev,sglang-cpu]'
 	$(PIP) -c constraints.txt --no-deps sglang # its own pins are those of a GPU machine
 	touch $@
 

@@ -17,6 +17,7 @@ from repro.cli import cli
 from repro_golden.base.clean import one_line
 from repro_golden.base.credentials import hide
 from repro_golden.base.errors import ReproError
+from repro_golden.base.extras import of_import
 from repro_golden.repository.git_environment import forget_repository
 
 __all__ = ["main"]
@@ -58,6 +59,11 @@ def _run(arguments: list[str]) -> int:
         return error.exit_code
     except ReproError as error:
         return _failed(str(error), error.exit_code, arguments)
+    except ImportError as error:
+        missing = of_import(error)
+        if missing is None:
+            raise
+        return _failed(str(missing), missing.exit_code, arguments)
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has gone: nothing is left to say
         return 0

@@ -26,7 +26,8 @@ class _Clean:
     def __init__(self, stream: TextIO, ours: re.Pattern[str] | None = None) -> None:
         self.stream, self._ours = stream, ours
 
-    def write(self, text: str) -> int:
+    def write(self, text: Any) -> int:
+        text = text.decode() if isinstance(text, bytes) else text  # click completes in bytes, by whatever has `write`
         parts = self._ours.split(text) if self._ours else [text]
         # [theirs, ours, theirs, ours, theirs]
         parts[::2] = [no_command(visible(part)) for part in parts[::2]]

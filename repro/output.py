@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from repro import console
 from repro_golden.base.clean import one_line
+from repro_golden.base.extras import of_import
 
-__all__ = ["emit", "json_option", "progress", "strict_names_option", "vary_option"]
+__all__ = ["emit", "json_option", "progress", "strict_names_option", "told", "vary_option"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,6 +45,37 @@ def emit(as_json: bool, data: Any, text: str, *, styled: bool = False) -> None:
         console.styled(text)
     else:
         print(text)
+
+
+@contextmanager
+def told(as_json: bool, data: Mapping[str, Any], text: str, command: str) -> Iterator[list[Path]]:
+    """Tell an answer once the block has written its report, whatever becomes of that.
+
+    Args:
+        as_json: Whether as JSON.
+        data: The answer for that; the report's files, the command and what was not written are added.
+        text: The answer for people.
+        command: What gives the answer again.
+
+    Yields:
+        A list for the paths of the files, each to be added as it is written. Where the block lacks an extra for the
+        rest, a line says so and the answer stands: it does not depend on its report.
+    """
+    written: list[Path] = []
+    missing = ""
+    try:
+        yield written
+    except ImportError as error:
+        line = of_import(error, "a report")
+        if line is None:
+            raise
+        left = [name for name in ("report.md", "report.html") if name not in [path.name for path in written]]
+        missing = f"not written: {' and '.join(left)}; {line}"
+    finally:
+        lines = [f"report: {path}" for path in written] + [missing] * bool(missing)
+        more = {"reports": [str(path) for path in written], "reproduce": command}
+        more |= {"not_written": missing} if missing else {}
+        emit(as_json, {**data, **more}, "\n".join([text, *lines, f"reproduce with: {command}"]))
 
 
 @contextmanager

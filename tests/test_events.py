@@ -128,7 +128,7 @@ def test_without_tensorboard_one_line_names_the_cure(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
     )
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "pip install tensorboard" in done.stderr
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "'repro-harness[tensorboard]'" in done.stderr
 
 
 # -- comparing

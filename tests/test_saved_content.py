@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import uuid
 from collections import deque
 from dataclasses import dataclass
@@ -13,10 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 from torch import nn
 
+from repro_golden.recording.attach.raw import number_of
 from repro_golden.recording.attach.readings import Held, leaves, of_parts
 from repro_golden.recording.attach.saving import Written, content
+from repro_golden.trace import Row
+from repro_golden.trace.checkpoints import checkpoint_content
+from repro_golden.trace.signals import Signals
 
 
 def test_the_content_of_a_file_is_its_tensors_and_numbers() -> None:
@@ -178,3 +184,36 @@ def test_what_a_hook_is_told_never_harms_the_program(tmp_path: Path) -> None:
         ):
             written._heard(event, arguments)
     assert "\udcff" in written.names
+
+
+FILE_DTYPES = [
+    torch.bfloat16, torch.bool, torch.complex64, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.int16, torch.int32, torch.int64, torch.int8,
+    torch.uint16, torch.uint32, torch.uint64, torch.uint8,
+]  # fmt: skip
+
+
+def test_an_environment_without_torch_reads_the_same_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A safetensors file has the fingerprints, and a logged tensor the number, that torch gives them."""
+    raw = torch.arange(256, dtype=torch.uint8)
+    tensors = {
+        f"{dtype}/{n}": (raw[:n] > 99 if dtype == torch.bool else raw[: n * dtype.itemsize].view(dtype)).clone()
+        for dtype in FILE_DTYPES
+        for n in (0, 1, 7, 12)
+    }
+    tensors |= {"matrix": torch.randn(3, 5), "empty": torch.ones(2, 0), "odd": torch.tensor([torch.nan, -0.0])}
+    (tmp_path / "model.safetensors").write_bytes(save(tensors, {"by": "test"}))
+    numbers = [torch.tensor(value).to(dtype) for value in (1.5, -0.0, torch.inf) for dtype in FILE_DTYPES[3:6]]
+    numbers += [torch.tensor(-2.5, dtype=torch.bfloat16), torch.tensor(2**53 + 1), torch.tensor(7, dtype=torch.uint8)]
+    rows = [collected("loss", number) for number in numbers]
+    known = checkpoint_content(tmp_path), [repr(number_of(row)) for row in rows]
+    for name in ("torch", "safetensors.torch"):
+        monkeypatch.setitem(sys.modules, name, None)  # what Python itself does for a module that may not be found
+    assert (checkpoint_content(tmp_path), [repr(number_of(row)) for row in rows]) == known
+
+
+def collected(name: str, value: torch.Tensor) -> Row:
+    """A tensor as a row of a step."""
+    signals = Signals()
+    signals.take("forward", name, value)
+    return signals.rows()[0]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +12,7 @@ import click
 from repro.commands.again import again
 from repro.commands.axes import axis_of, axis_options, axis_parameters
 from repro.commands.choose import DashedCommand, case_of, command_options
-from repro.output import emit, json_option
+from repro.output import json_option, told
 
 if TYPE_CHECKING:
     from repro_bisect.axes.axis import Axis
@@ -108,8 +106,8 @@ def bisect(
 
         with bisect_view() as watch:
             sides = compare_sides(checkout, case, axis, tolerance, watch, options)
-        with _told(as_json, sides.to_mapping(), layout_text(sides), said) as written:
-            written += write_layout_report(sides, folder, said)
+        with told(as_json, sides.to_mapping(), layout_text(sides), said) as written:
+            written.extend(write_layout_report(sides, folder, said))
         return 3 if sides.outcome == "flaky" else 0
     from repro.report.bisect import bisect_text, write_report
     from repro_bisect.search.gitrule import git_log
@@ -117,10 +115,10 @@ def bisect(
 
     with bisect_view() as watch:
         result = _searched(checkout, case, axis, watch, options)
-    with _told(as_json, result.to_mapping() | {"what": axis.what}, bisect_text(result, axis.what), said) as written:
-        written += write_report(result, folder, said, axis.what)
+    with told(as_json, result.to_mapping() | {"what": axis.what}, bisect_text(result, axis.what), said) as written:
         if export:
             write_atomic(export, git_log(result.good, result.bad, result.accepted, result.subjects))
+        written.extend(write_report(result, folder, said, axis.what))
     return 0 if result.outcome in ("found", "agree") else 3
 
 
@@ -158,15 +156,3 @@ def _folder(axis: Axis, case: Case) -> str:
         return name
     plain = re.sub(r"[^A-Za-z0-9.=,_-]+", "-", name)[:60]
     return f"{plain}-{digest(axis.what, name, axis.commit(axis.good), *axis.parents)[:8]}"
-
-
-@contextlib.contextmanager
-def _told(as_json: bool, data: dict[str, Any], text: str, said: str) -> Iterator[list[Path]]:
-    """Tell the answer when the block has written its files, whatever becomes of those."""
-    written: list[Path] = []
-    try:
-        yield written
-    finally:
-        reports = "".join(f"\nreport: {path}" for path in written)
-        data = data | {"reports": [str(p) for p in written], "reproduce": said}
-        emit(as_json, data, f"{text}{reports}\nreproduce with: {said}")

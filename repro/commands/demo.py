@@ -27,6 +27,9 @@ def demo(seed: int, out: Path, as_json: bool) -> int:
     Makes a scratch git repository with a copy of the built-in trainer, seals the answer, runs init, record, verify and
     bisect on it, and compares what was found with the answer. Exit code 0: the planted commit and step were named.
     """
+    from repro_golden.base.extras import require
+
+    require("the demo", "trainer", "golden", "report")
     from repro.demo.run import run_demo
     from repro.demo.show import result_text, write_picture
 

@@ -66,7 +66,9 @@ def doctor(
     Exit codes: 0; 1 where an error is found; 2 where nothing can be examined.
     """
     from repro.doctor.show import rule_mapping, rule_text, rules_text
+    from repro_golden.base.extras import require
 
+    require("the doctor", "doctor")
     if listed or explain:
         from repro.doctor.examine import every_rule
 

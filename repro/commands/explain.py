@@ -9,7 +9,7 @@ import click
 
 from repro.commands.again import again
 from repro.commands.choose import DashedCommand, case_of, command_options
-from repro.output import emit, json_option
+from repro.output import json_option, told
 
 if TYPE_CHECKING:
     from repro_golden.case.command_line import CommandLine
@@ -69,13 +69,8 @@ def explain(
     ends = f"{short(axis.good)}..{short(axis.bad)}"
     said = again(checkout.root, case, what=ends, other=None, name=None if line.words else case.name)
     folder = out or checkout.state / "reports" / f"explain-{ends}-{case.name}"
-    written: tuple[Path, ...] = ()
-    try:
-        written = write_report(found, folder, said)
-    finally:  # whatever becomes of the files, the answer is told
-        data = found.to_mapping() | {"reports": [str(path) for path in written], "reproduce": said}
-        reports = "".join(f"\nreport: {path}" for path in written)
-        emit(as_json, data, f"{explain_text(found)}\n{reports}\nreproduce with: {said}")
+    with told(as_json, found.to_mapping(), f"{explain_text(found)}\n", said) as written:
+        written.extend(write_report(found, folder, said))
     return 3 if found.answer == "unseen" else 0
 
 

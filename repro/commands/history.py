@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ import click
 from repro.commands.again import again
 from repro.commands.axes import axis_of, axis_options, axis_parameters
 from repro.commands.choose import DashedCommand, case_of, command_options
-from repro.output import emit, json_option
+from repro.output import json_option, told
 
 if TYPE_CHECKING:
     from repro_golden.case.command_line import CommandLine
@@ -86,11 +85,6 @@ def history(
     said = again(checkout.root, case, **ends, name=None if line.words else case.name)
     named = re.sub(r"[^\w.+=-]+", "-", f"{short(result.good)}..{short(result.bad)}")
     folder = out or checkout.state / "reports" / f"history-{named}-{case.name}"
-    written: Sequence[Path] = []
-    try:
-        written = write_report(result, folder, said)
-    finally:  # whatever becomes of the files, the answer is told
-        data = result.to_mapping() | {"reports": [str(p) for p in written], "reproduce": said}
-        reports = "".join(f"\nreport: {path}" for path in written)
-        emit(as_json, data, f"{history_text(result)}{reports}\nreproduce with: {said}")
+    with told(as_json, result.to_mapping(), history_text(result), said) as written:
+        written.extend(write_report(result, folder, said))
     return 0 if result.verifiable else 3

@@ -71,8 +71,10 @@ def nightly(
     from repro.nightly.report import annotate, nightly_text, write_report
     from repro_bisect.axes.commits import resolve
     from repro_bisect.probe.progress import Event
+    from repro_golden.base.extras import require
     from repro_golden.repository.checkout import find_checkout
 
+    require("a report", "report", *["tensorboard"] * bool(tensorboard or baseline))
     checkout = find_checkout(Path.cwd())
     cases = _chosen(checkout.root, names)
     _refuse(cases, last, baseline)

@@ -25,7 +25,9 @@ def post(file: Path, number: int | None, repository: str | None, as_json: bool) 
     from repro.pulls.github import PullComments
     from repro.pulls.github_pull import find_pull, find_token, marker_of
     from repro_golden.base.errors import ReproError
+    from repro_golden.base.extras import require
 
+    require("a comment", "report")
     try:
         body = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

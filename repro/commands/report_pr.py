@@ -75,8 +75,10 @@ def pr(
     from repro_bisect.axes.axis import short
     from repro_bisect.axes.commits import resolve
     from repro_bisect.driver.session import Options
+    from repro_golden.base.extras import require
     from repro_golden.repository.checkout import find_checkout
 
+    require("a report", "report", *["tensorboard"] * bool(tensorboard))
     checkout, (left, right) = find_checkout(Path.cwd()), _range(commits)
     marker(key)
     token = find_token() if post else ""  # before anything is started, which then has none

@@ -45,7 +45,9 @@ def publish(
     from repro.site.build import DEFAULT_TITLE, Options, build
     from repro.site.folder import check, replace
     from repro.site.results import read_results
+    from repro_golden.base.extras import require
 
+    require("the site", "report")
     options = Options(title or DEFAULT_TITLE, str(results), [str(pull) for pull in pulls], repository)
     check(out)
     found = read_results(results, pulls)

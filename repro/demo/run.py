@@ -59,7 +59,7 @@ class DemoResult:
     bisect: BisectResult
     answer: dict[str, Any]
     sha256: str
-    reports: tuple[Path, Path]
+    reports: tuple[Path, ...]
     reproduce: str
     seconds: float
 
@@ -152,7 +152,7 @@ def run_demo(seed: int, folder: Path, say: Say) -> DemoResult:
     options = BisectOptions(explain=True)
     result = bisect_range(repository, case, commits_of(repository, case, spec, options), watch, options)
     command = f"cd {shlex.quote(_shown(root))} && repro bisect {spec} --case {_CASE}"
-    reports = write_report(result, folder, command)
+    reports = tuple(write_report(result, folder, command))
     answer = open_answer(folder / "answer.json", digest)
     seconds = time.monotonic() - began
     return DemoResult(

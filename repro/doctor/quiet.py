@@ -1,6 +1,7 @@
 """The doctor where nobody asked for it: before a golden run is recorded, and on the log of what failed.
 
-It says nothing but errors, never stops what it looks at, and fails in silence: nobody asked for it.
+It says nothing but errors, never stops what it looks at, and fails in silence, as without its extra: nobody asked for
+it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repro_golden.base.errors import ReproError
+from repro_golden.base.extras import lacking
 
 if TYPE_CHECKING:
     from repro_golden.base.checks import Finding
@@ -31,6 +33,8 @@ def diagnosis(log: Path, verdict: str = "") -> str:
         log: It.
         verdict: What is said of the failure anyway: an exception that stands there is not told again.
     """
+    if lacking("doctor"):
+        return ""
     from repro.doctor.artefacts.log import LOG
     from repro.doctor.catalogue import catalogue, subject_of
     from repro.doctor.examine import examine
@@ -58,6 +62,8 @@ def before_recording(checkout: Checkout, case: Case) -> list[str]:
     """The errors in a case's launch, data and surroundings, in a line each."""
     from repro.doctor.show import brief
 
+    if lacking("doctor"):
+        return []
     try:
         found = _of_case(checkout.root, case)
     except (ReproError, OSError):

@@ -18,6 +18,7 @@ import numpy as np
 from repro.nightly.records import STATUSES, Night
 from repro_golden.base.canonical import digest, write_atomic
 from repro_golden.base.errors import ReproError
+from repro_golden.base.extras import require
 from repro_golden.base.usage import Usage
 
 if TYPE_CHECKING:
@@ -165,12 +166,11 @@ class _Run:
         Raises:
             ReproError: TensorBoard is not installed.
         """
-        try:
-            from tensorboard.compat.proto.event_pb2 import Event
-            from tensorboard.compat.proto.summary_pb2 import Summary
-            from tensorboard.summary.writer.record_writer import RecordWriter
-        except ImportError:
-            raise ReproError("writing TensorBoard event files needs TensorBoard: `pip install tensorboard`") from None
+        require("a TensorBoard event file", "tensorboard")
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
         self._event, self._summary = Event, Summary
         self._content = io.BytesIO()
         self._records = RecordWriter(self._content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -275,10 +276,11 @@ def markdown(result: BisectResult, command: str, what: str = "commit") -> str:
     return templates().get_template("bisect.md.jinja").render(**_context(result, command, what, plotted=False))
 
 
-def write_report(result: BisectResult, folder: Path, command: str, what: str = "commit") -> tuple[Path, Path]:
-    """Write ``report.md`` and ``report.html`` (self-contained, plots as SVG) and return both paths."""
+def write_report(result: BisectResult, folder: Path, command: str, what: str = "commit") -> Iterator[Path]:
+    """Write ``report.md`` and ``report.html`` (self-contained, plots as SVG): each path once it is there."""
     from repro.report.plots import commit_strip, distance_plot, drift_plot
 
+    yield write_atomic(folder / "report.md", markdown(result, command, what))
     context = _context(result, command, what, plotted=True)
     context["head"] = METRICS_HEAD
     context["rows"] = metrics_rows(result.comparison) if result.comparison else []
@@ -289,7 +291,5 @@ def write_report(result: BisectResult, folder: Path, command: str, what: str = "
     if what != "commit":
         title = "sets of changes" if isinstance(result, SetResult) else f"{what}s, in order"
         context["strip"] = context["strip"].replace("commits, oldest first", title)
-    paths = folder / "report.md", folder / "report.html"
-    write_atomic(paths[0], markdown(result, command, what))
-    write_atomic(paths[1], templates().get_template("bisect.html.jinja").render(**context))
-    return paths
+    page = templates().get_template("bisect.html.jinja").render(**context)
+    yield write_atomic(folder / "report.html", page)

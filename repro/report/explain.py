@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,8 +111,8 @@ def _indented(text: str) -> list[str]:
     return [f"    {line}" for line in text.splitlines()]
 
 
-def write_report(found: Explanation, folder: Path, command: str) -> tuple[Path, Path]:
-    """Write ``report.md`` and ``report.html`` (self-contained) and return both paths."""
+def write_report(found: Explanation, folder: Path, command: str) -> Iterator[Path]:
+    """Write ``report.md`` and ``report.html`` (self-contained): each path once it is there."""
     context = {
         "found": found,
         "sides": [side for side in (found.before, found.after) if side.explained],
@@ -119,9 +120,8 @@ def write_report(found: Explanation, folder: Path, command: str) -> tuple[Path, 
         "command": command,
         "version": __version__,
     }
-    paths = folder / "report.md", folder / "report.html"
-    for path, plot in zip(paths, ("", size_plot(found)), strict=True):
+    for kind in ("md", "html"):
+        plot = size_plot(found) if kind == "html" else ""
         size = "\n".join(size_lines(found.size, plotted=bool(plot))) if found.size else ""
-        page = templates().get_template(f"explain{path.suffix}.jinja")
-        write_atomic(path, page.render(**context, size=size, plot=plot))
-    return paths
+        page = templates().get_template(f"explain.{kind}.jinja").render(**context, size=size, plot=plot)
+        yield write_atomic(folder / f"report.{kind}", page)

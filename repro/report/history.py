@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -253,16 +253,17 @@ def markdown(result: HistoryResult, command: str) -> str:
     return templates().get_template("history.md.jinja").render(**_context(result, command))
 
 
-def write_report(result: HistoryResult, folder: Path, command: str) -> Sequence[Path]:
-    """Write ``report.md``, ``report.html`` (self-contained) and, where something drifted, ``drift.svg``."""
+def write_report(result: HistoryResult, folder: Path, command: str) -> Iterator[Path]:
+    """Write ``report.md``, ``report.html`` (self-contained) and, where something drifted, ``drift.svg``.
+
+    Yields:
+        Each path once it is there.
+    """
     from repro.report.plots import history_plot
 
+    yield write_atomic(folder / "report.md", markdown(result, command))
     plot = history_plot(result)
-    paths = [folder / "report.md", folder / "report.html"]
-    write_atomic(paths[0], markdown(result, command))
     page = templates().get_template("history.html.jinja").render(**_context(result, command), plot=plot)
-    write_atomic(paths[1], page)
+    yield write_atomic(folder / "report.html", page)
     if plot:
-        paths.append(folder / "drift.svg")
-        write_atomic(paths[2], plot)
-    return paths
+        yield write_atomic(folder / "drift.svg", plot)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from repro import __version__
@@ -85,15 +85,14 @@ def layout_text(result: LayoutResult) -> str:
     return "\n".join([one_line(headline(result)), "", *lines(result), "", cost_line(result)])
 
 
-def write_layout_report(result: LayoutResult, folder: Path, command: str) -> Sequence[Path]:
-    """Write ``report.md`` and ``report.html`` and return both paths."""
+def write_layout_report(result: LayoutResult, folder: Path, command: str) -> Iterator[Path]:
+    """Write ``report.md`` and ``report.html``: each path once it is there."""
     context = {
         "headline": headline(result),
         "lines": lines(result),
         "cost": f"{cost_line(result)}. Code: {short(result.commit)}. Machine: {result.machine}. repro {__version__}.",
         "command": command,
     }
-    paths = folder / "report.md", folder / "report.html"
-    for path in paths:
-        write_atomic(path, templates().get_template(f"layouts{path.suffix}.jinja").render(**context))
-    return paths
+    for kind in ("md", "html"):
+        page = templates().get_template(f"layouts.{kind}.jinja").render(**context)
+        yield write_atomic(folder / f"report.{kind}", page)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes a virtual environment with repro (and the trainer's requirements) and puts it on PATH for later steps.
-# Reads CHECKOUT, PYTHON_VERSION, INSTALL, TORCH_INDEX, REQUIREMENTS, SETUP.
+# Reads CHECKOUT, PYTHON_VERSION, INSTALL, EXTRAS, TORCH_INDEX, REQUIREMENTS, SETUP.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source_root=$(cd "$here/../../.." && pwd)
@@ -17,13 +17,13 @@ if [[ -n "${SETUP:-}" ]]; then
   (cd "$CHECKOUT" && bash -eo pipefail -c "$SETUP")
 fi
 
-wanted=()
+wanted=() extras=${EXTRAS:-trainer,golden,report,doctor,fast}
 if [[ -n "${INSTALL:-}" ]]; then
   read -r -d '' -a wanted <<<"$INSTALL" || true # read answers 1 at the end of the text
 elif grep -qs '^name = "repro-harness"' "$source_root/pyproject.toml"; then
-  wanted=("$source_root") # the very commit that this action is of
+  wanted=("$source_root[$extras]") # the very commit that this action is of
 else
-  wanted=(repro-harness) # the action was copied into another repository
+  wanted=("repro-harness[$extras]") # the action was copied into another repository
 fi
 [[ -z "${REQUIREMENTS:-}" ]] || wanted+=(--requirement "$CHECKOUT/$REQUIREMENTS")
 # One call, so that pip finds versions that suit both.

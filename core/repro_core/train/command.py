@@ -52,6 +52,11 @@ def main(argv: Sequence[str] | None = None, observe: Observe | None = None, sync
     try:
         config = read_config(args)
         return _run(config, options, observe or (lambda *_: None), sync)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        print(f"{parser.prog}: error: no torch here: pip install 'repro-harness[trainer]'", file=sys.stderr)
+        return 2
     except (ValueError, OSError) as error:
         # All our own errors (ConfigError, RolloutError, CheckpointError, HfError) are ValueErrors of one line.
         print(f"{parser.prog}: error: {' '.join(str(error).split())}", file=sys.stderr)

@@ -106,8 +106,8 @@ def check_format(found: object, newest: int, what: str) -> None:
         raise ReproError(f"{what} has format {found}, this repro reads up to {newest}: upgrade repro-harness")
 
 
-def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write a file so that a crash leaves either the old content or the new, never a part.
+def write_atomic(path: Path, content: bytes | str) -> Path:
+    """Write a file so that a crash leaves either the old content or the new, never a part; return its path.
 
     Raises:
         MachineFailureError: the disk is full or the folder cannot be written.
@@ -122,7 +122,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        return Path(temporary).replace(path)
     except OSError as error:
         if temporary:
             Path(temporary).unlink(missing_ok=True)

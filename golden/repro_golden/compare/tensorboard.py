@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from repro_golden.base.errors import ReproError
+from repro_golden.base.extras import require
 from repro_golden.case.file import Bound
 from repro_golden.compare.traces import MetricChange, jsonable
 
@@ -63,12 +64,10 @@ def read_events(folder: Path) -> dict[int, dict[str, float]]:
 
 def _scalars(path: Path) -> Iterator[tuple[float, int, str, float]]:
     """(wall time, step, tag, value) of every scalar of a file, whichever way it was written."""
-    try:
-        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-        from tensorboard.util.tensor_util import make_ndarray
-    except ImportError:
-        raise ReproError("TensorBoard event files need TensorBoard: `pip install tensorboard`") from None
+    require("a TensorBoard event file", "tensorboard")
     from google.protobuf.message import DecodeError
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    from tensorboard.util.tensor_util import make_ndarray
 
     scalars: set[str] = set()
     try:

@@ -21,7 +21,7 @@ from repro_golden.replay.children import Child, ChildFailure, blame_the_machine,
 from repro_golden.repository.checkout import Place
 from repro_golden.store.rollouts import engine_text
 from repro_golden.subjects.argv import told
-from repro_golden.subjects.core import environment
+from repro_golden.subjects.core import environment, require_torch
 from repro_golden.subjects.environments.overlays import held_overlay
 
 __all__ = ["RolloutChecks", "check_rollouts"]
@@ -94,7 +94,9 @@ def check_rollouts(
     with contextlib.ExitStack() as exits:
         scratch = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="repro-child-")))
         variables, python = environment(case, place.root) | dict(place.variables), sys.executable
-        if subject.packages:
+        if not subject.packages:
+            require_torch(case)
+        else:
             overlay = exits.enter_context(held_overlay(case, subject, place, python, subject.packages))
             python = overlay.python
             variables |= told(overlay.variables(variables), subject)

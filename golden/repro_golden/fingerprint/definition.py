@@ -19,7 +19,10 @@ from typing import NamedTuple
 
 from repro_golden.base.canonical import xxh3_128_hexdigest
 
-__all__ = ["C1", "C2", "C3", "C4", "SCHEME", "Lanes", "add", "bind", "frame", "reference", "reference_word"]
+__all__ = [
+    "C1", "C2", "C3", "C4", "SCHEME", "Lanes", "add", "bind", "frame", "reference", "reference_in_pieces",
+    "reference_word",
+]  # fmt: skip
 
 SCHEME = "psum128/1"
 C1, C2, C3, C4 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xFF51AFD7ED558CCD
@@ -56,6 +59,15 @@ def reference(content: bytes, first_word: int = 0) -> Lanes:
     a, b = z * c1, (z ^ key) * c4
     a, b = a ^ (a >> np.uint64(32)), b ^ (b >> np.uint64(32))
     return Lanes(int(a.sum(dtype=np.uint64)), int(b.sum(dtype=np.uint64)))
+
+
+def reference_in_pieces(content: bytes | memoryview) -> Lanes:
+    """`reference` of a content of any size, with the memory that a piece of it takes."""
+    return add(reference(bytes(content[at : at + _PIECE]), at // 8) for at in range(0, len(content), _PIECE))
+
+
+_PIECE = 1 << 22
+"""Bytes that are hashed at once."""
 
 
 def reference_word(word: int, index: int = 0) -> Lanes:

@@ -168,9 +168,8 @@ def _record_rollouts(
         raise ReproError(f"there are rollouts {where}: --replace takes their place, --out FOLDER leaves them")
     if foreign := _foreign(target):
         raise ReproError(f"{foreign} is no recorded rollout, so --replace leaves {target} alone: name another folder")
-    if kept and not store.dvc.initialised:
-        raise ReproError(f"{checkout.root} has no DVC yet: run `repro init`")
     if kept:
+        store.dvc.check()
         store.refuse_dirty(target)
     with scratch_folder(checkout.scratch, "capture") as scratch:
         folder, log = scratch / "rollouts", scratch / "capture.log"

@@ -78,8 +78,7 @@ def record(checkout: Checkout, case: Case, options: Options, say: Say) -> tuple[
             and no reason to replace it.
     """
     store = Store(checkout.root)
-    if not store.dvc.initialised:
-        raise ReproError(f"{checkout.root} has no DVC yet: run `repro init`")
+    store.dvc.check()
     rollouts = store.rollouts_path(case)
     captures = [rollouts] if rollouts and not store.has_rollouts(case) else []
     with held_alone(checkout, store.case_path(case.name), *captures):

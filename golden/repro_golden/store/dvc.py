@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.base.extras import require
 from repro_golden.store.pulled import check_pulled
 
 __all__ = ["Dvc"]
@@ -25,6 +26,16 @@ class Dvc:
         """Whether the repository has DVC."""
         return (self.root / ".dvc" / "config").exists()
 
+    def check(self) -> None:
+        """Before work whose result DVC is to keep.
+
+        Raises:
+            ReproError: DVC is not installed, or the repository has none.
+        """
+        require("what DVC keeps", "golden")
+        if not self.initialised:
+            raise ReproError(f"{self.root} has no DVC yet: run `repro init`")
+
     def init(self) -> None:
         """``dvc init``."""
         self.run("init", "--quiet")
@@ -35,7 +46,7 @@ class Dvc:
         Raises:
             ReproError: the repository has no DVC.
         """
-        self._needs_init()
+        self.check()
         self.run("add", "--quiet", *self._relative(paths))
 
     def move(self, source: Path, target: Path) -> None:
@@ -44,7 +55,7 @@ class Dvc:
 
     def push(self, *pointers: Path) -> str:
         """Copy tracked content to the remote; DVC's own summary line is returned."""
-        self._needs_init()
+        self.check()
         return self.run("push", *self._relative(pointers))
 
     def pull(self, *pointers: Path) -> str:
@@ -54,7 +65,7 @@ class Dvc:
             ReproError: the repository has no DVC, or what came is not what a pointer stands for.
             MachineFailureError: it could not be fetched.
         """
-        self._needs_init()
+        self.check()
         message = self.run("pull", *self._relative(pointers))
         cache = Path(self.run("cache", "dir").strip())
         for pointer in pointers:
@@ -86,8 +97,10 @@ class Dvc:
         """Run one DVC command and return its output.
 
         Raises:
-            MachineFailureError: DVC is missing or failed; its last line is quoted.
+            MissingExtraError: DVC is not installed.
+            MachineFailureError: DVC failed; its last line is quoted.
         """
+        require("what DVC keeps", "golden")
         environment = os.environ | {"DVC_NO_ANALYTICS": "1", "DVC_TEST": "false", "NO_COLOR": "1"}
         command = [sys.executable, "-m", "dvc", *arguments]
         done = subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, check=False)
@@ -101,7 +114,3 @@ class Dvc:
 
     def _relative(self, paths: Sequence[Path]) -> list[str]:
         return [str(p.relative_to(self.root)) if p.is_absolute() else str(p) for p in paths]
-
-    def _needs_init(self) -> None:
-        if not self.initialised:
-            raise ReproError(f"{self.root} has no DVC yet: run `repro init`")

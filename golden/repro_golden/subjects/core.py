@@ -12,11 +12,15 @@ import tempfile
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
+from packaging.version import Version
+
 from repro_golden.base.canonical import canonical_json
 from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.base.extras import require
 from repro_golden.case.file import Case, CoreSubject
 from repro_golden.case.identity import PACKAGES, collect, megatron_layout, megatron_variables
 from repro_golden.case.tables import joined
@@ -40,7 +44,7 @@ from repro_golden.subjects.environments.overlays import held_overlay
 from repro_golden.subjects.kind import Kind
 from repro_golden.trace import Trace
 
-__all__ = ["CoreKind", "environment"]
+__all__ = ["CoreKind", "environment", "require_torch"]
 
 
 def environment(case: Case, root: Path) -> dict[str, str]:
@@ -139,7 +143,9 @@ class CoreKind(Kind):
             )  # also where it starts
             about: dict[str, Any] = {"kind": subject.kind, "commit": place.commit, "tree": place.tree}
             variables, python = environment(case, place.root) | dict(place.variables), sys.executable
-            if subject.packages:
+            if not subject.packages:
+                require_torch(case)
+            else:
                 overlay = exits.enter_context(held_overlay(case, subject, place, python, subject.packages, cancel))
                 about["environment"], python = overlay.to_mapping(), overlay.python
                 variables |= told(overlay.variables(variables), subject)
@@ -165,6 +171,23 @@ class CoreKind(Kind):
 
 def _entries(folder: Path) -> list[Path]:
     return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def require_torch(case: Case) -> None:
+    """Refuse a Python without the torch that a case's subject is imported with: every commit would be a SKIP.
+
+    Raises:
+        ReproError: it has none, or one that the built-in trainer does not know.
+    """
+    subject = cast("CoreSubject", case.subject)
+    require(f"the trainer {subject.module}", "trainer")
+    found = version("torch")
+    if subject.module == "repro_core" and Version(found).release < _OLDEST_TORCH:
+        oldest = ".".join(map(str, _OLDEST_TORCH))
+        raise ReproError(f"the built-in trainer needs torch {oldest}, {sys.executable} has {found}: upgrade it there")
+
+
+_OLDEST_TORCH = (2, 9)
 
 
 def _result(path: Path, runs: Sequence[Run], code: int, log: Path) -> list[RunResult]:

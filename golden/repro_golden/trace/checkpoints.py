@@ -33,11 +33,7 @@ def checkpoint_content(folder: Path, without: Collection[str] = ()) -> dict[str,
         raw = path.read_bytes()
         with contextlib.suppress(Exception):  # what is not what its name says counts by its bytes
             if path.suffix == ".safetensors":
-                from safetensors.torch import load
-
-                from repro_golden.fingerprint import fingerprint
-
-                tensors = {k: fingerprint(v) for k, v in load(raw).items()}
+                tensors = _fingerprints(raw)
                 texts = _metadata(raw)
                 raw = canonical_json({"tensors": tensors, "metadata": texts} if texts else tensors).encode()
             elif path.suffix == ".json":
@@ -47,6 +43,33 @@ def checkpoint_content(folder: Path, without: Collection[str] = ()) -> dict[str,
                 raw = canonical_json(json.loads(known)).encode()
         found[str(path.relative_to(folder))] = digest(raw)
     return found
+
+
+def _fingerprints(raw: bytes) -> dict[str, str]:
+    """Fingerprints of a file's tensors by name; in an environment without torch by the definition, more slowly."""
+    try:
+        from safetensors.torch import load
+    except ImportError:
+        from safetensors import deserialize
+
+        from repro_golden.fingerprint.definition import bind, reference_in_pieces
+
+        return {
+            name: bind(reference_in_pieces(tensor["data"]), _TORCH[tensor["dtype"]], tensor["shape"])
+            for name, tensor in deserialize(raw)  # type: ignore[no-untyped-call]
+        }
+    from repro_golden.fingerprint import fingerprint
+
+    return {name: fingerprint(tensor) for name, tensor in load(raw).items()}
+
+
+_TORCH = {
+    "BF16": "bfloat16", "BOOL": "bool", "C64": "complex64", "F16": "float16", "F32": "float32", "F64": "float64",
+    "F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz", "I16": "int16", "I32": "int32", "I64": "int64", "I8": "int8", "U16": "uint16",
+    "U32": "uint32", "U64": "uint64", "U8": "uint8",
+}  # fmt: skip
+"""safetensors' dtypes that its own reader for torch knows, and torch's names of them."""
 
 
 def _metadata(raw: bytes) -> dict[str, str]:

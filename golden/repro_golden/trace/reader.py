@@ -12,15 +12,12 @@ from typing import Any
 
 from repro_golden.base.canonical import check_format, digest, read_json
 from repro_golden.base.errors import ReproError
-from repro_golden.fingerprint.definition import SCHEME, add, reference
+from repro_golden.fingerprint.definition import SCHEME, reference_in_pieces
 from repro_golden.trace import columns, frames
 from repro_golden.trace.model import Header, Row, StepRecord, chain, checked, dump_path, from_checked_line, root
 from repro_golden.trace.writer import HEADER, STEPS
 
 __all__ = ["Trace", "read_dump"]
-
-_PIECE = 1 << 22
-"""Bytes of a dump that are hashed at once."""
 
 
 class Trace:
@@ -137,8 +134,8 @@ def read_dump(trace: Trace, step: int, row: Row) -> bytes | None:
     bits = re.search(r"\d+", row.dtype)  # a hash of whole words does not see a cut inside the last one
     if bits and len(content) != math.prod(row.shape) * max(1, int(bits[0]) // 8):
         return None
-    lanes = add(reference(content[at : at + _PIECE], at // 8) for at in range(0, len(content), _PIECE))
-    return content if row.placement is not None or lanes == row.lanes else None
+    known = row.placement is not None or reference_in_pieces(content) == row.lanes
+    return content if known else None
 
 
 @lru_cache(maxsize=64)

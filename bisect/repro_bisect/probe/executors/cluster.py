@@ -27,6 +27,7 @@ from repro_bisect.probe.executors.bundles import Bundle, commits_of, pack, pack_
 from repro_bisect.probe.executors.node import Job, probe, surroundings
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.base.extras import require
 from repro_golden.base.trust import VARIABLE
 from repro_golden.case.file import Case
 from repro_golden.case.identity import BITS_VARIABLES, Identity
@@ -230,10 +231,9 @@ def _one_line(error: BaseException | None) -> str:
 
 
 def _connect(address: str, trust: str) -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise ReproError("Ray is not installed here: `pip install 'repro-harness[ray]'` brings it") from None
+    require("a Ray cluster", "ray")
+    import ray
+
     if ray.is_initialized():
         raise ReproError("this process is connected to a Ray cluster already: call ray.shutdown() first")
     head = _head(address)

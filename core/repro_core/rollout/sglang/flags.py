@@ -290,7 +290,7 @@ def installed_version(device: str) -> str:
         cure = (
             "pip install 'repro-harness[sglang-cpu]', then pip install --no-deps sglang==0.5.23"
             if device == "cpu"
-            else f"pip install 'sglang{SUPPORTED}'"
+            else "pip install 'repro-harness[sglang]'"
         )
         raise EngineError(f"this Python has no SGLang: {cure}") from None
     check_version(found, "the installed SGLang", device)

@@ -1,0 +1,86 @@
+"""pytest's plugin: the fixture `golden`, and ``--golden-record``.
+
+    def test_numerics(golden):
+        golden.verify("tiny")
+
+A verification is a `repro` process of its own: pytest's imports nothing of it, and its variables and signals stay as
+they are. Every pytest of an environment with repro loads this module, so it imports nothing else.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+__all__ = ["Golden", "golden", "pytest_addoption"]
+
+_AGREES, _DIFFERS, _NOT_VERIFIABLE = 0, 1, 3
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--golden-record``."""
+    parser.getgroup("repro", "golden runs").addoption(
+        "--golden-record", action="store_true", help="Record golden runs that tests verify and this machine has not."
+    )
+
+
+class Golden:
+    """The golden runs of the repository that a test lies in.
+
+    Nothing replaces a golden run: that is for ``repro golden approve``, which asks why.
+    """
+
+    def __init__(self, folder: Path, *, record: bool) -> None:
+        self._folder, self._record = folder, record
+
+    def verify(self, case: str) -> None:
+        """Replay a case on the working tree and compare it with its golden run, signal by signal.
+
+        The test fails where they differ or a run failed, with what the command says. It is skipped where nothing can be
+        compared: the golden run is of another machine, or there is none; ``--golden-record`` records it first.
+
+        Args:
+            case: Its name.
+        """
+        __tracebackhide__ = True
+        code, output = self._repro("golden", "verify", case)
+        if code == _NOT_VERIFIABLE and self._record:
+            code, output = self._repro("golden", "record", case)
+            if code == _AGREES:
+                code, output = self._repro("golden", "verify", case)
+        if code == _NOT_VERIFIABLE:
+            pytest.skip(f"not verifiable here: {output}")
+        if code != _AGREES:
+            cure = f"\nmeant so? repro golden approve {case} --reason ..." if code == _DIFFERS else ""
+            pytest.fail(f"{output}{cure}", pytrace=False)
+
+    def _repro(self, *words: str) -> tuple[int, str]:
+        """One command's exit code, and what it says: its answer, or why there is none."""
+        with _started([sys.executable, "-P", "-m", "repro", *words], self._folder) as process:
+            answer, lines = process.communicate()
+        return process.returncode, (answer.strip() or lines.strip().rpartition("\n")[2]).removeprefix("repro: ")
+
+
+@contextmanager
+def _started(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that ends, with all that it started, before a test that is interrupted does."""
+    process = subprocess.Popen(
+        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()  # at which it ends its children
+            process.communicate()
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """Golden runs of this repository: ``golden.verify("tiny")``."""
+    return Golden(request.path.parent, record=request.config.getoption("golden_record"))

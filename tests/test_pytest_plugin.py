@@ -1,0 +1,85 @@
+"""pytest's plugin and pre-commit's hook, as another repository has them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from conftest import SOURCE, Repo, environment
+from history_kit import CASE, edit, start
+
+TEST = "def test_{0}(golden):\n    golden.verify({0!r})\n"
+
+
+def pytest_of(repo: Repo, *cases: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """The answer of pytest to tests that each verify a case."""
+    (repo.root / "test_numerics.py").write_text("".join(map(TEST.format, cases)))
+    command = [sys.executable, "-m", "pytest", "-p", "repro.pytest_plugin", "-q", "-rs", "-W", "error", *options]
+    return subprocess.run(
+        [*command, "test_numerics.py"], cwd=repo.root, env=environment(), capture_output=True, text=True, check=False
+    )
+
+
+def test_the_plugin_imports_pytest_alone() -> None:
+    """Every pytest of an environment with repro loads it: beside pytest it brings its own module and no library."""
+    code = (
+        "import sys, pytest, subprocess; before = set(sys.modules); import repro.pytest_plugin;"
+        "more = {name.split('.')[0] for name in set(sys.modules) - before}; print(more - set(sys.stdlib_module_names))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=SOURCE)
+    assert done.stdout == "{'repro'}\n"
+
+
+def test_a_golden_run_that_is_not_there_is_no_pass(fork: Repo) -> None:
+    """Where nothing can be compared a test is skipped with the reason; without such a case it fails in one line."""
+    done = pytest_of(fork, "mini", "nope")
+    assert "1 failed, 1 skipped" in done.stdout and "no golden run of mini for this machine" in done.stdout, done.stdout
+    assert "no case 'nope'" in done.stdout and "Traceback" not in done.stdout, done.stdout
+
+
+@pytest.mark.whole
+def test_golden_runs_are_recorded_when_asked_and_guard_a_test_and_a_push(tmp_path: Path) -> None:
+    """--golden-record records what is missing and replaces nothing; a change fails the test, and the hook of a push."""
+    repo = start(tmp_path, case=CASE)
+    assert repo.repro("init", "--remote", str(tmp_path / "remote")).returncode == 0
+    assert "1 skipped" in pytest_of(repo, "toy").stdout
+    done = pytest_of(repo, "toy", options=["--golden-record"])
+    assert "1 passed" in done.stdout, done.stdout
+    repo.commit("Record")
+    (pointer,) = repo.root.glob("golden/runs/*/toy.dvc")
+    recorded, hook = pointer.read_bytes(), hook_of(tmp_path)
+    assert verified_by(repo, hook).returncode == 0
+    edit(repo, "scale = 1.0", "scale = 1.0 + 1e-6", "Scale")
+    done = pytest_of(repo, "toy", options=["--golden-record"])
+    assert done.returncode == 1 and "toy: differs at step 0" in done.stdout, done.stdout
+    assert "repro golden approve toy" in done.stdout and pointer.read_bytes() == recorded
+    done = verified_by(repo, hook)
+    assert done.returncode == 1 and "toy: differs at step 0" in done.stdout, done.stdout
+
+
+def hook_of(folder: Path) -> Repo:
+    """A repository that offers the hook as this one does."""
+    hooks = Repo(folder / "hooks")
+    hooks.root.mkdir()
+    hooks.git("init", "--quiet")
+    (hooks.root / ".pre-commit-hooks.yaml").write_text((SOURCE / ".pre-commit-hooks.yaml").read_text())
+    hooks.commit("Hooks")
+    return hooks
+
+
+def verified_by(repo: Repo, hook: Repo) -> subprocess.CompletedProcess[str]:
+    """What pre-commit says before a push; its `repro` is the first on PATH, as in an active environment."""
+    scripts = repo.root.parent / "bin"
+    scripts.mkdir(exist_ok=True)
+    (scripts / "repro").write_text(f'#!/bin/sh\nexec {sys.executable} -m repro "$@"\n')
+    (scripts / "repro").chmod(0o755)
+    variables = environment() | {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
+    variables["PRE_COMMIT_HOME"] = str(repo.root.parent / "pre-commit")
+    command = [sys.executable, "-m", "pre_commit", "try-repo", hook.root, "repro-verify", "--hook-stage", "pre-push"]
+    return subprocess.run(
+        [*map(str, command), "--all-files"], cwd=repo.root, env=variables, capture_output=True, text=True, check=False
+    )
