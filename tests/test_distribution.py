@@ -146,8 +146,8 @@ def test_the_trainer_says_that_it_needs_torch(light: Path) -> None:
 
 
 def test_the_shell_completes(light: Path, history: Repo) -> None:
-    """The lines of docs/install.md give each shell a script, which is given commands and options."""
-    page = (SOURCE / "docs" / "install.md").read_text()
+    """The lines of docs/how-to/install.md give each shell a script, which is given commands and options."""
+    page = (SOURCE / "docs" / "how-to" / "install.md").read_text()
     for shell in ("bash", "zsh", "fish"):
         line = re.search(rf"_REPRO_COMPLETE={shell}_source repro", page)
         assert line and "_REPRO_COMPLETE" in run("sh", "-c", f"PATH={light}:$PATH; {line[0]}").stdout

@@ -19,8 +19,8 @@ Observe = Callable[..., None]
 
 Called for every signal of a step, in the order of the phases input, forward, loss, grad, update. `value` is a tensor,
 a Python float for a metric, or a mapping of names to tensors: they are the signals ``name + key``, read in one pass.
-`placement` says which parts of canonical tensors a local one holds, as plain data (docs/formats.md), for a mapping one
-by key; None means the whole.
+`placement` says which parts of canonical tensors a local one holds, as plain data (docs/reference/formats.md), for a
+mapping one by key; None means the whole.
 """
 
 
