@@ -143,7 +143,7 @@ def gathered(raw: Path, ranks: list[list[str]], folder: str) -> list[list[str]]:
                 log.write(pack(step, [metric_row("update", f"{label}{made[label]}", 1.0)], label))
         about = f'{{"recorder": {RECORDER}, "rank": {rank}, "world": {len(ranks)}, "outside": []}}'
         (raw / f"rank-{rank:05d}.json").write_text(about)
-        (raw / f"rank-{rank:05d}.end").write_text(f'{{"steps": {len(order)}, "stopped": false}}')
+        (raw / f"rank-{rank:05d}.end").write_text(f'{{"steps": {len(order)}, "stopped": false, "modules": []}}')
     out = raw.parent / folder
     gathering = Gathering(raw, out, lambda _, steps: Header({}, "", {}, {}, steps), None)
     assert gathering.finish(["program"], 0).complete

@@ -360,6 +360,7 @@ def test_good_ends_inside_the_dag() -> None:
         BayesSearch(line(6), 3, [5])
 
 
+@pytest.mark.whole  # a matter of time, not of the machine that a change is tried on
 def test_decision_within_50_ms_at_1000() -> None:
     """At 1,000 commits with merges a decision after 30 tests takes under 50 ms; one at 128 under 5."""
     for n, most in ((1000, 0.05), (128, 0.005)):

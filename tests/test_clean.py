@@ -315,6 +315,7 @@ def test_markdown_templates_escape_by_default() -> None:
 @pytest.mark.parametrize("name", ["explain", "layouts"])
 def test_other_reports(name: str) -> None:
     """Each value of a report on an explanation or on layouts is text, in Markdown and on the page."""
+    from repro.report.change import Change, ChangedFile
     from repro.report.pieces import templates
 
     place = SimpleNamespace(file=ALL, line=3, function=ALL, touched=True, text=f"a\n{ALL}")
@@ -324,7 +325,8 @@ def test_other_reports(name: str) -> None:
     first = SimpleNamespace(step=1, phase=ALL, name=ALL, detail=ALL)
     found = SimpleNamespace(case=ALL, before=side, after=side, text=ALL, divergence=first, hunks=[(ALL, ALL)],
                             environment=[ALL], looked=ALL)  # fmt: skip
-    context = {"found": found, "sides": [side], "size": ALL, "headline": ALL, "lines": [ALL], "cost": ALL}
+    context = {"found": found, "sides": [side], "size": ALL, "headline": ALL, "lines": [ALL], "cost": ALL,
+               "change": Change(ALL, [ChangedFile(ALL, [("add", ALL)])], 1), "plot": ""}  # fmt: skip
     for ending in ("md", "html"):
         text = templates().get_template(f"{name}.{ending}.jinja").render(context, command=ALL, version="1")
         check_bytes(text.encode(), log=False)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Repo, environment
+from history_kit import start
 
 from repro_golden.case.identity import Identity
 from repro_golden.compare.traces import identity_differences
@@ -151,6 +152,26 @@ def test_code_from_another_git_tree_is_known_by_its_commit(guarded: Repo, tmp_pa
     commit = tree.commit("Two")
     (other,) = identity_differences(one, Trace(traced("other")))
     assert other.b == commit
+
+
+def test_the_commits_under_test_are_no_other_tree(tmp_path: Path) -> None:
+    """Traces of two commits compare: what a program imports of its own tree is what they differ by."""
+    repo = start(tmp_path, case=None)
+    (repo.root / "own_library.py").write_text("SCALE = 1\n")
+    train = repo.root / "train.py"
+    train.write_text("import own_library\n" + train.read_text())
+    repo.commit("One")
+
+    def traced(name: str, folder: Path, program: str) -> Trace:
+        words = [sys.executable, "-m", "repro", "trace", "--out", str(tmp_path / name), "--", sys.executable, program]
+        subprocess.run([*words, "--steps", "1"], cwd=folder, env=environment(), check=True, capture_output=True)
+        return Trace(tmp_path / name)
+
+    inside = traced("inside", repo.root, "train.py")
+    (repo.root / "own_library.py").write_text("SCALE = 2\n")
+    repo.commit("Two")
+    outside = traced("outside", tmp_path, str(train))
+    assert (inside.sources, outside.sources) == ({}, {}) and "own_library" in inside.modules
 
 
 def test_a_record_that_does_not_say_what_it_loaded_is_held_to_all(tmp_path: Path) -> None:

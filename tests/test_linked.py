@@ -335,6 +335,8 @@ def test_a_golden_run_of_linked_data(reading: Repo) -> None:
 
 def test_a_case_says_its_own_links(reading: Repo) -> None:
     """--link is for a command alone."""
-    (reading.root / "golden" / "cases" / "toy.toml").write_text(CASE)
+    path = reading.root / "golden" / "cases" / "toy.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text(CASE)
     done = reading.repro("bisect", "--case", "toy", "--link", "data", "HEAD~1..HEAD")
     assert done.returncode == 2 and "--link are for a command after --" in done.stderr

@@ -18,7 +18,7 @@ TEST = "def test_{0}(golden):\n    golden.verify({0!r})\n"
 def pytest_of(repo: Repo, *cases: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     """The answer of pytest to tests that each verify a case."""
     (repo.root / "test_numerics.py").write_text("".join(map(TEST.format, cases)))
-    command = [sys.executable, "-m", "pytest", "-p", "repro.pytest_plugin", "-q", "-rs", "-W", "error", *options]
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-W", "error", *options]
     return subprocess.run(
         [*command, "test_numerics.py"], cwd=repo.root, env=environment(), capture_output=True, text=True, check=False
     )

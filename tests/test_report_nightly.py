@@ -234,7 +234,7 @@ def test_flaky_has_a_colour_of_its_own_and_every_colour_a_word(tmp_path: Path) -
     assert "\x1b" not in plain and "\x1b[35mflaky" in shown and "5 cases: 1 error, 1 changed, 1 flaky" in plain
     for status, mark in MARKS.items():
         assert f"| {mark} {status} |" in text and f'<span class="status {status.replace(" ", "-")}">{status}<' in page
-        assert f"{status}" in plain and page.count(f".{status.replace(' ', '-')} {{") == 1
+        assert f"{status}" in plain and page.count(f".status.{status.replace(' ', '-')} {{") == 1
 
 
 def test_notes_in_githubs_log(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

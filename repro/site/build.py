@@ -189,7 +189,8 @@ class _Pages:
     def case(self, case: str, nights: Sequence[Night], found: Sequence[Change]) -> dict[str, bytes]:
         """A case's page and its data."""
         drawn = figures(nights)
-        name, key = page_name(case), f"case:{case}"
+        name = page_name(case)
+        key = f"case:{name}"
         page = self._page(
             "case.html.jinja",
             "../",

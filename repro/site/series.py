@@ -12,6 +12,7 @@ from repro.site.changes import Change
 from repro.site.charts import series_chart, unit_of
 from repro.site.folder import night_key, number
 from repro.site.results import Results, when
+from repro_golden.base.clean import visible
 
 __all__ = ["STATISTICS", "Figure", "case_data", "figures"]
 
@@ -145,7 +146,7 @@ def case_data(results: Results, nights: Sequence[Night], found: Sequence[Change]
         "checks": [[text(part) for c in night.checks for part in (c.name, c.status, c.text)] for night in nights],
     }
     charts = {
-        figure.name: {
+        visible(figure.name): {  # as the page writes it, which asks by it
             "spec": figure.spec,
             "log": figure.log,
             "unit": figure.unit,

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["build", "importable", "loaded", "modules", "places", "say", "sources"]
+__all__ = ["build", "importable", "loaded", "main_tree", "modules", "places", "say", "sources", "tree_of"]
 
 _CODE = frozenset((".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".pth", ".py", ".pyd", ".pyx", ".so"))
 """Endings of the files of a folder that a package is imported from in place."""
@@ -59,13 +59,19 @@ def loaded() -> list[str]:
     return sorted(names - sys.stdlib_module_names - {"__main__", "__mp_main__", "sitecustomize", "usercustomize"})
 
 
-def places(beside: str | None) -> dict[str, str]:
+def main_tree() -> str | None:
+    """The git tree of the program's own main file. Asked while it runs: Python forgets that file before it exits."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    return tree_of(Path(main)) if main else None
+
+
+def places(*own: str | None) -> dict[str, str]:
     """The folder that each loaded top-level module came from, where no installer put it.
 
     Args:
-        beside: The code under test, which is left out.
+        own: Where the code under test lies, which is left out.
     """
-    tops = [Path(__file__).parents[3], sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), beside]
+    tops = [Path(__file__).parents[3], sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *own]
     known, found = [f"{top}{os.sep}" for top in tops if top], {}
     for name in loaded():
         module = sys.modules.get(name)
@@ -75,6 +81,12 @@ def places(beside: str | None) -> dict[str, str]:
         if folder and not installed and not f"{folder}{os.sep}".startswith(tuple(known)):
             found[name] = folder
     return found
+
+
+def tree_of(path: Path) -> str | None:
+    """The git tree that a path is in; None where it is in none."""
+    path = path.absolute()
+    return next((str(top) for top in (path, *path.parents) if (top / ".git").exists()), None)
 
 
 def modules() -> dict[str, str]:

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 import repro_golden
 from repro_golden.base.errors import ReproError
 from repro_golden.recording.attach.collect import Collected, Gathering
+from repro_golden.recording.attach.identify import tree_of
 from repro_golden.recording.attach.settings import VARIABLE, Settings
 from repro_golden.recording.attach.unseen import Unseen
 from repro_golden.trace import Header
@@ -64,7 +65,7 @@ def run_traced(
         raise ReproError(f"{out} is not empty: choose another folder or remove it")
     out.mkdir(parents=True, exist_ok=True)
     raw = Path(tempfile.mkdtemp(prefix="raw-", dir=out.resolve()))
-    asked = replace(settings or Settings(""), out=str(raw))
+    asked = replace(settings or Settings(""), out=str(raw), place=tree_of(Path.cwd()))
 
     def header(about: Mapping[str, Any], seen: int) -> Header:
         observe = {"activations": list(asked.activations), "metrics": list(asked.metrics), "ignore": list(asked.ignore)}

@@ -31,6 +31,7 @@ from repro_golden.recording.attach.by_hand import ByHand
 from repro_golden.recording.attach.files import Files
 from repro_golden.recording.attach.generators import states
 from repro_golden.recording.attach.guard import harmless, without_collection
+from repro_golden.recording.attach.identify import loaded, main_tree, places
 from repro_golden.recording.attach.metrics import Metrics
 from repro_golden.recording.attach.names import Names
 from repro_golden.recording.attach.raw import SHOWN, number_of
@@ -78,6 +79,7 @@ class Session:
         self.dead = False
         self.names = Names()
         self._records = Records(self.settings.out)
+        self._main = main_tree()
         self._world = 1
         self._step = 0
         self._seconds: deque[float] = deque(maxlen=4096)
@@ -441,7 +443,6 @@ class Session:
             self._put_end(stopped=False)
 
     def _put_end(self, stopped: bool) -> None:
-        from repro_golden.recording.attach.identify import loaded, places
         from repro_golden.recording.attach.process import terminal
 
         self._flush()
@@ -451,7 +452,7 @@ class Session:
         end = {"steps": self._step, "stopped": stopped, "ignored": self._metrics.ignored}
         unread = self.around.unread | self._files.unread
         end["unread"] = dict(sorted(unread.items()))
-        end |= {"modules": loaded(), "places": places(self.settings.place)}
+        end |= {"modules": loaded(), "places": places(self.settings.place, self._main)}
         self._records.log.put(".end", end | {"spent": measure(self._seconds)})
 
     def fail(self, error: Exception) -> None:
