@@ -15,7 +15,7 @@ from repro_golden.base.clean import one_line
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from repro_bisect.probe.progress import Event, Flight
+    from repro_bisect.probe.progress import Event, Running
 
 __all__ = ["bisect_view", "line_of", "probing"]
 
@@ -34,11 +34,11 @@ def line_of(event: Event) -> str:
     return f"{text}  [{count(event.suspects, 'suspect')}, at most {count(event.rounds, 'round')}{left}]"
 
 
-def probing(commit: str, flight: Flight) -> str:
+def probing(commit: str, running: Running) -> str:
     """A probe under way: the step that its trace has come to, and for how long it has run."""
-    at = f"step {flight.steps}" + (f"/{flight.of}" if flight.of else "")
+    at = f"step {running.steps}" + (f"/{running.of}" if running.of else "")
     return "  ".join(
-        [f"probing {short(commit)}", *([at] if flight.steps or flight.of else []), duration(flight.seconds)]
+        [f"probing {short(commit)}", *([at] if running.steps or running.of else []), duration(running.seconds)]
     )
 
 
@@ -51,13 +51,13 @@ class _Log:
     def show(self, event: Event) -> None:
         """Print what is new."""
         lines = [line_of(event)] if event.text else []
-        self._due = {c: self._due.get(c, _LONG) for c in event.flying}
-        for c, flight in event.flying.items():
-            if flight.seconds < _LONG:  # another probe of a commit that was probed before
+        self._due = {c: self._due.get(c, _LONG) for c in event.running}
+        for c, running in event.running.items():
+            if running.seconds < _LONG:  # another probe of a commit that was probed before
                 self._due[c] = _LONG
-            elif flight.seconds >= self._due[c]:
-                self._due[c] = 2 * flight.seconds
-                lines.append(f"  {probing(c, flight)}")
+            elif running.seconds >= self._due[c]:
+                self._due[c] = 2 * running.seconds
+                lines.append(f"  {probing(c, running)}")
         for line in lines:
             print(line, file=sys.stderr, flush=True)
 
@@ -84,7 +84,7 @@ def bisect_view() -> Iterator[Callable[[Event], None]]:
 
 
 def _drawn(event: Event, width: int) -> RenderableType:
-    """The range from GOOD to BAD, a character for each commit or several, and the probes in flight."""
+    """The range from GOOD to BAD, a character for each commit or several, and the probes under way."""
     from rich.console import Group
     from rich.text import Text
 
@@ -96,7 +96,7 @@ def _drawn(event: Event, width: int) -> RenderableType:
         marks.append(*_mark(event, commits[k : k + size]))
     marks.append("] BAD")
     lines = [marks]
-    lines += [Text(f"  {probing(c, flight)}", "cyan") for c, flight in event.flying.items()]
+    lines += [Text(f"  {probing(c, running)}", "cyan") for c, running in event.running.items()]
     if event.suspects > 1 and event.rounds:
         left = f", {duration(event.left)} left at most" if event.left is not None else ""
         lines.append(Text(f"  {count(event.suspects, 'suspect')}, at most {count(event.rounds, 'round')}{left}"))
@@ -107,7 +107,7 @@ def _drawn(event: Event, width: int) -> RenderableType:
 
 def _mark(event: Event, commits: list[str]) -> tuple[str, str]:
     """One character for neighbouring commits: what is known of any of them, the worst first."""
-    if any(c in event.flying for c in commits):
+    if any(c in event.running for c in commits):
         return "?", "bold cyan"
     found = {event.verdicts[c] for c in commits if c in event.verdicts}
     for verdict in ("FLAKY", "BAD", "GOOD", "SKIP"):

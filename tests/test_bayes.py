@@ -107,16 +107,16 @@ def test_next_tells_most_per_second(
         search.answer is None and not search.deterministic and search.odds > 1 and max(search.posterior.values()) < 0.95
     )
     tests = [(c, bad) for c, n in search.observations.items() for bad in (False, True) for _ in range(n[bad])]
-    flying = data.draw(st.lists(st.sampled_from([*dag.order, "good"]), max_size=2))
+    under_way = data.draw(st.lists(st.sampled_from([*dag.order, "good"]), max_size=2))
     costs = {c: data.draw(st.sampled_from([1.0, 2.0, 10.0])) for c in dag}
 
     def told(commits: list[str]) -> float:
         return brute_information(dag, tests, full(dag, weights), commits)
 
-    chosen = search.next(k, flying, costs)
+    chosen = search.next(k, under_way, costs)
     assert len(chosen) == k
     for i, commit in enumerate(chosen):
-        known = [*flying, *chosen[:i]]
+        known = [*under_way, *chosen[:i]]
         score = {c: (told([*known, c]) - told(known)) / costs.get(c, 1.0) for c in (*dag, "good")}
         assert score[commit] == pytest.approx(max(score.values()), rel=1e-6, abs=1e-9)
 
@@ -139,8 +139,8 @@ def test_order_of_outcomes_does_not_matter(
     assert one == two and hash(one) == hash(two) and one.skips == set(skips)
     assert one.posterior == two.posterior and one.answer == two.answer
     assert one.next(3) == two.next(3) == one.next(3)
-    flying = [rng.choice([*dag.order, "good"]) for _ in range(3)]
-    assert one.next(2, flying) == two.next(2, rng.sample(flying, 3))
+    under_way = [rng.choice([*dag.order, "good"]) for _ in range(3)]
+    assert one.next(2, under_way) == two.next(2, rng.sample(under_way, 3))
     counts = {c: Count(outcomes.count((c, False)), outcomes.count((c, True))) for c, _ in outcomes}
     assert one.observations == counts
 
@@ -218,7 +218,7 @@ def test_ends_are_calibrated_first() -> None:
     search = BayesSearch(line(128), 127, [GOOD])
     assert search.next(4) == [GOOD, 127, GOOD, 127]
     assert search.next(5)[:4] == [GOOD, 127, GOOD, 127] and search.next(5)[4] == 63
-    assert search.next(1, in_flight=[GOOD, 127, GOOD]) == [127]
+    assert search.next(1, under_way=[GOOD, 127, GOOD]) == [127]
     assert search.answer is None and search.next(0) == []
     two = BayesSearch(line(8), 7, [-1, -2])
     assert two.next(4) == [-1, 7, -2, 7] and two.with_skip(-1).next(4) == [-2, 7, -2, 7]

@@ -73,6 +73,14 @@ def check_bytes(raw: bytes, *, ours: str = "", log: bool = True) -> str:
 # -- the cleaner
 
 
+def test_our_own_words_on_a_page() -> None:
+    """What our words have in backticks is code on a page, and what they quote is escaped there."""
+    from repro.report.pieces import templates
+
+    page = templates().from_string("{% autoescape true %}{{ said | prose }}{% endautoescape %}")
+    assert page.render(said="try `repro bisect <b>..c` & on") == "try <code>repro bisect &lt;b&gt;..c</code> &amp; on"
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_is_not_seen_is_written_out(name: str) -> None:
     """No character that a terminal obeys or nobody sees is left, and what is seen stays as it is."""

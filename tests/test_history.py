@@ -52,19 +52,19 @@ class World:
 def run(world: World, *, every: bool = False, k: int = 1, seed: int = 0) -> tuple[list[Entry], list[str]]:
     """Rows, and the commits that were tested for them beside the ends; answers come in any order."""
     log = Changelog(world.parents, GOOD, world.bad, world.key, every=every)
-    chance, flying, tested = random.Random(seed), list[str](), list[str]()
+    chance, under_way, tested = random.Random(seed), list[str](), list[str]()
     for end in (GOOD, world.bad):
         log.tell(end, world.numbers[end])
     while True:
         survey = log.survey()
-        gone = log.moot(survey, [world.key(p) for p in flying])
-        flying = [p for p in flying if world.key(p) not in gone]
-        started = log.next(survey, k - len(flying), [world.key(p) for p in flying])
-        assert not {world.key(p) for p in started} & {world.key(p) for p in (*tested, *flying)}, "tested twice"
-        flying += started
-        if not flying:
+        gone = log.moot(survey, [world.key(p) for p in under_way])
+        under_way = [p for p in under_way if world.key(p) not in gone]
+        started = log.next(survey, k - len(under_way), [world.key(p) for p in under_way])
+        assert not {world.key(p) for p in started} & {world.key(p) for p in (*tested, *under_way)}, "tested twice"
+        under_way += started
+        if not under_way:
             break
-        point = flying.pop(chance.randrange(len(flying)))
+        point = under_way.pop(chance.randrange(len(under_way)))
         tested.append(point)
         reason = world.skips.get(point)
         log.tell(point, None if reason is not None else world.numbers[point], reason or "")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from repro.live import bisect_view, line_of
 from repro.text import duration
-from repro_bisect.probe.progress import Event, Flight
+from repro_bisect.probe.progress import Event, Running
 
 
 def on_a_terminal(command: list[str], cwd: Path) -> tuple[int, str]:
@@ -46,7 +46,7 @@ def on_a_terminal(command: list[str], cwd: Path) -> tuple[int, str]:
 
 @pytest.mark.whole
 def test_a_terminal_shows_the_range_and_what_runs(tmp_path: Path) -> None:
-    """The range is drawn with its verdicts, the probes in flight with their steps, and every event stays as a line."""
+    """The range is drawn with its verdicts, the probes under way with their steps, and every event stays as a line."""
     repo = start(tmp_path, case=None)
     good = repo.git("rev-parse", "HEAD")
     note(repo, "one")
@@ -79,10 +79,12 @@ def test_a_log_says_now_and_then_how_far_a_long_probe_is(capsys: pytest.CaptureF
     with bisect_view() as watch:
         for second in range(1000):
             watch(
-                Event("", flying={"a" * 40: Flight(second // 100, 10, float(second)), "b" * 40: Flight(0, None, 9.0)})
+                Event(
+                    "", running={"a" * 40: Running(second // 100, 10, float(second)), "b" * 40: Running(0, None, 9.0)}
+                )
             )
-        watch(Event("", flying={"a" * 40: Flight(1, 10, 5.0)}))  # probed once more
-        watch(Event("", flying={"a" * 40: Flight(2, 10, 61.0)}))
+        watch(Event("", running={"a" * 40: Running(1, 10, 5.0)}))  # probed once more
+        watch(Event("", running={"a" * 40: Running(2, 10, 61.0)}))
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "  probing aaaaaaaaaa  step 0/10  60 s" and lines[-1] == "  probing aaaaaaaaaa  step 2/10  61 s"
     assert [re.findall(r"step (\d)", line) for line in lines[1:-1]] == [["1"], ["2"], ["4"], ["9"]], lines

@@ -284,29 +284,29 @@ def test_presumption_follows_paths() -> None:
 def test_arrival_order_does_not_matter(
     problem: tuple[Dag[str], str, dict[str, str]], k: int, rng: random.Random
 ) -> None:
-    """With k probes in flight, moot ones cancelled and free workers refilled, every arrival order ends alike."""
+    """With k probes under way, moot ones cancelled and free workers refilled, every arrival order ends alike."""
     dag, culprit, skips = problem
     verdict = judge(dag, culprit, skips)
-    search, flying = Search(dag, "bad"), list[str]()
+    search, under_way = Search(dag, "bad"), list[str]()
     while search.answer is None:
-        new = search.next(k - len(flying), flying) if len(flying) < k else []
-        assert not set(new) & set(flying)
-        flying += new
-        assert flying, "nothing runs and there is no answer"
-        landed = flying.pop(rng.randrange(len(flying)))
+        new = search.next(k - len(under_way), under_way) if len(under_way) < k else []
+        assert not set(new) & set(under_way)
+        under_way += new
+        assert under_way, "nothing runs and there is no answer"
+        landed = under_way.pop(rng.randrange(len(under_way)))
         search = search.with_verdict(landed, *verdict(landed))
-        moot = search.moot(flying)
+        moot = search.moot(under_way)
         for commit in moot:  # a moot probe tells nothing, whatever it says
             assert search.with_verdict(commit, *verdict(commit)).suspects == search.suspects
-        flying = [c for c in flying if c not in moot]
+        under_way = [c for c in under_way if c not in moot]
     assert members(search.answer) == brute_force(dag, skips)[culprit]
 
 
-def test_in_flight_probes_are_counted_on() -> None:
-    """Free workers are spread over the parts that the probes in flight will leave, so that the largest shrinks."""
-    # [12 older | 18 newer] with 11 in flight: one probe halves each part
-    assert Search(Dag(line(30)), 29).next(2, in_flight=[11]) == [20, 5]
-    assert Search(Dag(line(2)), 1).next(2, in_flight=[0]) == []
+def test_probes_under_way_are_counted_on() -> None:
+    """Free workers are spread over the parts that the probes under way will leave, so that the largest shrinks."""
+    # [12 older | 18 newer] with 11 under way: one probe halves each part
+    assert Search(Dag(line(30)), 29).next(2, under_way=[11]) == [20, 5]
+    assert Search(Dag(line(2)), 1).next(2, under_way=[0]) == []
 
 
 def test_probe_outside_the_suspects() -> None:

@@ -145,6 +145,14 @@ def prose(text: str) -> Markdown:
     return Markdown("".join(shown))
 
 
+def _on_a_page(text: str) -> Any:
+    """`prose` in HTML."""
+    import markupsafe
+
+    shown = re.sub(r"`([^`]+)`", r"<code>\1</code>", str(markupsafe.escape(visible(text))))
+    return markupsafe.Markup(shown)  # noqa: S704 - escaped
+
+
 def _inner(text: str) -> str:
     """A part of a line, `escaped`, with the blanks at its ends."""
     left, right = (" " if text != text.lstrip() else ""), (" " if text != text.rstrip() else "")
@@ -209,6 +217,10 @@ def templates() -> jinja2.Environment:
     def shown(context: Any, value: object) -> object:
         return seen(value) if context.autoescape else in_markdown(value)
 
+    @jinja2.pass_eval_context
+    def own_words(context: Any, value: str) -> object:
+        return _on_a_page(value) if context.autoescape else prose(value)
+
     loader = jinja2.PackageLoader("repro", "report/templates")
     made = jinja2.Environment(
         loader=loader,
@@ -216,7 +228,7 @@ def templates() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         finalize=shown,
     )
-    made.filters |= {"short": short, "code": code_span, "fenced": fenced, "prose": prose, "own": Markdown}
+    made.filters |= {"short": short, "code": code_span, "fenced": fenced, "prose": own_words, "own": Markdown}
     made.filters["themed"] = lambda svg: markupsafe.Markup(themed(svg))  # noqa: S704 - made here, its texts escaped
     made.globals["palette"] = markupsafe.Markup(css())  # noqa: S704 - our own
     called = markupsafe.Markup("@&#8203;")  # a space of no width, so that GitHub calls nobody

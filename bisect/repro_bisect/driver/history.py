@@ -145,7 +145,7 @@ class _History:
         """Fill what is free, replays of what is found first; end what is moot."""
         jobs = [self._jobs[future] for future in self.scheduler.pending_probes]
         room = self.prober.executor.slots - len(jobs)
-        flying = [self.axis.tree(job.point) for job in jobs if not job.signal]
+        under_way = [self.axis.tree(job.point) for job in jobs if not job.signal]
         asked = [job for entry in survey.entries for job in self._replays(entry)]
         if self.flaky and self.axis.tree(self.axis.bad) not in self.flaky:  # does the noise last to the end?
             asked.insert(0, _Job(self.axis.bad, again=True))
@@ -155,9 +155,9 @@ class _History:
                 started.add(self._name(job))
                 self._submit(job)
                 room -= 1
-        for point in self.log.next(survey, max(0, room), flying):
+        for point in self.log.next(survey, max(0, room), under_way):
             self._submit(_Job(point))
-        moot = self.log.moot(survey, flying)
+        moot = self.log.moot(survey, under_way)
         for future, pending in self.scheduler.pending_probes.items():
             job = self._jobs[future]
             if not job.signal and not job.again and pending.tree in moot:

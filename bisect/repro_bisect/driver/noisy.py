@@ -128,8 +128,8 @@ class NoisySearch:
         scheduler, slots = self.scheduler, self.scheduler.prober.executor.slots
         while (answer := self.search.answer) is None:
             self._refuse()
-            flying = [f.commit for f in scheduler.pending_probes.values()]
-            for commit in self._next(slots - len(flying), flying):
+            under_way = [f.commit for f in scheduler.pending_probes.values()]
+            for commit in self._next(slots - len(under_way), under_way):
                 tree = scheduler.history.tree(commit)
                 scheduler.submit(Request(commit, self.steps, self.baseline, run=self._next_run[tree]))
                 self._next_run[tree] += 1
@@ -143,9 +143,9 @@ class NoisySearch:
         contradicted = self.search.contradicted
         return NoisyAnswer(answer, self._end, self._posterior(), (rates.good, rates.bad), contradicted)
 
-    def _next(self, room: int, flying: list[str]) -> list[str]:
+    def _next(self, room: int, under_way: list[str]) -> list[str]:
         try:
-            return self.search.next(room, flying, self._costs())
+            return self.search.next(room, under_way, self._costs())
         except ValueError as error:
             raise NotVerifiableError(f"{self._doubt()}, and {error}") from None
 

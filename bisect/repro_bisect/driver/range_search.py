@@ -1,4 +1,4 @@
-"""The search of one range against one baseline: probes in flight, verdicts as they come, moot ones cancelled."""
+"""The search of one range against one baseline: probes under way, verdicts as they come, moot ones cancelled."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class RangeSearch:
         self._take_what_is_known()
         scheduler, slots = self.scheduler, self.scheduler.prober.executor.slots
         while self.search.answer is None:
-            flying = [f.commit for f in scheduler.pending_probes.values()]
-            for commit in self.search.next(slots - len(flying), in_flight=flying):
+            under_way = [f.commit for f in scheduler.pending_probes.values()]
+            for commit in self.search.next(slots - len(under_way), under_way=under_way):
                 tree = scheduler.history.tree(commit)
                 if tree not in {f.tree for f in scheduler.pending_probes.values()}:  # twins share a probe
                     scheduler.start(commit, lambda pending, commit=commit: self.test(commit, pending))  # type: ignore[misc]

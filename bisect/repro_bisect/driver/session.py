@@ -121,7 +121,7 @@ def session(
             scheduler = Scheduler(prober, axis, pool, watch)
             try:
                 yield scheduler, golden
-            except BaseException:  # what is in flight never outlives it
+            except BaseException:  # what is under way never outlives it
                 scheduler.cancel(scheduler.pending_probes.values())
                 raise
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Event", "Flight", "Watch"]
+__all__ = ["Event", "Running", "Watch"]
 
 
 @dataclass(frozen=True)
-class Flight:
+class Running:
     """How far a probe is.
 
     Attributes:
@@ -31,7 +31,7 @@ class Event:
         text: One line; empty where only the view changed.
         order: Every commit of the range, newest first.
         verdicts: Those that have one.
-        flying: Commits whose probes run, and how far each is.
+        running: Commits whose probes run, and how far each is.
         suspects: How many commits may still be the culprit.
         rounds: Rounds of probes still needed at most.
         left: Seconds still needed at most, by what a round took so far; None before one ended.
@@ -41,7 +41,7 @@ class Event:
     text: str
     order: Sequence[str] = ()
     verdicts: Mapping[str, str] = field(default_factory=dict)
-    flying: Mapping[str, Flight] = field(default_factory=dict)
+    running: Mapping[str, Running] = field(default_factory=dict)
     suspects: int = 0
     rounds: int = 0
     left: float | None = None

@@ -1,4 +1,4 @@
-"""What all searches of one bisect share: the threads, the probes in flight, what is known, and who watches."""
+"""What all searches of one bisect share: the threads, the probes under way, what is known, and who watches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from repro_bisect.axes.axis import Axis
 from repro_bisect.probe.prober import Answer, Prober
-from repro_bisect.probe.progress import Event, Flight, Watch
+from repro_bisect.probe.progress import Event, Running, Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.search.first_bad import Search, Verdict
 from repro_golden.case.command_line import OPEN_END
@@ -30,7 +30,7 @@ class PendingProbe:
 
     Attributes:
         commit: Of what.
-        tree: Hash of its code: twins share a flight.
+        tree: Hash of its code: twins share a probe.
         cancel: Endpoints it when set.
         began: When.
         steps: How many it has made.
@@ -54,7 +54,7 @@ class PendingProbe:
 
 
 class Scheduler:
-    """What all searches of one bisect share: the threads, what is in flight, and what is known."""
+    """What all searches of one bisect share: the threads, what is under way, and what is known."""
 
     def __init__(self, prober: Prober, history: Axis, pool: ThreadPoolExecutor, watch: Watch) -> None:
         self.prober, self.history, self.pool, self.watch = prober, history, pool, watch
@@ -99,13 +99,13 @@ class Scheduler:
             self.say("", search)
 
     def clear(self) -> None:
-        """End everything in flight, and wait until it has ended."""
+        """End everything under way, and wait until it has ended."""
         self.cancel(self.pending_probes.values())
         wait(self.pending_probes)
         self.pending_probes.clear()
 
     def cancel(self, pending_probes: Iterable[PendingProbe]) -> None:
-        """End what is in flight."""
+        """End what is under way."""
         for pending in pending_probes:
             pending.cancel.set()
 
@@ -133,7 +133,7 @@ class Scheduler:
                 text,
                 list(self.history.parents),
                 dict(self.verdicts),
-                {f.commit: Flight(f.steps, f.of, now - f.began) for f in list(self.pending_probes.values())},
+                {f.commit: Running(f.steps, f.of, now - f.began) for f in list(self.pending_probes.values())},
                 suspects,
                 rounds,
                 took * rounds if took is not None and rounds else None,

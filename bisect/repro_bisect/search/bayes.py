@@ -38,7 +38,7 @@ _ODDS = math.log(10)
 arise in at most one search of ten, averaged over that one rate, whenever the search stops (Ville's inequality)."""
 
 _BRANCHES = 16
-"""So many joint outcomes of the probes in flight are weighed: all of them up to four probes, then the likeliest."""
+"""So many joint outcomes of the probes under way are weighed: all of them up to four probes, then the likeliest."""
 
 _EQUAL = 1e-9
 """Scores this close are equal, relatively: rounding must not choose between them."""
@@ -186,24 +186,24 @@ class BayesSearch(Generic[Commit]):
         return float(self._belief.information()[self._range.row(commit)])
 
     def next(
-        self, k: int = 1, in_flight: Iterable[Commit] = (), costs: Mapping[Commit, float] | None = None
+        self, k: int = 1, under_way: Iterable[Commit] = (), costs: Mapping[Commit, float] | None = None
     ) -> list[Commit]:
         """Up to `k` tests to run at once; a commit that is to be tested more than once is listed more than once.
 
         Both ends come first, and again whenever the rates are in doubt. Then each test is the one that is expected to
-        tell most about the culprit per cost, beyond what those before it and in flight will tell. As long as nothing
+        tell most about the culprit per cost, beyond what those before it and under way will tell. As long as nothing
         has shown noise (`deterministic`), it is reckoned without noise: a plain binary search, for equal costs.
 
         Args:
             k: how many tests, or free workers; none for 0.
-            in_flight: tests under way, repeated as often as they run; their outcomes are counted on.
+            under_way: tests under way, repeated as often as they run; their outcomes are counted on.
             costs: seconds, or any relative cost, of one test of each commit; 1 where it is not listed.
 
         Returns:
             None where there is an answer, the rates are `indistinguishable`, or nothing testable tells anything.
 
         Raises:
-            ValueError: k < 0, a cost is not positive, or a commit in flight is not in the range.
+            ValueError: k < 0, a cost is not positive, or a commit under way is not in the range.
         """
         if k < 0:
             raise ValueError(f"k must be at least 0, not {k}")
@@ -211,15 +211,15 @@ class BayesSearch(Generic[Commit]):
             raise ValueError("a cost must be a positive number of seconds; leave out what is not known")
         if self.answer is not None or self.indistinguishable:
             return []
-        flying = [self._range.row(c) for c in in_flight]
+        under_way = [self._range.row(c) for c in under_way]
         price = np.array([(costs or {}).get(c, 1.0) for c in self._range.rows])
         chosen: list[int] = []
         while len(chosen) < k:
-            end = self._due_end(flying + chosen)
+            end = self._due_end(under_way + chosen)
             if end is None:
                 break
             chosen.append(end)
-        branches = self._branches(sorted(flying + chosen)) if len(chosen) < k else []
+        branches = self._branches(sorted(under_way + chosen)) if len(chosen) < k else []
         while len(chosen) < k:
             told = sum((chance * branch._gains for chance, branch in branches), np.zeros(len(price)))
             told[list(self._skips)] = 0.0
@@ -267,25 +267,25 @@ class BayesSearch(Generic[Commit]):
             return Ambiguous(frozenset(members))
         return Found(members[0]) if members else None
 
-    def _due_end(self, flying: list[int]) -> int | None:
+    def _due_end(self, under_way: list[int]) -> int | None:
         """The end that is to be tested before anything else, if there is one: the one with fewer tests."""
         goods, bads = self._end_tests
         good_rows = set(self._range.goods)
-        goods += sum(i in good_rows for i in flying)
-        bads += flying.count(self._range.bad)
+        goods += sum(i in good_rows for i in under_way)
+        bads += under_way.count(self._range.bad)
         if min(goods, bads) >= (PATIENCE if self._doubtful else self._calibration):
             return None
         if bads < goods:
             return self._range.bad
         tested = {i: good + bad for i, good, bad in self._tests}
         return min(
-            (i for i in self._range.goods if i not in self._skips), key=lambda i: tested.get(i, 0) + flying.count(i)
+            (i for i in self._range.goods if i not in self._skips), key=lambda i: tested.get(i, 0) + under_way.count(i)
         )
 
-    def _branches(self, flying: Iterable[int]) -> list[tuple[float, BayesSearch[Commit]]]:
-        """The searches that the tests in flight will leave, each with its chance."""
+    def _branches(self, under_way: Iterable[int]) -> list[tuple[float, BayesSearch[Commit]]]:
+        """The searches that the tests under way will leave, each with its chance."""
         branches = [(1.0, self)]
-        for row in flying:
+        for row in under_way:
             branches = _split(branches, row)
         return branches
 

@@ -126,15 +126,15 @@ class Changelog:
         found.entries.sort(key=lambda entry: (self.position(entry.after), entry.kind))
         return found
 
-    def next(self, survey: Survey, k: int, flying: Collection[Hashable]) -> list[str]:
+    def next(self, survey: Survey, k: int, under_way: Collection[Hashable]) -> list[str]:
         """Up to `k` points to test now, those that tell most of the oldest change first.
 
         Args:
             survey: The newest.
             k: How many.
-            flying: Keys of those under way.
+            under_way: Keys of those under way.
         """
-        taken, found = set(flying), list[str]()
+        taken, found = set(under_way), list[str]()
 
         def take(points: Iterable[str]) -> None:
             for point in points:
@@ -144,12 +144,12 @@ class Changelog:
 
         take(survey.wanted)
         for search in survey.searches:
-            take(search.next(k - len(found), in_flight=[p for p in search.dag if self.key(p) in taken]))
+            take(search.next(k - len(found), under_way=[p for p in search.dag if self.key(p) in taken]))
         return found
 
-    def moot(self, survey: Survey, flying: Iterable[Hashable]) -> set[Hashable]:
+    def moot(self, survey: Survey, under_way: Iterable[Hashable]) -> set[Hashable]:
         """Keys of tests under way that tell nothing any more."""
-        left = set(flying) - {self.key(p) for p in survey.wanted}
+        left = set(under_way) - {self.key(p) for p in survey.wanted}
         for search in survey.searches:
             near = [p for p in search.dag if self.key(p) in left]
             left -= {self.key(p) for p in near} - {self.key(p) for p in search.moot(near)}

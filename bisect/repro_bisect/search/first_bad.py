@@ -172,7 +172,7 @@ class Search(Generic[Commit]):
         )
 
     def next(
-        self, k: int = 1, in_flight: Iterable[Commit] = (), costs: Mapping[Commit, float] | None = None
+        self, k: int = 1, under_way: Iterable[Commit] = (), costs: Mapping[Commit, float] | None = None
     ) -> list[Commit]:
         """Up to `k` commits to probe at once, chosen to cut the suspects best; the same for equal searches.
 
@@ -186,26 +186,26 @@ class Search(Generic[Commit]):
 
         Args:
             k: how many probes, or free workers; none for 0.
-            in_flight: probes under way, whose verdicts are counted on; they are not chosen again.
+            under_way: probes under way, whose verdicts are counted on; they are not chosen again.
             costs: what a probe costs relative to one that is not listed, whose cost is 1: 0 for one that is known or
                 built already, more where an environment must be built first. The answer does not depend on them; the
                 rounds may, and `bound` knows nothing of them.
 
         Returns:
-            Fewer than `k` where fewer help; none where there is an answer or everything useful is in flight.
+            Fewer than `k` where fewer help; none where there is an answer or everything useful is under way.
 
         Raises:
             ValueError: k < 0, or a cost is negative or not finite.
         """
         if k < 0:
             raise ValueError(f"k must be at least 0, not {k}")
-        flying = [self.dag.index[c] for c in in_flight if c in self.dag]
+        under_way = [self.dag.index[c] for c in under_way if c in self.dag]
         prices = {self.dag.index[c]: price(cost) for c, cost in (costs or {}).items() if c in self.dag}
-        return [self.dag.order[i] for i in self._state.choose(k, flying, prices)]
+        return [self.dag.order[i] for i in self._state.choose(k, under_way, prices)]
 
-    def moot(self, in_flight: Iterable[Commit]) -> set[Commit]:
+    def moot(self, under_way: Iterable[Commit]) -> set[Commit]:
         """The probes under way that no longer tell any suspects apart: cancel them."""
-        return {c for c in in_flight if c not in self.dag or self.dag.index[c] not in self._state.splitters}
+        return {c for c in under_way if c not in self.dag or self.dag.index[c] not in self._state.splitters}
 
     def bound(self, k: int = 1) -> int:
         """Rounds of `k` probes that are still needed at most, if no further probe is skipped.

@@ -258,15 +258,15 @@ class State(Generic[Commit]):
         skipped = set(self.skips.indices)
         return {i: count for i, count in self.splitters.items() if i not in skipped}
 
-    def choose(self, k: int, in_flight: Iterable[int] = (), prices: Mapping[int, int] | None = None) -> list[int]:
+    def choose(self, k: int, under_way: Iterable[int] = (), prices: Mapping[int, int] | None = None) -> list[int]:
         """Up to `k` candidates that together cut the suspects best, in the order they were chosen.
 
         Args:
             k: how many probes.
-            in_flight: probes under way: they cut too, and are not chosen again.
+            under_way: probes under way: they cut too, and are not chosen again.
             prices: what a probe costs (`price`), where it is not 1.
         """
-        key = k, tuple(in_flight), tuple(sorted(prices.items())) if prices else ()
+        key = k, tuple(under_way), tuple(sorted(prices.items())) if prices else ()
         if key not in self._chosen:
             self._chosen[key] = self._choose(k, key[1], prices or {})
         return list(self._chosen[key])
@@ -276,10 +276,10 @@ class State(Generic[Commit]):
         """What was chosen before: who asks for the bound and for the next probes asks for the same."""
         return {}
 
-    def _choose(self, k: int, in_flight: Iterable[int], prices: Mapping[int, int]) -> list[int]:
+    def _choose(self, k: int, under_way: Iterable[int], prices: Mapping[int, int]) -> list[int]:
         peel = partial(self._peel, frozenset(bits(self.suspects)), prices)
-        # What is in flight or chosen cuts none of the parts that it leaves, so it is never chosen again.
-        cells, chosen = partition(self.dag, [self.suspects], in_flight), list[int]()
+        # What is under way or chosen cuts none of the parts that it leaves, so it is never chosen again.
+        cells, chosen = partition(self.dag, [self.suspects], under_way), list[int]()
         while len(chosen) < k:
             cells = [cell for cell in cells if cell & (cell - 1)]  # a single suspect is decided
             added = [probe for cell, share in _shares(cells, k - len(chosen)) for probe in peel(cell, share)]
