@@ -21,6 +21,7 @@ from repro_golden.compare.coverage import coverage_of
 from repro_golden.compare.step_difference import alone, differing
 from repro_golden.compare.traces import compare
 from repro_golden.recording.attach.beside import Beside
+from repro_golden.recording.attach.copies import shapes_of
 from repro_golden.recording.attach.readings import Held, leaves
 from repro_golden.recording.attach.run import environment_for
 from repro_golden.recording.attach.settings import Settings
@@ -114,6 +115,25 @@ def test_what_only_resembles_parameters_is_no_copy() -> None:
         del cache
         assert not any(name.startswith("copy/") for name in read(beside, step, model))
     del weights, matrices, gradients, batch, metrics, inner, lists, one
+
+
+def test_what_stands_for_a_tensor_while_torch_traces_is_none() -> None:
+    """torch.compile leaves lists of tensors whose shapes are symbols, which have no hash: none is read."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    symbols = [mode.from_tensor(torch.ones(7, 5)) for _ in range(4)]
+    alike = [FakeTensorMode().from_tensor(p.detach()) for p in model.parameters()]
+    with pytest.raises(TypeError):
+        hash(symbols[0].shape)
+    beside = Beside()
+    for step in range(2):
+        assert not any(name.startswith("copy/") for name in read(beside, step, model))
+        assert not beside.unread
+    assert shapes_of([*symbols, torch.ones(2)]) == {(2,): 1}
+    del symbols, alike
 
 
 def test_a_look_keeps_nothing_alive() -> None:

@@ -119,8 +119,12 @@ def unused(name: str, copies: Iterable[tuple[str, Any]]) -> str:
 
 
 def shapes_of(tensors: Iterable[torch.Tensor]) -> Counter[tuple[int, ...]]:
-    """How many tensors have each shape."""
-    return Counter([t.shape for t in tensors])
+    """How many tensors have each shape. One whose shape is of symbols is part of a program, not of its numbers."""
+    shapes = [t.shape for t in tensors]
+    try:
+        return Counter(shapes)
+    except TypeError:
+        return Counter(shape for shape in shapes if all(type(n) is int for n in shape))
 
 
 def _within(few: Counter[tuple[int, ...]], many: Counter[tuple[int, ...]]) -> bool:

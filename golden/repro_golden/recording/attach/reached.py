@@ -125,5 +125,8 @@ def _held(kind: int, holder: Any) -> list[tuple[str, Any]]:
 
 
 def is_tensor(value: Any) -> bool:
-    """Without asking the object, which may answer for another."""
-    return issubclass(type(value), torch.Tensor)
+    """Without asking the object, which may answer for another.
+
+    What stands for a tensor while torch traces a program is none: it has no bytes, and its shape may be of symbols.
+    """
+    return issubclass(type(value), torch.Tensor) and not type(value).__module__.startswith("torch._subclasses.")

@@ -1,0 +1,141 @@
+"""What a GPU machine without a network needs, as parcels made here: ``python benchmarks/real_trainers/parcels.py OUT``.
+
+``repro.txz`` is this checkout's wheel with DVC and all that its commands import, for Python 3.12 on Linux: an
+import-ready folder. What a machine's own environment holds (torch, NumPy, pyarrow, ...) is left out, as ``--has`` says.
+
+``slime.txz`` is made where ``--slime`` and ``--megatron`` name clones of THUDM/slime and NVIDIA/Megatron-LM: slime's
+history as a bare clone, Megatron-LM at slime's own commit with its patches, the packages that slime needs beside torch,
+SGLang and Transformer Engine, and ``--data``, a folder that `slime_data.py` made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+HAS = """click cloudpickle colorama filelock fsspec idna jinja2 llvmlite markdown-it-py markupsafe mdurl narwhals
+networkx numba numpy packaging pathspec psutil pyarrow pygments pyyaml requests rich safetensors setuptools six sympy
+tabulate torch tqdm typing-extensions urllib3 certifi charset-normalizer xxhash attrs aiohttp aiosignal frozenlist
+multidict propcache yarl aiohappyeyeballs"""
+SLIME = "624b824a8"
+MEGATRON = "1dcf0dafa884ad52ffb243625717a3471643e087"  # slime's docker/Dockerfile
+PACKAGES = """ray==2.60.0 numpy==1.26.4 wandb==0.31.0 sglang-router==0.2.4 torch_memory_saver==0.0.10 omegaconf==2.4.0
+zstandard==0.25.0 pylatexenc==2.11 jsonschema==4.26.0 referencing==0.37.0 rpds-py==2026.9.1 platformdirs==4.14.7
+jsonschema-specifications==2025.9.1 sentry-sdk==2.75.0 gitpython==3.2.1 gitdb==4.0.12 smmap==5.0.3 zipp==4.1.2
+opentelemetry-api==1.45.2 opentelemetry-sdk==1.45.2 opentelemetry-semantic-conventions==0.66b2 starlette==0.48.0
+importlib-metadata==10.2.0 antlr4-python3-runtime==4.9.3"""
+UNUSED = """ray/jars ray/rllib ray/dashboard/client ray/llm ray/serve ray/data ray/train ray/tune ray/workflow ray/air
+ray/cpp ray/includes wandb/bin sglang_router/*.so zstandard/_cffi*.so"""
+"""Of these packages, what training does not use."""
+PLATFORMS = [f"manylinux_2_{n}_x86_64" for n in (28, 27, 24, 17, 12, 5)] + ["manylinux2014_x86_64"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--has", default=HAS, help="packages of the machine's own environment, left out")
+    parser.add_argument("--slime", type=Path, help="a clone of THUDM/slime")
+    parser.add_argument("--megatron", type=Path, help="a clone of NVIDIA/Megatron-LM")
+    parser.add_argument("--data", type=Path, help="what slime_data.py made")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        if options.slime:
+            slime(Path(folder), options.slime, options.megatron, options.data, options.out / "slime.txz")
+        else:
+            repro(Path(folder), set(options.has.split()), options.out / "repro.txz")
+
+
+def repro(folder: Path, has: set[str], out: Path) -> None:
+    """This checkout and what its commands import."""
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder / "wheels"), str(ROOT))
+    wanted = sorted(
+        name for name in needs("repro-harness", {"golden", "report"}) if name not in has | {"vl-convert-python"}
+    )
+    pins = [f"{name}=={metadata.version(name)}" for name in wanted if name != "repro-harness"]
+    packages(folder, pins)
+    pack(folder / "site", out)
+
+
+def needs(name: str, extras: set[str], seen: set[str] | None = None) -> set[str]:
+    """Normalised names of a package and of all that it requires, as they are installed here."""
+    seen = set() if seen is None else seen
+    key = re.sub("[-_.]+", "-", name).lower()
+    if key in seen:
+        return seen
+    seen.add(key)
+    for text in metadata.requires(name) or ():
+        need = Requirement(text)
+        marks = [{"extra": extra, "python_version": "3.12"} for extra in (extras or {""})]
+        if need.marker is None or any(need.marker.evaluate(mark) for mark in marks):
+            needs(need.name, set(need.extras), seen)
+    return seen
+
+
+def slime(folder: Path, upstream: Path, megatron: Path, data: Path, out: Path) -> None:
+    """Slime's history, its Megatron-LM and its packages."""
+    site = packages(folder, PACKAGES.split())
+    for glob in UNUSED.split():
+        for path in site.glob(glob):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in [*site.rglob("*.so*"), *site.rglob("gcs_server"), *site.rglob("raylet")]:
+        subprocess.run(["strip", str(path)], check=False, capture_output=True)
+    site.rename(folder / "parcel" / "site_slime")
+    parcel, source = folder / "parcel", folder / "megatron"
+    run("git", "clone", "-q", "--bare", "--depth", "45", f"file://{upstream.resolve()}", str(parcel / "slime.git"))
+    run("git", "clone", "-q", "--shared", "--no-checkout", str(megatron), str(source))
+    run("git", "-C", str(source), "checkout", "-q", MEGATRON)
+    for name in ("megatron.patch", "megatron-sglang-aligned.patch"):
+        patch = run("git", "-C", str(upstream), "show", f"{SLIME}:docker/patch/latest/{name}")
+        subprocess.run(["git", "-C", str(source), "apply", "--3way"], input=patch, check=True)
+    for name in ("megatron", "pretrain_gpt.py", "gpt_builders.py", "model_provider.py"):
+        copy = shutil.copytree if (source / name).is_dir() else shutil.copy
+        copy(source / name, parcel / "mlm" / name)
+    shutil.copytree(data, parcel / "lab")
+    pack(parcel, out)
+
+
+def packages(folder: Path, pins: list[str]) -> Path:
+    """Wheels of Python 3.12 on Linux, without what they need, unpacked into one folder without tests and stubs."""
+    words = ["--quiet", "--no-deps", "--only-binary=:all:", "--python-version", "3.12", "--implementation", "cp"]
+    words += [word for platform in PLATFORMS for word in ("--platform", platform)]
+    words += [word for abi in ("cp312", "abi3", "none") for word in ("--abi", abi)]
+    sources = [pin for pin in pins if pin.startswith("antlr4-")]  # has no wheel on PyPI
+    run(sys.executable, "-m", "pip", "download", *words, "-d", str(folder / "wheels"), *(set(pins) - set(sources)))
+    if sources:
+        run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder / "wheels"), *sources)
+    for wheel in (folder / "wheels").glob("*.whl"):
+        shutil.unpack_archive(wheel, folder / "site", "zip")
+    for path in [
+        *(folder / "site").rglob("tests"),
+        *(folder / "site").rglob("*.pyi"),
+        *(folder / "site").rglob("*.map"),
+    ]:
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.exists():
+            path.unlink()
+    return folder / "site"
+
+
+def pack(folder: Path, out: Path) -> None:
+    run("tar", "--create", "--xz", "--file", str(out), "-C", str(folder), ".")
+    print(f"{out}: {out.stat().st_size / 2**20:.1f} MiB")
+
+
+def run(*command: str) -> bytes:
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""slime's own train.py under repro, on one GPU and without a network: ``python slime.py --parcels DIR STAGE ...``.
+
+Stages are run in the order given, each once: what an earlier call left in the work folder is used. ``setup`` unpacks
+the parcels (`parcels.py`; and the folders of SGLang and Transformer Engine for the machine's torch, ``site_sgl.txz``
+and ``site_te.txz``). Each stage's command, exit code, seconds and what it printed go to ``slime.json`` under ``--out``.
+
+``python slime.py --page slime.json`` writes the part of docs/real-trainers.md that is about it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "real-trainers.md"
+VARIABLES = {"NCCL_ALGO": "Ring", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""Those of slime's docs/en/advanced/reproducibility.md."""
+LINKED = """torch torchgen functorch torchvision triton nvidia cuda cuda_bindings cuda_core cuda_pathfinder cuda_toolkit
+pynvml nvidia_ml_py aiohappyeyeballs aiohttp aiosignal annotated_doc anyio attr attrs certifi charset_normalizer click
+cloudpickle einops filelock frozenlist fsspec google protobuf grpc grpcio h11 hf_xet httpcore httpx huggingface_hub idna
+jinja2 markupsafe mpmath msgpack multidict networkx packaging pil pillow propcache psutil prometheus_client pygments
+pyyaml yaml _yaml regex requests rich safetensors sentencepiece setuptools pkg_resources _distutils_hack six sympy
+isympy tabulate tiktoken tiktoken_ext tqdm typer typer_slim shellingham urllib3 uvloop wrapt xxhash yarl accelerate
+numba llvmlite markdown_it markdown_it_py mdurl onnxscript onnx onnx_ir ml_dtypes tensorboard tensorboard_data_server
+absl absl_py markdown werkzeug ninja pybind11 wheel"""
+"""Packages of the machine that slime's environment sees: the others were built against NumPy 2, and slime asserts 1."""
+CASE = """\
+[case]
+name = "{name}"
+steps = 2
+rollouts = "golden/rollouts/{rollouts}"
+
+[subject]
+kind = "slime"
+command = "bash {work}/launch.sh"
+python = "{work}/env_slime"
+path = "slime"
+timeout = "4m"
+env = {{ LAB = "{work}/lab"{env} }}
+
+[resources]
+ranks = 1
+gpus = 1
+"""
+CASES = {
+    "tiny": {"rollouts": "tiny", "env": ""},
+    "stale": {"rollouts": "stale", "env": ', MORE = "--use-rollout-logprobs --eps-clip-c 3.0"'},
+    "reinforce": {"rollouts": "tiny", "env": ', EST = "reinforce_plus_plus"'},
+}
+COMMANDS = {
+    "record": "repro golden record tiny",
+    "verify": "repro golden verify tiny",
+    "bisect": "repro bisect 351e559f1..aed93211e --case stale --out ../report",
+    "again": "repro bisect 351e559f1..aed93211e --case stale --out ../report-again",
+    "returns": "repro bisect 351e559f1..aed93211e --case reinforce --out ../report-returns",
+    "dumps": "repro bisect d38dc2995..41014d14b --case tiny",
+    "history": "repro history 351e559f1..aed93211e --case stale",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stages", nargs="*", choices=["setup", "plain", *COMMANDS], metavar="STAGE")
+    parser.add_argument("--work", type=Path, default=Path("slime-work"))
+    parser.add_argument("--parcels", type=Path)
+    parser.add_argument("--out", type=Path, default=Path())
+    parser.add_argument("--limit", type=float, default=560, help="seconds of all stages together")
+    parser.add_argument("--page", type=Path)
+    options = parser.parse_args()
+    if options.page:
+        write_page(json.loads(options.page.read_text()))
+        return
+    work, end = options.work.resolve(), time.monotonic() + options.limit
+    work.mkdir(parents=True, exist_ok=True)
+    kept = work / "slime.json"
+    told: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    for stage in options.stages:
+        if stage == "setup":
+            setup(work, options.parcels)
+            told["machine"] = machine(work)
+        elif stage == "plain":
+            told["plain"] = [plain(work, name, end) for name in ("one", "two")]
+        else:
+            told[stage] = run(COMMANDS[stage], work, end)
+        for one in told.get(stage, ()) if stage == "plain" else [told[stage]] if stage in told else []:
+            print(f"== {stage}\n{one['output']}\nexit {one['code']}, {one['seconds']} s", flush=True)
+        kept.write_text(json.dumps(told, indent=1))
+        shutil.copy(kept, options.out / "slime.json")
+
+
+def setup(work: Path, parcels: Path | None) -> None:
+    """Both environments, slime's checkout, the cases."""
+    if parcels:
+        for parcel in sorted(parcels.glob("*.txz")):
+            place = work / ("site_repro" if parcel.name == "repro.txz" else ".")
+            place.mkdir(exist_ok=True)
+            subprocess.run(["tar", "xf", str(parcel.resolve())], cwd=place, check=True)
+    if not (work / "site_repro").exists() or not (work / "site_slime").exists():
+        print("setup: parcels are missing; unpacked", sorted(path.name for path in work.iterdir()))
+        return
+    base = Path(
+        subprocess.check_output([sys.executable, "-c", "import torch; print(torch.__file__)"], text=True)
+    ).parents[1]
+    site = environment(work / "env_slime")
+    shutil.rmtree(work / "site_sgl" / "share", ignore_errors=True)
+    for path in (work / "site_sgl").glob("starlette*"):
+        shutil.rmtree(path)
+    for glob in ("site_sgl/*", "site_te/transformer_engine*", "site_slime/*"):
+        for path in list(work.glob(glob)):
+            shutil.move(path, site / path.name)
+    for path in base.iterdir():
+        stem = re.split(r"-\d|\.libs$|\.dist-info$|\.cpython|\.py$", path.name)[0].lower().replace("-", "_")
+        if (stem in LINKED.split() or stem.startswith("nvidia_")) and not (site / path.name).exists():
+            (site / path.name).symlink_to(path)
+    (site / "mlm.pth").write_text(f"{work / 'mlm'}\n")
+    own = environment(work / "env_repro")
+    for path in (work / "site_repro").iterdir():
+        shutil.move(path, own / path.name)
+    (own / "zz_base.pth").write_text(f"{base}\n")
+    for name, where in (("repro", "repro.__main__"), ("dvc", "dvc.cli")):
+        script = work / "env_repro" / "bin" / name
+        script.write_text(f"#!{script.with_name('python')}\nimport sys\nfrom {where} import main\nsys.exit(main())\n")
+        script.chmod(0o755)
+    hot = [site / name for name in ("sglang", "ray", "wandb", "transformers", "transformer_engine", "numpy")]
+    compiled = [sys.executable, "-m", "compileall", "-q", "-j", "0", *map(str, hot), str(work / "mlm"), str(own)]
+    subprocess.run(compiled, check=False, capture_output=True)
+    shutil.copy(HERE / "slime_launch.sh", work / "launch.sh")
+    checkout = work / "slime"
+    subprocess.run(["git", "clone", "-q", str(work / "slime.git"), str(checkout)], check=True)
+    for key in ("user.name", "user.email"):
+        subprocess.run(["git", "-C", str(checkout), "config", key, "reader@example.org"], check=True)
+    shutil.copytree(work / "lab" / "rollouts", checkout / "golden" / "rollouts" / "tiny")
+    shutil.copytree(work / "lab" / "stale", checkout / "golden" / "rollouts" / "stale")
+    (checkout / "golden" / "cases").mkdir()
+    for name, facts in CASES.items():
+        (checkout / "golden" / "cases" / f"{name}.toml").write_text(CASE.format(name=name, work=work, **facts))
+    print(run("repro init", work, time.monotonic() + 60)["output"])
+    subprocess.run(["git", "add", "-A"], cwd=checkout, check=True)
+    subprocess.run(["git", "commit", "-qm", "Cases"], cwd=checkout, check=True)
+
+
+def environment(folder: Path) -> Path:
+    """The site-packages of a new virtual environment."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/python3*/site-packages")
+    return site
+
+
+def machine(work: Path) -> dict[str, str]:
+    code = (
+        "import torch, numpy, platform, transformer_engine, sglang, ray; print(torch.cuda.get_device_name(), '|', "
+        "platform.python_version(), torch.__version__, numpy.__version__, transformer_engine.__version__, "
+        "sglang.__version__, ray.__version__)"
+    )
+    done = subprocess.run([str(work / "env_slime/bin/python"), "-c", code], capture_output=True, text=True, check=False)
+    device, _, versions = done.stdout.strip().rpartition("\n")[2].partition(" | ")
+    names = ("Python", "torch", "NumPy", "Transformer Engine", "SGLang", "Ray")
+    return {"device": device, "date": time.strftime("%Y-%m-%d"), **dict(zip(names, versions.split(), strict=False)),
+            "error": done.stderr[-400:] if done.returncode else ""}  # fmt: skip
+
+
+def plain(work: Path, name: str, end: float) -> dict[str, Any]:
+    """One launch without repro: its seconds, and the lines of its updates."""
+    replay = f"--debug-train-only --load-debug-rollout-data {work}/lab/rollouts/{{rollout_id}}.pt --start-rollout-id 0"
+    more = f"--num-rollout 2 --dump-details {work}/plain_{name} --deterministic-mode"
+    done = run(f"bash {work}/launch.sh {replay} {more}", work, end, {"LAB": f"{work}/lab"} | VARIABLES, "env_slime")
+    lines = re.findall(r"step \d+: \{.*", done["output"])
+    return done | {"output": "\n".join(lines) if done["code"] == 0 else done["output"][-3000:]}
+
+
+def run(
+    command: str, work: Path, end: float, variables: Mapping[str, str] = MappingProxyType({}), env: str = "env_repro"
+) -> dict[str, Any]:
+    """A command in slime's checkout: what it printed, its exit code and its seconds by the clock."""
+    own = os.environ | {"PATH": f"{work / env / 'bin'}:{os.environ['PATH']}", "COLUMNS": "120", **variables}
+    began, left = time.monotonic(), max(1, end - time.monotonic())
+    log = work / "last.log"
+    with log.open("w") as out:
+        words = shlex.split(command)
+        process = subprocess.Popen(words, cwd=work / "slime", env=own, stdout=out, stderr=subprocess.STDOUT)
+        try:
+            code = process.wait(left)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait(30)
+            code = 124
+    text = log.read_text(errors="replace")
+    shown = text if command.startswith("bash") else "\n".join(line.rstrip() for line in text.splitlines())[-9000:]
+    return {"command": command, "code": code, "seconds": round(time.monotonic() - began), "output": shown}
+
+
+def write_page(told: dict[str, Any]) -> None:
+    """docs/real-trainers.md, between its marks of slime."""
+    facts = told["machine"]
+    versions = ", ".join(f"{key} {value}" for key, value in facts.items() if key not in ("device", "date", "error"))
+    rows = [f"| `launch.sh`, plain, twice | {' and '.join(str(one['seconds']) for one in told['plain'])} s | updates "
+            f"{'equal' if told['plain'][0]['output'] == told['plain'][1]['output'] else 'differ'} |"]  # fmt: skip
+    for stage in COMMANDS:
+        if stage in told:
+            one = told[stage]
+            rows.append(f"| `{one['command']}` | {one['seconds']} s | exit code {one['code']} |")
+    lines = [f"{facts['date']}, one {facts['device']}; {versions}.", "", "| command | took | |", "|---|---|---|", *rows]
+    for stage in ("record", "bisect", "returns", "dumps"):
+        if stage in told:
+            lines += ["", f"`{told[stage]['command']}`:", "", "```text", told[stage]["output"].strip(), "```"]
+    text = PAGE.read_text()
+    head, _, rest = text.partition("<!-- slime -->")
+    tail = rest.partition("<!-- end of slime -->")[2]
+    PAGE.write_text(f"{head}<!-- slime -->\n" + "\n".join(lines) + f"\n<!-- end of slime -->{tail}")
+
+
+if __name__ == "__main__":
+    main()
