@@ -234,6 +234,15 @@ def cluster(short: Path) -> Iterator[str]:
         yield f"127.0.0.1:{port}"
 
 
+def test_workers_with_a_path_of_their_own_find_the_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an actor or a task sets PYTHONPATH the recorder's own folder, which is there, is put before it."""
+    from repro_golden.recording.attach.ray_workers import _with_path
+
+    monkeypatch.setenv("REPRO_INSTRUMENT", str(Path(repro_golden.__file__).parent))
+    first, second = _with_path({"PYTHONPATH": "theirs"})["PYTHONPATH"].split(os.pathsep)
+    assert (Path(first) / "sitecustomize.py").is_file() and second == "theirs"
+
+
 @pytest.mark.whole
 def test_own_cluster(tmp_path: Path, short: Path, plain: list[str]) -> None:
     """An actor of a cluster that the program starts, with a PYTHONPATH of its own, is recorded like a plain process."""

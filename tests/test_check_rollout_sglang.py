@@ -64,8 +64,8 @@ def test_a_server_samples_the_same_bits(deterministic: RolloutChecks, sglang_ser
     """A server, brought the same starting weights, gives the very bits of an engine in another process."""
     there = checked(("run-to-run",), url=sglang_server.url)
     here = next(one for one in deterministic.findings if one.name == "run-to-run")
-    assert there.exit_code == 0 and "; digest " in here.text
-    assert there.findings[0].text.rpartition("; digest ")[2] == here.text.rpartition("; digest ")[2]
+    assert there.exit_code == 0 and "; digest " in here.detail
+    assert there.findings[0].detail.rpartition("; digest ")[2] == here.detail.rpartition("; digest ")[2]
 
 
 @pytest.mark.whole

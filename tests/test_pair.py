@@ -47,7 +47,7 @@ def test_a_commit_that_moves_numbers_is_measured_and_named(tmp_path: Path) -> No
     assert divergence.step == 3
     assert divergence.magnitude is not None
     assert divergence.magnitude.exact and divergence.magnitude.max_ulp
-    assert picture.of["exact"] and sum(count for _, count in picture.histogram) == divergence.magnitude.differing
+    assert picture.of["exact"] and not picture.histogram  # one number is no distribution
     assert all(
         spent is not None and len(spent.step_us) == 5 and spent.memory > 1 << 20 for spent in found.spent.values()
     )

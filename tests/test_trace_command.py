@@ -183,7 +183,7 @@ def test_failed_recording(tmp_path: Path, five: list[str], failure: str) -> None
     assert len(errors) == 2, errors
     if steps:
         assert done.returncode == 7
-        assert f"{steps} steps of 1 rank in trace; incomplete" in errors[1]
+        assert f"{steps} step{'s' * (steps != 1)} of 1 rank in trace; incomplete" in errors[1]
         assert roots(tmp_path / "trace") == five[:steps]
         assert not Trace(tmp_path / "trace").complete
     else:  # no trace: the instrument's failure, which names the program's code

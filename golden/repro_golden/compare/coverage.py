@@ -87,7 +87,7 @@ class Coverage:
             _count(self.frozen, "frozen parameter"),
             "optimizer state" if self.state else "",
             _count(self.columns, "column"),
-            _count(self.metrics, "metric"),
+            _count(self.metrics, "metric" if self.logged else "learning rate"),
             _count(self.generators, "random generator"),
             _count(len(self.files), "file"),
             "the state at the end" if self.end else "",

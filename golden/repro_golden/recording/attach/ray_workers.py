@@ -77,7 +77,7 @@ def _kept(env: Any) -> Any:
 def _with_path(variables: Mapping[str, str]) -> dict[str, str]:
     """Variables of which PYTHONPATH, where it is set, begins with our folder."""
     path = variables.get("PYTHONPATH")
-    site = str(Path(os.environ["REPRO_INSTRUMENT"]) / "attach" / "site")
+    site = str(Path(os.environ["REPRO_INSTRUMENT"], *__name__.split(".")[1:-1], "site"))
     if path is None or site in path.split(os.pathsep):
         return dict(variables)
     return {**variables, "PYTHONPATH": os.pathsep.join([site, *([path] if path else [])])}
