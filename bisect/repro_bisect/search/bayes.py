@@ -211,15 +211,15 @@ class BayesSearch(Generic[Commit]):
             raise ValueError("a cost must be a positive number of seconds; leave out what is not known")
         if self.answer is not None or self.indistinguishable:
             return []
-        under_way = [self._range.row(c) for c in under_way]
+        running = [self._range.row(c) for c in under_way]
         price = np.array([(costs or {}).get(c, 1.0) for c in self._range.rows])
         chosen: list[int] = []
         while len(chosen) < k:
-            end = self._due_end(under_way + chosen)
+            end = self._due_end(running + chosen)
             if end is None:
                 break
             chosen.append(end)
-        branches = self._branches(sorted(under_way + chosen)) if len(chosen) < k else []
+        branches = self._branches(sorted(running + chosen)) if len(chosen) < k else []
         while len(chosen) < k:
             told = sum((chance * branch._gains for chance, branch in branches), np.zeros(len(price)))
             told[list(self._skips)] = 0.0

@@ -199,9 +199,9 @@ class Search(Generic[Commit]):
         """
         if k < 0:
             raise ValueError(f"k must be at least 0, not {k}")
-        under_way = [self.dag.index[c] for c in under_way if c in self.dag]
+        running = [self.dag.index[c] for c in under_way if c in self.dag]
         prices = {self.dag.index[c]: price(cost) for c, cost in (costs or {}).items() if c in self.dag}
-        return [self.dag.order[i] for i in self._state.choose(k, under_way, prices)]
+        return [self.dag.order[i] for i in self._state.choose(k, running, prices)]
 
     def moot(self, under_way: Iterable[Commit]) -> set[Commit]:
         """The probes under way that no longer tell any suspects apart: cancel them."""
