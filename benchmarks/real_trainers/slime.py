@@ -72,7 +72,7 @@ COMMANDS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stages", nargs="*", choices=["setup", "plain", *COMMANDS], metavar="STAGE")
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"setup, plain, {', '.join(COMMANDS)}")
     parser.add_argument("--work", type=Path, default=Path("slime-work"))
     parser.add_argument("--parcels", type=Path)
     parser.add_argument("--out", type=Path, default=Path())
@@ -82,6 +82,8 @@ def main() -> None:
     if options.page:
         write_page(json.loads(options.page.read_text()))
         return
+    if unknown := set(options.stages) - {"setup", "plain", *COMMANDS}:
+        parser.error(f"no such stage: {', '.join(sorted(unknown))}")
     work, end = options.work.resolve(), time.monotonic() + options.limit
     work.mkdir(parents=True, exist_ok=True)
     kept = work / "slime.json"
@@ -205,18 +207,25 @@ def write_page(told: dict[str, Any]) -> None:
     """docs/real-trainers.md, between its marks of slime."""
     facts = told["machine"]
     versions = ", ".join(f"{key} {value}" for key, value in facts.items() if key not in ("device", "date", "error"))
-    rows = [f"| `launch.sh`, plain, twice | {' and '.join(str(one['seconds']) for one in told['plain'])} s | updates "
-            f"{'equal' if told['plain'][0]['output'] == told['plain'][1]['output'] else 'differ'} |"]  # fmt: skip
-    for stage in COMMANDS:
-        if stage in told:
-            one = told[stage]
-            rows.append(f"| `{one['command']}` | {one['seconds']} s | exit code {one['code']} |")
-    lines = [f"{facts['date']}, one {facts['device']}; {versions}.", "", "| command | took | |", "|---|---|---|", *rows]
-    for stage in ("record", "bisect", "returns", "dumps"):
-        if stage in told:
-            lines += ["", f"`{told[stage]['command']}`:", "", "```text", told[stage]["output"].strip(), "```"]
-    text = PAGE.read_text()
-    head, _, rest = text.partition("<!-- slime -->")
+    seconds = [one["seconds"] for one in told["plain"]]
+    same = told["plain"][0]["output"] == told["plain"][1]["output"]
+    lines = [
+        f"{facts['date']}, one {facts['device']}; {versions}.",
+        "",
+        "| command | by the clock | |",
+        "|---|---|---|",
+    ]
+    lines.append(
+        f"| a launch without repro, twice | {seconds[0]} s, {seconds[1]} s | {'equal' if same else 'other'} numbers |"
+    )
+    kept = [stage for stage in COMMANDS if stage in told]
+    for stage in kept:
+        one = told[stage]
+        ended = "ended by the machine's time limit" if one["code"] == 124 else f"exit code {one['code']}"
+        lines.append(f"| `{one['command']}` | {one['seconds']} s | {ended} |")
+    for stage in kept:
+        lines += ["", f"`{told[stage]['command']}`:", "", "```text", told[stage]["output"].strip(), "```"]
+    head, _, rest = PAGE.read_text().partition("<!-- slime -->")
     tail = rest.partition("<!-- end of slime -->")[2]
     PAGE.write_text(f"{head}<!-- slime -->\n" + "\n".join(lines) + f"\n<!-- end of slime -->{tail}")
 
