@@ -333,6 +333,20 @@ def test_a_golden_run_of_linked_data(reading: Repo) -> None:
     assert "recorded with other files beside its code" in second.stderr
 
 
+def test_the_folder_around_a_file_among_others_is_linked(tmp_path: Path) -> None:
+    """Where git tracks a script beside data that it ignores, the data come together: one of them may be optional."""
+    repo = start(tmp_path, READS, None)
+    (repo.root / "data").mkdir()
+    for name, text in (("seed", "3"), ("meta", "1"), ("prepare.py", "")):
+        (repo.root / "data" / name).write_text(text)
+    (repo.root / ".gitignore").write_text("data/seed\ndata/meta\n")
+    assert repo.repro("init", "--remote", str(tmp_path / "remote")).returncode == 0
+    repo.commit("Ignore data")
+    assert "`--link data/` before --" in repo.repro("golden", "record", "toy", *COMMAND).stderr
+    (repo.root / "data" / "meta").unlink()
+    assert "`--link data/seed` before --" in repo.repro("golden", "record", "toy", *COMMAND).stderr
+
+
 def test_a_case_says_its_own_links(reading: Repo) -> None:
     """--link is for a command alone."""
     path = reading.root / "golden" / "cases" / "toy.toml"

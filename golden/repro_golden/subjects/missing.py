@@ -91,12 +91,21 @@ class _Untracked:
         return not os.path.lexists(self._root / name) and os.path.lexists(self._git.folder / name)
 
     def top_of(self, name: str) -> str:
-        """The highest folder above a path, or the path itself, in which git tracks nothing; '' where it is tracked."""
+        """The highest folder above a path, or the path itself, in which git tracks nothing; '' where it is tracked.
+
+        The folder around a file among others that no commit holds: what belongs to it is not always missed aloud.
+        """
         path = PurePosixPath(name)
         for part in [*reversed(path.parents), path]:
             if part.parts and part not in self._tracked:
+                if part.parent.parts and not (self._git.folder / part).is_dir() and self._among_others(part):
+                    part = part.parent
                 return f"{part}/" if (self._git.folder / part).is_dir() else str(part)
         return ""
+
+    def _among_others(self, path: PurePosixPath) -> bool:
+        beside = [path.parent / other.name for other in (self._git.folder / path.parent).iterdir() if other.is_file()]
+        return any(other != path and other not in self._tracked and self._is_missing(other) for other in beside)
 
     def told(self, name: str, link: str) -> str:
         """The message."""
