@@ -73,12 +73,22 @@ def git_depth(dag: Dag[int]) -> int:
 
 @pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 3000), marks=pytest.mark.campaign)])
 def test_scattered_skips_of_one_reason_leave_no_suspect_too_many(seeds: range) -> None:
-    """Where commits fail here and there for one reason, what was presumed is tried before several are suspected."""
+    """Where commits fail here and there for one reason, what was presumed is tried before several are suspected.
+
+    At most 1 in 200 histories uses up its tries: its answer names more suspects, and what was presumed.
+    """
+    wide = []
     for seed in seeds:
         rng = random.Random(seed)
         dag, culprit, skips = scattered(rng, rng.randrange(10, 80))
         end = run(Search(dag, dag.order[-1]), judge(dag, culprit, skips), rng.randrange(1, 4))
-        assert members(end.answer) == brute_force(dag, skips)[culprit], seed
+        exact = brute_force(dag, skips)[culprit]
+        if members(end.answer) != exact:
+            wide.append(seed)
+            state = end._state
+            assert len(state.splitters) - len(state.untried) >= TRIES and exact < members(end.answer), seed
+            assert isinstance(end.answer, Ambiguous) and end.answer.presumed, seed
+    assert len(wide) <= len(seeds) // 200, wide
 
 
 @given(problems(), st.integers(1, 4))
