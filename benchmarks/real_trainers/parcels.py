@@ -90,8 +90,9 @@ def slime(folder: Path, upstream: Path, megatron: Path, data: Path, out: Path) -
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     for path in [*site.rglob("*.so*"), *site.rglob("gcs_server"), *site.rglob("raylet")]:
         subprocess.run(["strip", str(path)], check=False, capture_output=True)
-    site.rename(folder / "parcel" / "site_slime")
     parcel, source = folder / "parcel", folder / "megatron"
+    (parcel / "mlm").mkdir(parents=True)
+    site.rename(parcel / "site_slime")
     run("git", "clone", "-q", "--bare", "--depth", "45", f"file://{upstream.resolve()}", str(parcel / "slime.git"))
     run("git", "clone", "-q", "--shared", "--no-checkout", str(megatron), str(source))
     run("git", "-C", str(source), "checkout", "-q", MEGATRON)
