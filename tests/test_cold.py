@@ -26,6 +26,7 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Repo:
     note(repo, "one")
     edit(repo, "scale = 1.0", "scale = 1.0 + 1e-6", "Scale")
     note(repo, "two")
+    assert repo.repro("trace", "--out", "before", "--", *COMMAND.split()).returncode == 0
     return repo
 
 
@@ -40,7 +41,7 @@ def whole(*values: object) -> object:
     ("golden verify", 1, "step 0"),
     ("bisect HEAD~3..HEAD --no-explain --when exit -- grep -q 1.0$ train.py", 0, "Scale"),
     (f"trace --out again -- {COMMAND}", 0, "6 steps"),
-    ("diff again again", 0, "agree"),
+    ("diff before before", 0, "agree"),
     ("doctor .", 0, "rules tried"),
     ("check rollout toy", 2, "repro:"),
     whole("bisect HEAD~3..HEAD --no-explain", 0, "Scale"),
