@@ -124,9 +124,12 @@ def _held(kind: int, holder: Any) -> list[tuple[str, Any]]:
     return attributes(holder)
 
 
+_STANDING_IN = ("torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor")
+
+
 def is_tensor(value: Any) -> bool:
     """Without asking the object, which may answer for another.
 
     What stands for a tensor while torch traces a program is none: it has no bytes, and its shape may be of symbols.
     """
-    return issubclass(type(value), torch.Tensor) and not type(value).__module__.startswith("torch._subclasses.")
+    return issubclass(type(value), torch.Tensor) and type(value).__module__ not in _STANDING_IN

@@ -346,7 +346,7 @@ _FILTERED = "Filtered stale group (staleness="
     severity="warning",
     certainty="likely",
     why="the policy is trained on what another policy wrote, and diverges from it",
-    cure="--update-weights-interval 1, fewer groups under way, and Miles' --max-weight-staleness; or correct for it "
+    cure="--update-weights-interval 1, fewer groups in flight, and Miles' --max-weight-staleness; or correct for it "
     "with --use-tis",
     sources=(
         "slime guide: Troubleshooting",
