@@ -235,11 +235,7 @@ def test_a_case_is_held_to_what_it_says(program: Repo, monkeypatch: pytest.Monke
     path = program.root / "golden" / "cases" / "toy.toml"
     for old, new, message in (
         ('"{python} -m py_compile src/model.py"', "\"{python} -c 'raise SystemExit(3)'\"", "subject.check fails"),
-        (
-            "setup =",
-            'path = "elsewhere"\nsetup =',
-            "git takes no file of elsewhere",
-        ),
+        ("setup =", 'path = "elsewhere"\nsetup =', "git takes no file of elsewhere"),
         ('["0"]', '["no.such.*"]', "no module fits 'no.such.*'"),
         ("--json {}", "--data {rollouts}", "case.rollouts is not set"),
     ):

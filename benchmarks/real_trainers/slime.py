@@ -110,8 +110,7 @@ def setup(work: Path, parcels: Path | None) -> None:
             place.mkdir(exist_ok=True)
             subprocess.run(["tar", "xf", str(parcel.resolve())], cwd=place, check=True)
     if not (work / "site_repro").exists() or not (work / "site_slime").exists():
-        print("setup: parcels are missing; unpacked", sorted(path.name for path in work.iterdir()))
-        return
+        sys.exit(f"setup: parcels are missing; unpacked: {sorted(path.name for path in work.iterdir())}")
     base = Path(
         subprocess.check_output([sys.executable, "-c", "import torch; print(torch.__file__)"], text=True)
     ).parents[1]
@@ -208,16 +207,15 @@ def write_page(told: dict[str, Any]) -> None:
     facts = told["machine"]
     versions = ", ".join(f"{key} {value}" for key, value in facts.items() if key not in ("device", "date", "error"))
     seconds = [one["seconds"] for one in told["plain"]]
-    same = told["plain"][0]["output"] == told["plain"][1]["output"]
+    first, second = (one["output"] if one["code"] == 0 else "" for one in told["plain"])
+    numbers = ("equal numbers" if first == second else "other numbers") if first and second else "no numbers"
     lines = [
         f"{facts['date']}, one {facts['device']}; {versions}.",
         "",
         "| command | by the clock | |",
         "|---|---|---|",
     ]
-    lines.append(
-        f"| a launch without repro, twice | {seconds[0]} s, {seconds[1]} s | {'equal' if same else 'other'} numbers |"
-    )
+    lines.append(f"| a launch without repro, twice | {seconds[0]} s, {seconds[1]} s | {numbers} |")
     kept = [stage for stage in COMMANDS if stage in told]
     for stage in kept:
         one = told[stage]
