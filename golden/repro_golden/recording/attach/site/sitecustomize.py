@@ -128,22 +128,47 @@ def _arm_ray(utils: Any) -> None:
 
 
 def _watch_seeds(module: Any) -> None:
-    """Note it when the program seeds a module's generator: before that its state is another in every run."""
+    """Note it when the program seeds a module's generator: before that its state is another in every run.
+
+    To set back a state that was asked for before that is no seeding: torch.compile does so whenever it compiles.
+    """
     seeded: set[str] = sys.__dict__.setdefault("_repro_seeded", set())
-    for name in ("seed", "setstate", "set_state"):
-        set_ = getattr(module, name, None)
-        if set_ is not None:
-            setattr(module, name, _noting(set_, seeded, module.__name__))
+    chance: set[int] = set()
+
+    def asked(state: Any) -> None:
+        if module.__name__ not in seeded:
+            chance.add(_hash(state))
+
+    def put(state: Any = None, *_: Any) -> None:
+        if module.__name__ not in seeded and _hash(state) not in chance:
+            seeded.add(module.__name__)
+
+    for name in ("getstate", "get_state"):
+        _tell(module, name, lambda out, *_: asked(out))
+    for name in ("setstate", "set_state"):
+        _tell(module, name, lambda _, *given: put(*given))
+    _tell(module, "seed", lambda *_: seeded.add(module.__name__))
 
 
-def _noting(set_: Any, seeded: set[str], name: str) -> Any:
+def _hash(state: Any) -> int:
+    import pickle
+
+    return hash(pickle.dumps(state))
+
+
+def _tell(module: Any, name: str, listener: Any) -> None:
+    """Let a listener hear what a module's function returned, and what it was given."""
+    function = getattr(module, name, None)
+    if function is None:
+        return
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        out = set_(*args, **kwargs)
-        seeded.add(name)
+        out = function(*args, **kwargs)
+        listener(out, *args, *kwargs.values())
         return out
 
-    call.__name__, call.__doc__ = getattr(set_, "__name__", "seed"), getattr(set_, "__doc__", None)
-    return call
+    call.__name__, call.__doc__ = name, getattr(function, "__doc__", None)
+    setattr(module, name, call)
 
 
 def _enter() -> None:
