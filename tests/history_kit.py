@@ -59,7 +59,7 @@ timeout = "2m"
 def start(folder: Path, train: str = TRAIN, case: str | None = CASE) -> Repo:
     """A repository with the trainer, and its case unless it is to do without."""
     repo = Repo(folder / "repo")
-    repo.root.mkdir()
+    repo.root.mkdir(parents=True)
     repo.git("init", "--quiet", "--initial-branch=main")
     (repo.root / "train.py").write_text(train)
     if case:

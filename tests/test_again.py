@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import history_kit
 import pytest
 from conftest import Repo, environment
 
+LOSS = ("--metric", r"step (?P<step>\d+) loss=(?P<loss>[-+.e0-9]+)")
 TRAIN = """\
 import os, sys
 import scale, users_own
@@ -91,3 +93,19 @@ def test_what_only_changes_the_telling_is_left_out(repo: Repo) -> None:
     line = json.loads(done.stdout)["reproduce"]
     said, _, _ = line.partition(" -- ")
     assert said.endswith("--when exit --path lib --first-parent --confidence 0.9 --no-explain --ranks 1")
+
+
+def test_the_same_bisect_again_replays_nothing(tmp_path: Path) -> None:
+    """All of it is in the journal, also where a printed number alone differs, of which no tensor can be kept."""
+    made = history_kit.start(tmp_path, case=None)
+    history_kit.note(made, "nothing")
+    history_kit.edit(made, "{loss.item()!r}", "{2 * loss.item()!r}", "Twice")
+    history_kit.note(made, "nothing more")
+    costs = []
+    for _ in range(2):
+        done = made.repro("bisect", "HEAD~3..HEAD", "--no-explain", "--json", *LOSS, "--", "python", "train.py")
+        found = json.loads(done.stdout)
+        assert (found["culprit"]["subject"], found["divergence"]["signal"]) == ("Twice", "loss"), done.stderr
+        costs.append(found["cost"])
+    assert costs[0]["confirmation"]["probes"] > 0, costs
+    assert costs[1]["search"]["probes"] == costs[1]["confirmation"]["probes"] == 0, costs

@@ -56,6 +56,7 @@ class Entry:
         folder: Name of its trace's folder, "" for a skip. Each probe has its own, so that nobody's is replaced.
         code: Exit code of the program, where that alone was asked for.
         diagnosis: What is known of why it could not be tested; "" where nothing is.
+        undumped: Signals whose whole content was asked for and that are no tensors.
     """
 
     key: str
@@ -67,6 +68,7 @@ class Entry:
     folder: str
     code: int | None = None
     diagnosis: str = ""
+    undumped: Sequence[Sequence[int | str]] = ()
 
 
 class Journal:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from repro_bisect.axes.axis import Axis, short
 from repro_bisect.predicates.predicates import Exit, Own, Predicate, first_violation
 from repro_bisect.probe.cost import Bill, Cost, Stage
-from repro_bisect.probe.executors import Executor, Outcome, State, Task
+from repro_bisect.probe.executors import Executor, Outcome, Signal, State, Task
 from repro_bisect.probe.journal import Entry, Journal, probe_key
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.states import States
@@ -127,7 +127,7 @@ class Prober:
 
         Args:
             asked: What is wanted.
-            cancel: Endpoints the probe without an answer when it is set.
+            cancel: Ends the probe without an answer when it is set.
             progress: Told now and then how many steps are made, and of how many at most.
 
         Raises:
@@ -261,7 +261,8 @@ class Prober:
             trace = Trace(self._journal.trace_path(entry))
             enough = len(trace.steps) >= asked.steps or _ended_itself(trace)
             enough = enough or (not asked.whole and self._violates(trace, asked))
-            enough = enough and all(dump_path(trace.directory, *signal).exists() for signal in asked.dump)
+            absent = {tuple(signal) for signal in entry.undumped}
+            enough = enough and absent | set(_dumped(trace.directory, asked.dump)) >= set(asked.dump)
         except ReproError:  # damaged: replay it
             return None
         return trace if enough else None
@@ -336,7 +337,8 @@ class Prober:
         """Journal a finished probe and return where its trace lies from now on."""
         name = "" if skip or code is not None else f"{key}-{asked.run}-{uuid.uuid4().hex[:8]}"
         reason, known = (skip.reason, skip.diagnosis) if skip else ("", "")
-        entry = Entry(key, asked.run, task.commit, reason, made, seconds, name, code, known)
+        absent = sorted(set(asked.dump) - set(_dumped(trace, asked.dump)))
+        entry = Entry(key, asked.run, task.commit, reason, made, seconds, name, code, known, absent)
         if name and _size(trace / "dumps") > _DUMPED:  # for this bisect only
             return trace.rename(self._scratch / f"dumped-{name}")
         with self._lock:
@@ -357,6 +359,11 @@ class Prober:
     def close(self) -> None:
         """Remove what is not journalled."""
         self._exit.close()
+
+
+def _dumped(trace: Path, signals: Sequence[Signal]) -> list[Signal]:
+    """Those of the signals whose whole content lies beside a trace."""
+    return [signal for signal in signals if dump_path(trace, *signal).exists()]
 
 
 def _size(folder: Path) -> int:
