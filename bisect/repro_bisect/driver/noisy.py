@@ -6,7 +6,6 @@ of earlier bisects.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -136,7 +135,7 @@ class NoisySearch:
             if not scheduler.pending_probes:
                 raise NotVerifiableError(f"{self._doubt()} and no more tests would tell: {_CURE}")
             for pending, outcome in scheduler.finished():
-                self._seconds.setdefault(pending.commit, []).append(time.monotonic() - pending.began)
+                self._seconds.setdefault(pending.commit, []).append(pending.seconds)
                 self._take(pending.commit, outcome)
         scheduler.clear()
         rates = self.search.rates

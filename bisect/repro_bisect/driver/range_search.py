@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from repro_bisect.axes.axis import short
@@ -69,7 +68,7 @@ class RangeSearch:
                 if tree not in {f.tree for f in scheduler.pending_probes.values()}:  # twins share a probe
                     scheduler.start(commit, lambda pending, commit=commit: self.test(commit, pending))  # type: ignore[misc]
             for pending, tested in scheduler.finished(self.search):
-                scheduler.rounds.append(time.monotonic() - pending.began)
+                scheduler.rounds.append(pending.seconds)
                 self.take(pending.commit, tested)
             moot = self.search.moot(f.commit for f in scheduler.pending_probes.values())
             scheduler.cancel(f for f in scheduler.pending_probes.values() if f.commit in moot)

@@ -31,8 +31,8 @@ class PendingProbe:
     Attributes:
         commit: Of what.
         tree: Hash of its code: twins share a probe.
-        cancel: Endpoints it when set.
-        began: When.
+        cancel: Ends it when set.
+        began: When; None while it waits for its turn.
         steps: How many it has made.
         of: How many it will make at most, once that is known; None for as many as its program makes.
     """
@@ -40,9 +40,14 @@ class PendingProbe:
     commit: str
     tree: str | None
     cancel: threading.Event = field(default_factory=threading.Event)
-    began: float = field(default_factory=time.monotonic)
+    began: float | None = None
     steps: int = 0
     of: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Since it began; 0 while it waits."""
+        return 0.0 if self.began is None else time.monotonic() - self.began
 
     @property
     def ways(self) -> dict[str, Any]:
@@ -75,7 +80,12 @@ class Scheduler:
     def start(self, commit: str, work: Callable[[PendingProbe], Any]) -> Future[Any]:
         """Start work on a commit."""
         pending = PendingProbe(commit, self.history.tree(commit))
-        future = self.pool.submit(work, pending)
+
+        def begin() -> Any:
+            pending.began = time.monotonic()
+            return work(pending)
+
+        future = self.pool.submit(begin)
         self.pending_probes[future] = pending
         return future
 
@@ -124,7 +134,6 @@ class Scheduler:
 
     def say(self, text: str, search: Search[str] | None = None, posterior: Mapping[str, float] | None = None) -> None:
         """Tell whoever watches."""
-        now = time.monotonic()
         suspects = len(search.suspects) if search else 0
         rounds = search.bound(self.prober.executor.slots) if search and text else 0
         took = sorted(self.rounds)[len(self.rounds) // 2] if self.rounds else None
@@ -133,7 +142,11 @@ class Scheduler:
                 text,
                 list(self.history.parents),
                 dict(self.verdicts),
-                {f.commit: Running(f.steps, f.of, now - f.began) for f in list(self.pending_probes.values())},
+                {
+                    probe.commit: Running(probe.steps, probe.of, probe.seconds)
+                    for future, probe in list(self.pending_probes.items())
+                    if probe.began is not None and not future.done()
+                },
                 suspects,
                 rounds,
                 took * rounds if took is not None and rounds else None,

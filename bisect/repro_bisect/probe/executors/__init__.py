@@ -104,7 +104,7 @@ class Executor(Protocol):
         Args:
             task: What to do.
             folder: An empty folder.
-            cancel: Endpoints the replay when it is set.
+            cancel: Ends the replay when it is set.
             progress: Told now and then how many steps are made.
 
         Raises:
