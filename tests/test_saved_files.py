@@ -51,13 +51,13 @@ save({"best": torch.ones(1), "model": torch.ones(2)}, "last.pt", "final.pt")
 """
 
 
-def recorded(folder: Path, program: str, *arguments: str, steps: int | None = None) -> Trace:
+def recorded(folder: Path, program: str, *arguments: str, steps: int | None = None, **variables: str) -> Trace:
     """A program's trace; `steps` after which it is ended."""
     folder.mkdir()
     (folder / "train.py").write_text(TRAIN + program)
     stop = ["--steps", str(steps)] if steps else []
     command = [sys.executable, "-m", "repro", "trace", "--out", "trace", *stop, "--", sys.executable, "train.py"]
-    done = warm_kit.run([*command, *arguments], folder, environment() | {"OMP_NUM_THREADS": "1"}, 100)
+    done = warm_kit.run([*command, *arguments], folder, environment() | {"OMP_NUM_THREADS": "1", **variables}, 100)
     assert done.returncode == 0, done.stderr
     return Trace(folder / "trace")
 
@@ -112,6 +112,27 @@ def test_a_file_that_is_no_longer_written_is_a_difference(runs: Mapping[str, Tra
         assert found is not None
         assert (found.step, found.kind) == (0, kind)
         assert found.signal.startswith("saved/last.pt/")
+
+
+OTHERS = """\
+import os, shutil, tempfile
+for folder in (os.environ["TRITON_CACHE_DIR"], tempfile.gettempdir() + "/torchinductor_me", "removed"):
+    os.makedirs(folder, exist_ok=True)
+    open(folder + "/made", "w").close()
+shutil.rmtree("removed")
+open("gone", "w").close()
+os.remove("gone")
+open("kept", "w").close()
+train()
+"""
+
+
+def test_what_is_written_otherwise_is_named(tmp_path: Path) -> None:
+    """But for what compilers keep, and what the program removes again."""
+    (tmp_path / "temporary").mkdir()
+    variables = {"TMPDIR": str(tmp_path / "temporary"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    trace = recorded(tmp_path / "others", OTHERS, **variables)
+    assert (trace.end or {})["unread"] == {"file kept": "it is not torch's"}
 
 
 HELPERS = """\

@@ -16,6 +16,7 @@ import inspect
 import os
 import re
 import sys
+import tempfile
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -73,7 +74,8 @@ class Written:
     """Files that the program opens to write, as Python's audit events tell; at most `_MOST`.
 
     What is written to them is not looked at, unless by torch.save or safetensors. Left out are devices, files of
-    interpreters and packages, hidden folders (caches lie there) and what is written below `out`.
+    interpreters and packages, hidden folders (caches lie there), the caches of torch's and Triton's compilers, what is
+    written below `out`, and what the program removes again.
 
     Args:
         out: The recorder's own folder.
@@ -92,7 +94,9 @@ class Written:
     ) -> None:
         self.paths: set[str] = set()
         self._out, self._moved, self._copied = f"{out}/", moved, copied
-        self._left_out = (self._out, f"{sys.prefix}/", "/dev/", "/proc/", "/sys/")
+        caches = [os.path.abspath(folder) for name in _CACHES if (folder := os.environ.get(name))]  # noqa: PTH100
+        caches.append(f"{tempfile.gettempdir()}/torchinductor_")
+        self._left_out = (self._out, f"{sys.prefix}/", "/dev/", "/proc/", "/sys/", *caches)
         self._around = [f"{PurePath(out).parent}/"]  # may lie in a hidden folder themselves
         with contextlib.suppress(OSError):  # it was removed
             self._around.append(f"{Path.cwd()}/")
@@ -131,6 +135,10 @@ class Written:
             self.paths.add(after + path[len(before) :])
         self._moved(before, after)
 
+    def _removed(self, file: Any, *_: Any) -> None:
+        if gone := _absolute(file):
+            self.paths -= {path for path in tuple(self.paths) if below(path, gone)}
+
     def _linked(self, source: Any, target: Any, *_: Any) -> None:
         if before := _absolute(source):
             self._copied(before, _absolute(target))
@@ -144,10 +152,13 @@ class Written:
 _EVENTS: dict[str, Callable[..., None]] = {
     "open": Written._opened,
     "os.rename": Written._renamed,
+    "os.remove": Written._removed,
+    "shutil.rmtree": Written._removed,
     "os.link": Written._linked,
     "os.symlink": Written._pointed,
     "shutil.copyfile": Written._linked,
 }
+_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 _MOST = 100
 
 
