@@ -161,6 +161,7 @@ def serve(
     installed_version(device)
     port = free_port(host) if port is None else port
     arguments = {
+        "skip_server_warmup": True,  # it gives up after 120 s, whatever the machine; a server is ready when it says so
         **server_arguments(config, read_config(Path(checkpoint)), checkpoint, dtype, device),
         "host": host,
         "port": port,
