@@ -42,6 +42,9 @@ def explain_lines(found: Explanation, *, beside: bool = False, plotted: bool = F
             lines += [f"  {place} {place.function}", *([] if beside else _indented(place.hunk))]
     elif found.named and not any(place.touched for place in found.places):
         lines += ["", "no line of the change is on the way there: what it computes with was made elsewhere"]
+    if found.written:
+        text = "recorded as the code is written, without torch.compile, where the step has other numbers: the two first"
+        lines += ["", one_line(f"{text} differ there at {found.written}")]
     if found.size:
         lines += ["", *size_lines(found.size, plotted=plotted)]
     if found.environment:

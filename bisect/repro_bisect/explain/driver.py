@@ -75,6 +75,7 @@ class _Explainer:
         self.commits = a, b = (self.axis.commit(points[0]), self.axis.commit(points[1]))
         self.diff = read_diff(checkout, a, b) if a != b else Diff()
         self.state: State | None = None
+        self.written: Divergence | None = None
 
     def run(self) -> Explanation:
         """From two traces to an answer."""
@@ -110,13 +111,13 @@ class _Explainer:
                 replace(version, operations=len(stream.operations))
                 for version, stream in zip((before, after), streams, strict=True)
             ]
-            found = replace(
-                found, before=versions[0], after=versions[1], rank=rank, start=self.state.step if self.state else None
-            )
+            start = self.state.step if self.state else None
+            found = replace(found, before=versions[0], after=versions[1], rank=rank, start=start, written=self.written)
             sources = self._sources(streams)
-            signal = (divergence.phase, divergence.signal)
+            shown = self.written or divergence
+            signal = (shown.phase, shown.signal)
             if cause := find_cause(*streams, signal, (sources[0].touched, sources[1].touched)):
-                return self._answer(found, cause, divergence, traces, sources)
+                return self._answer(found, cause, divergence, traces, sources, recordings)
         return replace(found, answer="unseen", text=UNSEEN)
 
     @property
@@ -134,15 +135,31 @@ class _Explainer:
         return a, trace_of(second, short(after))
 
     def _recordings(self, divergence: Divergence, traces: tuple[Trace, Trace]) -> tuple[Recording, Recording]:
-        """The divergent step of both under the recorder, from the last equal state where both can start there."""
+        """The divergent step of both under the recorder, from the last equal state where both can start there.
+
+        A step that has other numbers under the recorder is none to explain, unless because torch.compile's functions
+        ran there as they are written: then it serves if the two differ in that too, and it is the same twice.
+        """
         step = divergence.step
         found = self._recorded(step, ((), ()), self._state(step, traces))
-        for point, recording, trace in zip(self.points, found, traces, strict=True):
-            if not same_step(recording.trace, trace, step):
-                raise NotVerifiableError(
-                    f"step {step} of {short(point)} has other numbers under the recorder than without it: it does not "
-                    "reproduce itself, or compiles what it runs; `repro bisect` tells whether it is noisy"
-                )
+        moved = [
+            point
+            for point, recording, trace in zip(self.points, found, traces, strict=True)
+            if not same_step(recording.trace, trace, step)
+        ]
+        if not moved:
+            return found
+        if not any(stream.compiled for recording in found for stream in recording.streams):
+            raise NotVerifiableError(
+                f"step {step} of {short(moved[0])} has other numbers under the recorder than without it: it does not "
+                "reproduce itself; `repro bisect` tells whether it is noisy"
+            )
+        self.written = first_difference(found[0].trace, found[1].trace)
+        if self.written is None:
+            raise NotVerifiableError(
+                f"{_said(self.points)} agree in step {step} as their code is written, which is how the recorder runs "
+                "it: what differs is what torch.compile makes of it"
+            )
         return found
 
     def _state(self, step: int, traces: tuple[Trace, Trace]) -> State | None:
@@ -201,8 +218,9 @@ class _Explainer:
         divergence: Divergence,
         traces: tuple[Trace, Trace],
         sources: tuple[Sources, Sources],
+        recordings: tuple[Recording, Recording],
     ) -> Explanation:
-        cause, size = self._measured(cause, divergence.step, found.rank)
+        cause, size = self._measured(cause, divergence.step, found.rank, recordings)
         operations = list(zip((cause.before, cause.after), sources, strict=True))
         told = [None if o is None else Explained.of(o, source.place(o), source.stack(o)) for o, source in operations]
         mentions: list[Place] = []
@@ -229,15 +247,23 @@ class _Explainer:
             others=len(cause.others),
         )
 
-    def _measured(self, cause: Cause, step: int, rank: int) -> tuple[Cause, Size | None]:
+    def _measured(
+        self, cause: Cause, step: int, rank: int, recordings: tuple[Recording, Recording]
+    ) -> tuple[Cause, Size | None]:
         """The size of the difference, from a second recording that keeps values; and what its inputs really held."""
         wanted = [
             sorted({o.index for o in (own, cause.pair[k] if cause.pair else None) if o is not None})
             for k, own in enumerate((cause.before, cause.after))
         ]
-        if not any(wanted):
+        if not any(wanted) and not self.written:
             return cause, None
         again = self._recorded(step, (wanted[0], wanted[1]), self.state)
+        for point, first, second in zip(self.points, recordings, again, strict=True):
+            if self.written and not same_step(first.trace, second.trace, step):
+                raise NotVerifiableError(
+                    f"step {step} of {short(point)} has other numbers in each recording: it does not reproduce itself "
+                    "as it is written, without torch.compile"
+                )
         streams = [recording.streams[rank] for recording in again]
         if cause.kind in ("operation", "random") and cause.before and cause.after:
             places = range(len(cause.before.inputs))

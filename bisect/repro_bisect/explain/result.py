@@ -107,6 +107,8 @@ class Explanation:
         rank: Whose operations these are.
         start: The step whose saved state both versions started from; None where both ran from step 0.
         looked: What was compared to find the first difference.
+        written: The first signal that differs in the recorded step, where torch.compile's functions ran in that as they
+            are written, and so made other numbers; None where the step has its numbers under the recorder too.
     """
 
     answer: Answer
@@ -124,6 +126,7 @@ class Explanation:
     rank: int = 0
     start: int | None = None
     looked: Coverage = field(default_factory=Coverage)
+    written: Divergence | None = None
 
     @property
     def named(self) -> Explained | None:

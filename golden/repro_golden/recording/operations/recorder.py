@@ -1,8 +1,9 @@
 """Records every operation of a step as it passes torch's dispatcher, and changes none.
 
 It runs inside the trainer, so it needs torch and the standard library alone. What it reads of tensors is read with all
-modes of the program disabled; no tensor is kept, no random number is drawn. That it changed no bit is not taken on
-trust: who asked for the recording compares the step's signals with those of the same step without it.
+modes of the program disabled; no tensor is kept, no random number is drawn. Under a dispatch mode torch.compile leaves
+functions as they are written, and that is what is recorded of them; the stream says so. That it changed no bit is not
+taken on trust: who asked for the recording compares the step's signals with those of the same step without it.
 
 Source of the way from a backward operation to its forward one: autograd numbers its nodes as they are made
 (`torch.autograd.Node._sequence_nr`), a node is made just before its operation is dispatched, and the first operation
@@ -155,7 +156,7 @@ class OperationRecorder(TorchDispatchMode):
             }
             contents = [found[source][number] for source, number in self._readings]
         self._line({"contents": contents})
-        self._line({"end": self._problem})
+        self._line({"end": self._problem, "compiled": _compiles()})
         self._flush()
         os.close(self._file)
         self._part.replace(self._folder / f"rank-{self._rank:05d}.jsonl")
@@ -440,6 +441,12 @@ def _singles(device: torch.device) -> Any:
 
 def _nothing(_: torch.Tensor) -> None:
     return None
+
+
+def _compiles() -> bool:
+    """Whether torch.compile has looked at code that was called: it does so before it leaves it as it is written."""
+    seen = getattr(sys.modules.get("torch._dynamo.convert_frame"), "input_codes", None)
+    return bool(getattr(seen, "seen", ()))
 
 
 def _innermost() -> Any:

@@ -119,6 +119,7 @@ class Stream:
         step: The step's number.
         rank: Of the process.
         problem: Why the recording ended early; "" where it is whole.
+        compiled: Whether functions for torch.compile were called; they ran as they are written.
     """
 
     operations: Sequence[Operation]
@@ -126,6 +127,7 @@ class Stream:
     rank: int = 0
     problem: str = ""
     folder: Path = field(default=Path())
+    compiled: bool = False
 
 
 def dump_of(folder: Path, index: int, kind: str, place: int) -> Path:
@@ -149,18 +151,18 @@ def read_stream(path: Path) -> Stream:
     stacks: list[tuple[Frame, ...]] = []
     entries: list[dict[str, Any]] = []
     contents: list[str] = []
-    problem = "it was cut off"
+    problem, compiled = "it was cut off", False
     for raw in lines:
         if "frames" in raw:
             stacks.append(tuple(Frame(*frame) for frame in raw["frames"]))
         elif "contents" in raw:
             contents = raw["contents"]
         elif "end" in raw:
-            problem = raw["end"]
+            problem, compiled = raw["end"], raw.get("compiled", False)
         else:
             entries.append(raw)
     operations = [_operation(index, raw, stacks, contents) for index, raw in enumerate(entries)]
-    return Stream(operations, header["step"], header["rank"], problem, path.parent)
+    return Stream(operations, header["step"], header["rank"], problem, path.parent, compiled)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
