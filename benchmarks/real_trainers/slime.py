@@ -1,6 +1,7 @@
 """slime's own train.py under repro, on one GPU and without a network: ``python slime.py --parcels DIR STAGE ...``.
 
-Stages are run in the order given, each once: what an earlier call left in the work folder is used. ``setup`` unpacks
+Stages are run in the order given: what an earlier call finished is not run again, and what its time limit ended goes
+on. ``setup`` unpacks
 the parcels (`parcels.py`; and the folders of SGLang and Transformer Engine for the machine's torch, ``site_sgl.txz``
 and ``site_te.txz``). Each stage's command, exit code, seconds and what it printed go to ``slime.json`` under ``--out``.
 
@@ -36,6 +37,7 @@ isympy tabulate tiktoken tiktoken_ext tqdm typer typer_slim shellingham urllib3 
 numba llvmlite markdown_it markdown_it_py mdurl onnxscript onnx onnx_ir ml_dtypes tensorboard tensorboard_data_server
 absl absl_py markdown werkzeug ninja pybind11 wheel"""
 """Packages of the machine that slime's environment sees: the others were built against NumPy 2, and slime asserts 1."""
+CUT = 124  # as timeout(1) says it
 CASE = """\
 [case]
 name = "{name}"
@@ -57,7 +59,7 @@ gpus = 1
 CASES = {
     "tiny": {"rollouts": "tiny", "env": ""},
     "stale": {"rollouts": "stale", "env": ', MORE = "--use-rollout-logprobs --eps-clip-c 3.0"'},
-    "reinforce": {"rollouts": "tiny", "env": ', EST = "reinforce_plus_plus"'},
+    "reinforce": {"rollouts": "tiny", "env": ', EST = "reinforce_plus_plus", MORE = "--normalize-advantages"'},
 }
 COMMANDS = {
     "record": "repro golden record tiny",
@@ -90,16 +92,26 @@ def main() -> None:
     told: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
     for stage in options.stages:
         if stage == "setup":
-            setup(work, options.parcels)
+            if not (work / "slime").exists():
+                setup(work, options.parcels)
             told["machine"] = machine(work)
+        elif ended(told.get(stage)):
+            continue
         elif stage == "plain":
             told["plain"] = [plain(work, name, end) for name in ("one", "two")]
         else:
+            before = told[stage]["calls"] if stage in told else []
             told[stage] = run(COMMANDS[stage], work, end)
+            told[stage]["calls"] = [*before, told[stage]["seconds"]]
         for one in told.get(stage, ()) if stage == "plain" else [told[stage]] if stage in told else []:
             print(f"== {stage}\n{one['output']}\nexit {one['code']}, {one['seconds']} s", flush=True)
         kept.write_text(json.dumps(told, indent=1))
         shutil.copy(kept, options.out / "slime.json")
+
+
+def ended(stage: Any) -> bool:
+    """Whether a stage was run, and to its end."""
+    return bool(stage) and all(one["code"] != CUT for one in (stage if isinstance(stage, list) else [stage]))
 
 
 def setup(work: Path, parcels: Path | None) -> None:
@@ -196,7 +208,7 @@ def run(
         except subprocess.TimeoutExpired:
             process.terminate()
             process.wait(30)
-            code = 124
+            code = CUT
     text = log.read_text(errors="replace")
     shown = text if command.startswith("bash") else "\n".join(line.rstrip() for line in text.splitlines())[-9000:]
     return {"command": command, "code": code, "seconds": round(time.monotonic() - began), "output": shown}
@@ -219,8 +231,9 @@ def write_page(told: dict[str, Any]) -> None:
     kept = [stage for stage in COMMANDS if stage in told]
     for stage in kept:
         one = told[stage]
-        ended = "ended by the machine's time limit" if one["code"] == 124 else f"exit code {one['code']}"
-        lines.append(f"| `{one['command']}` | {one['seconds']} s | {ended} |")
+        result = f"exit code {one['code']}" if ended(one) else "ended by the machine's time limit"
+        spent = " + ".join(f"{seconds} s" for seconds in one.get("calls", [one["seconds"]]))
+        lines.append(f"| `{one['command']}` | {spent} | {result} |")
     for stage in kept:
         lines += ["", f"`{told[stage]['command']}`:", "", "```text", told[stage]["output"].strip(), "```"]
     head, _, rest = PAGE.read_text().partition("<!-- slime -->")
