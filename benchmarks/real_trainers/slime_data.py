@@ -1,4 +1,4 @@
-"""What slime's launch here trains on: ``python benchmarks/real_trainers/slime_data.py OUT``, with slime on PYTHONPATH.
+"""What slime's launch here trains on: ``python -P slime_data.py OUT``, with slime on PYTHONPATH.
 
 OUT gets ``tiny-qwen3``, a Qwen3 of two layers with random weights in bfloat16 and a tokenizer of 1,024 words, and three
 dumps in slime's own format (its ``Sample``) in each of ``rollouts``, sampled by that model, and ``stale``: the same
