@@ -5,7 +5,8 @@ on. ``setup`` unpacks
 the parcels (`parcels.py`; and the folders of SGLang and Transformer Engine for the machine's torch, ``site_sgl.txz``
 and ``site_te.txz``). Each stage's command, exit code, seconds and what it printed go to ``slime.json`` under ``--out``.
 
-``python slime.py --page slime.json`` writes the part of docs/real-trainers.md that is about it.
+``python slime.py --page slime.json ...`` writes the part of docs/real-trainers.md that is about it; one file of each
+machine.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -79,10 +80,10 @@ def main() -> None:
     parser.add_argument("--parcels", type=Path)
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--limit", type=float, default=560, help="seconds of all stages together")
-    parser.add_argument("--page", type=Path)
+    parser.add_argument("--page", type=Path, nargs="+")
     options = parser.parse_args()
     if options.page:
-        write_page(json.loads(options.page.read_text()))
+        write_page([json.loads(path.read_text()) for path in options.page])
         return
     if unknown := set(options.stages) - {"setup", "plain", *COMMANDS}:
         parser.error(f"no such stage: {', '.join(sorted(unknown))}")
@@ -214,31 +215,29 @@ def run(
     return {"command": command, "code": code, "seconds": round(time.monotonic() - began), "output": shown}
 
 
-def write_page(told: dict[str, Any]) -> None:
-    """docs/real-trainers.md, between its marks of slime."""
-    facts = told["machine"]
+def write_page(runs: Sequence[Mapping[str, Any]]) -> None:
+    """docs/real-trainers.md, between its marks of slime: what was run, by machine, then what each command printed."""
+    table = ["| | command | by the clock | |", "|---|---|---|---|"]
+    printed: list[str] = []
+    for told in runs:
+        facts = told["machine"]
+        where = f"{facts['device']}, {facts['date']}"
+        if "plain" in told:
+            seconds = ", ".join(f"{one['seconds']} s" for one in told["plain"])
+            lines = [one["output"] if one["code"] == 0 else "" for one in told["plain"]]
+            numbers = ("equal numbers" if len({*lines}) == 1 else "other numbers") if all(lines) else "no numbers"
+            table.append(f"| {where} | a launch without repro, {len(lines)} times | {seconds} | {numbers} |")
+        for one in (told[stage] for stage in COMMANDS if stage in told):
+            result = f"exit code {one['code']}" if ended(one) else "ended by the machine's time limit"
+            spent = " + ".join(f"{seconds} s" for seconds in one.get("calls", [one["seconds"]]))
+            table.append(f"| {where} | `{one['command']}` | {spent} | {result} |")
+            printed += ["", f"`{one['command']}`, {facts['device']}:", "", "```text", one["output"].strip(), "```"]
+    facts = runs[-1]["machine"]
     versions = ", ".join(f"{key} {value}" for key, value in facts.items() if key not in ("device", "date", "error"))
-    seconds = [one["seconds"] for one in told["plain"]]
-    first, second = (one["output"] if one["code"] == 0 else "" for one in told["plain"])
-    numbers = ("equal numbers" if first == second else "other numbers") if first and second else "no numbers"
-    lines = [
-        f"{facts['date']}, one {facts['device']}; {versions}.",
-        "",
-        "| command | by the clock | |",
-        "|---|---|---|",
-    ]
-    lines.append(f"| a launch without repro, twice | {seconds[0]} s, {seconds[1]} s | {numbers} |")
-    kept = [stage for stage in COMMANDS if stage in told]
-    for stage in kept:
-        one = told[stage]
-        result = f"exit code {one['code']}" if ended(one) else "ended by the machine's time limit"
-        spent = " + ".join(f"{seconds} s" for seconds in one.get("calls", [one["seconds"]]))
-        lines.append(f"| `{one['command']}` | {spent} | {result} |")
-    for stage in kept:
-        lines += ["", f"`{told[stage]['command']}`:", "", "```text", told[stage]["output"].strip(), "```"]
+    text = "\n".join([f"{versions}.", "", *table, *printed])
     head, _, rest = PAGE.read_text().partition("<!-- slime -->")
     tail = rest.partition("<!-- end of slime -->")[2]
-    PAGE.write_text(f"{head}<!-- slime -->\n" + "\n".join(lines) + f"\n<!-- end of slime -->{tail}")
+    PAGE.write_text(f"{head}<!-- slime -->\n{text}\n<!-- end of slime -->{tail}")
 
 
 if __name__ == "__main__":
