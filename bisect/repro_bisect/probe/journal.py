@@ -68,7 +68,7 @@ class Entry:
     folder: str
     code: int | None = None
     diagnosis: str = ""
-    undumped: Sequence[Sequence[int | str]] = ()
+    undumped: tuple[tuple[int, str, str], ...] = ()
 
 
 class Journal:
@@ -91,6 +91,7 @@ class Journal:
                 with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
                     raw = checked(json.loads(line))  # older lines carry no digest of themselves
                     if raw.pop("format") == FORMAT:
+                        raw["undumped"] = tuple(tuple(signal) for signal in raw.get("undumped", ()))
                         entry = Entry(**raw)
                         self._entries[entry.key, entry.run] = entry
 

@@ -261,8 +261,7 @@ class Prober:
             trace = Trace(self._journal.trace_path(entry))
             enough = len(trace.steps) >= asked.steps or _ended_itself(trace)
             enough = enough or (not asked.whole and self._violates(trace, asked))
-            absent = {tuple(signal) for signal in entry.undumped}
-            enough = enough and absent | set(_dumped(trace.directory, asked.dump)) >= set(asked.dump)
+            enough = enough and {*entry.undumped, *_dumped(trace.directory, asked.dump)} >= set(asked.dump)
         except ReproError:  # damaged: replay it
             return None
         return trace if enough else None
@@ -337,7 +336,7 @@ class Prober:
         """Journal a finished probe and return where its trace lies from now on."""
         name = "" if skip or code is not None else f"{key}-{asked.run}-{uuid.uuid4().hex[:8]}"
         reason, known = (skip.reason, skip.diagnosis) if skip else ("", "")
-        absent = sorted(set(asked.dump) - set(_dumped(trace, asked.dump)))
+        absent = tuple(sorted(set(asked.dump) - set(_dumped(trace, asked.dump))))
         entry = Entry(key, asked.run, task.commit, reason, made, seconds, name, code, known, absent)
         if name and _size(trace / "dumps") > _DUMPED:  # for this bisect only
             return trace.rename(self._scratch / f"dumped-{name}")
