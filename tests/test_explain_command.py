@@ -102,6 +102,20 @@ def test_two_traces_are_explained(repo: Repo) -> None:
     assert "a trace: give the one to compare it with too" in refused(repo, before)
 
 
+def test_traces_of_commands_are_explained(repo: Repo) -> None:
+    """`repro trace` says whose commit's code ran, if it was one's: what it writes itself is no change of it."""
+    program = ("--", "python", "train.py", "--steps", "2")
+    for commit, name in (("HEAD", "after"), ("HEAD^", "before")):
+        repo.git("checkout", "--quiet", commit)
+        assert repo.repro("trace", "--out", f"golden/{name}", *program).returncode == 0
+    done = repo.repro("explain", "golden/before", "golden/after", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["after"]["explained"]["place"]["line"] == LINE
+    (repo.root / "more.py").write_text("")
+    assert repo.repro("trace", "--out", "other", *program).returncode == 0
+    assert "other is of no commit" in refused(repo, "golden/before", "other")
+
+
 @pytest.mark.campaign
 def test_what_no_operation_shows(tmp_path: Path) -> None:
     """Numbers that differ where no operation does: exit code 3, and the text says what that means."""

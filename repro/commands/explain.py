@@ -91,7 +91,10 @@ def _asked(checkout: Checkout, what: str, other: str | None, name: str | None, l
     commits = [trace.header.subject.get("commit") for trace in traces]
     for path, commit in zip((what, other), commits, strict=True):
         if not commit:
-            raise ReproError(f"{path} was recorded from a checkout with changes of its own: commit them, record again")
+            raise ReproError(
+                f"{path} is of no commit: its checkout had changes or files of its own; commit or ignore them, and "
+                "record again"
+            )
     recorded = str(traces[0].header.case.get("name", ""))
     case = case_of(checkout, name or (None if line.words else recorded or None), line)
     return case, f"{commits[0]}..{commits[1]}"

@@ -84,7 +84,7 @@ def trace(
         if problem := pattern_problem(text):
             raise ReproError(problem)
     settings = Settings("", steps=steps, activations=activations, metrics=metric, ignore=ignore)
-    code, found = run_traced(command, out, settings, ranks, sys.stderr if as_json else None)
+    code, found = run_traced(command, out, settings, ranks, sys.stderr if as_json else None, _commit(out))
     notes = [] if found.complete else ["incomplete: not every rank ended in good order"]
     if steps and found.steps < steps:
         notes.append(f"the program ended before the {steps} that were asked for")
@@ -96,6 +96,17 @@ def trace(
     data = {"ranks": found.ranks, "ignored": list(found.ignored), "exit_code": code}
     _told(out, found.steps, count(found.ranks, "rank"), found.complete, notes, data if as_json else None)
     return code
+
+
+def _commit(out: Path) -> str | None:
+    """The commit whose code runs here; None outside of a repository, and with changes beside what is recorded."""
+    from repro_golden.base.errors import ReproError
+    from repro_golden.repository.checkout import find_checkout
+
+    try:
+        return find_checkout(Path.cwd()).commit_without(out.resolve())
+    except ReproError:
+        return None
 
 
 def _told(

@@ -78,6 +78,12 @@ class Checkout:
         """Where runs under way are kept."""
         return self.state / "tmp"
 
+    def commit_without(self, folder: Path) -> str | None:
+        """The commit that the working tree is, whatever lies in one folder; None where that has changes of its own."""
+        commit = self.git.text("rev-parse", "--verify", "--quiet", "HEAD^{commit}", none=1)
+        left_out = [*NOT_CODE, *([str(folder.relative_to(self.root))] if folder.is_relative_to(self.root) else [])]
+        return commit if commit and not _changed(self.git, [PurePosixPath()], left_out) else None
+
     def place(self, case: Case) -> Place:
         """The subject as it lies in the working tree; its commit is known only when nothing under it was changed.
 

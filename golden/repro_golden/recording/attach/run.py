@@ -44,6 +44,7 @@ def run_traced(
     settings: Settings | None = None,
     ranks: int | None = None,
     output: TextIO | None = None,
+    commit: str | None = None,
 ) -> tuple[int, Collected]:
     """Run `command` and make the trace `out` of what its processes recorded.
 
@@ -53,6 +54,7 @@ def run_traced(
         settings: How to record; `out` of it is chosen here.
         ranks: how many ranks must have recorded; by default as many as each process said its world has.
         output: where what it prints goes; by default to our own output.
+        commit: that the code is, for the trace's header; None where it is none's.
 
     Returns:
         The exit code (128 + n for a program that signal n ended; 0 where every rank was ended after the steps that
@@ -70,6 +72,7 @@ def run_traced(
     def header(about: Mapping[str, Any], seen: int) -> Header:
         observe = {"activations": list(asked.activations), "metrics": list(asked.metrics), "ignore": list(asked.ignore)}
         subject = {"kind": "command", "command": list(command), "observe": observe, **said_of(about)}
+        subject |= {"commit": commit} if commit else {}
         return Header({"command": list(command)}, "", subject, about["identity"], seen)
 
     try:
