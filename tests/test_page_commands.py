@@ -16,7 +16,7 @@ import foreign_kit
 import history_kit
 import pages_kit
 import pytest
-from conftest import Repo, environment
+from conftest import SOURCE, Repo, environment
 from pages_kit import PAGES
 
 # -- what readers have: a folder, and in it a repository whose v1.2 is good
@@ -82,6 +82,29 @@ def logged(folder: Path) -> Repo:
     return repo
 
 
+def grpo(folder: Path) -> Repo:
+    """The program of the page on TRL under DVC; HEAD clips otherwise."""
+    pytest.importorskip("trl", reason="an extra of the whole tier")
+    (text,) = [
+        block.text
+        for block in pages_kit.blocks((SOURCE / "docs/how-to/trl.md").read_text())
+        if "GRPOTrainer(" in block.text
+    ]
+    repo = Repo(folder / "repo")
+    repo.root.mkdir()
+    repo.git("init", "--quiet", "--initial-branch=main")
+    (repo.root / ".gitignore").write_text("__pycache__/\n/before/\n")
+    (repo.root / "grpo.py").write_text(text)
+    repo.commit("GRPO")
+    repo.git("tag", "v1.2")
+    repo.edit("grpo.py", "num_generations=4,", "num_generations=4,\n        epsilon_high=0.28,")
+    repo.commit("Clip higher")
+    repo.edit("grpo.py", "num_generations=4,", "num_generations=4,\n        max_grad_norm=0.1,")
+    repo.commit("Clip gradients")
+    run(repo, "repro init", {0})
+    return repo
+
+
 def launched(folder: Path, system: foreign_kit.System = "slime", culprit: str = "") -> Repo:
     """A fork of slime, Miles or Relax in small: launch script, recorded rollouts, a case, and perhaps a culprit."""
     made = foreign_kit.make_fork(folder, culprit or None, commits=3, system=system)
@@ -92,6 +115,7 @@ def launched(folder: Path, system: foreign_kit.System = "slime", culprit: str = 
     shutil.copytree(made.rollouts, repo.root / "dumps")
     for name in ("ckpt", "hf", "session/logs"):
         (repo.root / name).mkdir(parents=True)
+    (repo.root / "session" / "logs" / "raylet.out").write_text("[2026-11-20 10:00:00,000 I 1 1] raylet started\n")
     (repo.root / "train.log").write_text("step 0: {'train/loss': 0.5}\n")
     return repo
 
@@ -158,9 +182,9 @@ def run(repo: Repo, line: str, codes: set[int]) -> str:
 
 
 CULPRITS: Mapping[foreign_kit.System, str] = {
-    "slime": "per-token-loss-scaled-twice", "miles": "nan-in-old-log-probs", "relax": "temperature-ignored-relax",
+    "slime": "per-token-loss-scaled-twice", "miles": "rewards-by-position", "relax": "temperature-ignored-relax",
 }  # fmt: skip
-MINI = {r"\b(CASE|qwen|demo|NAME)\b": "mini", r"'qwen-\*' tiny-grpo": "'mi*'"}
+MINI = {r"'qwen-\*' tiny-grpo": "'mi*'", r"\b(CASE|qwen|demo)\b": "mini"}
 MOVED = {r"report (pr|nightly)|golden verify|diff ": {0, 1}}
 
 
@@ -185,6 +209,7 @@ PLACES: Sequence[tuple[str, str, Place]] = (
     ("how-to/rollouts.md", ".", Place(trainer, MINI | {"diff A B": "diff A A"})),
     ("how-to/site.md", ".", Place(nights, {"--pull other/report.json": ""})),
     ("how-to/slime.md", ".", foreign("slime")),
+    ("how-to/trl.md", ".", Place(lambda _, folder: grpo(folder))),
     ("reference/axes.md", "case qwen", Place(lambda _, folder: program(folder, case="qwen"))),
     ("reference/bisect.md", "ci:", Place(lambda _, folder: launched(folder, "miles", CULPRITS["miles"]))),
     ("reference/bisect.md", ".", Place(trainer, {"--case qwen": "--case mini"})),
@@ -199,8 +224,8 @@ PLACES: Sequence[tuple[str, str, Place]] = (
 """Pages, patterns of their lines, and where these are run; the first that fits counts."""
 ELSEWHERE = (
     ("how-to/tried.md", ".", "transcripts of what a newcomer typed, in repositories of others"),
-    ("README.md", "grpo.py", "TRL's own history, as how-to/trl.md shows it: it is not installed here"),
-    ("how-to/trl.md", ".", "TRL's own history: it is not installed here"),
+    ("README.md", "grpo.py", "likewise"),
+    ("how-to/trl.md", "v1.8.0", "TRL's own history: 96 commits of it, as the page shows them"),
     ("how-to/megatron.md", ".", "eight GPUs"),
     ("how-to/pull-requests.md", "--post|report post", "writes on GitHub; tests/test_report_post.py posts to a server"),
     ("reference/(axes|history).md", "torch==", "downloads releases of torch; tests/test_axes.py serves small ones"),
