@@ -22,12 +22,10 @@ from pages_kit import PAGES
 # -- what readers have: a folder, and in it a repository whose v1.2 is good
 
 
-def program(folder: Path, *, case: str = "", golden: bool = False) -> Repo:
-    """A program of somebody, perhaps with a case, perhaps with its golden run; HEAD's numbers are others."""
-    text = history_kit.TRAIN.replace("parser.parse_args()", "parser.parse_known_args()[0]").replace(
-        "lr=0.01", "lr=float(os.environ.get('LR', 0.01))"
-    )
-    repo = history_kit.start(folder, text, history_kit.CASE.replace('"toy"', f'"{case}"') + LAYOUT if case else None)
+def with_program(repo: Repo) -> None:
+    """Somebody's program, a test that tells its versions apart, ignored data and a file of flags."""
+    text = history_kit.TRAIN.replace("parser.parse_args()", "parser.parse_known_args()[0]")
+    (repo.root / "train.py").write_text(text.replace("lr=0.01", "lr=float(os.environ.get('LR', 0.01))"))
     (repo.root / ".gitignore").write_text("__pycache__/\n/data/\n/runs/\n")
     (repo.root / "test.sh").write_text("#!/bin/sh\ngrep -q 'scale = 1.0' train.py\n")
     (repo.root / "test.sh").chmod(0o755)
@@ -36,9 +34,15 @@ def program(folder: Path, *, case: str = "", golden: bool = False) -> Repo:
     (repo.root / "flags.toml").write_text(FLAGS)
     repo.commit("What readers have")
     repo.git("tag", "v1.2")
+
+
+def program(folder: Path, *, case: bool = False, golden: bool = False) -> Repo:
+    """It, perhaps with a case, perhaps with its golden run; HEAD's numbers are others."""
+    repo = history_kit.start(folder, "", history_kit.CASE + LAYOUT if case else None)
+    with_program(repo)
     if golden:
         run(repo, "repro init", {0})
-        run(repo, f"repro golden record {case}", {0})
+        run(repo, "repro golden record toy", {0})
         repo.git("commit", "--quiet", "--all", "--message", "Golden run")
     history_kit.note(repo, "no number")
     history_kit.edit(repo, "scale = 1.0", "scale = 1.5", "Scale")
@@ -60,7 +64,7 @@ add = ["--ignored"]
 
 def traced(folder: Path) -> Repo:
     """The same with a trace of v1.2 and one of HEAD."""
-    repo = program(folder, case="toy")
+    repo = program(folder, case=True)
     for commit, name in (("v1.2", "before"), ("main", "after")):
         repo.git("checkout", "--quiet", commit)
         run(repo, f"repro trace --out runs/{name} -- python train.py", {0})
@@ -105,10 +109,19 @@ def grpo(folder: Path) -> Repo:
     return repo
 
 
+CP2 = ("--context-parallel-size", "2")
+
+
 def launched(folder: Path, system: foreign_kit.System = "slime", culprit: str = "") -> Repo:
     """A fork of slime, Miles or Relax in small: launch script, recorded rollouts, a case, and perhaps a culprit."""
     made = foreign_kit.make_fork(folder, culprit or None, commits=3, system=system)
     repo = made.repo
+    (repo.root / "scripts" / "cp2.sh").write_text(
+        foreign_kit.launch_script(system, [*(made.regression.flags if made.regression else ()), *CP2], 2)
+    )
+    with (repo.root / "golden" / "cases" / f"{made.case}.toml").open("a") as case:
+        case.write('\n[layouts.cp2]\ncommand = "bash scripts/cp2.sh"\nranks = 2\n')
+    repo.commit("Another layout")
     for name in ("good", "v0.2.0", "v1.2"):
         repo.git("tag", name, made.good)
     shutil.copy(repo.root / "scripts" / "run.sh", repo.root / "run.sh")
@@ -142,9 +155,10 @@ def trainer(template: Path, folder: Path) -> Repo:
     """A fork of the built-in trainer whose golden run was recorded at v1.2."""
     shutil.copytree(template / "fork", folder / "repo", symlinks=True)
     repo = Repo(folder / "repo")
-    repo.git("tag", "v1.2")
+    with_program(repo)
     repo.git("tag", "v1.4")
     repo.git("update-ref", "refs/remotes/origin/main", "HEAD")
+    repo.edit("train.py", "scale = 1.0", "scale = 1.5")
     repo.edit("core/repro_core/engines/optimizer.py", "eps=self.config.adam_eps", "eps=self.config.adam_eps * 2")
     repo.commit("Another eps")
     return repo
@@ -185,7 +199,7 @@ CULPRITS: Mapping[foreign_kit.System, str] = {
     "slime": "per-token-loss-scaled-twice", "miles": "rewards-by-position", "relax": "temperature-ignored-relax",
 }  # fmt: skip
 MINI = {r"'qwen-\*' tiny-grpo": "'mi*'", r"\b(CASE|qwen|demo)\b": "mini"}
-MOVED = {r"report (pr|nightly)|golden verify|diff ": {0, 1}}
+MOVED = {r"report (pr|nightly)|golden verify|diff |--layout": {0, 1}}
 
 
 def foreign(system: foreign_kit.System) -> Place:
@@ -210,16 +224,18 @@ PLACES: Sequence[tuple[str, str, Place]] = (
     ("how-to/site.md", ".", Place(nights, {"--pull other/report.json": ""})),
     ("how-to/slime.md", ".", foreign("slime")),
     ("how-to/trl.md", ".", Place(lambda _, folder: grpo(folder))),
-    ("reference/axes.md", "case qwen", Place(lambda _, folder: program(folder, case="qwen"))),
+    ("reference/axes.md", "case qwen", Place(lambda _, folder: program(folder, case=True), {"case qwen": "case toy"})),
     ("reference/bisect.md", "ci:", Place(lambda _, folder: launched(folder, "miles", CULPRITS["miles"]))),
     ("reference/bisect.md", ".", Place(trainer, {"--case qwen": "--case mini"})),
     ("reference/explain.md", ".", Place(lambda _, folder: traced(folder), {"4f2c1d0": "HEAD"})),
     ("reference/history.md", ".", Place(trainer, {r"8dc111be05\.\.9249c7ac93": "v1.2..HEAD"})),
     ("reference/trace.md", ".", Place(
-        lambda _, folder: program(folder, case="toy", golden=True), {r"\bNAME\b": "small", "--steps 10": "--steps 5"},
+        lambda _, folder: program(folder, case=True, golden=True), {r"\bNAME\b": "small", "--steps 10": "--steps 5"},
     )),
     ("reference/trainer-dumps.md", "CASE", Place(trainer, MINI)),
-    ("reference/trainer-dumps.md", ".", Place(lambda _, folder: launched(folder), {r"\bDUMPS\b": "dumps"})),
+    ("reference/trainer-dumps.md", ".", Place(
+        lambda _, folder: launched(folder), {r"\bDUMPS\b": "dumps", "size 8": "size 4"}
+    )),
 )  # fmt: skip
 """Pages, patterns of their lines, and where these are run; the first that fits counts."""
 ELSEWHERE = (
