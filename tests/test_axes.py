@@ -279,9 +279,10 @@ def test_a_history_of_flags_and_layouts(flagged: Repo) -> None:
     assert (found.agree, found.what, found.rows) == (True, "layout", [])
 
 
-def test_layouts_change_one_key_after_the_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("between", ["=", " "])
+def test_layouts_change_one_key_after_the_other(tmp_path: Path, between: str) -> None:
     """Between two layouts lie those with one key more of the second; a torchrun line follows the number of ranks."""
-    torchrun = "torchrun --nproc-per-node=2 train.py"
+    torchrun = f"torchrun --nproc-per-node{between}2 train.py"
     text = kit.CASE + f'\n[layouts.many]\ncommand = "{torchrun}"\nranks = 2\ngpus = 1\nenv = {{ WAY = "x" }}\n'
     repo = kit.start(tmp_path, case=text)
     case = find_case(repo.root, None)
@@ -298,7 +299,7 @@ def test_layouts_change_one_key_after_the_other(tmp_path: Path) -> None:
     assert [(c.resources.ranks, c.resources.cpus, c.resources.gpus) for c in made] == [
         (1, 1, 0), (2, 1, 1), (2, 3, 1), (4, 3, 1),
     ]  # fmt: skip
-    assert [c.subject.command for c in made[1:]] == [torchrun, torchrun, torchrun.replace("=2", "=4")]  # type: ignore[union-attr]
+    assert [c.subject.command for c in made[1:]] == [torchrun, torchrun, torchrun.replace("2", "4")]  # type: ignore[union-attr]
     assert made[1].subject.env == {"WAY": "x"}
     assert (axis.roomy.resources.ranks, axis.roomy.resources.cpus, axis.roomy.resources.gpus) == (4, 3, 1)
 

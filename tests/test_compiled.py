@@ -69,6 +69,7 @@ def test_a_change_in_a_compiled_function_is_explained(tmp_path: Path) -> None:
     said = explained(repo)
     line = TRAIN[: TRAIN.index("halves = out")].count("\n") + 1
     assert f"train.py:{line}" in said and "aten.mul.Tensor" in said and "0.75" in said
+    assert "size, at aten.mul.Tensor" in said
     assert "recorded as the code is written, without torch.compile" in said
 
 

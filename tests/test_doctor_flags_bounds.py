@@ -73,6 +73,9 @@ def test_gpus_of_the_machine_are_a_warning() -> None:
     forgotten = launch_of_argv(["train.py", *f"{NODES} 4 --rollout-num-gpus 4".split()])
     (finding,) = findings("gpu-count", forgotten, Machine("python", {}, gpus=4))
     assert "--colocate" in finding.cure
+    too_many = launch_of_argv(["train.py", *f"{NODES} 4 --rollout-num-gpus 8".split()])
+    (finding,) = findings("gpu-count", too_many, Machine("python", {}, gpus=4))
+    assert "ask for 4 GPUs" in finding.cure
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def test_a_commit_is_explained(repo: Repo, tmp_path: Path) -> None:
     assert (after["place"]["file"], after["place"]["line"], after["place"]["touched"]) == ("train.py", LINE, True)
     assert "* scale * 1.001" in after["place"]["hunk"] and after["place"]["hunk"].startswith("@@ -")
     assert found["divergence"]["step"] == 0 and found["start"] is None
+    assert found["size"]["magnitude"]["differing"] > 0
     assert found["reproduce"].startswith("repro explain ") and ".." in found["reproduce"]
     texts = [Path(path).read_text() for path in found["reports"]]
     assert [Path(path).name for path in found["reports"]] == ["report.md", "report.html"]

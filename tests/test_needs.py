@@ -31,6 +31,15 @@ def met(need: tuple[str, str, int, str], packages: Installed) -> bool:
     return has > 0 and {"==": has == bound, "!=": has != bound, ">=": has >= bound, "<": has < bound}[need[1]]
 
 
+def test_a_version_that_is_none_is_taken_as_it_is() -> None:
+    """What cannot be compared lacks nothing, since no installer could tell what to put in its place."""
+    after: Packages = {"a": ["a", "1", False, ["b>1"]], "b": ["b", "of today", False, []]}
+    assert unmet({}, after, ["a"], {"extra": ""}) == []
+    assert unmet({}, {**after, "b": ["b", "1", False, []]}, ["a"], {"extra": ""}) == [
+        "a 1 needs b>1, the environment has 1"
+    ]
+
+
 @given(INSTALLED, INSTALLED.filter(bool), st.sets(NAMES))
 def test_what_is_lacking_is_what_is_unmet(before: Installed, own: Installed, fixed: set[str]) -> None:
     """Something is asked for exactly where a moved package or an extra that it asks for is left without; by its name.

@@ -164,6 +164,15 @@ def trainer(template: Path, folder: Path) -> Repo:
     return repo
 
 
+def unrecorded(template: Path, folder: Path) -> Repo:
+    """The same before anything was recorded."""
+    repo = trainer(template, folder)
+    for name in ("runs", "rollouts"):
+        shutil.rmtree(repo.root / "golden" / name)
+    repo.commit("Nothing recorded")
+    return repo
+
+
 def nights(template: Path, folder: Path) -> Repo:
     """The same with a night and a report on a pull request."""
     repo = trainer(template, folder)
@@ -220,7 +229,10 @@ PLACES: Sequence[tuple[str, str, Place]] = (
     ("how-to/nightly.md", ".", Place(trainer, MINI, MOVED)),
     ("how-to/pull-requests.md", ".", Place(trainer, MINI | {r"4403af9aa5\.\.b4c44803cc": "v1.2..HEAD"}, MOVED)),
     ("how-to/relax.md", ".", foreign("relax")),
-    ("how-to/rollouts.md", ".", Place(trainer, MINI | {"diff A B": "diff A A"})),
+    ("how-to/rollouts.md", ".", Place(unrecorded, MINI | {
+        r"^repro (golden|rollout) record": r"rm -rf golden/rollouts/mini*; repro \1 record",
+        "diff A B": "diff golden/runs/*/mini golden/runs/*/mini",
+    })),
     ("how-to/site.md", ".", Place(nights, {"--pull other/report.json": ""})),
     ("how-to/slime.md", ".", foreign("slime")),
     ("how-to/trl.md", ".", Place(lambda _, folder: grpo(folder))),

@@ -147,6 +147,8 @@ def test_a_baseline_of_events() -> None:
     assert events_check(ours, {0: {"loss": third + 1e-7}}, {}).status == "changed"
     assert events_check(ours, {0: {"loss": third + 1e-7}}, {"loss": Bound(atol=1e-6)}).status == "green"
     assert events_check(ours, {0: {"loss": math.nan}}, {"loss": Bound(atol=9)}).status == "changed"
+    two = events_check({0: {"kl": 1.0, "loss": 2.0}}, {0: {"kl": 1.5, "loss": 2.5}}, {})
+    assert two.text == "kl at step 0: 1.5 became 1.0, and 1 more values"
     alone = events_check(ours, {0: {"reward": 1.0}}, {})
     assert alone.status == "error" and "the case has kl, loss; the events have reward" in alone.text
     late = events_check(ours, {7: {"loss": 1.0}}, {})

@@ -132,6 +132,13 @@ def test_a_missing_rank_is_named(tmp_path: Path, system: str, layout, lost: int,
         joined(dumps, **how)
 
 
+def test_a_rank_that_wrote_twice_is_refused(tmp_path: Path) -> None:
+    """Two files of one rank are of two runs, also where no rank is missing."""
+    dumps = files(tmp_path, Run("miles", dp=2))
+    with pytest.raises(ReproError, match="has two train dumps of rank 1: of two runs"):
+        joined([*dumps, dumps[1]])
+
+
 def test_a_shard_of_a_wrong_length_is_refused_naming_rank_and_sample(tmp_path: Path) -> None:
     """Values are never put at other tokens than theirs."""
     dumps = files(tmp_path, Run("miles", cp=2))
