@@ -109,7 +109,7 @@ def read(text: str) -> dict[str, Any]:
     result = _RESULT.findall(text)
     if not seconds or not result:
         sys.exit("tiers: no durations in what was printed: run pytest with --durations=0 -vv")
-    counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped)", result[-1])}
+    counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|errors?)", result[-1])}
     return {"counts": counts, "files": {name: round(value, 1) for name, value in seconds.most_common()}}
 
 
