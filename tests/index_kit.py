@@ -6,6 +6,7 @@ import base64
 import contextlib
 import hashlib
 import html
+import importlib.util
 import json
 import threading
 import zipfile
@@ -16,6 +17,10 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 JSON = "application/vnd.pypi.simple.v1+json"
+_torch = importlib.util.find_spec("torch")
+assert _torch is not None and _torch.origin is not None
+TORCH_FOLDER = str(Path(_torch.origin).parents[1])
+"""Where torch is installed: a `.pth` file with this line lends it to another environment."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import history_kit as kit
 import pip
 import pytest
 from conftest import Repo
-from index_kit import Index, serving, wheel
+from index_kit import TORCH_FOLDER, Index, serving, wheel
 
 from repro.commands.axes import axis_of
 from repro.commands.bisect import bisect
@@ -26,7 +25,6 @@ from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, find_case
 from repro_golden.repository.checkout import find_checkout
 
-PURE = sysconfig.get_path("purelib")
 ADDED = """\
 parser.add_argument("--mode", default="plain")
 parser.add_argument("--bias", type=float, default=0.0)
@@ -62,7 +60,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
     ):
         files = {"tinyscale.py": f"SCALE = {scale}\n"}
         made.add("tinyscale", wheel(folder, "tinyscale", version, files, **more))  # type: ignore[arg-type]
-    made.add("torchlink", wheel(folder, "torchlink", "1", {"torchlink.pth": PURE + "\n"}))  # where torch is
+    made.add("torchlink", wheel(folder, "torchlink", "1", {"torchlink.pth": TORCH_FOLDER + "\n"}))  # where torch is
     with serving(made):
         yield made
 

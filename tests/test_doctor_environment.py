@@ -225,6 +225,7 @@ class TestMachine:
         read = launch(tmp_path, DETERMINISTIC)
         assert [one.severity for one in told("tf32-override-machine", machine, read)] == ["warning"]
         assert told("tf32-override", read) == []
+        assert catalogue()["tf32-override-machine"].any_program  # fp32 is rounded in whatever multiplies
 
     def test_a_golden_of_more_threads_than_cores(self, python: str, tmp_path: Path) -> None:
         """A golden run that was recorded with more threads than there are cores is told by "thread-count"."""

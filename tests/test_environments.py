@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
 import zipfile
@@ -19,6 +18,7 @@ from pathlib import Path
 import history_kit as kit
 import pytest
 from conftest import Repo
+from index_kit import TORCH_FOLDER
 
 from repro_bisect.axes.commits import History
 from repro_golden.base.errors import MachineFailureError, ReproError
@@ -33,7 +33,6 @@ from repro_golden.trace import Header, Trace
 TRAIN = kit.TRAIN.replace("import torch\n", "import tinyscale\nimport torch\n", 1).replace(
     "scale = 1.0", "scale = tinyscale.SCALE"
 )
-PURE = sysconfig.get_path("purelib")
 CASE = """\
 [case]
 name = "toy"
@@ -74,7 +73,7 @@ def start(folder: Path, path: str = ".") -> Repo:
     wheels = folder / "wheels"
     for version, scale in (("1.0", "1.0"), ("2.0", "1.5")):
         wheel(wheels, "tinyscale", version, {"tinyscale.py": f"SCALE = {scale}\n"})
-    wheel(wheels, "torchlink", "1", {"torchlink.pth": PURE + "\n"})
+    wheel(wheels, "torchlink", "1", {"torchlink.pth": TORCH_FOLDER + "\n"})
     repo = kit.start(folder, TRAIN, CASE.format(path=path, wheels=wheels))
     requirements(repo, "1.0")
     return repo
@@ -244,7 +243,7 @@ def test_the_checkout_has_its_own_environment(repo: Repo, tmp_path: Path) -> Non
 
     One without torch has an identity like any other: a program that is judged by its exit code may need none.
     """
-    link = f"import site, sys; open(site.getsitepackages()[0] + '/x.pth', 'w').write({PURE!r})"
+    link = f"import site, sys; open(site.getsitepackages()[0] + '/x.pth', 'w').write({TORCH_FOLDER!r})"
     setup = f'{{python}} -m venv --without-pip {{out}}; grep -q one lock || {{out}}/bin/python -c "{link}"'
     inside = '{python} -c "import sys; assert sys.prefix != sys.base_prefix"'
     case = toy(setup, command=f'{inside} && test $(command -v python) = {{python}} && test -d "$VIRTUAL_ENV"')

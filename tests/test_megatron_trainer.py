@@ -112,12 +112,10 @@ def differing(jobs: Jobs, a: str, b: str) -> list[Key]:
     return [key for key in left if not same(left[key], right[key])]
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize("name", EXACT)
-def test_where_the_arithmetic_is_the_same_so_is_every_bit(name: str, jobs: Jobs) -> None:
-    """Columns, metrics, gradients, weights and moments of both updates; the norm alone sums squares in another order.
+def same_bits(jobs: Jobs, name: str) -> None:
+    """All signals but the norm, which sums squares in another order: stages and slices add up their own first.
 
-    The norm is a metric here, since gradients are not clipped: stages and slices add up their own squares first.
+    It is a metric here, since gradients are not clipped.
     """
     apart = differing(jobs, name, EXACT[name][0])
     assert {key[2].removeprefix("critic/") for key in apart} <= {"grad_norm"}
@@ -128,10 +126,8 @@ def test_where_the_arithmetic_is_the_same_so_is_every_bit(name: str, jobs: Jobs)
         assert float(other[key]) == pytest.approx(float(one[key]), rel=2.0**-21)
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize("name", CLOSE)
-def test_where_sums_are_made_in_another_order_differences_are_epsilons(name: str, jobs: Jobs) -> None:
-    """Each phase within its bound; the loss's inputs stay equal to the bit, and something does differ."""
+def within_bounds(jobs: Jobs, name: str) -> None:
+    """Each phase; the loss's inputs are equal to the bit, and something does differ."""
     reference, _, bounds = CLOSE[name]
     one, other = jobs.joined(reference), jobs.joined(name)
     measured = {phase: eps_units(other, one, phase) for phase in ("input", "forward", "loss", "grad", "update")}
@@ -139,6 +135,31 @@ def test_where_sums_are_made_in_another_order_differences_are_epsilons(name: str
     for (phase, found), bound in zip(measured.items(), bounds, strict=True):
         assert found <= bound, f"{phase}: {found:.1f} epsilons, of {measured}"
     assert differing(jobs, name, reference)
+
+
+def test_two_ranks_train_as_one_does(tmp_path: Path) -> None:
+    """Stages to the bit, split matrices but for rounding: what the whole tier says of every layout."""
+    jobs = Jobs(tmp_path, ("dense",))
+    for name in ("dense", "pp2", "tp2"):
+        world, kind, megatron, settings = LAYOUTS[name]
+        jobs.add(world, name, kind, megatron, **settings)
+    jobs.run()
+    same_bits(jobs, "pp2")
+    within_bounds(jobs, "tp2")
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", EXACT)
+def test_where_the_arithmetic_is_the_same_so_is_every_bit(name: str, jobs: Jobs) -> None:
+    """Columns, metrics, gradients, weights and moments of both updates."""
+    same_bits(jobs, name)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", CLOSE)
+def test_where_sums_are_made_in_another_order_differences_are_epsilons(name: str, jobs: Jobs) -> None:
+    """Each phase within its bound."""
+    within_bounds(jobs, name)
 
 
 @pytest.mark.whole

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import history_kit as kit
 import pip
 import pytest
 from conftest import Repo
-from index_kit import Index, serving, wheel
+from index_kit import TORCH_FOLDER, Index, serving, wheel
 
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
@@ -32,7 +31,6 @@ DOOR = (Path(__file__).parent / "door_example.py").read_text()
 DOOR = DOOR.replace("import torch\n", "import tinyscale\nimport torch\n", 1).replace(
     "len(actions), 1)", "len(actions), 1) * tinyscale.SCALE"
 )
-PURE = sysconfig.get_path("purelib")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +42,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
         made.add("tinyscale", wheel(folder, "tinyscale", version, files, needs=needs))
     for version in "12":
         made.add("tiny-rest", wheel(folder, "tiny_rest", version, {"tinyrest.py": ""}))
-    made.add("torchlink", wheel(folder, "torchlink", "1", {"torchlink.pth": PURE + "\n"}))  # where torch is
+    made.add("torchlink", wheel(folder, "torchlink", "1", {"torchlink.pth": TORCH_FOLDER + "\n"}))  # where torch is
     with serving(made):
         yield made
 
@@ -224,7 +222,8 @@ def core(repo: Repo, base: str, out: Path, packages: dict[str, str]) -> tuple[Tr
 def test_a_core_subject_trains_with_the_versions_that_its_case_asks_for(repo: Repo, base: str, tmp_path: Path) -> None:
     """Likewise behind the door, where the instrument comes from the base."""
     link = Path(base).parent.parent / next(Path(base).parent.parent.glob("lib/python*/site-packages/torchlink.pth"))
-    link.write_text(f"{PURE}\nimport site; site.addsitedir({PURE!r})\n")  # and so what `.pth` files there name
+    # and so what `.pth` files there name
+    link.write_text(f"{TORCH_FOLDER}\nimport site; site.addsitedir({TORCH_FOLDER!r})\n")
     one, said = core(repo, base, tmp_path / "1", {"tinyscale": "1"})
     assert said == ["True", "tiny_rest==1", "tinyscale==1"]
     three, said = core(repo, base, tmp_path / "3", {"tinyscale": "3"})
