@@ -32,13 +32,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # in a locale without the letters of a path it shows what it can
             stream.reconfigure(errors="backslashreplace")
-    kept = sys.stdout, sys.stderr
+    streams = sys.stdout, sys.stderr
     console.guard()
     try:
         return _run(arguments)
     finally:
         if argv is not None:  # else we are the whole process, whose traceback is cleaned too
-            sys.stdout, sys.stderr = kept
+            sys.stdout, sys.stderr = streams
 
 
 def _run(arguments: list[str]) -> int:
@@ -52,10 +52,10 @@ def _run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _interrupted()
     except click.ClickException as error:
-        shown = io.StringIO()  # click would look for the bytes behind stderr
-        error.show(shown)
+        buffer = io.StringIO()  # click would look for the bytes behind stderr
+        error.show(buffer)
         _twin(error.format_message(), error.exit_code, arguments)
-        print(shown.getvalue(), end="", file=sys.stderr)
+        print(buffer.getvalue(), end="", file=sys.stderr)
         return error.exit_code
     except ReproError as error:
         return _failed(str(error), error.exit_code, arguments)
@@ -81,8 +81,8 @@ def _failed(message: str, code: int, arguments: Sequence[str]) -> int:
 
 def _twin(message: str, code: int, arguments: Sequence[str]) -> None:
     """Print an error as JSON where that was asked for: by repro's own words, not by those of a program behind --."""
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    if "--json" in own and not console.answered():
+    own_arguments = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if "--json" in own_arguments and not console.answered():
         console.answer({"error": message, "exit_code": code})
 
 

@@ -160,10 +160,10 @@ def trainer_source() -> dict[str, str]:
     spec = importlib.util.find_spec("repro_core")
     folders = [Path(folder) for folder in spec.submodule_search_locations or []] if spec else []
     files = [(folder, path) for folder in folders for path in sorted(folder.rglob("*.py"))]
-    found = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for folder, path in files}
-    if not found:
+    modules = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for folder, path in files}
+    if not modules:
         raise ReproError("the built-in trainer is not installed: `pip install repro-harness` brings it")
-    return found
+    return modules
 
 
 def default_remote(root: Path) -> Path:

@@ -109,8 +109,8 @@ def _mark(event: Event, commits: list[str]) -> tuple[str, str]:
     """One character for neighbouring commits: what is known of any of them, the worst first."""
     if any(c in event.running for c in commits):
         return "?", "bold cyan"
-    found = {event.verdicts[c] for c in commits if c in event.verdicts}
+    verdicts = {event.verdicts[c] for c in commits if c in event.verdicts}
     for verdict in ("FLAKY", "BAD", "GOOD", "SKIP"):
-        if verdict in found:
+        if verdict in verdicts:
             return _MARKS[verdict]
     return ".", "dim"

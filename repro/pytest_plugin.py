@@ -59,9 +59,9 @@ class Golden:
             cure = f"\nmeant so? repro golden approve {case} --reason ..." if code == _DIFFERS else ""
             pytest.fail(f"{output}{cure}", pytrace=False)
 
-    def _repro(self, *words: str) -> tuple[int, str]:
+    def _repro(self, *argv: str) -> tuple[int, str]:
         """One command's exit code, and what it says: its answer, or why there is none."""
-        with _started([sys.executable, "-P", "-m", "repro", *words], self._folder) as process:
+        with _started([sys.executable, "-P", "-m", "repro", *argv], self._folder) as process:
             answer, lines = process.communicate()
         return process.returncode, (answer.strip() or lines.strip().rpartition("\n")[2]).removeprefix("repro: ")
 

@@ -48,11 +48,11 @@ def summaries(changes: Sequence[MetricChange]) -> list[MetricSummary]:
     by_name: dict[str, list[MetricChange]] = {}
     for change in changes:
         by_name.setdefault(change.metric, []).append(change)
-    found = [
+    metrics = [
         MetricSummary(name, next((c for c in rows if not c.same), None), max(rows, key=_distance), rows[-1])
         for name, rows in by_name.items()
     ]
-    return sorted(found, key=lambda s: s.first is None)
+    return sorted(metrics, key=lambda s: s.first is None)
 
 
 def _distance(change: MetricChange) -> float:
@@ -126,8 +126,8 @@ def metrics_rows(comparison: Comparison) -> list[list[str]]:
         if any(v != 0 for v in values.values()):
             first = next(step for step, v in values.items() if v != 0)
             worst = max(values, key=lambda step: math.inf if math.isnan(values[step]) else abs(values[step]))
-            shown = [f"{values[step]:.3g}" for step in (first, worst, list(values)[-1])]
-            rows.append([name, str(first), f"0 -> {shown[0]}", str(worst), shown[1], shown[2]])
+            cells = [f"{values[step]:.3g}" for step in (first, worst, list(values)[-1])]
+            rows.append([name, str(first), f"0 -> {cells[0]}", str(worst), cells[1], cells[2]])
     return rows
 
 

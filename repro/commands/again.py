@@ -33,12 +33,12 @@ def again(root: Path | None = None, case: Case | None = None, **pinned: Any) -> 
     context = click.get_current_context()
     command: Sequence[str] = context.params.get("command") or ()
     before = _variables(case, command) if case else {}
-    words = context.command_path.split()
-    words += [word for kind in (click.Argument, click.Option) for word in _given(context, kind, pinned, root)]
+    argv = context.command_path.split()
+    argv += [word for kind in (click.Argument, click.Option) for word in _given(context, kind, pinned, root)]
     if command:
         program, more = _absolute(command)
-        before, words = before | more, [*words, "--", *program]
-    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in before.items()), *map(shlex.quote, words)])
+        before, argv = before | more, [*argv, "--", *program]
+    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in before.items()), *map(shlex.quote, argv)])
 
 
 def _given(context: click.Context, kind: type, pinned: dict[str, Any], root: Path | None) -> Iterator[str]:
@@ -55,8 +55,8 @@ def _given(context: click.Context, kind: type, pinned: dict[str, Any], root: Pat
         if isinstance(parameter, click.Option) and parameter.is_flag:
             yield from [option] if value else parameter.secondary_opts[:1]
             continue
-        for one in value if isinstance(value, tuple) else () if value is None else (value,):
-            yield from (option, _word(one, root)) if isinstance(parameter, click.Option) else (_word(one, root),)
+        for item in value if isinstance(value, tuple) else () if value is None else (value,):
+            yield from (option, _word(item, root)) if isinstance(parameter, click.Option) else (_word(item, root),)
 
 
 def _word(value: Any, root: Path | None) -> str:
@@ -71,25 +71,25 @@ def _variables(case: Case, command: Sequence[str]) -> dict[str, str]:
     from repro_golden.case.identity import BITS_VARIABLES
     from repro_golden.replay.children import BITS_DEFAULTS, base_environment
 
-    handed, own = base_environment(case), case.subject.env
-    found = {
+    handed, env = base_environment(case), case.subject.env
+    variables = {
         name: os.environ[name]
         for name in BITS_VARIABLES
-        if name in os.environ and name not in own and name not in BITS_DEFAULTS and handed[name] == os.environ[name]
+        if name in os.environ and name not in env and name not in BITS_DEFAULTS and handed[name] == os.environ[name]
     }
-    path = own.get("PYTHONPATH") if command else None
-    return found | ({"PYTHONPATH": path} if path else {})
+    path = env.get("PYTHONPATH") if command else None
+    return variables | ({"PYTHONPATH": path} if path else {})
 
 
 def _absolute(command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """A program's words with the place of its Python; and what says it where none of the words does."""
     from repro_golden.case.python_of import python_of
 
-    python, words = python_of(command, Path.cwd(), os.environ), list(command)
+    python, argv = python_of(command, Path.cwd(), os.environ), list(command)
     if python is None:
-        return words, {}
+        return argv, {}
     if python.at is not None:
-        words[python.at] = str(Path(python.program).absolute())
-        return words, {}
+        argv[python.at] = str(Path(python.program).absolute())
+        return argv, {}
     home = Path(python.path).parent.parent
-    return words, {"VIRTUAL_ENV": str(home)} if (home / "bin" / "python").exists() else {}
+    return argv, {"VIRTUAL_ENV": str(home)} if (home / "bin" / "python").exists() else {}

@@ -74,8 +74,8 @@ def axis_of(
     """
     from repro_golden.base.errors import ReproError
 
-    given = {"GOOD..BAD": commits, "--package": package, "--flags": flags, "--layout": layout}
-    named = [name for name, value in given.items() if value is not None]
+    choices = {"GOOD..BAD": commits, "--package": package, "--flags": flags, "--layout": layout}
+    named = [name for name, value in choices.items() if value is not None]
     if len(named) != 1:
         problem = f"{' and '.join(named)} exclude each other" if named else "nothing to search"
         raise ReproError(f"{problem}: give one of GOOD..BAD, --package, --flags and --layout")
@@ -104,12 +104,12 @@ def axis_of(
             os.environ.pop("PIP_NO_INDEX", None)
         return axes.package_axis(checkout, case, package, at=at, index=index_url)
     if flags is not None:
-        found = axes.flags_axis(checkout, case, flags, at=at)
-        if line and isinstance(found, axes.FlagSet):
+        axis = axes.flags_axis(checkout, case, flags, at=at)
+        if line and isinstance(axis, axes.FlagSet):
             raise ReproError(
                 f'{flags} is a set, whose changes do not follow each other: use repro bisect, or say order = "list"'
             )
-        return found
+        return axis
     assert layout is not None
     return axes.layout_axis(checkout, case, layout, at=at)
 

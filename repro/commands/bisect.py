@@ -95,10 +95,10 @@ def bisect(
     options = replace(options, try_skips=try_skips)
     chosen = {"package": package, "flags": flags, "layout": layout, "index_url": index_url}
     axis = axis_of(checkout, case, commits, options, at=at, tolerance=tolerance, **chosen)  # type: ignore[arg-type]
-    given = {"--when": when, "--all": every, "--confidence": confidence, "--export": export, "--try-skips": try_skips}
-    _refuse(axis, given)
+    values = {"--when": when, "--all": every, "--confidence": confidence, "--export": export, "--try-skips": try_skips}
+    _refuse(axis, values)
     ends = axis_parameters(axis, index_url)
-    said = again(checkout.root, case, **ends, name=None if line.words else case.name)
+    command = again(checkout.root, case, **ends, name=None if line.words else case.name)
     folder = out or checkout.state / "reports" / _folder(axis, case)
     if isinstance(axis, LayoutLine):
         from repro.report.layouts import layout_text, write_layout_report
@@ -106,8 +106,8 @@ def bisect(
 
         with bisect_view() as watch:
             sides = compare_sides(checkout, case, axis, tolerance, watch, options)
-        with told(as_json, sides.to_mapping(), layout_text(sides), said) as written:
-            written.extend(write_layout_report(sides, folder, said))
+        with told(as_json, sides.to_mapping(), layout_text(sides), command) as written:
+            written.extend(write_layout_report(sides, folder, command))
         return 3 if sides.outcome == "flaky" else 0
     from repro.report.bisect import bisect_text, write_report
     from repro_bisect.search.gitrule import git_log
@@ -115,14 +115,14 @@ def bisect(
 
     with bisect_view() as watch:
         result = _searched(checkout, case, axis, watch, options)
-    with told(as_json, result.to_mapping() | {"what": axis.what}, bisect_text(result, axis.what), said) as written:
+    with told(as_json, result.to_mapping() | {"what": axis.what}, bisect_text(result, axis.what), command) as written:
         if export:
             write_atomic(export, git_log(result.good, result.bad, result.accepted, result.subjects))
-        written.extend(write_report(result, folder, said, axis.what))
+        written.extend(write_report(result, folder, command, axis.what))
     return 0 if result.outcome in ("found", "agree") else 3
 
 
-def _refuse(axis: Axis, given: dict[str, Any]) -> None:
+def _refuse(axis: Axis, values: dict[str, Any]) -> None:
     """Refuse options that say nothing of an axis."""
     from repro_bisect.axes.sets import FlagSet, LayoutLine
     from repro_golden.base.errors import ReproError
@@ -132,7 +132,7 @@ def _refuse(axis: Axis, given: dict[str, Any]) -> None:
         refused += ["--all", "--confidence", "--try-skips"]
     if isinstance(axis, LayoutLine):
         refused += ["--when", "--all", "--confidence", "--try-skips"]
-    if wrong := next((flag for flag in refused if given[flag]), None):
+    if wrong := next((flag for flag in refused if values[flag]), None):
         raise ReproError(f"{wrong} is not for a search along a {axis.what}: leave it out")
 
 

@@ -59,12 +59,12 @@ def rollout(
     chosen = [known_name(name) for name in only]
     expected = expectations(dict(_pair(text) for text in expect))
     checkout = find_checkout(Path.cwd())
-    found = find_case(checkout.root, case)
-    asked = Capture(settings_of(engine, sglang_url, words)).case(found)
+    this_case = find_case(checkout.root, case)
+    asked = Capture(settings_of(engine, sglang_url, words)).case(this_case)
     with progress("checking") as say:
-        say(f"checking the rollout engine of {found.name}")
+        say(f"checking the rollout engine of {this_case.name}")
         result = check_rollouts(asked, checkout.place(asked), only=chosen, expected=expected)
-    again = _command(found.name, engine, sglang_url, words, only, expect)
+    again = _command(this_case.name, engine, sglang_url, words, only, expect)
     emit(as_json, result.to_mapping() | {"reproduce": again}, f"{_text(result)}\nreproduce with: {again}")
     return result.exit_code
 
@@ -79,22 +79,22 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _command(
-    case: str, engine: str | None, url: str | None, words: tuple[str, ...], only: tuple[str, ...],
+    case: str, engine: str | None, url: str | None, settings: tuple[str, ...], only: tuple[str, ...],
     expect: tuple[str, ...],
 ) -> str:  # fmt: skip
     """The command that does it again."""
-    said = ["repro", "check", "rollout", case]
-    said += [word for name, value in (("--engine", engine), ("--sglang-url", url)) if value for word in (name, value)]
-    for name, values in (("--set", words), ("--only", only), ("--expect", expect)):
-        said += [word for value in values for word in (name, value)]
-    return shlex.join(said)
+    argv = ["repro", "check", "rollout", case]
+    argv += [word for name, value in (("--engine", engine), ("--sglang-url", url)) if value for word in (name, value)]
+    for name, values in (("--set", settings), ("--only", only), ("--expect", expect)):
+        argv += [word for value in values for word in (name, value)]
+    return shlex.join(argv)
 
 
 def _text(result: RolloutChecks) -> str:
     from repro.report.pieces import clean
     from repro.text import table
 
-    rows = [[one.name, _word(one), *_place(one), clean(one.detail)] for one in result.findings]
+    rows = [[finding.name, _word(finding), *_place(finding), clean(finding.detail)] for finding in result.findings]
     return "\n".join([
         f"{result.case}: {_verdict(result)}",
         f"engine: {clean(result.engine)}",
@@ -106,26 +106,26 @@ def _verdict(result: RolloutChecks) -> str:
     """The answer in one line, what is wrong first."""
     from repro.text import count
 
-    made = [one for one in result.findings if one.outcome != "not applicable"]
-    failed = [one.name for one in made if one.outcome == "failed"]
-    wrong = [one.name for one in made if not one.passed and one.outcome != "failed"]
+    applied = [finding for finding in result.findings if finding.outcome != "not applicable"]
+    failed = [finding.name for finding in applied if finding.outcome == "failed"]
+    wrong = [finding.name for finding in applied if not finding.passed and finding.outcome != "failed"]
     parts = [f"not as wanted: {', '.join(wrong)}"] if wrong else []
     parts += [f"could not be made: {', '.join(failed)}"] if failed else []
-    right = len(made) - len(wrong) - len(failed)
-    parts += [f"{count(right, 'check')} {'is' if right == 1 else 'are'} as wanted" if made else "no check applies"]
+    right = len(applied) - len(wrong) - len(failed)
+    parts += [f"{count(right, 'check')} {'is' if right == 1 else 'are'} as wanted" if applied else "no check applies"]
     return "; ".join(parts)
 
 
-def _word(one: EngineCheck) -> str:
+def _word(finding: EngineCheck) -> str:
     """The outcome, and whether it is what must come out."""
-    if one.outcome == "differs" and one.expected == "differs":
+    if finding.outcome == "differs" and finding.expected == "differs":
         return "differs, as it must"
-    if one.outcome == "equal" and one.expected == "differs":
+    if finding.outcome == "equal" and finding.expected == "differs":
         return "no effect"
-    return f"{one.outcome}, either will do" if one.expected == "any" and one.likeness else one.outcome
+    return f"{finding.outcome}, either will do" if finding.expected == "any" and finding.likeness else finding.outcome
 
 
-def _place(one: EngineCheck) -> tuple[str, str]:
+def _place(finding: EngineCheck) -> tuple[str, str]:
     """Where it differs first, and by how much there."""
-    first = one.likeness.first if one.likeness and one.outcome == "differs" else None
+    first = finding.likeness.first if finding.likeness and finding.outcome == "differs" else None
     return (first.where, first.size) if first else ("", "")

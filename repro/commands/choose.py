@@ -40,7 +40,7 @@ def command_options(function: F) -> F:
 
     @functools.wraps(function)
     def with_line(
-        *given: Any,
+        *args: Any,
         command: tuple[str, ...],
         steps: int | None,
         ranks: int,
@@ -55,13 +55,13 @@ def command_options(function: F) -> F:
 
         line = CommandLine(command, steps, ranks, gpus, metrics, pass_env, link)
         try:
-            return function(*given, line=line, **more)
+            return function(*args, line=line, **more)
         except ReproError as error:
             if command:
                 error.args = (f"{error}{_corrected(str(error), link)}",)
             raise
 
-    made: Any = with_line
+    decorated: Any = with_line
     number = click.IntRange(min=1)
     for option in reversed((
         click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]"),
@@ -81,9 +81,9 @@ def command_options(function: F) -> F:
             help="With CMD: a file or folder that git ignores, for every worktree.",
         ),
     )):  # fmt: skip
-        made = option(made)
-    found: F = made
-    return found
+        decorated = option(decorated)
+    typed: F = decorated
+    return typed
 
 
 def _corrected(message: str, link: tuple[Path, ...]) -> str:

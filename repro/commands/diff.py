@@ -56,22 +56,22 @@ def _diff_traces(a: Path, b: Path, vary: tuple[str, ...], as_json: bool, *, mism
 
     traces = [open_trace(path) for path in (a, b)]
     differences = check_identities(traces[0], traces[1], vary)
-    found = compare(traces[0], traces[1], Compare(names="strict" if strict_names else "matched"))
+    comparison = compare(traces[0], traces[1], Compare(names="strict" if strict_names else "matched"))
     # of long traces that agree no row is read unless somebody asks
-    gap = None if found.equal and not mismatch else mismatch_change(*traces)
-    data = found.to_mapping() | {"identity": differences, "mismatch": gap.to_mapping() if gap else None}
-    shown = mismatch_text(data["mismatch"], every=mismatch)
+    gap = None if comparison.equal and not mismatch else mismatch_change(*traces)
+    data = comparison.to_mapping() | {"identity": differences, "mismatch": gap.to_mapping() if gap else None}
+    gap_text = mismatch_text(data["mismatch"], every=mismatch)
     notes = "".join(f"\nidentity differs: {one_line(d)}" for d in differences)
     broken = [f"{name} is incomplete: {why}" for name, t in zip("AB", traces, strict=True) if (why := _broken(t))]
     notes += "".join(f"\n{line}" for line in broken)
     options = " --mismatch" * mismatch + " --strict-names" * strict_names + "".join(f" --vary {part}" for part in vary)
-    text = comparison_text(found)
-    if broken and found.divergence is None:  # what is missing may be what broke off
+    text = comparison_text(comparison)
+    if broken and comparison.divergence is None:  # what is missing may be what broke off
         text = text.replace("differs:", "not verifiable:", 1)
-    text += f"\n\n{shown}" if shown else ""
+    text += f"\n\n{gap_text}" if gap_text else ""
     again = one_line(f"reproduce with: repro diff{options} {a} {b}")
     emit(as_json, data, f"{text}{notes}\n{again}")
-    return 1 if found.divergence else 3 if broken else 0 if found.equal else 1
+    return 1 if comparison.divergence else 3 if broken else 0 if comparison.equal else 1
 
 
 def _diff_events(a: Path, b: Path, events: list[bool], offset: int, as_json: bool) -> int:
@@ -89,18 +89,18 @@ def _diff_events(a: Path, b: Path, events: list[bool], offset: int, as_json: boo
         if why := _broken(trace):
             broken.append(f"{name} is incomplete: {why}")
     # the steps of the first side count: seen from a trace, event files are ahead by the offset
-    found = differences(sides[0], sides[1], {}, offset if events[0] else -offset)
-    if not found.changes:
+    comparison = differences(sides[0], sides[1], {}, offset if events[0] else -offset)
+    if not comparison.changes:
         raise ReproError(f"{a} and {b} have no metric at a common step: {_why_nothing(sides, offset)}")
-    text = _events_text(found, sides)
-    differs = bool(found.differing or found.nonfinite)
+    text = _events_text(comparison, sides)
+    differs = bool(comparison.differing or comparison.nonfinite)
     if broken and not differs:  # what is missing may be what broke off
         text = text.replace("differs:", "not verifiable:", 1)
     text = "\n".join([text, *broken])
     option = f" --offset {offset}" if offset else ""
     again = one_line(f"reproduce with: repro diff{option} {a} {b}")
-    emit(as_json, found.to_mapping() | {"offset": offset}, f"{text}\n{again}")
-    return 1 if differs else 3 if broken else 0 if found.agrees else 1
+    emit(as_json, comparison.to_mapping() | {"offset": offset}, f"{text}\n{again}")
+    return 1 if differs else 3 if broken else 0 if comparison.agrees else 1
 
 
 def _why_nothing(sides: list[dict[int, dict[str, float]]], offset: int) -> str:
@@ -109,38 +109,38 @@ def _why_nothing(sides: list[dict[int, dict[str, float]]], offset: int) -> str:
 
     names = [sorted({name for values in side.values() for name in values}) for side in sides]
     if not matched(*names):
-        shown = [", ".join(n[:4]) + (f" and {len(n) - 4} more" if len(n) > 4 else "") or "no metric" for n in names]
-        return f"A has {shown[0]}; B has {shown[1]}"
+        texts = [", ".join(n[:4]) + (f" and {len(n) - 4} more" if len(n) > 4 else "") or "no metric" for n in names]
+        return f"A has {texts[0]}; B has {texts[1]}"
     steps = [f"steps {min(side)} to {max(side)}" if side else "no step" for side in sides]
     return f"A has {steps[0]}, B has {steps[1]}, with --offset {offset}: try another offset"
 
 
-def _events_text(found: EventsComparison, sides: list[dict[int, dict[str, float]]]) -> str:
+def _events_text(comparison: EventsComparison, sides: list[dict[int, dict[str, float]]]) -> str:
     from repro.text import count, metrics_table
     from repro_golden.compare.traces import Comparison
 
-    steps = {change.step for change in found.changes}
-    names = ", ".join(a if a == b else f"{a} ~ {b}" for a, b in found.metrics)
-    compared = f"{count(found.values, 'value')} of {count(len(steps), 'step')} compared in float32: {names}"
+    steps = {change.step for change in comparison.changes}
+    names = ", ".join(a if a == b else f"{a} ~ {b}" for a, b in comparison.metrics)
+    compared = f"{count(comparison.values, 'value')} of {count(len(steps), 'step')} compared in float32: {names}"
     known = [{name for values in side.values() for name in values} for side in sides]
-    alone = [sorted(k - {pair[i] for pair in found.metrics}) for i, k in enumerate(known)]
+    alone = [sorted(k - {pair[i] for pair in comparison.metrics}) for i, k in enumerate(known)]
     notes = [f"only in {side}: {', '.join(names)}" for side, names in zip("AB", alone, strict=True) if names]
-    if found.nonfinite:
-        c = found.nonfinite[0]
+    if comparison.nonfinite:
+        c = comparison.nonfinite[0]
         notes.append(
-            f"not finite on both sides: {count(len(found.nonfinite), 'value')}, first {c.metric} at step {c.step}"
+            f"not finite on both sides: {count(len(comparison.nonfinite), 'value')}, first {c.metric} at step {c.step}"
         )
-    if found.agrees:
+    if comparison.agrees:
         return "\n".join(map(one_line, (f"agrees: {compared}", *notes)))
-    if found.ended and (found.differing or found.nonfinite):
-        notes.append(found.ended)
-    elif found.ended:
-        return "\n".join(map(one_line, (f"differs: {found.ended}; nothing differs before: {compared}", *notes)))
-    if not found.differing:
-        said = f"nothing differs, but values that are not finite agree on nothing: {compared}"
-        return "\n".join(map(one_line, (said, *notes)))
-    first = found.differing[0]
-    table = metrics_table(Comparison(len(steps), None, found.changes, {}))
+    if comparison.ended and (comparison.differing or comparison.nonfinite):
+        notes.append(comparison.ended)
+    elif comparison.ended:
+        return "\n".join(map(one_line, (f"differs: {comparison.ended}; nothing differs before: {compared}", *notes)))
+    if not comparison.differing:
+        summary = f"nothing differs, but values that are not finite agree on nothing: {compared}"
+        return "\n".join(map(one_line, (summary, *notes)))
+    first = comparison.differing[0]
+    table = metrics_table(Comparison(len(steps), None, comparison.changes, {}))
     head = f"differs at step {first.step}, metric {first.metric}: {first.a!r} became {first.b!r}"
     return "\n".join([*map(one_line, (head, compared, *notes)), "", table])
 

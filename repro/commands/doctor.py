@@ -22,16 +22,16 @@ class _Words(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Split at ``--`` before click forgets where it stood."""
-        own, argv = args, list[str]()
+        own_args, argv = args, list[str]()
         if "--" in args:
             at = args.index("--")
-            own, argv = args[:at], args[at + 1 :]
-        if "" in own:
+            own_args, argv = args[:at], args[at + 1 :]
+        if "" in own_args:
             from repro_golden.base.errors import ReproError
 
             raise ReproError("an empty PATH names nothing")
         ctx.obj = tuple(argv)
-        return super().parse_args(ctx, own)
+        return super().parse_args(ctx, own_args)
 
 
 @click.command(cls=_Words, short_help="What is wrong with a launch, a checkpoint, a dump, a log?")
@@ -111,33 +111,33 @@ def _examined(
     if reward:
         from repro.doctor.artefacts.reward import reward_function
 
-        artefacts = [*more, *(one for path in seen for one in path.artefacts)]
+        artefacts = [*more, *(artefact for path in seen for artefact in path.artefacts)]
         more.append(reward_function(reward, python, Path.cwd(), _arguments(artefacts)))
-    found = examine(seen, more, only=only, ignore=ignore)
+    examination = examine(seen, more, only=only, ignore=ignore)
     data = {
-        "seen": [{"path": str(one.path), "kind": one.kind, "problem": one.problem} for one in found.seen],
-        "findings": [one.to_mapping() for one in found.findings],
-        "tried": list(found.tried),
+        "seen": [{"path": str(entry.path), "kind": entry.kind, "problem": entry.problem} for entry in examination.seen],
+        "findings": [finding.to_mapping() for finding in examination.findings],
+        "tried": list(examination.tried),
     }
-    text = examination_text(found)
+    text = examination_text(examination)
     colours = sys.stdout is not None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
     emit(as_json, data, text if colours else click.unstyle(text), styled=colours)
-    return 1 if found.of("error") else 0
+    return 1 if examination.of("error") else 0
 
 
 def _arguments(artefacts: list[object]) -> dict[str, object]:
     """A launch's flags as the trainer's `args` would have them: numbers as such, a flag without a value as True."""
     from repro.doctor.artefacts.kinds import Launch
 
-    found: dict[str, object] = {}
-    for launch in (one for one in artefacts if isinstance(one, Launch)):
+    arguments: dict[str, object] = {}
+    for launch in (artefact for artefact in artefacts if isinstance(artefact, Launch)):
         for name in launch.flags:
             value: object = launch.value(name) if launch.flags[name].values else True
             number = launch.number(name)
             if number is not None:
                 value = int(number) if number == int(number) else number
-            found[name.lstrip("-").replace("-", "_")] = value
-    return found
+            arguments[name.lstrip("-").replace("-", "_")] = value
+    return arguments
 
 
 def _rule(name: str) -> Rule:

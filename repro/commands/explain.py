@@ -64,14 +64,14 @@ def explain(
     options = Options(jobs, ray, paths=paths, fresh=fresh)
     axis = commits_of(checkout, case, spec, options)
     with bisect_view() as watch, session(checkout, case, axis, Bitwise(), watch, options) as (scheduler, golden):
-        kept = golden.states if golden else {}
-        found = explained(scheduler, checkout, axis.good, axis.bad, golden=kept)
+        golden_states = golden.states if golden else {}
+        explanation = explained(scheduler, checkout, axis.good, axis.bad, golden=golden_states)
     ends = f"{short(axis.good)}..{short(axis.bad)}"
-    said = again(checkout.root, case, what=ends, other=None, name=None if line.words else case.name)
+    command = again(checkout.root, case, what=ends, other=None, name=None if line.words else case.name)
     folder = out or checkout.state / "reports" / f"explain-{ends}-{case.name}"
-    with told(as_json, found.to_mapping(), f"{explain_text(found)}\n", said) as written:
-        written.extend(write_report(found, folder, said))
-    return 3 if found.answer == "unseen" else 0
+    with told(as_json, explanation.to_mapping(), f"{explain_text(explanation)}\n", command) as written:
+        written.extend(write_report(explanation, folder, command))
+    return 3 if explanation.answer == "unseen" else 0
 
 
 def _asked(checkout: Checkout, what: str, other: str | None, name: str | None, line: CommandLine) -> tuple[Case, str]:

@@ -90,26 +90,26 @@ def _record(case: str | None, options: Options, as_json: bool, line: CommandLine
     if line and line.words:
         if case is None:
             raise ReproError("a golden run needs a name: repro golden record NAME -- CMD")
-        file, found = line.new_file(checkout.root, case), line.case(checkout.root, case)
-        say_python(found)
+        file, this_case = line.new_file(checkout.root, case), line.case(checkout.root, case)
+        say_python(this_case)
 
         def written(steps: int) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(line.text(checkout.root, found.name, steps), encoding="utf-8")
+            file.write_text(line.text(checkout.root, this_case.name, steps), encoding="utf-8")
 
         options = replace(options, trained=written)
     else:
-        found = find_case(checkout.root, case)
+        this_case = find_case(checkout.root, case)
     with progress("recording") as say:
-        for text in before_recording(checkout, found):
+        for text in before_recording(checkout, this_case):
             say(text)
-        kept, proved = run_record(checkout, found, options, say)
-    data = {"run": str(kept.directory), "machine": kept.machine, "proofs": [p.to_mapping() for p in proved]}
-    relative = kept.directory.relative_to(checkout.root)
+        golden_run, proved = run_record(checkout, this_case, options, say)
+    data = {"run": str(golden_run.directory), "machine": golden_run.machine, "proofs": [p.to_mapping() for p in proved]}
+    relative = golden_run.directory.relative_to(checkout.root)
     text = (
-        f"golden run of {found.name}: {relative}, {len(kept.trace.steps)} steps, {len(proved)} proofs\n"
+        f"golden run of {this_case.name}: {relative}, {len(golden_run.trace.steps)} steps, {len(proved)} proofs\n"
         f"next: git add golden && git commit; `repro golden push` copies the content to the DVC remote\n"
-        f"verify with: repro golden verify {found.name}"
+        f"verify with: repro golden verify {this_case.name}"
     )
     emit(as_json, data, text)
     return 0
@@ -131,9 +131,9 @@ def list_runs(as_json: bool) -> int:
 
     checkout = find_checkout(Path.cwd())
     here = {}
-    for found in map(read_case, list_cases(checkout.root)):
+    for golden_case in map(read_case, list_cases(checkout.root)):
         with contextlib.suppress(ReproError):  # no Python to train with here, say: nothing of it is verifiable
-            here[found.name] = who_is(found, checkout.root)
+            here[golden_case.name] = who_is(golden_case, checkout.root)
     store = Store(checkout.root)
 
     def verifiable(machine: str, case: str, present: bool) -> bool:
@@ -164,18 +164,18 @@ def show(run: str, as_json: bool) -> int:
     from repro_golden.base.canonical import encode_float
     from repro_golden.store.rollouts import engine_text
 
-    kept = _load(run)
-    gaps = _mismatches(kept.trace)
-    record = {k: v for k, v in kept.record.items() if k != "lock"}
+    golden_run = _load(run)
+    gaps = _mismatches(golden_run.trace)
+    record = {k: v for k, v in golden_run.record.items() if k != "lock"}
     steps = [
         {"step": s.step, "root": s.root, "signals": s.signals} | {k: encode_float(v) for k, v in s.metrics.items()}
-        for s in kept.trace.steps
+        for s in golden_run.trace.steps
     ]
     mismatch = [{"step": step} | gap.to_mapping() for step, gap in gaps.items()]
-    names = list(kept.trace.steps[0].metrics)
-    rows = [[str(s.step), *(number(s.metrics.get(n)) for n in names), s.root[:8]] for s in kept.trace.steps]
+    names = list(golden_run.trace.steps[0].metrics)
+    rows = [[str(s.step), *(number(s.metrics.get(n)) for n in names), s.root[:8]] for s in golden_run.trace.steps]
     lines = [
-        f"{kept.directory.name} on {kept.machine}",
+        f"{golden_run.directory.name} on {golden_run.machine}",
         f"recorded {record['recorded']['at']} by {record['recorded']['by']}",
         f"commit {record['commit'] or '(none: the files had changes of their own)'}",
         f"chain {record['chain']}, rollouts {record['rollouts']}",
@@ -189,9 +189,9 @@ def show(run: str, as_json: bool) -> int:
             f"does not reproduce itself; spread over {record['noise']['runs']} runs: {record['noise']['spread']}"
         )
     lines += [f"{'ok' if p['passed'] else 'NO'} {p['name']}: {p['detail']}" for p in record["proofs"]]
-    said = [f"mismatch at step {step}: {gap}" for step, gap in gaps.items()]
-    said = ["", "train/rollout mismatch: |trainer - rollout| of the tokens' log-probs", *said] if said else []
-    text = "\n".join([*lines, "", table(["step", *names, "root"], rows), *said])
+    notes = [f"mismatch at step {step}: {gap}" for step, gap in gaps.items()]
+    notes = ["", "train/rollout mismatch: |trainer - rollout| of the tokens' log-probs", *notes] if notes else []
+    text = "\n".join([*lines, "", table(["step", *names, "root"], rows), *notes])
     emit(as_json, record | {"steps": steps, "mismatch": mismatch}, text)
     return 0
 
@@ -202,8 +202,8 @@ def _mismatches(trace: Any) -> dict[int, Any]:
 
     if not trace.steps or of_trace(trace, 0) is None:
         return {}
-    found = {record.step: of_trace(trace, index) for index, record in enumerate(trace.steps)}
-    return {step: gap for step, gap in found.items() if gap is not None}
+    gaps = {record.step: of_trace(trace, index) for index, record in enumerate(trace.steps)}
+    return {step: gap for step, gap in gaps.items() if gap is not None}
 
 
 @golden.command("diff", short_help="Compare two golden runs.")
@@ -222,18 +222,18 @@ def diff_runs(a: str, b: str, strict_names: bool, vary: tuple[str, ...], as_json
 
     left, right = _load(a), _load(b)
     differences = check_identities(left.trace, right.trace, vary)
-    found = compare(left.trace, right.trace, Compare(names="strict" if strict_names else "matched"))
-    gap = None if found.equal else mismatch_change(left.trace, right.trace)
-    data = found.to_mapping() | {"identity": differences, "mismatch": gap.to_mapping() if gap else None}
-    shown = mismatch_text(data["mismatch"])
+    comparison = compare(left.trace, right.trace, Compare(names="strict" if strict_names else "matched"))
+    gap = None if comparison.equal else mismatch_change(left.trace, right.trace)
+    data = comparison.to_mapping() | {"identity": differences, "mismatch": gap.to_mapping() if gap else None}
+    gap_text = mismatch_text(data["mismatch"])
     parts = [
-        comparison_text(found),
-        *([f"\n{shown}"] if shown else []),
+        comparison_text(comparison),
+        *([f"\n{gap_text}"] if gap_text else []),
         *(f"identity differs: {d}" for d in differences),
     ]
     text = "\n".join(parts)
     emit(as_json, data, f"{text}\nreproduce with: repro golden diff {a} {b}")
-    return 0 if found.equal else 1
+    return 0 if comparison.equal else 1
 
 
 def _load(name: str) -> Any:
@@ -283,9 +283,9 @@ def _transfer(direction: str, case: str | None, as_json: bool) -> int:
         raise ReproError(f"nothing to {direction}: " + (f"no golden run of {case}" if case else "no golden runs yet"))
     if direction == "pull":
         with held_alone(checkout, *map(store.written_by, pointers)):
-            said = store.dvc.pull(*pointers)
+            output = store.dvc.pull(*pointers)
     else:
-        said = store.dvc.push(*pointers)
-    last = said.strip().splitlines()[-1] if said.strip() else "nothing to do"
+        output = store.dvc.push(*pointers)
+    last = output.strip().splitlines()[-1] if output.strip() else "nothing to do"
     emit(as_json, {"pointers": [str(p) for p in pointers], "dvc": last}, f"{len(pointers)} pointers: {last}")
     return 0

@@ -51,23 +51,23 @@ def verify(
     small: dict[str, Any] = {}
     steps: dict[str, Any] = {}
     texts, codes = [], []
-    for n, found in enumerate(cases, start=1):
+    for n, this_case in enumerate(cases, start=1):
         of = f"case {n} of {len(cases)}: " if len(cases) > 1 else ""
         try:
             with progress("replaying") as say:
-                result = run_verify(checkout, found, _counted(say, of), vary)
-            results[found.name] = result.to_mapping()
-            small[found.name] = _small(result)
-            steps[found.name] = step_records(found.name, result)
-            texts.append(f"{found.name}: {_text(result)}")
+                result = run_verify(checkout, this_case, _counted(say, of), vary)
+            results[this_case.name] = result.to_mapping()
+            small[this_case.name] = _small(result)
+            steps[this_case.name] = step_records(this_case.name, result)
+            texts.append(f"{this_case.name}: {_text(result)}")
             if engine := result.golden.record.get("engine"):
                 texts.append(f"its rollouts are by {engine_text(engine)}")
             codes.append(0 if result.agrees else 1)
         except NotVerifiableError as error:
             if not every:
                 raise
-            results[found.name] = {"agrees": None, "not_verifiable": str(error)}
-            texts.append(f"{found.name}: not verifiable: {error}")
+            results[this_case.name] = {"agrees": None, "not_verifiable": str(error)}
+            texts.append(f"{this_case.name}: not verifiable: {error}")
             codes.append(error.exit_code)
     for path, data in ((metrics, small), (plots, steps)):
         if path:
@@ -132,13 +132,13 @@ def step_records(case: str, result: Any) -> list[dict[str, float | None]]:
     records = []
     for step in numbers:
         k1, k3 = comparison.kl.get(step, same if step < first else (None, None))
-        own: dict[str, float | None] = {
+        builtin_metrics: dict[str, float | None] = {
             "golden_kl_k1": k1,
             "golden_kl_k3": k3,
             "bits_agree": int(result.agreeing[step]),  # last, which is what DVC draws where a plot names no column
         }
-        metrics = {n if n not in (*own, "finite") else f"metric/{n}": replayed[step].get(n) for n in names}
-        values = metrics | own
+        metrics = {n if n not in (*builtin_metrics, "finite") else f"metric/{n}": replayed[step].get(n) for n in names}
+        values = metrics | builtin_metrics
         finite = all(v is None or math.isfinite(v) for v in values.values())
         clean = {n: v if v is None or math.isfinite(v) else None for n, v in values.items()}
         records.append({"step": step} | {f"{case}/{n}": v for n, v in ({"finite": int(finite)} | clean).items()})

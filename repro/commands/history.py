@@ -82,9 +82,9 @@ def history(
     with bisect_view() as watch:
         result = history_of(checkout, roomy(axis, case), axis, watch, options)
     ends = axis_parameters(axis, index_url)
-    said = again(checkout.root, case, **ends, name=None if line.words else case.name)
+    command = again(checkout.root, case, **ends, name=None if line.words else case.name)
     named = re.sub(r"[^\w.+=-]+", "-", f"{short(result.good)}..{short(result.bad)}")
     folder = out or checkout.state / "reports" / f"history-{named}-{case.name}"
-    with told(as_json, result.to_mapping(), history_text(result), said) as written:
-        written.extend(write_report(result, folder, said))
+    with told(as_json, result.to_mapping(), history_text(result), command) as written:
+        written.extend(write_report(result, folder, command))
     return 0 if result.verifiable else 3

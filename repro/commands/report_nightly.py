@@ -79,9 +79,9 @@ def nightly(
     cases = _chosen(checkout.root, names)
     _refuse(cases, last, baseline)
     commit = resolve(checkout, at)
-    kept = Nights(results if results is not None else checkout.root / "golden" / "nights")
+    store = Nights(results if results is not None else checkout.root / "golden" / "nights")
     known = {
-        case.name: kept.read(case=case.name) for case in cases
+        case.name: store.read(case=case.name) for case in cases
     }  # a damaged one is said before anything is replayed
     events = None
     if baseline is not None:
@@ -102,7 +102,7 @@ def nightly(
         asked = Asked(again(case.name), __version__, jobs, not no_bisect, last, events)
         with bisect_view() as watch:
             night = night_of(checkout, case, commit, known[case.name], watch, asked)
-            files.append(kept.write(night))
+            files.append(store.write(night))
             watch(Event(f"{night.status}: {case.name}, {files[-1]}"))
         nights.append(night)
     folder = out if out is not None else _unused(checkout.state / "reports", nights[0].at.replace(":", ""))
@@ -112,7 +112,7 @@ def nightly(
         if tensorboard is not None:
             from repro.nightly.tensorboard import write_nights
 
-            write_nights([*(night for each in known.values() for night in each), *nights], tensorboard)
+            write_nights([*(night for history in known.values() for night in history), *nights], tensorboard)
     finally:  # the answer stands without them
         reports = [path for path in (folder / "report.md", folder / "report.html") if path.exists()]
         data = {
@@ -124,8 +124,8 @@ def nightly(
         }
         colour = sys.stdout.isatty()
         text = nightly_text(nights, files, colour=colour)
-        said = "".join(f"\nreport: {one_line(str(path))}" for path in reports)
-        emit(as_json, data, f"{text}\n{said}\nreproduce with: {one_line(command)}", styled=colour)
+        report_lines = "".join(f"\nreport: {one_line(str(path))}" for path in reports)
+        emit(as_json, data, f"{text}\n{report_lines}\nreproduce with: {one_line(command)}", styled=colour)
     annotate(nights)
     return code
 

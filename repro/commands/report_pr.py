@@ -158,9 +158,9 @@ def _entries(
     known = [path.stem for path in list_cases(checkout.root)]
     if not known and not line.words:
         raise ReproError(f"no cases in {checkout.root / CASES}: {NO_CASE}")
-    if wrong := [given for given in names if given not in known]:
+    if wrong := [requested for requested in names if requested not in known]:
         raise unknown_case(checkout.root, wrong[0])
-    found: list[Entry] = []
+    entries: list[Entry] = []
     for case_name in ["command"] if line.words else dict.fromkeys(names or known):
         try:
             if line.words:  # what it passes on is said by who calls, not by HEAD
@@ -168,14 +168,14 @@ def _entries(
                 say_python(case)
             else:
                 case = _passing_as(checkout, ends[0], find_case(checkout.root, case_name))
-            found.append(compare_commits(checkout, case, *ends, watch, options, name=name))
+            entries.append(compare_commits(checkout, case, *ends, watch, options, name=name))
         except MachineFailureError:
             raise
         except NotVerifiableError as error:
-            found.append(Failed(case_name, str(error), "unverifiable"))
+            entries.append(Failed(case_name, str(error), "unverifiable"))
         except ReproError as error:
-            found.append(Failed(case_name, str(error)))
-    return found
+            entries.append(Failed(case_name, str(error)))
+    return entries
 
 
 def _passing_as(checkout: Checkout, base: str, case: Case) -> Case:

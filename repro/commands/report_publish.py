@@ -50,21 +50,21 @@ def publish(
     require("the site", "report")
     options = Options(title or DEFAULT_TITLE, str(results), [str(pull) for pull in pulls], repository)
     check(out)
-    found = read_results(results, pulls)
-    files = build(found, options)
+    site_results = read_results(results, pulls)
+    files = build(site_results, options)
     replace(out, files)
     counts = {
-        "nights": len(found.nights),
+        "nights": len(site_results.nights),
         "cases": sum(name.startswith("cases/") for name in files),
-        "comparisons": len(found.comparisons),
+        "comparisons": len(site_results.comparisons),
         "files": len(files),
         "bytes": sum(len(content) for content in files.values()),
     }
     index = out / "index.html"
     data = counts | {"index": str(index), "paths": sorted(str(out / name) for name in files)}
-    data |= {"newest": found.newest, "reproduce": options.command}
-    words = ", ".join(
+    data |= {"newest": site_results.newest, "reproduce": options.command}
+    summary = ", ".join(
         f"{counts[key]} {key if counts[key] != 1 else key[:-1]}" for key in ("nights", "cases", "comparisons")
     )
-    emit(as_json, data, f"{words}, up to {found.newest}\npage: {index}\nreproduce with: {options.command}")
+    emit(as_json, data, f"{summary}, up to {site_results.newest}\npage: {index}\nreproduce with: {options.command}")
     return 0

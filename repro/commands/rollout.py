@@ -63,39 +63,39 @@ def record(
     from repro_golden.runs.capture import Capture, record_rollouts, settings_of
 
     checkout = find_checkout(Path.cwd())
-    found = find_case(checkout.root, case)
+    this_case = find_case(checkout.root, case)
     if form is not None and out is None:
         raise ReproError(f"--format {form} writes {{rollout_id}}.pt into the folder of --out: add --out FOLDER")
-    if form is not None and found.subject.program:
+    if form is not None and this_case.subject.program:
         raise ReproError(
-            f"{found.name} is of kind {found.subject.kind}, whose rollouts are its own files: leave --format out, and "
-            f"`repro rollout convert FOLDER --format {form} --out OTHER` afterwards"
+            f"{this_case.name} is of kind {this_case.subject.kind}, whose rollouts are its own files: leave --format "
+            f"out, and `repro rollout convert FOLDER --format {form} --out OTHER` afterwards"
         )
     how = Capture(settings_of(engine, sglang_url, words), only=debug_rollout_only)
     with progress("capturing") as say:
-        kept = record_rollouts(checkout, found, how, say, out=out and out.absolute(), replace=replace)
-    shown, said = _recorded(kept, form, out)
-    data = {"rollouts": str(kept.directory), "digest": kept.digest, **shown}
-    then = "" if out else f"next: git add golden && git commit; `repro golden record {found.name}` trains on them\n"
-    text = f"{len(kept)} rollouts at {kept.directory}\n{said}\n{then}look at them with: repro rollout show "
-    emit(as_json, data, text + (str(out) if out else found.name))
+        rollouts = record_rollouts(checkout, this_case, how, say, out=out and out.absolute(), replace=replace)
+    details, summary = _recorded(rollouts, form, out)
+    data = {"rollouts": str(rollouts.directory), "digest": rollouts.digest, **details}
+    then = "" if out else f"next: git add golden && git commit; `repro golden record {this_case.name}` trains on them\n"
+    text = f"{len(rollouts)} rollouts at {rollouts.directory}\n{summary}\n{then}look at them with: repro rollout show "
+    emit(as_json, data, text + (str(out) if out else this_case.name))
     return 0
 
 
-def _recorded(kept: Rollouts, system: str | None, out: Path | None) -> tuple[dict[str, Any], str]:
+def _recorded(rollouts: Rollouts, system: str | None, out: Path | None) -> tuple[dict[str, Any], str]:
     """What is said of the rollouts, as data and as text; writes dumps beside them where a form was asked for."""
     from repro_golden.store.rollouts import RolloutSet
 
-    if not isinstance(kept, RolloutSet):
-        count = len(kept)
+    if not isinstance(rollouts, RolloutSet):
+        count = len(rollouts)
         return {"dumps": count}, f"{count} rollout dump{'s' * (count != 1)}, as the trainer wrote them"
-    found = facts(kept)
-    text = facts_text(found)
+    sampling_facts = facts(rollouts)
+    text = facts_text(sampling_facts)
     if system is None or out is None:
-        return found, text
-    lost = write_dumps(kept, system, out)
+        return sampling_facts, text
+    lost = write_dumps(rollouts, system, out)
     without = f" (without {', '.join(lost)}, which its form has no place for)" if lost else ""
-    return found | {"format": system, "lost": lost}, f"{text}\ndumps for {system} beside them{without}"
+    return sampling_facts | {"format": system, "lost": lost}, f"{text}\ndumps for {system} beside them{without}"
 
 
 rollout.add_command(show)

@@ -72,11 +72,11 @@ def convert(
     reading = Reading(allow, limit, system)
     with progress("converting") as say, _beside(out) as scratch:
         done = _Done()
-        for path, one in _rollouts(sources, reading, say):
+        for path, rollout in _rollouts(sources, reading, say):
             if form == _OURS:
-                _write_ours(path, one, scratch, reward_key, done)
+                _write_ours(path, rollout, scratch, reward_key, done)
             else:
-                _write_dump(path, one, scratch, cast("System", form), done)
+                _write_dump(path, rollout, scratch, cast("System", form), done)
         _put(scratch, out, form)
     _say(done, out, form, as_json)
     return 0
@@ -108,13 +108,13 @@ def _rollouts(
 
     for source in sources:
         if is_ours(source):
-            kept = RolloutSet(source)
-            say(f"{source}: {count(len(kept), 'rollout')} of ours")
-            yield from ((source / f"{k}.safetensors", kept.read(k)) for k in range(len(kept)))
+            rollout_set = RolloutSet(source)
+            say(f"{source}: {count(len(rollout_set), 'rollout')} of ours")
+            yield from ((source / f"{k}.safetensors", rollout_set.read(k)) for k in range(len(rollout_set)))
         else:
-            found = dumps_at(source)
-            say(f"{source}: {count(len(found), 'rollout dump')}")
-            yield from ((path, reading.read(path)) for path in found)
+            dumps = dumps_at(source)
+            say(f"{source}: {count(len(dumps), 'rollout dump')}")
+            yield from ((path, reading.read(path)) for path in dumps)
 
 
 def _beside(out: Path) -> tempfile.TemporaryDirectory[str]:
@@ -123,12 +123,14 @@ def _beside(out: Path) -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix=".repro-")
 
 
-def _write_dump(path: Path, one: RolloutDump | RolloutData, folder: Path | str, system: System, done: _Done) -> None:
+def _write_dump(
+    path: Path, rollout: RolloutDump | RolloutData, folder: Path | str, system: System, done: _Done
+) -> None:
     from repro_golden.dumps.rollout.files import NAME, RolloutDump, dump_name, write_rollout_dump
     from repro_golden.dumps.rollout.translate import translate
     from repro_golden.store.dump_conversion import from_rollout
 
-    dump, losses = translate(one, system) if isinstance(one, RolloutDump) else from_rollout(one, system)
+    dump, losses = translate(rollout, system) if isinstance(rollout, RolloutDump) else from_rollout(rollout, system)
     # the loaders go by the name, and so does who says eval_7.pt
     name = path.name if NAME.fullmatch(path.name) else dump_name(dump)
     _new(Path(folder) / name, path)
@@ -137,17 +139,17 @@ def _write_dump(path: Path, one: RolloutDump | RolloutData, folder: Path | str, 
     done.lost(losses)
 
 
-def _write_ours(path: Path, one: RolloutDump | RolloutData, folder: str, key: str | None, done: _Done) -> None:
+def _write_ours(path: Path, rollout: RolloutDump | RolloutData, folder: str, key: str | None, done: _Done) -> None:
     from repro_golden.dumps.rollout.files import RolloutDump
     from repro_golden.store.dump_conversion import to_rollout
     from repro_golden.store.rollout_file import write_rollout
 
-    if isinstance(one, RolloutDump) and one.evaluation:
+    if isinstance(rollout, RolloutDump) and rollout.evaluation:
         done.evaluations.append(str(path))
         return
-    made = to_rollout(one, reward_key=key) if isinstance(one, RolloutDump) else one
+    converted = to_rollout(rollout, reward_key=key) if isinstance(rollout, RolloutDump) else rollout
     name = f"{len(done.written)}.safetensors"
-    write_rollout(Path(folder) / name, made)
+    write_rollout(Path(folder) / name, converted)
     done.written.append((str(path), name))
 
 
@@ -167,17 +169,17 @@ def _put(scratch: str, out: Path, form: str) -> None:
     from repro_golden.base.errors import ReproError
     from repro_golden.store.rollouts import RolloutSet
 
-    made = sorted(Path(scratch).iterdir())
-    if not made:
+    files = sorted(Path(scratch).iterdir())
+    if not files:
         raise ReproError("nothing was written: our own form holds what is trained on, and these are evaluations")
     if form == _OURS:
         RolloutSet.write_index(Path(scratch))
-        made = sorted(Path(scratch).iterdir())
-    there = next((out / path.name for path in made if (out / path.name).exists()), None)
+        files = sorted(Path(scratch).iterdir())
+    there = next((out / path.name for path in files if (out / path.name).exists()), None)
     if there is not None or (form == _OURS and out.is_dir() and any(out.iterdir())):
         raise ReproError(f"{there or out} is there already: name another folder with --out")
     out.mkdir(exist_ok=True)
-    for path in made:
+    for path in files:
         path.rename(out / path.name)
 
 

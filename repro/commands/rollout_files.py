@@ -84,8 +84,8 @@ def dumps_at(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     for folder in _folders(path):
-        if found := dump_files(folder):
-            return found
+        if dumps := dump_files(folder):
+            return dumps
     raise ReproError(f"{path} holds no rollouts: neither our index.json nor dumps N.pt or eval_N.pt")
 
 
@@ -107,9 +107,9 @@ def bytes_of(text: str) -> int:
     from repro_golden.case.subject_tables import Bytes
 
     try:
-        found: int = TypeAdapter(Bytes).validate_python(text)
+        size: int = TypeAdapter(Bytes).validate_python(text)
     except ValidationError:
-        found = 0
-    if found <= 0:
+        size = 0
+    if size <= 0:
         raise ReproError(f"--limit {text} is no size: write --limit 32GiB")
-    return found
+    return size

@@ -79,31 +79,36 @@ def _of_case(name: str) -> Path:
     from repro_golden.store.rollouts import RolloutSet
 
     checkout = find_checkout(Path.cwd())
-    found = Store(checkout.root).rollouts(find_case(checkout.root, name))
-    if found.directory is None or not (isinstance(found, RolloutSet) or dump_files(found.directory)):
+    rollouts = Store(checkout.root).rollouts(find_case(checkout.root, name))
+    if rollouts.directory is None or not (isinstance(rollouts, RolloutSet) or dump_files(rollouts.directory)):
         raise ReproError(
             f"the rollouts of {name} are its command's own files: `repro rollout show` reads ours and dumps N.pt"
         )
-    return found.directory
+    return rollouts.directory
 
 
 def _ours(place: Path, as_json: bool) -> int:
     from repro.text import count
     from repro_golden.store.rollouts import RolloutSet
 
-    kept = RolloutSet(place)
-    every = [kept.read(k) for k in range(len(kept))]
-    rows = [_row(k, one) for k, one in enumerate(every)]
-    shown = facts(kept)
-    lines = [f"{count(len(kept), 'rollout')} at {kept.directory}", f"digest {kept.digest}", _origin(every, shown), ""]
-    emit(as_json, {"digest": kept.digest, **shown, "each": rows}, "\n".join([*lines, _table(rows)]))
+    rollout_set = RolloutSet(place)
+    every = [rollout_set.read(k) for k in range(len(rollout_set))]
+    rows = [_row(k, rollout) for k, rollout in enumerate(every)]
+    sampling_facts = facts(rollout_set)
+    lines = [
+        f"{count(len(rollout_set), 'rollout')} at {rollout_set.directory}",
+        f"digest {rollout_set.digest}",
+        _origin(every, sampling_facts),
+        "",
+    ]
+    emit(as_json, {"digest": rollout_set.digest, **sampling_facts, "each": rows}, "\n".join([*lines, _table(rows)]))
     return 0
 
 
-def _origin(every: list[Any], shown: dict[str, Any]) -> str:
+def _origin(every: list[Any], sampling_facts: dict[str, Any]) -> str:
     """Who sampled them: what `facts` say, or the dumps that they were made of."""
-    made = sorted({one.meta["dump"]["system"] for one in every if "dump" in one.meta})
-    return f"made of dumps of {', '.join(made)}" if made else facts_text(shown)
+    systems = sorted({rollout.meta["dump"]["system"] for rollout in every if "dump" in rollout.meta})
+    return f"made of dumps of {', '.join(systems)}" if systems else facts_text(sampling_facts)
 
 
 def _dumps(place: Path, reading: Reading, sizes: dict[str, int | None], as_json: bool) -> int:
@@ -112,61 +117,61 @@ def _dumps(place: Path, reading: Reading, sizes: dict[str, int | None], as_json:
     from repro_golden.dumps.rollout.checks import check_dump
     from repro_golden.dumps.rollout.files import content_digest, form_text
 
-    rows, found, digests = [], [], []
+    rows, findings, digests = [], [], []
     forms: dict[str, list[str]] = {}
     for path in dumps_at(place):
         dump = reading.read(path)
         digests.append(content_digest(dump))
         forms.setdefault(form_text(dump), []).append(path.name)
         rows.append(_dump_row(dump, digests[-1]))
-        found += [(path.name, finding) for finding in check_dump(dump, **sizes)]
+        findings += [(path.name, finding) for finding in check_dump(dump, **sizes)]
     whole = digest("rollout dumps", *digests)
     lines = [f"{count(len(rows), 'rollout dump')} at {place}", f"digest {whole}"]
     lines += [f"{form}: {_names(names)}" for form, names in forms.items()]
-    text = "\n".join([*lines, "", _table(rows), "", *_findings_text(found)])
-    data = {"digest": whole, "each": rows, "findings": [_finding(name, one) for name, one in found]}
+    text = "\n".join([*lines, "", _table(rows), "", *_findings_text(findings)])
+    data = {"digest": whole, "each": rows, "findings": [_finding(name, finding) for name, finding in findings]}
     emit(as_json, data, text)
-    return int(any(one.severity == "error" for _, one in found))
+    return int(any(finding.severity == "error" for _, finding in findings))
 
 
 def _names(names: list[str]) -> str:
     return ", ".join(names) if len(names) <= 4 else f"{names[0]} .. {names[-1]} ({len(names)} files)"
 
 
-def _findings_text(found: list[tuple[str, Finding]]) -> list[str]:
+def _findings_text(findings: list[tuple[str, Finding]]) -> list[str]:
     """Each rule once, with its first finding, why it matters and what to do."""
     from repro_golden.dumps.rollout.checks import RULES
 
     lines = []
     for rule in RULES:
-        own = [(name, one) for name, one in found if one.rule == rule.id]
-        if not own:
+        matches = [(name, finding) for name, finding in findings if finding.rule == rule.id]
+        if not matches:
             continue
-        name, first = own[0]
+        name, first = matches[0]
         where = name if first.where.sample is None else f"{name}, sample {first.where.sample}"
-        more = f" (and {len(own) - 1} more)" if len(own) > 1 else ""
+        more = f" (and {len(matches) - 1} more)" if len(matches) > 1 else ""
         lines += [f"{rule.severity} {rule.id}: {where}: {first.message}{more}", f"  {rule.why}", f"  cure: {rule.cure}"]
     return lines or ["checks: nothing found"]
 
 
-def _finding(name: str, one: Finding) -> dict[str, Any]:
+def _finding(name: str, finding: Finding) -> dict[str, Any]:
     return {
-        "file": name, "rule": one.rule, "severity": one.severity, "sample": one.where.sample, "field": one.where.item,
-        "message": one.message,
+        "file": name, "rule": finding.rule, "severity": finding.severity, "sample": finding.where.sample,
+        "field": finding.where.item, "message": finding.message,
     }  # fmt: skip
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
     from repro.text import number, table
 
-    shown = [{name: value for name, value in row.items() if not isinstance(value, list)} for row in rows]
-    names = list(shown[0]) if shown else []
-    cells = [[number(row[n]) if isinstance(row[n], float) else str(row[n]) for n in names] for row in shown]
+    plain_rows = [{name: value for name, value in row.items() if not isinstance(value, list)} for row in rows]
+    names = list(plain_rows[0]) if plain_rows else []
+    cells = [[number(row[n]) if isinstance(row[n], float) else str(row[n]) for n in names] for row in plain_rows]
     return table(names, cells)
 
 
-def _row(number: int, one: Any) -> dict[str, Any]:
-    meta, t = one.meta, one.tensors
+def _row(number: int, rollout: Any) -> dict[str, Any]:
+    meta, t = rollout.meta, rollout.tensors
     samples = len(t["rewards"])
     statuses = meta.get("statuses", [])
     return {
@@ -177,7 +182,7 @@ def _row(number: int, one: Any) -> dict[str, Any]:
         "truncated": sum(status == "truncated" for status in statuses),
         "mean reward": float(t["rewards"].double().mean()),
         "weight version": meta.get("weight_version", ""),
-        "digest": one.digest[:12],
+        "digest": rollout.digest[:12],
     }
 
 

@@ -70,31 +70,31 @@ def trace(
     from repro_golden.recording.attach.unmatched import unmatched
     from repro_golden.trace import Trace
 
-    given = [f"--{name.replace('_', '-').replace('allow', 'allow-pickle')}" for name, value in dumps.items() if value]
+    flags = [f"--{name.replace('_', '-').replace('allow', 'allow-pickle')}" for name, value in dumps.items() if value]
     if folder is not None:
         alone = {"a command": command, "--steps": steps, "--activations": activations, "--metric": metric}
         if other := next((name for name, value in alone.items() if value), None):
             raise ReproError(f"--from takes what is there and runs nothing: leave out {other}")
         return _imported(folder, out, as_json, ranks=ranks, ignore=ignore, **dumps)
-    if given:
-        raise ReproError(f"{given[0]} goes with --from")
+    if flags:
+        raise ReproError(f"{flags[0]} goes with --from")
     if not command:
         raise click.UsageError("say what to run (-- CMD ...), or --from DIR")
     for text in metric:
         if problem := pattern_problem(text):
             raise ReproError(problem)
     settings = Settings("", steps=steps, activations=activations, metrics=metric, ignore=ignore)
-    code, found = run_traced(command, out, settings, ranks, sys.stderr if as_json else None, _commit(out))
-    notes = [] if found.complete else ["incomplete: not every rank ended in good order"]
-    if steps and found.steps < steps:
+    code, collected = run_traced(command, out, settings, ranks, sys.stderr if as_json else None, _commit(out))
+    notes = [] if collected.complete else ["incomplete: not every rank ended in good order"]
+    if steps and collected.steps < steps:
         notes.append(f"the program ended before the {steps} that were asked for")
     if unseen := unmatched(Trace(out), activations, metric):
         notes.append(unseen)
-    if found.ignored:  # a number of the training may be called like a time
-        names = ", ".join(found.ignored[:3]) + (", ..." if len(found.ignored) > 3 else "")
-        notes.append(f"left out {len(found.ignored)} metrics that differ from run to run ({names})")
-    data = {"ranks": found.ranks, "ignored": list(found.ignored), "exit_code": code}
-    _told(out, found.steps, count(found.ranks, "rank"), found.complete, notes, data if as_json else None)
+    if collected.ignored:  # a number of the training may be called like a time
+        names = ", ".join(collected.ignored[:3]) + (", ..." if len(collected.ignored) > 3 else "")
+        notes.append(f"left out {len(collected.ignored)} metrics that differ from run to run ({names})")
+    data = {"ranks": collected.ranks, "ignored": list(collected.ignored), "exit_code": code}
+    _told(out, collected.steps, count(collected.ranks, "rank"), collected.complete, notes, data if as_json else None)
     return code
 
 
@@ -116,8 +116,8 @@ def _told(
     from repro.text import count
 
     if data is not None:
-        made = {"trace": str(out), "steps": steps, "complete": complete, "notes": list(notes), **data}
-        emit(True, made, "")
+        payload = {"trace": str(out), "steps": steps, "complete": complete, "notes": list(notes), **data}
+        emit(True, payload, "")
         return
     print(one_line("; ".join([f"repro: {count(steps, 'step')} of {what} in {out}", *notes])), file=sys.stderr)
 
@@ -129,10 +129,10 @@ def _imported(
     from repro_golden.dumps.run.imported import trace_of_folder
 
     bound = LIMIT if limit is None else bytes_of(limit)
-    found, problems = trace_of_folder(folder, out, log=log, allow=allow, limit=bound, **how)
+    imported, problems = trace_of_folder(folder, out, log=log, allow=allow, limit=bound, **how)
     for text in problems:
         print(one_line(f"repro: warning: {text}"), file=sys.stderr)
-    kind, notes = str(found.header.subject["kind"]), [] if found.complete else ["incomplete: the run broke off"]
+    kind, notes = str(imported.header.subject["kind"]), [] if imported.complete else ["incomplete: the run broke off"]
     data = {"kind": kind, "warnings": list(problems), "exit_code": 0}
-    _told(out, len(found.steps), kind, found.complete, notes, data if as_json else None)
+    _told(out, len(imported.steps), kind, imported.complete, notes, data if as_json else None)
     return 0

@@ -228,9 +228,9 @@ class _Writer:
             files = [self.cause.file, self.cause.gated] if self.rng.random() < 0.4 else [self.cause.file]
             return self.refactor(role, tip, self.files, files)
         if self.rng.random() < 0.5:
-            path, text, said = outside_change(self.files, self.rng, self.used)
+            path, text, message = outside_change(self.files, self.rng, self.used)
             self.files[path] = text
-            return self.commit("broken" if role == "broken" else "outside", said, (tip,), {path: text})
+            return self.commit("broken" if role == "broken" else "outside", message, (tip,), {path: text})
         barred = {self.cause.file, *(self.side_modules if layout.on_both(slot) else ())}
         return self.refactor(role, tip, self.files, [self.rng.choice([m for m in self.modules() if m not in barred])])
 
@@ -259,7 +259,7 @@ class _Writer:
 
     def refactor(self, role: Role, tip: int, files: dict[str, str], modules: Iterable[str]) -> int:
         changes: dict[str, str] = {}
-        said = ""
+        message = ""
         for module in dict.fromkeys(modules):
             path = SUBJECT + module
             due: Sequence[Edit] = [e for e in self.edits if e.path == module] if self.culprit < 0 else []
@@ -268,9 +268,9 @@ class _Writer:
                 self.rng,
                 lambda text, m=module, due=due: _takes(due, m, text),  # type: ignore[misc]
             )
-            said = said or subject(module, self.rng, self.used)
+            message = message or subject(module, self.rng, self.used)
         files |= changes
-        return self.commit(role, said, (tip,), changes)
+        return self.commit(role, message, (tip,), changes)
 
     def window(self, tip: int, *, begin: bool) -> int:
         """The door imports a module that arrives with the mend only."""

@@ -78,10 +78,10 @@ def subject(file: str, rng: random.Random, used: set[str]) -> str:
 def outside_change(files: dict[str, str], rng: random.Random, used: set[str]) -> tuple[str, str, str]:
     """A change that leaves the trainer alone: path, new content and subject."""
     fresh = [
-        (path, form.format(said), said) for path, form, all_said in _OUTSIDE for said in all_said
-        if form.format(said) not in used
+        (path, form.format(topic), topic) for path, form, topics in _OUTSIDE for topic in topics
+        if form.format(topic) not in used
     ]  # fmt: skip
-    path, said_of_it, said = rng.choice(fresh)
-    used.add(said_of_it)
+    path, message, topic = rng.choice(fresh)
+    used.add(message)
     comment = "# " if path.endswith((".toml", ".sh")) else "- "
-    return path, f"{files[path]}{comment}{said}\n", said_of_it
+    return path, f"{files[path]}{comment}{topic}\n", message

@@ -87,15 +87,15 @@ def rename_local(source: str, rng: random.Random) -> str | None:
 
 def _module_names(tree: ast.Module) -> set[str]:
     """Names bound at the top of a module: a comprehension's variable of that name would hide one of them."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            found.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+            names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            found.add(node.name)
-        found.update(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and not isinstance(node, ast.FunctionDef))
-    return found
+            names.add(node.name)
+        names.update(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and not isinstance(node, ast.FunctionDef))
+    return names
 
 
 def _renameable(function: _Function) -> set[str]:
@@ -209,8 +209,8 @@ def reorder(source: str, rng: random.Random) -> str | None:
     if not pairs:
         return None
     a, b = rng.choice(pairs)
-    one, gap, two = lines[a.lineno - 1 : end(a)], lines[end(a) : b.lineno - 1], lines[b.lineno - 1 : end(b)]
-    return "".join([*lines[: a.lineno - 1], *two, *gap, *one, *lines[end(b) :]])
+    first, gap, second = lines[a.lineno - 1 : end(a)], lines[end(a) : b.lineno - 1], lines[b.lineno - 1 : end(b)]
+    return "".join([*lines[: a.lineno - 1], *second, *gap, *first, *lines[end(b) :]])
 
 
 def _movable(node: ast.stmt) -> bool:
@@ -237,8 +237,8 @@ def add_helper(source: str, rng: random.Random) -> str | None:
     fresh = [h for h in _HELPERS if h[0] not in source]
     if not fresh:
         return None
-    name, arguments, body, said = rng.choice(fresh)
-    return f'{source.rstrip()}\n\n\ndef {name}({arguments}):\n    """{said}"""\n    return {body}\n'
+    name, arguments, body, docstring = rng.choice(fresh)
+    return f'{source.rstrip()}\n\n\ndef {name}({arguments}):\n    """{docstring}"""\n    return {body}\n'
 
 
 REFACTORS: list[Refactor] = [

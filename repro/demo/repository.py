@@ -76,8 +76,8 @@ def _git(root: Path, *arguments: str, stdin: bytes = b"") -> None:
     environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     done = subprocess.run(["git", *arguments], cwd=root, env=environment, input=stdin, capture_output=True, check=False)
     if done.returncode != 0:
-        said = " ".join(done.stderr.decode(errors="replace").split())[:300]
-        raise MachineFailureError(f"`git {arguments[0]}` failed: {said}")
+        stderr = " ".join(done.stderr.decode(errors="replace").split())[:300]
+        raise MachineFailureError(f"`git {arguments[0]}` failed: {stderr}")
 
 
 # -- the sealed answer: written before the search begins, opened after its verdict

@@ -66,17 +66,17 @@ class DemoResult:
     @property
     def problem(self) -> str:
         """Why the demo failed, in one line; empty when the planted commit, step and phase were named."""
-        found, planted = self.bisect, self.answer
+        bisect, planted = self.bisect, self.answer
         if self.verification.agrees:
             return "HEAD agrees with the golden run although a regression was planted"
-        if found.outcome != "found" or found.culprit is None or found.divergence is None:
-            return f"the bisect ended with {found.outcome!r} instead of a commit"
-        if found.culprit.commit != planted["commit"]:
-            return f"the bisect named {found.culprit.commit[:10]}, but {planted['commit'][:10]} was planted"
-        if found.divergence.step != planted["first_step"]:
-            return f"the first difference is at step {found.divergence.step}, but {planted['first_step']} was planted"
-        if found.divergence.phase != planted["phase"]:
-            return f"the first difference is in {found.divergence.phase}, but {planted['phase']} was planted"
+        if bisect.outcome != "found" or bisect.culprit is None or bisect.divergence is None:
+            return f"the bisect ended with {bisect.outcome!r} instead of a commit"
+        if bisect.culprit.commit != planted["commit"]:
+            return f"the bisect named {bisect.culprit.commit[:10]}, but {planted['commit'][:10]} was planted"
+        if bisect.divergence.step != planted["first_step"]:
+            return f"the first difference is at step {bisect.divergence.step}, but {planted['first_step']} was planted"
+        if bisect.divergence.phase != planted["phase"]:
+            return f"the first difference is in {bisect.divergence.phase}, but {planted['phase']} was planted"
         return ""
 
     def to_mapping(self) -> dict[str, Any]:

@@ -19,24 +19,24 @@ _OK, _NO = "ok", "NO"
 
 def result_text(result: DemoResult, folder: Path) -> Text:
     """The verdict, the opened answer beside it, and where the reports lie."""
-    found = result.bisect
+    bisect = result.bisect
     out = Text()
-    if found.culprit and found.divergence:
-        d = found.divergence
-        out.append(f"{found.culprit.commit[:10]}", style="bold yellow")
-        out.append(f'  "{found.culprit.subject}"', style="bold")
+    if bisect.culprit and bisect.divergence:
+        d = bisect.divergence
+        out.append(f"{bisect.culprit.commit[:10]}", style="bold yellow")
+        out.append(f'  "{bisect.culprit.subject}"', style="bold")
         out.append("  moved the numbers\n")
         _row(out, "first at", f"step {d.step}, phase {d.phase}, signal {d.name}")
         _row(out, "by", str(d.magnitude or d.detail))
     else:
-        out.append(f"no commit was named: {found.outcome}\n", style="bold red")
-    if said := explanation(found):
-        _row(out, "and", said)
+        out.append(f"no commit was named: {bisect.outcome}\n", style="bold red")
+    if text := explanation(bisect):
+        _row(out, "and", text)
     out.append("\n")
     _comparison(out, result)
     out.append("\n")
-    _row(out, "golden run", f"{result.verification.steps} steps at {found.good[:10]}, {result.proofs} proofs passed")
-    _row(out, "bisect", cost_line(found))
+    _row(out, "golden run", f"{result.verification.steps} steps at {bisect.good[:10]}, {result.proofs} proofs passed")
+    _row(out, "bisect", cost_line(bisect))
     for path in (*result.reports, folder / "demo.svg"):
         _row(out, "report" if path.name.startswith("report") else "picture", str(folder / path.name))
     _row(out, "reproduce", result.reproduce)
@@ -56,9 +56,9 @@ def _comparison(out: Text, result: DemoResult) -> None:
         ("first phase", d.phase if d else "-", str(planted["phase"])),
     ]
     out.append(f"{'':14}{'found':14}{'sealed answer':16}\n", style="dim")
-    for name, found, wanted in rows:
-        same = found == wanted
-        out.append(f"  {name:12}{found:14}{wanted:16}")
+    for name, actual, wanted in rows:
+        same = actual == wanted
+        out.append(f"  {name:12}{actual:14}{wanted:16}")
         out.append(f"{_OK if same else _NO}\n", style="green" if same else "bold red")
     _row(out, "planted", f"{planted['kind']}, {planted['place']}")
 

@@ -48,13 +48,13 @@ def _prose_of(line: str) -> str:
 
 
 def _prose_lines(source: str) -> set[int]:
-    found = {n for n, line in enumerate(source.splitlines()) if line.lstrip().startswith("# ")}
+    numbers = {n for n, line in enumerate(source.splitlines()) if line.lstrip().startswith("# ")}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node) is not None:
             text = node.body[0]
             # Inner lines alone: they hold no quotes, so no code either.
-            found |= set(range(text.lineno, (text.end_lineno or text.lineno) - 1))
-    return found
+            numbers |= set(range(text.lineno, (text.end_lineno or text.lineno) - 1))
+    return numbers
 
 
 def note(source: str, rng: random.Random) -> str | None:

@@ -20,16 +20,16 @@ SUBJECTS = ("step1", "flags", "environment", "checkpoints", "dumps", "data", "lo
 @functools.cache
 def catalogue() -> Mapping[str, Rule]:
     """Rules by id, in the order of `SUBJECTS` and then of the alphabet."""
-    found: dict[str, Rule] = {}
+    by_id: dict[str, Rule] = {}
     for subject in SUBJECTS:
         package = importlib.import_module(f"{rules.__name__}.{subject}")
         names = [module.name for module in pkgutil.iter_modules(package.__path__)]
         every = [rule for name in names for rule in _rules(importlib.import_module(f"{package.__name__}.{name}"))]
         for rule in sorted(every, key=lambda rule: rule.id):
-            assert rule.id not in found, f"two rules are called {rule.id}"
-            found[rule.id] = rule
+            assert rule.id not in by_id, f"two rules are called {rule.id}"
+            by_id[rule.id] = rule
             _SUBJECT[rule.id] = subject
-    return found
+    return by_id
 
 
 def _rules(module: ModuleType) -> list[Rule]:

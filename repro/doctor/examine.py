@@ -65,7 +65,7 @@ class Examination:
 
     def of(self, severity: Severity) -> list[Finding]:
         """The findings of one severity."""
-        return [one for one in self.findings if one.severity == severity]
+        return [finding for finding in self.findings if finding.severity == severity]
 
 
 def every_rule() -> dict[str, Rule]:
@@ -90,10 +90,10 @@ def look(paths: Iterable[Path]) -> list[Seen]:
         if not path.exists():
             raise ReproError(f"{path} does not exist: name a file or folder, or put a command line after --")
         seen += recognise(path)
-    unknown = [one for one in seen if not one.kind]
+    unknown = [entry for entry in seen if not entry.kind]
     if unknown and len(unknown) == len(seen):
         raise ReproError(f"cannot tell what {unknown[0].path} is: {_KNOWN}")
-    return [one if one.kind else replace(one, problem=f"cannot tell what it is: {_KNOWN}") for one in seen]
+    return [entry if entry.kind else replace(entry, problem=f"cannot tell what it is: {_KNOWN}") for entry in seen]
 
 
 _KNOWN = (
@@ -113,17 +113,21 @@ def examine(
         only: Ids of the rules to try; none for all.
         ignore: Ids of rules to leave out.
     """
-    artefacts = _distinct([*(one for path in seen for one in path.artefacts), *more])
+    artefacts = _distinct([*(artefact for entry in seen for artefact in entry.artefacts), *more])
     findings = [
-        Finding.of(UNREADABLE, Found(one.problem, Where(str(one.path), item=one.kind))) for one in seen if one.problem
+        Finding.of(UNREADABLE, Found(entry.problem, Where(str(entry.path), item=entry.kind)))
+        for entry in seen
+        if entry.problem
     ]
     findings += [
-        Finding.of(LEFT_OUT, Found(one.reason, Where(str(one.path)))) for one in artefacts if isinstance(one, NotRead)
+        Finding.of(LEFT_OUT, Found(artefact.reason, Where(str(artefact.path))))
+        for artefact in artefacts
+        if isinstance(artefact, NotRead)
     ]
-    others = [one for one in artefacts if isinstance(one, Launch) and not one.trainer]
-    of_trainers = [one for one in artefacts if not isinstance(one, Launch) or one.trainer]
+    others = [artefact for artefact in artefacts if isinstance(artefact, Launch) and not artefact.trainer]
+    of_trainers = [artefact for artefact in artefacts if not isinstance(artefact, Launch) or artefact.trainer]
     if not only:  # what is asked for by name is tried on whatever is given
-        findings += [Finding.of(OTHER_PROGRAM, Found(_starts(one), Where(str(one.path)))) for one in others]
+        findings += [Finding.of(OTHER_PROGRAM, Found(_starts(launch), Where(str(launch.path)))) for launch in others]
     tried = []
     for rule in catalogue().values():
         if (only and rule.id not in only) or rule.id in ignore:
@@ -136,7 +140,7 @@ def examine(
         for inputs in combinations:
             findings += _tried(rule, (*inputs, *used))
     findings = list(dict.fromkeys(findings))
-    return Examination(seen, sorted(findings, key=lambda one: _ORDER.index(one.severity)), tried)
+    return Examination(seen, sorted(findings, key=lambda finding: _ORDER.index(finding.severity)), tried)
 
 
 def _starts(launch: Launch) -> str:
@@ -145,11 +149,11 @@ def _starts(launch: Launch) -> str:
     )
 
 
-def _tried(rule: Rule, given: tuple[object, ...]) -> Iterator[Finding]:
+def _tried(rule: Rule, arguments: tuple[object, ...]) -> Iterator[Finding]:
     """What a rule finds; a rule that fails is a finding about itself, and the others still speak."""
     try:
-        for found in rule.check(*given):
-            yield Finding.of(rule, found)
+        for result in rule.check(*arguments):
+            yield Finding.of(rule, result)
     except ReproError as error:
         yield Finding.of(UNREADABLE, Found(str(error), Where(item=rule.id)))
     except Exception as error:  # noqa: BLE001 - artefacts are anything at all; one rule must not silence the others
@@ -158,23 +162,23 @@ def _tried(rule: Rule, given: tuple[object, ...]) -> Iterator[Finding]:
 
 def _distinct(artefacts: Sequence[object]) -> list[object]:
     """Each artefact once: the same file can be found below two of the paths."""
-    found: dict[object, object] = {}
-    for one in artefacts:
-        path = getattr(one, "path", None)
-        place = os.path.abspath(path) if path else id(one)  # noqa: PTH100 - a link is another name, and stays one
-        found.setdefault((type(one), place, getattr(one, "rollout_id", None)), one)
-    return list(found.values())
+    distinct: dict[object, object] = {}
+    for artefact in artefacts:
+        path = getattr(artefact, "path", None)
+        place = os.path.abspath(path) if path else id(artefact)  # noqa: PTH100 - a link is another name, and stays one
+        distinct.setdefault((type(artefact), place, getattr(artefact, "rollout_id", None)), artefact)
+    return list(distinct.values())
 
 
 def _combinations(kinds: Sequence[type], artefacts: Sequence[object]) -> Iterator[tuple[object, ...]]:
     """One artefact for each kind, all of them different ones."""
     if not kinds:
         return
-    for one in itertools.product(*([a for a in artefacts if isinstance(a, kind)] for kind in kinds)):
-        if len({id(artefact) for artefact in one}) == len(one):
-            yield one
+    for combination in itertools.product(*([a for a in artefacts if isinstance(a, kind)] for kind in kinds)):
+        if len({id(artefact) for artefact in combination}) == len(combination):
+            yield combination
 
 
 def _sole(kind: type, artefacts: Sequence[object]) -> object | None:
-    found = [one for one in artefacts if isinstance(one, kind)]
-    return found[0] if len(found) == 1 else None
+    matching = [artefact for artefact in artefacts if isinstance(artefact, kind)]
+    return matching[0] if len(matching) == 1 else None

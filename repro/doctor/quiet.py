@@ -46,10 +46,12 @@ def diagnosis(log: Path, verdict: str = "") -> str:
     except (ReproError, OSError):
         return ""
     rules = [rule.id for rule in catalogue().values() if subject_of(rule) == _OF_FAILURES]
-    found = [one for one in examine([seen], only=rules).of("error") if not _repeats(one, verdict)]
+    errors = [finding for finding in examine([seen], only=rules).of("error") if not _repeats(finding, verdict)]
     # the log goes with the probe: its line is evidence, its path is not
-    told = [dataclasses.replace(one, where=dataclasses.replace(one.where, path="", line=None)) for one in found]
-    return "; ".join(brief(told[:1]))
+    stripped = [
+        dataclasses.replace(finding, where=dataclasses.replace(finding.where, path="", line=None)) for finding in errors
+    ]
+    return "; ".join(brief(stripped[:1]))
 
 
 def _repeats(finding: Finding, verdict: str) -> bool:
@@ -65,10 +67,10 @@ def before_recording(checkout: Checkout, case: Case) -> list[str]:
     if lacking("doctor"):
         return []
     try:
-        found = _of_case(checkout.root, case)
+        findings = _of_case(checkout.root, case)
     except (ReproError, OSError):
         return []
-    return brief((one for one in found if one.severity == "error"), limit=5)
+    return brief((finding for finding in findings if finding.severity == "error"), limit=5)
 
 
 def _of_case(root: Path, case: Case) -> Sequence[Finding]:

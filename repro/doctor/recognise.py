@@ -54,8 +54,8 @@ class Seen:
 @functools.cache
 def _reader(name: str) -> Reader:
     module, _, attribute = name.partition(":")
-    found: Reader = getattr(importlib.import_module(f"repro.doctor.artefacts.{module}"), attribute)
-    return found
+    reader: Reader = getattr(importlib.import_module(f"repro.doctor.artefacts.{module}"), attribute)
+    return reader
 
 
 def recognise(path: Path) -> list[Seen]:
@@ -65,16 +65,16 @@ def recognise(path: Path) -> list[Seen]:
         What was recognised, in the order of names; where nothing was, one entry without a kind.
     """
     walk = _Walk(Inside(path))
-    found = list(_below(path, DEPTH, walk))
+    seen = list(_below(path, DEPTH, walk))
     if walk.outside:
         count = f"{len(walk.outside)} links lead" if len(walk.outside) > 1 else "a link leads"
         reason = f"{count} out of {path} and {'were' if len(walk.outside) > 1 else 'was'} not followed"
-        found.append(Seen(path, _FOLDER, [NotRead(walk.outside[0], reason)]))
+        seen.append(Seen(path, _FOLDER, [NotRead(walk.outside[0], reason)]))
     if walk.deep:
         count = f"{len(walk.deep)} folders lie" if len(walk.deep) > 1 else "a folder lies"
         reason = f"{count} {DEPTH} deep, and what is below was not looked at"
-        found.append(Seen(path, _FOLDER, [NotRead(walk.deep[0], reason)]))
-    return found or [_by_name(path)]
+        seen.append(Seen(path, _FOLDER, [NotRead(walk.deep[0], reason)]))
+    return seen or [_by_name(path)]
 
 
 def _by_name(path: Path) -> Seen:
@@ -126,7 +126,10 @@ def _below(path: Path, depth: int, walk: _Walk) -> Iterator[Seen]:
     if not walk.enters(path):
         return
     try:
-        reader = next((one for one in map(_reader, READERS) if walk.may(one, path) and one.fits(path)), None)
+        reader = next(
+            (candidate for candidate in map(_reader, READERS) if walk.may(candidate, path) and candidate.fits(path)),
+            None,
+        )
         children = sorted(path.iterdir()) if path.is_dir() else []
     except OSError as error:
         yield Seen(path, "unreadable", problem=f"cannot be read: {error.strerror or error}")
@@ -136,7 +139,9 @@ def _below(path: Path, depth: int, walk: _Walk) -> Iterator[Seen]:
     owned = reader.owns if reader else ()
     if not children or "*" in owned:
         return
-    looked = [one for one in children if one.name[0] != "." and not any(one.match(pattern) for pattern in owned)]
+    looked = [
+        child for child in children if child.name[0] != "." and not any(child.match(pattern) for pattern in owned)
+    ]
     if looked and depth == 0:
         walk.deep.append(path)
         return

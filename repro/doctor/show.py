@@ -27,40 +27,40 @@ _WIDTH = 110
 
 def examination_text(found: Examination) -> str:
     """What was looked at, each finding with its evidence, reason and cure, and a line that sums up."""
-    kinds = Counter(one.kind for one in found.seen if one.kind)
+    kinds = Counter(seen.kind for seen in found.seen if seen.kind)
     looked = ", ".join(f"{number} x {kind}" if number > 1 else kind for kind, number in kinds.items())
     lines = [f"looked at: {looked or 'what is not a file'}"]
     # what one rule found is told together
-    for findings in _grouped(found.findings, lambda one: f"{one.severity} {one.rule}"):
+    for findings in _grouped(found.findings, lambda finding: f"{finding.severity} {finding.rule}"):
         lines += ["", *_rule_findings(findings)]
     parts = [count(len(found.of(severity)), severity) for severity in _COLOURS if found.of(severity)]  # type: ignore[arg-type]
-    told = ", ".join(parts) or "nothing found"
-    lines += ["", f"{told}; {count(len(found.tried), 'rule')} tried. `repro doctor --explain RULE` says more."]
+    tally = ", ".join(parts) or "nothing found"
+    lines += ["", f"{tally}; {count(len(found.tried), 'rule')} tried. `repro doctor --explain RULE` says more."]
     return "\n".join(lines)
 
 
 def _grouped(findings: Iterable[Finding], key: Callable[[Finding], str]) -> list[list[Finding]]:
     """Findings of equal key together, in the order of the first of each."""
     groups: dict[str, list[Finding]] = {}
-    for one in findings:
-        groups.setdefault(key(one), []).append(one)
+    for finding in findings:
+        groups.setdefault(key(finding), []).append(finding)
     return list(groups.values())
 
 
 def _rule_findings(findings: Sequence[Finding]) -> list[str]:
     """What one rule found: each message once with its places, and each cure once behind the messages that it is for."""
     first = findings[0]
-    certainty = first.certainty if len({one.certainty for one in findings}) == 1 else ""
+    certainty = first.certainty if len({finding.certainty for finding in findings}) == 1 else ""
     head = click.style(first.severity, fg=_COLOURS[first.severity], bold=True)
     lines = [f"{head} {click.style(first.rule, bold=True)}" + (f" ({certainty})" if certainty else "")]
-    cures = _grouped(findings, lambda one: one.cure)
-    shown = cures if first.severity == "error" else cures[:_SHOWN]
+    cures = _grouped(findings, lambda finding: finding.cure)
+    selected = cures if first.severity == "error" else cures[:_SHOWN]
     why = _wrapped(first.why, "  why: ", "       ")
-    for number, group in enumerate(shown):
+    for number, group in enumerate(selected):
         lines += _messages(group, certainty=not certainty)
         lines += why if number == 0 else []
         lines += _wrapped(one_line(group[0].cure), "  do:  ", "       ")
-    if left := len(findings) - sum(map(len, shown)):
+    if left := len(findings) - sum(map(len, selected)):
         lines.append(f"  and {left} more like it (--json shows all)")
     return lines
 
@@ -68,11 +68,11 @@ def _rule_findings(findings: Sequence[Finding]) -> list[str]:
 def _messages(findings: Sequence[Finding], *, certainty: bool) -> list[str]:
     """Messages that share a cure, with their places."""
     lines: list[str] = []
-    messages = _grouped(findings, lambda one: one.message)
+    messages = _grouped(findings, lambda finding: finding.message)
     for group in messages[:_SHOWN]:
-        said = f"{group[0].message} ({group[0].certainty})" if certainty else group[0].message
-        lines += _wrapped(one_line(said), "  ", "  ")
-        places = [where for one in group if (where := one_line(str(one.where)))]
+        text = f"{group[0].message} ({group[0].certainty})" if certainty else group[0].message
+        lines += _wrapped(one_line(text), "  ", "  ")
+        places = [where for finding in group if (where := one_line(str(finding.where)))]
         lines += [f"    at {where}" for where in places[:_SHOWN]]
         if len(places) > _SHOWN:
             lines.append(f"    and {count(len(places) - _SHOWN, 'other place')} (--json shows all)")
@@ -81,23 +81,23 @@ def _messages(findings: Sequence[Finding], *, certainty: bool) -> list[str]:
     return lines
 
 
-def _wrapped(text: str, first: str, rest: str) -> list[str]:
+def _wrapped(text: str, first: str, subsequent: str) -> list[str]:
     return textwrap.wrap(
-        text, _WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+        text, _WIDTH, initial_indent=first, subsequent_indent=subsequent, break_long_words=False, break_on_hyphens=False
     )
 
 
 def brief(findings: Iterable[Finding], limit: int = 3) -> list[str]:
     """Findings in a line for each rule, for reports of something else."""
     by_rule: dict[str, list[Finding]] = {}
-    for one in findings:
-        by_rule.setdefault(one.rule, []).append(one)
+    for finding in findings:
+        by_rule.setdefault(finding.rule, []).append(finding)
     lines = []
     for first, *others in list(by_rule.values())[:limit]:
         where = f" [{one_line(str(first.where))}]" if str(first.where) else ""
         more = f" (and {len(others)} more)" if others else ""
-        told = f"doctor: {first.severity} {first.rule} ({first.certainty}): {one_line(first.message)}"
-        lines.append(f"{told}{where}{more}")
+        text = f"doctor: {first.severity} {first.rule} ({first.certainty}): {one_line(first.message)}"
+        lines.append(f"{text}{where}{more}")
     left = len(by_rule) - limit
     return lines + (
         [f"doctor: {count(left, 'other rule')} found something: `repro doctor` shows all"] if left > 0 else []
@@ -106,19 +106,19 @@ def brief(findings: Iterable[Finding], limit: int = 3) -> list[str]:
 
 def rule_mapping(rule: Rule) -> dict[str, Any]:
     """A rule as JSON types."""
-    names = {"inputs": [one.__name__ for one in rule.inputs], "uses": [one.__name__ for one in rule.uses]}
-    kept = ("id", "title", "severity", "certainty", "why", "cure")
-    told = {name: getattr(rule, name) for name in kept}
-    return told | names | {"subject": subject_of(rule), "sources": list(rule.sources), "phrases": list(rule.phrases)}
+    names = {"inputs": [cls.__name__ for cls in rule.inputs], "uses": [cls.__name__ for cls in rule.uses]}
+    fields = ("id", "title", "severity", "certainty", "why", "cure")
+    mapping = {name: getattr(rule, name) for name in fields}
+    return mapping | names | {"subject": subject_of(rule), "sources": list(rule.sources), "phrases": list(rule.phrases)}
 
 
 def rule_text(rule: Rule) -> str:
     """All that is known of a rule."""
-    told = rule_mapping(rule)
+    mapping = rule_mapping(rule)
     lines = [f"{rule.id}: {rule.title}", ""]
     facts: Mapping[str, str] = {
         "severity": f"{rule.severity}, {rule.certainty}",
-        "reads": ", ".join(told["inputs"]) + (f"; {', '.join(told['uses'])} if given" if rule.uses else ""),
+        "reads": ", ".join(mapping["inputs"]) + (f"; {', '.join(mapping['uses'])} if given" if rule.uses else ""),
         "why": rule.why,
         "do": rule.cure,
         "looks for": "; ".join(shown(phrase) for phrase in rule.phrases),
@@ -134,7 +134,7 @@ def rules_text(rules: Iterable[Rule]) -> str:
     """Every rule in a line, by subject."""
     lines = []
     for subject, group in groupby(rules, key=subject_of):
-        each = list(group)
-        width = max(len(rule.id) for rule in each)
-        lines += [f"{subject}:", *(f"  {rule.id:{width}}  {rule.severity:7}  {rule.title}" for rule in each), ""]
+        members = list(group)
+        width = max(len(rule.id) for rule in members)
+        lines += [f"{subject}:", *(f"  {rule.id:{width}}  {rule.severity:7}  {rule.title}" for rule in members), ""]
     return "\n".join(lines).rstrip()

@@ -94,11 +94,11 @@ class Tonight:
 
     def _red(self) -> set[str]:
         """Hashes of the code that this machine's last night of it, since the newest approval, judged to be changed."""
-        own = (self.machine, self.case.digest, self.rollouts)
+        identity = (self.machine, self.case.digest, self.rollouts)
         last = {
             night.tree: night.status
             for night in self.nights
-            if (night.machine, night.key, night.rollouts) == own and night.commit["commit"] in self.past.since
+            if (night.machine, night.key, night.rollouts) == identity and night.commit["commit"] in self.past.since
         }
         return {tree for tree, status in last.items() if status == "changed"}
 
@@ -129,9 +129,9 @@ class Judgement:
 def _judgement(
     status: Status, text: str, baseline: Baseline, compared: Compared | None = None, good: str = ""
 ) -> Judgement:
-    kept = compared if compared and compared.verdict != "identical" else None
+    moved = compared if compared and compared.verdict != "identical" else None
     looked = compared.drift.looked if compared else None
-    return Judgement(Check("baseline", status, line(text)), baseline, kept, good, looked)
+    return Judgement(Check("baseline", status, line(text)), baseline, moved, good, looked)
 
 
 def baseline_of(tonight: Tonight) -> Judgement:
@@ -229,7 +229,7 @@ def _last_green(tonight: Tonight) -> Judgement:
     tree = Commits(tonight.checkout, good, parents, tonight.paths).tree(good)
     if tree == tonight.tree:
         return _same_code(tonight, baseline, name)
-    base, kept = _replayed(tonight, good, fresh=False, run=0)
+    base, cached = _replayed(tonight, good, fresh=False, run=0)
     if not isinstance(base, Trace):
         return _judgement("error", f"{name} cannot be replayed: {failure(base)}", baseline)
     baseline = replace(baseline, chain=base.chain)
@@ -242,7 +242,7 @@ def _last_green(tonight: Tonight) -> Judgement:
         return _judgement("green", f"the bits of {name}{_renamed(compared)}", baseline, compared)
     if compared.verdict == "within":
         return _judgement("green", f"within the case's bounds of {name}: {_where(compared)}", baseline, compared)
-    return _moved(tonight, baseline, name, base, compared, kept=kept)
+    return _moved(tonight, baseline, name, base, compared, kept=cached)
 
 
 def _moved(

@@ -124,16 +124,16 @@ def _layout_check(
 ) -> Check:
     try:
         axis = layout_axis(checkout, case, f"case..{name}", at=commit)
-        found = compare_sides(checkout, case, axis, None, watch, options)
+        sides = compare_sides(checkout, case, axis, None, watch, options)
     except MachineFailureError:
         raise
     except NotVerifiableError as error:
         return Check(label, "not judged", line(error))
     except ReproError as error:
         return Check(label, "error", line(error).partition("; choose another end")[0])
-    if found.comparison is None:
-        return Check(label, "flaky", line("; ".join(f"{layout}: {why}" for layout, why in found.flaky.items())))
-    return Check(label, "changed" if found.outcome == "part" else "green", layout_text(found.comparison))
+    if sides.comparison is None:
+        return Check(label, "flaky", line("; ".join(f"{layout}: {why}" for layout, why in sides.flaky.items())))
+    return Check(label, "changed" if sides.outcome == "part" else "green", layout_text(sides.comparison))
 
 
 def layout_text(c: LayoutComparison) -> str:
@@ -163,14 +163,18 @@ def rollout_checks(checkout: Checkout, case: Case, commit: str, tree: str, watch
             contextlib.closing(Worktrees(checkout, case.subject.link)) as worktrees,
             worktrees.at(commit, tree) as place,
         ):
-            found = check_rollouts(case, place, only=asked if isinstance(asked, tuple) else ())
+            checked = check_rollouts(case, place, only=asked if isinstance(asked, tuple) else ())
     except MachineFailureError:
         raise
     except ReproError as error:
         return [Check("rollout", "error", line(error))]
-    out = [f"{one.name} does not apply ({one.detail})" for one in found.findings if one.outcome == "not applicable"]
-    checks = [finding_check(one) for one in found.findings if one.outcome != "not applicable"]
-    return [Check("rollout", "green" if checks else "not judged", line("; ".join([found.engine, *out]))), *checks]
+    out = [
+        f"{finding.name} does not apply ({finding.detail})"
+        for finding in checked.findings
+        if finding.outcome == "not applicable"
+    ]
+    checks = [finding_check(finding) for finding in checked.findings if finding.outcome != "not applicable"]
+    return [Check("rollout", "green" if checks else "not judged", line("; ".join([checked.engine, *out]))), *checks]
 
 
 def finding_check(found: EngineCheck) -> Check:
@@ -199,13 +203,13 @@ def events_check(
     """
     from repro_golden.compare.tensorboard import differences
 
-    found = differences(theirs, ours, bounds, prefix=True)  # a case makes the first steps of a training run
-    if not found.changes:
+    result = differences(theirs, ours, bounds, prefix=True)  # a case makes the first steps of a training run
+    if not result.changes:
         return Check("events", "error", _nothing_common(ours, theirs))
-    if found.agrees:
-        return Check("events", "green", f"{found.values} values of {len(found.metrics)} metrics as in the events")
-    far = (found.differing or found.nonfinite)[0]
-    beside = f", and {len(found.differing) - 1} more values" if len(found.differing) > 1 else ""
+    if result.agrees:
+        return Check("events", "green", f"{result.values} values of {len(result.metrics)} metrics as in the events")
+    far = (result.differing or result.nonfinite)[0]
+    beside = f", and {len(result.differing) - 1} more values" if len(result.differing) > 1 else ""
     return Check("events", "changed", f"{far.metric} at step {far.step}: {far.a!r} became {far.b!r}{beside}")
 
 
@@ -220,6 +224,6 @@ def _nothing_common(ours: Mapping[int, Mapping[str, float]], theirs: Mapping[int
 
 
 def _names(names: set[str]) -> str:
-    shown: Sequence[str] = sorted(names)[:_SHOWN]
+    listed: Sequence[str] = sorted(names)[:_SHOWN]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return line(", ".join(shown) + more) or "none"
+    return line(", ".join(listed) + more) or "none"

@@ -52,21 +52,21 @@ def _approved(ask: Git, case: str, commit: str) -> str:
     runs = f":(glob)golden/runs/*/{case}"
     paths = [f"{runs}.dvc", runs, f"{runs}/**"]
     for text in ask.text("log", "--format=%H %P", commit, "--", *paths).splitlines():
-        found, *parents = text.split()
-        if not any(_runs(ask, case, found) <= _runs(ask, case, parent) for parent in parents):
-            return str(found)
+        child, *parents = text.split()
+        if not any(_runs(ask, case, child) <= _runs(ask, case, parent) for parent in parents):
+            return str(child)
     return ""
 
 
 def _runs(ask: Git, case: str, commit: str) -> set[str]:
     """``hash path`` of the golden runs of a case in a commit, pointers or folders."""
-    found = set()
+    runs = set()
     for entry in ask.names("ls-tree", "-r", "-z", commit, "golden/runs/"):
         facts, _, path = entry.partition("\t")
         parts = path.split("/")
         if len(parts) > 3 and parts[3] in (case, f"{case}.dvc"):
-            found.add(f"{facts.split()[2]} {path}")
-    return found
+            runs.add(f"{facts.split()[2]} {path}")
+    return runs
 
 
 def newest_green(nights: Sequence[Night], past: Lineage) -> Night | None:

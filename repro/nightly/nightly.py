@@ -89,15 +89,15 @@ def night_of(checkout: Checkout, case: Case, commit: str, nights: Sequence[Night
     Raises:
         MachineFailureError: the machine failed.
     """
-    found = _Night(checkout, case, commit, nights, watch, asked)
+    night = _Night(checkout, case, commit, nights, watch, asked)
     try:
-        found.judge()
+        night.judge()
     except MachineFailureError:
         raise
     except ReproError as error:
         status: Status = "not judged" if isinstance(error, NotVerifiableError) else "error"
-        found.checks.append(Check("baseline" if found.trace else "run-to-run", status, line(error)))
-    return found.night()
+        night.checks.append(Check("baseline" if night.trace else "run-to-run", status, line(error)))
+    return night.night()
 
 
 @dataclass
@@ -169,8 +169,8 @@ class _Night:
         where: dict[str, int] = {}
         for record in reversed(tonight.trace.steps):
             where |= {name: record.step for name, value in record.compared.items() if not math.isfinite(value)}
-        found = metrics_check(self.metrics, history, table, self.case.compare.bounds, where)
-        return replace(found, text=spared) if spared and found.status == "not judged" else found
+        check = metrics_check(self.metrics, history, table, self.case.compare.bounds, where)
+        return replace(check, text=spared) if spared and check.status == "not judged" else check
 
     def _bisect(self, good: str) -> None:
         """Name the commits that changed the numbers, or say why they cannot be named."""
@@ -181,9 +181,9 @@ class _Night:
         else:
             self.watch(Event(f"the numbers of {self.case.name} changed: bisecting {between}"))
             try:
-                found = self._search(f"{good}..{self.commit}")
-                outcome, why = found.outcome, _unnamed(found)
-                self.culprits = _plain([culprit.to_mapping() for culprit in found.culprits])
+                result = self._search(f"{good}..{self.commit}")
+                outcome, why = result.outcome, _unnamed(result)
+                self.culprits = _plain([culprit.to_mapping() for culprit in result.culprits])
             except MachineFailureError:
                 raise
             except NotVerifiableError as error:
@@ -235,8 +235,8 @@ class _Night:
         if self.trace is None:
             return None
         known = self.judgement.looked if self.judgement else None
-        found = (known or of_case(self.case.compare).looked(self.trace)).to_mapping()
-        return _plain(found)  # type: ignore[no-any-return]
+        mapping = (known or of_case(self.case.compare).looked(self.trace)).to_mapping()
+        return _plain(mapping)  # type: ignore[no-any-return]
 
     def _kl(self) -> dict[str, float]:
         """KL(baseline || tonight) where it is farthest from 0; of equal bits 0, where there are log-probs."""
@@ -249,15 +249,15 @@ class _Night:
         return {"k1": 0.0, "k3": 0.0} if equal and trace.row(0, "forward", "log_probs") else {}
 
 
-def _unnamed(found: BisectResult) -> str:
+def _unnamed(result: BisectResult) -> str:
     """Why a search named no commit; empty where it did."""
-    if found.culprits and found.outcome == "found":
+    if result.culprits and result.outcome == "found":
         return ""
-    if found.outcome == "agree":
+    if result.outcome == "agree":
         return "both ends have the same numbers on this machine now: it is not the code that changed them"
-    if found.outcome == "flaky":
+    if result.outcome == "flaky":
         return "a commit of the range does not reproduce itself"
-    return f"one of {len(found.suspects)} commits, of which the rest cannot be tested"
+    return f"one of {len(result.suspects)} commits, of which the rest cannot be tested"
 
 
 def _plain(value: Any) -> Any:

@@ -167,23 +167,23 @@ class Night:
     @classmethod
     def from_mapping(cls, raw: Mapping[str, Any]) -> Night:
         """The inverse of `to_mapping`; KeyError, TypeError or ValueError where a part is missing or is none."""
-        given = dict(raw)
-        given.pop("format")
-        if given["status"] not in STATUSES or not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", given["at"]):
+        fields = dict(raw)
+        fields.pop("format")
+        if fields["status"] not in STATUSES or not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", fields["at"]):
             raise ValueError("status or time")
-        if (looked := given.get("looked_at")) is not None and not isinstance(looked["text"], str):
+        if (looked := fields.get("looked_at")) is not None and not isinstance(looked["text"], str):
             raise ValueError("what was looked at")
         metrics = {
             name: Summary(**{k: decode_float(v) for k, v in summary.items()})
-            for name, summary in given["metrics"].items()
+            for name, summary in fields["metrics"].items()
         }
-        found = {
-            "checks": [Check(**check) for check in given["checks"]],
-            "baseline": Baseline(**given["baseline"]),
+        parsed = {
+            "checks": [Check(**check) for check in fields["checks"]],
+            "baseline": Baseline(**fields["baseline"]),
             "metrics": metrics,
-            "kl": {name: decode_float(value) for name, value in given["kl"].items()},
+            "kl": {name: decode_float(value) for name, value in fields["kl"].items()},
         }
-        return cls(**given | found)
+        return cls(**fields | parsed)
 
 
 class Nights:
@@ -213,17 +213,17 @@ class Nights:
         Raises:
             ReproError: a file is damaged, or of a newer format.
         """
-        found = []
+        nights = []
         for path in sorted(self.folder.glob("*/*/*.json")):
             if machine not in ("*", path.parent.parent.name) or case not in ("*", path.parent.name):
                 continue
             raw = read_json(path, "result of a night")
             check_format(raw.get("format"), FORMAT, f"the result {path}")
             try:
-                found.append(Night.from_mapping(raw))
+                nights.append(Night.from_mapping(raw))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ReproError(f"{path} is damaged ({error}): restore it from git or DVC, or remove it") from None
-        return sorted(found, key=lambda night: (night.at, night.machine, night.case))
+        return sorted(nights, key=lambda night: (night.at, night.machine, night.case))
 
 
 def _linked(whole: Path, wanted: Path) -> Path:

@@ -35,8 +35,8 @@ _WIDTH = max(map(len, STATUSES))
 
 def headline(nights: Sequence[Night]) -> str:
     """The verdict in one line, the worst first."""
-    found = Counter(night.status for night in nights)
-    parts = [f"{found[status]} {status}" for status in reversed(STATUSES) if found[status]]
+    counts = Counter(night.status for night in nights)
+    parts = [f"{counts[status]} {status}" for status in reversed(STATUSES) if counts[status]]
     return f"{count(len(nights), 'case')}: {', '.join(parts)}"
 
 
@@ -61,8 +61,8 @@ def culprit_lines(night: Night) -> list[str]:
 
 def _mismatch(night: Night) -> Mapping[str, Any] | None:
     """The train/rollout mismatch of the baseline and of tonight; None where all is equal or nothing was compared."""
-    found: Mapping[str, Any] | None = (night.compared or {}).get("mismatch")
-    return found
+    mismatch: Mapping[str, Any] | None = (night.compared or {}).get("mismatch")
+    return mismatch
 
 
 def looked_line(night: Night) -> str:
@@ -97,7 +97,7 @@ def nightly_text(nights: Sequence[Night], files: Sequence[Path], *, colour: bool
         for check in night.checks:
             word = _styled(check.status, f"{check.status:{_WIDTH}}", colour=colour)
             lines.append(f"  {word}  {clean(check.name)}: {clean(check.text)}")
-        lines += [f"  {said}"] if (said := looked_line(night)) else []
+        lines += [f"  {looked}"] if (looked := looked_line(night)) else []
         lines += [f"  {line}" for line in culprit_lines(night)]
         lines += [f"  {row}" for row in mismatch_text(_mismatch(night)).splitlines()]
         lines += [f"  {cure}"] if (cure := _cure(night)) else []
@@ -112,14 +112,14 @@ def annotate(nights: Sequence[Night]) -> None:
     for night in nights:
         if night.status == "green":
             continue
-        said = [f"{check.name}: {check.text}" for check in night.checks if check.status == night.status]
+        texts = [f"{check.name}: {check.text}" for check in night.checks if check.status == night.status]
         # without its own baseline check a night is not judged although nothing says so
-        text = "; ".join([*said, *(line.strip() for line in culprit_lines(night))]) or "nothing to compare with"
+        text = "; ".join([*texts, *(line.strip() for line in culprit_lines(night))]) or "nothing to compare with"
         annotation(_LEVELS[night.status], f"{night.case}: {night.status}", clean(text))
 
 
 def _context(nights: Sequence[Night], files: Sequence[Path], command: str) -> dict[str, Any]:
-    one = [
+    cases = [
         {
             "night": night,
             "mark": MARKS[night.status],
@@ -137,8 +137,8 @@ def _context(nights: Sequence[Night], files: Sequence[Path], command: str) -> di
                 for check in night.checks
             ],
             "looked": looked_line(night),
-            "mismatch": mismatch_rows(found) if (found := _mismatch(night)) else [],
-            "of": mismatch_title(found) if found else "",
+            "mismatch": mismatch_rows(mismatch) if (mismatch := _mismatch(night)) else [],
+            "of": mismatch_title(mismatch) if mismatch else "",
             "culprits": "\n".join(culprit_lines(night)),
             "search": (night.bisect or {}).get("reproduce", ""),
             "cure": _cure(night),
@@ -151,7 +151,7 @@ def _context(nights: Sequence[Night], files: Sequence[Path], command: str) -> di
     return {
         "headline": headline(nights),
         "mark": MARKS[total],
-        "cases": one,
+        "cases": cases,
         "seconds": round(sum(night.seconds for night in nights)),
         "command": command,
         "version": __version__,

@@ -53,11 +53,11 @@ def write_nights(nights: Sequence[Night], folder: Path) -> None:
     runs: dict[tuple[str, str], list[Night]] = {}
     for night in sorted(nights, key=lambda n: n.at):
         runs.setdefault((night.machine, night.case), []).append(night)
-    for (machine, case), found in runs.items():
+    for (machine, case), history in runs.items():
         tags = _Tags()
-        run = _Run(_seconds(found[0].at))
-        run.text("night/statuses", STATUS_TEXT, _seconds(found[0].at))
-        for number, night in enumerate(found):
+        run = _Run(_seconds(history[0].at))
+        run.text("night/statuses", STATUS_TEXT, _seconds(history[0].at))
+        for number, night in enumerate(history):
             for place, name, value in _night(night):
                 run.scalar(tags.of(name, place), number, value, _seconds(night.at))
         run.write(folder / _folder(machine) / _folder(case))

@@ -101,7 +101,7 @@ def judge_metrics(
         table: By what to judge.
         bounds: The case's, by metric.
     """
-    found = []
+    judged = []
     nights = history[-table.history :]
     for name, summary in tonight.items():
         seen = [night[name] for night in nights if name in night]
@@ -109,9 +109,9 @@ def judge_metrics(
             if place != "last" and all(getattr(s, place) == s.last for s in (summary, *seen)):
                 continue  # it says what the last step says
             past = [getattr(s, place) for s in seen]
-            one = judge(getattr(summary, place), past, mads=table.mads, least=table.least, bound=bounds.get(name))
-            found.append(Judged(**{**vars(one), "metric": name, "place": place}))
-    return found
+            result = judge(getattr(summary, place), past, mads=table.mads, least=table.least, bound=bounds.get(name))
+            judged.append(Judged(**{**vars(result), "metric": name, "place": place}))
+    return judged
 
 
 def metrics_check(
@@ -142,8 +142,8 @@ def metrics_check(
     if len(nights) < table.least:
         return Check("metrics", "not judged", f"{_nights(len(nights))} of {table.least} that it takes")
     if outside or gone:
-        said = [str(j) + (_STABLE if j.limit == 0 else "") for j in outside] + [f"{name} is gone" for name in gone]
-        return Check("metrics", "changed", _listed(said, "; "))
+        texts = [str(j) + (_STABLE if j.limit == 0 else "") for j in outside] + [f"{name} is gone" for name in gone]
+        return Check("metrics", "changed", _listed(texts, "; "))
     known = {j.metric for j in judged if j.verdict == "inside"}
     if not known:
         return Check("metrics", "not judged", f"no metric has a value in {table.least} trusted nights")
@@ -166,7 +166,7 @@ def summarise(steps: Iterable[Mapping[str, float]]) -> dict[str, Summary]:
     for step in steps:
         for name, value in step.items():
             values.setdefault(name, []).append(value)
-    return {name: _summary(found) for name, found in values.items()}
+    return {name: _summary(series) for name, series in values.items()}
 
 
 def _summary(values: Sequence[float]) -> Summary:

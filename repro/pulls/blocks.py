@@ -38,7 +38,7 @@ def _cost(result: PairResult) -> Block:
     """Step time and peak memory of both sides."""
     sides = [result.spent.get(side) for side in ("base", "head")]
     times = [side.step_seconds if side else None for side in sides]
-    shown = ["not measured" if t is None else f"{1000 * t:.3g} ms" if t < 1 else f"{t:.3g} s" for t in times]
+    step_times = ["not measured" if t is None else f"{1000 * t:.3g} ms" if t < 1 else f"{t:.3g} s" for t in times]
     kinds = ["GPU" if side and side.device_bytes else "host" for side in sides]
     bytes_ = [_memory(side) for side in sides]
     names = [
@@ -48,7 +48,7 @@ def _cost(result: PairResult) -> Block:
     same = kinds[0] == kinds[1]
     ratio = _ratio(bytes_[0], bytes_[1]) if same else "not comparable"
     kind = f", {kinds[0]}" if same and any(sides) else ""
-    rows = [["step time, median", *shown, _ratio(*times)], [f"peak memory{kind}", *names, ratio]]
+    rows = [["step time, median", *step_times, _ratio(*times)], [f"peak memory{kind}", *names, ratio]]
     cells = [[(said(cell),) for cell in row] for row in rows]
     return Block("Cost", (), ["", "base", "head", "head / base"], cells, [(said(COST),)])
 
@@ -57,9 +57,9 @@ def _memory(spent: Usage | None) -> int | None:
     return spent.memory or None if spent else None
 
 
-def _mismatch(found: MismatchChange | None) -> Block | None:
+def _mismatch(change: MismatchChange | None) -> Block | None:
     """The train/rollout mismatch of both sides, as far as it moved."""
-    raw = found.to_mapping() if found else {"numbers": []}
+    raw = change.to_mapping() if change else {"numbers": []}
     rows = mismatch_rows(raw)
     if not rows:
         return None
@@ -129,15 +129,15 @@ def _notes(result: PairResult) -> Block | None:
         lines.append((said("No commit is named: "), quoted(result.unnamed)))
     if result.compared and result.compared.flaky and result.verdict != "flaky":
         lines.append((quoted(result.compared.flaky),))
-    if found := result.bisect:
-        if found.outcome == "ambiguous":
-            lines += [(said("It may be "), code(short(c)), said(" "), quoted(found.subjects.get(c, "")))
-                      for c in found.suspects]  # fmt: skip
-        if found.earlier:
+    if bisect := result.bisect:
+        if bisect.outcome == "ambiguous":
+            lines += [(said("It may be "), code(short(c)), said(" "), quoted(bisect.subjects.get(c, "")))
+                      for c in bisect.suspects]  # fmt: skip
+        if bisect.earlier:
             lines.append((said("These commits do not explain all: earlier ones move numbers too."),))
-        if found.explains_bad is False:
+        if bisect.explains_bad is False:
             lines.append((said("These commits do not explain all: later ones move numbers too."),))
-        lines += [_skip_line(group) for group in skipped(found.skips, "commit", found.diagnoses)]
+        lines += [_skip_line(group) for group in skipped(bisect.skips, "commit", bisect.diagnoses)]
     return Block("Notes", lines) if lines else None
 
 

@@ -46,15 +46,15 @@ def comment(report: PullReport, key: str = "default", *, limit: int = LIMIT) -> 
     # a part is a section's frame or one of its blocks: [frame, block, block, frame, block, ...]
     parts = [(n, k) for n, (_, blocks) in enumerate(sections) for k in range(len(blocks) + 1)]
 
-    def render(kept: int) -> str:
-        sizes = Counter(n for n, _ in parts[:kept])
-        shown = [_section(*sections[n], size - 1, several=len(entries) > 1) for n, size in sizes.items()]
+    def render(number: int) -> str:
+        sizes = Counter(n for n, _ in parts[:number])
+        rendered = [_section(*sections[n], size - 1, several=len(entries) > 1) for n, size in sizes.items()]
         context = {
             "marker": marker(key),
             "summary": summary(entries) if len(entries) > 1 else "",
             "verdicts": lines,
-            "sections": shown,
-            "left": _left_out(sections, parts[kept:]),
+            "sections": rendered,
+            "left": _left_out(sections, parts[number:]),
             "ends": _ends(report),
             "at": report.at.replace("T", " ").replace("Z", " UTC"),
             "command": fenced(_shortened(report.command)),
@@ -70,17 +70,17 @@ def comment(report: PullReport, key: str = "default", *, limit: int = LIMIT) -> 
     if most == len(parts) and len((whole := render(most)).encode()) <= limit:
         return whole
     # [fits, fits, ..., does not, does not]
-    kept = bisect_right(range(1, most), False, key=lambda n: len(render(n).encode()) > limit)
-    return render(kept)
+    number = bisect_right(range(1, most), False, key=lambda n: len(render(n).encode()) > limit)
+    return render(number)
 
 
-def _section(entry: PairResult, blocks: Sequence[Block], kept: int, *, several: bool) -> dict[str, Any]:
+def _section(entry: PairResult, blocks: Sequence[Block], number: int, *, several: bool) -> dict[str, Any]:
     return {
         "case": clean(entry.case),
         "name": (code(entry.case),) if several else (),
         "word": WORDS[entry.verdict],
         "fold": several and entry.agrees,
-        "blocks": blocks[:kept],
+        "blocks": blocks[:number],
         "foot": foot(entry),
     }
 
@@ -108,18 +108,18 @@ def _crowded(entries: Sequence[Entry], limit: int) -> Sequence[str]:
     """One line for each verdict, with the names of its cases, where a line for each case would not fit."""
     groups = {word: [e for e in entries if e.verdict == verdict] for verdict, word in WORDS.items()}
     for width in (24, 12):
-        found = {word: [markdown((code(e.case),), width=width) for e in group] for word, group in groups.items()}
-        if sum(len(name.encode()) + 2 for names in found.values() for name in names) <= limit - 1000:
+        by_word = {word: [markdown((code(e.case),), width=width) for e in group] for word, group in groups.items()}
+        if sum(len(name.encode()) + 2 for names in by_word.values() for name in names) <= limit - 1000:
             break
     room, lines = limit - 1000, []
-    for word, names in found.items():
-        shown: list[str] = []
+    for word, names in by_word.items():
+        fitting: list[str] = []
         for name in names:
             if (room := room - len(name.encode()) - 2) < 0:
                 break
-            shown.append(name)
-        rest = [f"{len(names) - len(shown)} more"] if len(shown) < len(names) else []
-        lines += [Markdown(f"{word}: {', '.join([*shown, *rest])}")] if names else []
+            fitting.append(name)
+        more = [f"{len(names) - len(fitting)} more"] if len(fitting) < len(names) else []
+        lines += [Markdown(f"{word}: {', '.join([*fitting, *more])}")] if names else []
     return lines
 
 
@@ -139,12 +139,12 @@ def _left_out(sections: Sequence[tuple[PairResult, list[Block]]], gone: Sequence
 
 def _ends(report: PullReport) -> list[str]:
     """Both commits in full; of the baseline the one that served, which cases share."""
-    found: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for result in report.results:
         for name, point in (("BASE", result.base), ("HEAD", result.head)):
             date = quoted(f"({utc(point.date)})")
             line: Line = (said(f"{name} "), code(point.commit), said(" "), quoted(point.subject), said(" "), date)
-            found[markdown(line, width=_WIDE)] = None
-    if not found:
-        found = {markdown((said(f"{n} "), code(c))): None for n, c in (("BASE", report.base), ("HEAD", report.head))}
-    return list(found)
+            lines[markdown(line, width=_WIDE)] = None
+    if not lines:
+        lines = {markdown((said(f"{n} "), code(c))): None for n, c in (("BASE", report.base), ("HEAD", report.head))}
+    return list(lines)

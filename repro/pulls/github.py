@@ -207,23 +207,23 @@ class PullComments:
             message = str(response.json().get("message", ""))
         except (ValueError, AttributeError):
             message = ""
-        said = cut(clean(message), 200).replace(self.token, "***")
-        said = f"{status} {said}".rstrip()
-        if status == 429 or response.headers.get("x-ratelimit-remaining") == "0" or "rate limit" in said.lower():
-            return f"GitHub takes no more calls for now ({said}): wait, and post again"
+        answer = cut(clean(message), 200).replace(self.token, "***")
+        answer = f"{status} {answer}".rstrip()
+        if status == 429 or response.headers.get("x-ratelimit-remaining") == "0" or "rate limit" in answer.lower():
+            return f"GitHub takes no more calls for now ({answer}): wait, and post again"
         if status == 401:
-            return f"GitHub does not accept the token ({said}): set GITHUB_TOKEN to a valid one"
+            return f"GitHub does not accept the token ({answer}): set GITHUB_TOKEN to a valid one"
         if status == 403:
-            return f"the token may not comment on {self.pull} ({said}): {_FORK}"
+            return f"the token may not comment on {self.pull} ({answer}): {_FORK}"
         if status in (404, 410):
-            return f"GitHub shows no pull request {self.pull} ({said}): check --repo, --pr and the token's rights"
+            return f"GitHub shows no pull request {self.pull} ({answer}): check --repo, --pr and the token's rights"
         if status == 422:
-            return f"GitHub does not take the comment on {self.pull} ({said}): check the file"
+            return f"GitHub does not take the comment on {self.pull} ({answer}): check the file"
         if status >= 500:
-            return f"GitHub failed {_TRIES} times or more ({said}): post again later"
+            return f"GitHub failed {_TRIES} times or more ({answer}): post again later"
         if 300 <= status < 400:
-            return f"{self.pull.repository} has moved ({said}): give its new name with --repo"
-        return f"GitHub refused the comment on {self.pull} ({said}): check --repo and --pr"
+            return f"{self.pull.repository} has moved ({answer}): give its new name with --repo"
+        return f"GitHub refused the comment on {self.pull} ({answer}): check --repo and --pr"
 
     def _json(self, response: Any) -> Any:
         try:

@@ -36,8 +36,8 @@ def marker(key: str) -> str:
 
 def marker_of(text: str) -> str | None:
     """The marker that a comment starts with; None where it starts with none."""
-    found = MARKER.match(text)
-    return found[0] if found else None
+    match = MARKER.match(text)
+    return match[0] if match else None
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ def find_pull(folder: Path, repository: str | None, number: int | None) -> Pull:
         raise ReproError("no GitHub repository is known here: name it with --repo OWNER/NAME")
     if not re.fullmatch(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+", name) or ".." in name:
         raise ReproError(f"{clean(name)!r} is no GitHub repository: write OWNER/NAME")
-    found = number or _of_event() or _of_ref()
-    if found is None:
+    pull_number = number or _of_event() or _of_ref()
+    if pull_number is None:
         raise ReproError("no pull request is known here: name it with --pr NUMBER")
-    return Pull(name, found)
+    return Pull(name, pull_number)
 
 
 def _of_remote(folder: Path) -> str | None:
@@ -84,10 +84,10 @@ def _of_remote(folder: Path) -> str | None:
     except GitFailedError:
         return None
     host = urlsplit(os.environ.get("GITHUB_SERVER_URL", "https://github.com")).hostname or "github.com"
-    found = re.fullmatch(
+    match = re.fullmatch(
         rf"(?:\w+://(?:[^@/]+@)?|[\w.-]+@){re.escape(host)}(?::\d+/|[:/])([^/]+/[^/]+?)(?:\.git)?/?", url
     )
-    return found[1] if found else None
+    return match[1] if match else None
 
 
 def _of_event() -> int | None:
@@ -104,8 +104,8 @@ def _of_event() -> int | None:
 
 
 def _of_ref() -> int | None:
-    found = re.fullmatch(r"refs/pull/([1-9]\d*)/(?:merge|head)", os.environ.get("GITHUB_REF", ""))
-    return int(found[1]) if found else None
+    match = re.fullmatch(r"refs/pull/([1-9]\d*)/(?:merge|head)", os.environ.get("GITHUB_REF", ""))
+    return int(match[1]) if match else None
 
 
 _TOKENS = ("GITHUB_TOKEN", "GH_TOKEN", "GITHUB_ENTERPRISE_TOKEN", "GH_ENTERPRISE_TOKEN")

@@ -61,10 +61,10 @@ def value(number: float | None, digits: int = 7) -> str:
 
 def _sides(gap: Gap) -> str:
     """Both values; with all their digits where fewer would look equal."""
-    shown = value(gap.a), value(gap.b)
-    if shown[0] == shown[1] and not gap.same and not (gap.a != gap.a and gap.b != gap.b):
-        shown = value(gap.a, 17), value(gap.b, 17)
-    return f"{shown[0]} -> {shown[1]}"
+    texts = value(gap.a), value(gap.b)
+    if texts[0] == texts[1] and not gap.same and not (gap.a != gap.a and gap.b != gap.b):
+        texts = value(gap.a, 17), value(gap.b, 17)
+    return f"{texts[0]} -> {texts[1]}"
 
 
 def _difference(gap: Gap) -> str:
@@ -116,11 +116,11 @@ def _places(moved: Moved) -> Iterator[tuple[str, Gap]]:
 
 def _chosen(drift: Drift, bounds: Sequence[str]) -> dict[str, str]:
     """The keys of the metrics that are always shown, each with what it is called."""
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for label, names in METRICS.items():
         if (moved := drift.metric(*names)) is not None:
-            found[next(key for key, other in drift.metrics.items() if other is moved)] = label
-    return found | {name: name for name in bounds if name in drift.metrics and name not in found}
+            labels[next(key for key, other in drift.metrics.items() if other is moved)] = label
+    return labels | {name: name for name in bounds if name in drift.metrics and name not in labels}
 
 
 def _label(key: str, label: str) -> Line:
@@ -184,5 +184,5 @@ def _unmoved(still: Sequence[Piece], others: int) -> list[Line]:
     """One line on what did not move."""
     named = [piece for name in still[:_STILL] for piece in (said(", "), name)][1:]
     others += len(still[_STILL:])
-    rest = [said(f"{' and ' if named else ''}{count(others, 'other metric')}")] if others else []
-    return [(said("Did not move: "), *named, *rest, said("."))] if named or rest else []
+    more = [said(f"{' and ' if named else ''}{count(others, 'other metric')}")] if others else []
+    return [(said("Did not move: "), *named, *more, said("."))] if named or more else []

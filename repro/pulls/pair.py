@@ -98,20 +98,20 @@ def compare_traces(a: Trace, b: Trace, rule: Compare, *, dumped: tuple[Trace, Tr
         ReproError: they cannot be compared.
     """
     strict = rule.strict
-    found = drift(a, b, strict=strict)
-    if found.divergence is None:
-        return Compared("moved" if found.ended else "identical", found)
+    drifted = drift(a, b, strict=strict)
+    if drifted.divergence is None:
+        return Compared("moved" if drifted.ended else "identical", drifted)
     if dumped:
-        found = found.with_divergence(first_difference(*dumped, strict=strict))
+        drifted = drifted.with_divergence(first_difference(*dumped, strict=strict))
     left: list[Divergence] = []
     if rule.mode == "bounds":
         count = min(len(a.steps), len(b.steps))
         alike = named_alike(a, b, strict=strict)
         left = [violation for i in range(count) for violation in violations(a, alike, i, rule.bounds)]
-        found = replace(found, looked=only_bounds(rule.bounds))
-    fine = rule.mode == "bounds" and not left and not found.ended
+        drifted = replace(drifted, looked=only_bounds(rule.bounds))
+    fine = rule.mode == "bounds" and not left and not drifted.ended
     picture, mismatch = picture_of(a, b, dumped, strict=strict), mismatch_change(a, b)
-    return Compared("within" if fine else "moved", found, left, picture, mismatch=mismatch)
+    return Compared("within" if fine else "moved", drifted, left, picture, mismatch=mismatch)
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class PairResult:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        spent = {side: found.to_mapping() if found else None for side, found in self.spent.items()}
+        spent = {side: usage.to_mapping() if usage else None for side, usage in self.spent.items()}
         return {
             "case": self.case,
             "base": asdict(self.base),
@@ -202,8 +202,8 @@ def compare_commits(
         MachineFailureError: the machine failed; the same command resumes.
     """
     pair = _Pair(checkout, case, base, head, watch, options)
-    found = pair.result()
-    return pair.named(found) if name and found.verdict == "moved" else found
+    result = pair.result()
+    return pair.named(result) if name and result.verdict == "moved" else result
 
 
 @dataclass

@@ -89,8 +89,8 @@ def pull_text(report: PullReport) -> str:
     lines = [summary(report.entries), ""] if several else []
     lines += [f"{clean(entry.case)}: {plain(verdict_line(entry))}" for entry in report.entries]
     for result in report.results:
-        shown = _text_of(result)
-        lines += ["", *([f"{clean(result.case)}:"] if several and shown else []), *shown]
+        details = _text_of(result)
+        lines += ["", *([f"{clean(result.case)}:"] if several and details else []), *details]
     return "\n".join(lines)
 
 
@@ -155,25 +155,25 @@ def _plots(result: PairResult) -> list[tuple[str, str]]:
     from repro.report.picture_plots import heat_map, token_scatter, ulp_plot
     from repro.report.plots import distance_plot
 
-    found: list[tuple[str, str]] = []
+    plots: list[tuple[str, str]] = []
     for culprit in result.culprits[:_PLOTS]:
         if culprit.comparison:
             title = (
                 f"What {short(culprit.commit.commit)} moved, against its parent: |after - before|; KL and gaps in nats"
             )
-            found.append((title, distance_plot(culprit.comparison)))
+            plots.append((title, distance_plot(culprit.comparison)))
     if result.compared and (picture := result.compared.picture):
-        found.append(("Where signals differ, and how far", heat_map(picture)))
+        plots.append(("Where signals differ, and how far", heat_map(picture)))
         of = picture.of
         whole = "" if of.get("exact") else ", a sample of it"
         where = f"{of.get('phase')} {of.get('signal')} at step {of.get('step')}{whole}" if of else ""
-        found.append(
+        plots.append(
             (f"How far the elements of {clean(where)} are apart", ulp_plot(picture.histogram, str(of.get("dtype", ""))))
         )
         if tokens := picture.tokens:
             title = f"Log-probs of the same tokens at step {tokens.step}: {len(tokens.pairs)} of {tokens.total} tokens"
-            found.append((title, token_scatter(tokens)))
-    return [(title, svg) for title, svg in found if svg]
+            plots.append((title, token_scatter(tokens)))
+    return [(title, svg) for title, svg in plots if svg]
 
 
 def write_report(report: PullReport, folder: Path, key: str = "default") -> list[Path]:

@@ -77,10 +77,10 @@ class PullReport:
     @property
     def exit_code(self) -> int:
         """1 where numbers moved or HEAD is noise; else 2 where a case failed; else 3 where one is not verifiable."""
-        found = {entry.verdict for entry in self.entries}
-        if found & {"moved", "flaky"}:
+        verdicts = {entry.verdict for entry in self.entries}
+        if verdicts & {"moved", "flaky"}:
             return 1
-        return 2 if "error" in found else 3 if "unverifiable" in found else 0
+        return 2 if "error" in verdicts else 3 if "unverifiable" in verdicts else 0
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types, without NaN."""
@@ -95,8 +95,8 @@ class PullReport:
             "reproduce": self.command,
             "results": [entry.to_mapping() | {"line": plain(verdict_line(entry))} for entry in self.entries],
         }
-        found: dict[str, Any] = _finite(raw)
-        return found
+        mapping: dict[str, Any] = _finite(raw)
+        return mapping
 
 
 def _finite(value: Any) -> Any:
@@ -111,16 +111,16 @@ def _finite(value: Any) -> Any:
 def summary(entries: Sequence[Entry]) -> str:
     """How many cases came to which verdict."""
     counts: Counter[str] = Counter(entry.verdict for entry in entries)
-    words = [f"{counts[v]} {w.removeprefix('numbers ')}" for v, w in WORDS.items() if counts[v]]
-    return f"{count(len(entries), 'case')}: {', '.join(words)}"
+    parts = [f"{counts[v]} {w.removeprefix('numbers ')}" for v, w in WORDS.items() if counts[v]]
+    return f"{count(len(entries), 'case')}: {', '.join(parts)}"
 
 
 def moved_bounds(compared: Compared) -> dict[str, list[int]]:
     """The steps at which each metric left its bound, by metric."""
-    found: dict[str, list[int]] = {}
+    steps: dict[str, list[int]] = {}
     for violation in compared.violations:
-        found.setdefault(violation.signal, []).append(violation.step)
-    return found
+        steps.setdefault(violation.signal, []).append(violation.step)
+    return steps
 
 
 def verdict_line(entry: Entry) -> Line:
@@ -166,9 +166,9 @@ def _who(entry: PairResult) -> Line:
         culprit = entry.culprits[0].commit
         return said(" by "), code(short(culprit.commit)), said(" "), quoted(culprit.subject)
     if entry.culprits:
-        shown = [piece for c in entry.culprits[:3] for piece in (said(", "), code(short(c.commit.commit)))][1:]
+        pieces = [piece for c in entry.culprits[:3] for piece in (said(", "), code(short(c.commit.commit)))][1:]
         more = [said(f" and {len(entry.culprits) - 3} more")] if len(entry.culprits) > 3 else []
-        return said(f" by {len(entry.culprits)} commits: "), *shown, *more
+        return said(f" by {len(entry.culprits)} commits: "), *pieces, *more
     several = f" by one or more of {entry.commits} commits"
     if entry.unnamed:
         return said(f"{several}, not named: "), quoted(entry.unnamed)

@@ -45,8 +45,8 @@ def headline(result: BisectResult, what: str = "commit") -> str:
         return f"{short(result.culprit.commit)} is FLAKY: two replays of it differ on {result.case}"
     if result.outcome == "ambiguous":
         sure = sum(result.posterior.get(c, 0.0) for c in result.suspects)
-        told = f", with probability {_percent(sure)}" if result.posterior else ""
-        return f"one of {len(result.suspects)} {what}s moved the numbers of {result.case}{told}: no test tells which"
+        chance = f", with probability {_percent(sure)}" if result.posterior else ""
+        return f"one of {len(result.suspects)} {what}s moved the numbers of {result.case}{chance}: no test tells which"
     return f"{short(result.good)} and {short(result.bad)} agree {how} on {result.case}"
 
 
@@ -91,9 +91,9 @@ def _pairs(result: SetResult) -> list[tuple[str, str]]:
 def explanation(result: BisectResult, what: str = "commit") -> str:
     """Whether the culprit is the whole story."""
     if result.earlier and result.culprit:
-        rest = f"repro bisect {short(result.good)}..{short(result.culprit.parents[0])}"
-        told = f"{what.capitalize()}s before it move the numbers too, in a later step: {result.earlier}."
-        return f"{told} `--all` names them, or search on with `{rest}`."
+        command = f"repro bisect {short(result.good)}..{short(result.culprit.parents[0])}"
+        text = f"{what.capitalize()}s before it move the numbers too, in a later step: {result.earlier}."
+        return f"{text} `--all` names them, or search on with `{command}`."
     if result.explains_bad is None:
         return ""
     if isinstance(result, SetResult):
@@ -119,9 +119,9 @@ def environment_lines(culprit: Culprit) -> list[str]:
     """What the culprit's lock files changed in its environment: a possible cause beside its code."""
     if not culprit.environment:
         return []
-    shown = [one_line(f"  {change}") for change in culprit.environment[:_SHOWN]]
+    changes = [one_line(f"  {change}") for change in culprit.environment[:_SHOWN]]
     more = [f"  and {len(culprit.environment) - _SHOWN} more"] if len(culprit.environment) > _SHOWN else []
-    return ["", "its environment changed, which may be the cause:", *shown, *more]
+    return ["", "its environment changed, which may be the cause:", *changes, *more]
 
 
 def why_lines(culprit: Culprit, *, beside: bool = False, plotted: bool = False) -> list[str]:
@@ -149,31 +149,31 @@ def noise_line(result: BisectResult, what: str = "commit") -> str:
             "probability allows for one that is not. `--confidence` asks for more runs."
         )
     rates = [f"{100 * rate:.0f} %" for rate in result.rates]
-    said = [
+    lines = [
         f"Verdicts are noisy: a {what} without the culprit is BAD in {rates[0]} of replays, one with it in {rates[1]}."
     ]
     likely = sorted(result.posterior.items(), key=lambda item: -item[1])[:5]
-    said += [f"  {100 * p:5.1f} %  {short(commit)} {result.subjects.get(commit, '')}" for commit, p in likely]
-    return "\n".join(said)
+    lines += [f"  {100 * p:5.1f} %  {short(commit)} {result.subjects.get(commit, '')}" for commit, p in likely]
+    return "\n".join(lines)
 
 
 def rename_lines(result: BisectResult) -> list[str]:
     """What commits renamed that changed no number: those before each culprit, or those of the whole range."""
     if result.culprits:
-        told = [(f"before {short(c.commit.commit)}", c.renames) for c in result.culprits]
+        renamed = [(f"before {short(c.commit.commit)}", c.renames) for c in result.culprits]
     else:
-        told = [(f"by {short(result.bad)}", result.renames)]
-    return [f"{where}, {renames}: no change of numbers" for where, renames in told if renames]
+        renamed = [(f"by {short(result.bad)}", result.renames)]
+    return [f"{where}, {renames}: no change of numbers" for where, renames in renamed if renames]
 
 
 def culprit_lines(culprit: Culprit, what: str) -> list[str]:
     """Who, when and what."""
     c = culprit.commit
     if what == "commit":
-        told = [f"commit {c.commit}", f"author {c.author}", f"date   {c.date}", f"       {c.subject}", "", c.diffstat]
+        lines = [f"commit {c.commit}", f"author {c.author}", f"date   {c.date}", f"       {c.subject}", "", c.diffstat]
     else:
-        told = [f"{what} {c.commit}", *([f"       {c.subject}"] if c.subject != c.commit else [])]
-    return ["", *told, *environment_lines(culprit)]
+        lines = [f"{what} {c.commit}", *([f"       {c.subject}"] if c.subject != c.commit else [])]
+    return ["", *lines, *environment_lines(culprit)]
 
 
 def bisect_text(result: BisectResult, what: str = "commit") -> str:
@@ -195,8 +195,8 @@ def bisect_text(result: BisectResult, what: str = "commit") -> str:
         lines += why_lines(result.culprits[0])
     if result.comparison:
         lines += ["", metrics_table(result.comparison)]
-    told = filter(None, [noise_line(result, what), explanation(result, what), looked_line(result)])
-    lines += ["", *told, cost_line(result, what)]
+    notes = filter(None, [noise_line(result, what), explanation(result, what), looked_line(result)])
+    lines += ["", *notes, cost_line(result, what)]
     groups = _skipped(result, what)
     for group in groups[:_SHOWN]:
         lines += [one_line(f"skipped {group.who}: {group.reason}")]
@@ -232,12 +232,12 @@ def cost_line(result: BisectResult, what: str = "commit") -> str:
         bills += [("the explanation", c.explanation)] if c.explanation.steps else []
         text += "; trained steps: " + ", ".join(f"{bill.steps} for {name}" for name, bill in bills)
     if what == "commit" and result.git_probes and (result.rates is None or not result.posterior):
-        said = [count(result.git_probes, "test")]
+        costs = [count(result.git_probes, "test")]
         if result.predicate != "exit":
-            said.append(f"{result.git_probes * result.git_steps} trained steps")
+            costs.append(f"{result.git_probes * result.git_steps} trained steps")
         if result.git_seconds is not None:
-            said.append(f"about {duration(result.git_seconds)}")
-        text += f"; `git bisect run` would have taken at least {', '.join(said)} for its search"
+            costs.append(f"about {duration(result.git_seconds)}")
+        text += f"; `git bisect run` would have taken at least {', '.join(costs)} for its search"
     return text
 
 
@@ -265,10 +265,10 @@ def _context(result: BisectResult, command: str, what: str, *, plotted: bool) ->
 
 def _reason(culprit: Culprit, *, plotted: bool) -> dict[str, Any]:
     """Why, the part of the change that it names, and how far the first difference goes; empty where nothing is said."""
-    found = culprit.explanation
-    plot = size_plot(found) if plotted and found else ""
+    reason = culprit.explanation
+    plot = size_plot(reason) if plotted and reason else ""
     text = "\n".join(why_lines(culprit, beside=True, plotted=bool(plot))).strip()
-    return {"point": culprit.commit.commit, "text": text, "change": change_of(found), "plot": plot} if text else {}
+    return {"point": culprit.commit.commit, "text": text, "change": change_of(reason), "plot": plot} if text else {}
 
 
 def markdown(result: BisectResult, command: str, what: str = "commit") -> str:

@@ -68,18 +68,18 @@ def explain_text(found: Explanation) -> str:
 
 
 def _version(version: Version) -> list[str]:
-    said = one_line(f"{short(version.point)} {version.subject}")
-    one = version.explained
-    if one is None:
-        return [f"{said}: nothing in this place"]
-    lines = [f"{said}:", f"  {title(one)}"]
-    if one.place:
-        lines.append(f"  {one.place} in {one.place.function}{' (changed)' if one.place.touched else ''}")
-        lines += _indented(one.place.text)
-    reads = ", ".join(f"T{k} {text}" for k, text in enumerate(one.inputs))
-    lines.append(f"  ({one.arguments}){f' with {reads}' if reads else ''} -> {', '.join(one.outputs) or 'nothing'}")
-    rest = [place for place in one.stack if place != one.place and not place.file.startswith(("/", "<"))][:_DEEP]
-    lines += [f"  called from {place} in {place.function}" for place in rest]
+    heading = one_line(f"{short(version.point)} {version.subject}")
+    op = version.explained
+    if op is None:
+        return [f"{heading}: nothing in this place"]
+    lines = [f"{heading}:", f"  {title(op)}"]
+    if op.place:
+        lines.append(f"  {op.place} in {op.place.function}{' (changed)' if op.place.touched else ''}")
+        lines += _indented(op.place.text)
+    reads = ", ".join(f"T{k} {text}" for k, text in enumerate(op.inputs))
+    lines.append(f"  ({op.arguments}){f' with {reads}' if reads else ''} -> {', '.join(op.outputs) or 'nothing'}")
+    callers = [place for place in op.stack if place != op.place and not place.file.startswith(("/", "<"))][:_DEEP]
+    lines += [f"  called from {place} in {place.function}" for place in callers]
     return lines
 
 

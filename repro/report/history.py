@@ -49,26 +49,26 @@ def headline(result: HistoryResult) -> str:
 
 def notes(result: HistoryResult) -> list[str]:
     """What a reader must know to read the table."""
-    said = []
+    lines = []
     if any(row.against_previous for row in result.rows):
-        said.append(
+        lines.append(
             f"Each {result.what} against the one before it, then against GOOD, at the step where that metric differs "
             "most, with its sign: grad_norm and loss relative (Δ: absolute, where the first is 0), KL and the "
             "train/rollout log-prob gap in nats. >= is what samples of a tensor show."
         )
     if not result.looked.logged:
-        said.append(f"{NO_METRIC.capitalize()}.")
+        lines.append(f"{NO_METRIC.capitalize()}.")
     if result.noise:
-        said.append(f"{result.noise}.")
+        lines.append(f"{result.noise}.")
     if result.ended:
-        said.append(f"{result.ended}: only the {count(result.steps, 'step')} that both make are compared.")
-    said += [f"{short(r.before)}..{short(r.after)}: {r.renames}; no number changed." for r in result.renames]
+        lines.append(f"{result.ended}: only the {count(result.steps, 'step')} that both make are compared.")
+    lines += [f"{short(r.before)}..{short(r.after)}: {r.renames}; no number changed." for r in result.renames]
     if result.of_kind("merge"):
-        said.append("A [merge] joins sides that had both changed the numbers; it is no change of its own.")
+        lines.append("A [merge] joins sides that had both changed the numbers; it is no change of its own.")
     if not result.every:
         equal = "GOOD and BAD agree bit for bit. " if result.agree else ""
-        said.append(f"{equal}What changed and changed back between two tested commits is found by `--every` alone.")
-    return said
+        lines.append(f"{equal}What changed and changed back between two tested commits is found by `--every` alone.")
+    return lines
 
 
 def _fit(text: str, column: str, width: int) -> str:
@@ -99,8 +99,8 @@ def extent(divergence: Divergence | None) -> str:
         return _ratio(*size.numbers)
     if size.max_ulp is None:
         return "?"
-    shown = str(size.max_ulp) if size.max_ulp < _LARGE else f"{size.max_ulp:.1e}"
-    return f"{shown} ULP" if size.exact else f">={shown} ULP"
+    ulp = str(size.max_ulp) if size.max_ulp < _LARGE else f"{size.max_ulp:.1e}"
+    return f"{ulp} ULP" if size.exact else f">={ulp} ULP"
 
 
 def _ratio(a: float, b: float) -> str:
@@ -150,13 +150,13 @@ def subject(row: Row) -> str:
 
 def cells(result: HistoryResult) -> list[list[str]]:
     """Two lines for each row: against the one before it, and against GOOD where that is another one."""
-    found = []
+    lines = []
     for row in result.rows:
         first = [short(row.commit.commit), row.commit.date[:10], subject(row), *sizes(row.against_previous)]
-        found.append([one_line(cell) for cell in first])
+        lines.append([one_line(cell) for cell in first])
         if row.cumulative and row.cumulative != row.against_previous:
-            found.append(["", "", "since GOOD", *map(one_line, sizes(row.cumulative))])
-    return found
+            lines.append(["", "", "since GOOD", *map(one_line, sizes(row.cumulative))])
+    return lines
 
 
 def history_table(result: HistoryResult, width: int = WIDTH) -> str:
@@ -164,20 +164,20 @@ def history_table(result: HistoryResult, width: int = WIDTH) -> str:
     rows = cells(result)
     if not rows:
         return ""
-    kept = [i for i in range(len(HEAD)) if i < LEFT or any(row[i] not in ("-", "") for row in rows)]
-    kept = [i for i in kept if i != 1 or any(row[1] for row in rows)]  # another axis has no dates
-    lines = [[line[i] for i in kept] for line in ([*HEAD], *rows)]
-    widths = [max(len(line[n]) for line in lines) for n in range(len(kept))]
-    names = [HEAD[i] for i in kept]
+    columns = [i for i in range(len(HEAD)) if i < LEFT or any(row[i] not in ("-", "") for row in rows)]
+    columns = [i for i in columns if i != 1 or any(row[1] for row in rows)]  # another axis has no dates
+    lines = [[line[i] for i in columns] for line in ([*HEAD], *rows)]
+    widths = [max(len(line[n]) for line in lines) for n in range(len(columns))]
+    names = [HEAD[i] for i in columns]
     for name, least in (("signal", 14), ("subject", 12), ("signal", 8)):  # each as far as it goes
         over = max(0, sum(widths) + 2 * (len(widths) - 1) - width)
         n = names.index(name)
         widths[n] = max(min(least, widths[n]), widths[n] - over)
-    shown = []
+    text_lines = []
     for line in lines:
         parts = [_fit(cell, name, w) for cell, name, w in zip(line, names, widths, strict=True)]
-        shown.append("  ".join(parts).rstrip())
-    return "\n".join(shown)
+        text_lines.append("  ".join(parts).rstrip())
+    return "\n".join(text_lines)
 
 
 def listed(result: HistoryResult, most: int | None = None) -> list[str]:
@@ -220,9 +220,9 @@ def looked_line(result: HistoryResult) -> str:
 
 def history_text(result: HistoryResult) -> str:
     """The result for a terminal."""
-    said = [textwrap.fill(note, WIDTH) for note in notes(result)]
+    wrapped_notes = [textwrap.fill(note, WIDTH) for note in notes(result)]
     more = [textwrap.fill(line, WIDTH, subsequent_indent="    ") for line in listed(result, _SHOWN)]
-    blocks = [[headline(result)], [history_table(result)], more, said]
+    blocks = [[headline(result)], [history_table(result)], more, wrapped_notes]
     groups = skipped(result.skips, result.what)
     skips = [one_line(f"skipped {group.who}: {group.reason}") for group in groups[:_SHOWN]]
     skips += [f"and {len(groups) - _SHOWN} more"] if len(groups) > _SHOWN else []

@@ -42,26 +42,26 @@ def _within(c: LayoutComparison) -> str:
 def lines(result: LayoutResult) -> list[str]:
     """What was found, one fact a line."""
     if result.comparison is None:
-        told = [f"{layout}: {why}" for layout, why in result.flaky.items()]
+        facts = [f"{layout}: {why}" for layout, why in result.flaky.items()]
     else:
-        told = [*_compared(result.comparison), *(_key_line(between) for between in result.between)]
-    return [one_line(line) for line in told]
+        facts = [*_compared(result.comparison), *(_key_line(between) for between in result.between)]
+    return [one_line(line) for line in facts]
 
 
 def _compared(c: LayoutComparison) -> list[str]:
-    found = [f"first difference: {c.first}"] if c.first else []
-    found += [f"where they part: {c.parted}"] if c.parted and c.parted != c.first else []
-    found += [f"farthest apart: {c.worst}"] if c.worst and c.worst not in (c.first, c.parted) else []
-    found.append(
+    facts = [f"first difference: {c.first}"] if c.first else []
+    facts += [f"where they part: {c.parted}"] if c.parted and c.parted != c.first else []
+    facts += [f"farthest apart: {c.worst}"] if c.worst and c.worst not in (c.first, c.parted) else []
+    facts.append(
         f"{c.equal} of {count(c.signals, 'signal')} in {count(c.steps, 'step')} have equal bits; "
         f"allowed: {c.tolerance:g} eps"
     )
-    found += [f"log-probs of the same tokens: {c.log_probs} apart"] if c.log_probs and c.log_probs.differing else []
+    facts += [f"log-probs of the same tokens: {c.log_probs} apart"] if c.log_probs and c.log_probs.differing else []
     for side, names in c.alone.items():
         if names:
-            shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-            found.append(f"only in the {'first' if side == 'a' else 'second'} layout, not compared: {shown}")
-    return found
+            listed = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+            facts.append(f"only in the {'first' if side == 'a' else 'second'} layout, not compared: {listed}")
+    return facts
 
 
 def _key_line(between: Between) -> str:

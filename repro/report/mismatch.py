@@ -79,8 +79,8 @@ def _decoded(value: float | str | None) -> float | None:
 
 def _sides(values: Sequence[float | None], *, same: bool) -> list[str]:
     """Both values; with all their digits where fewer would look equal."""
-    shown = [_shown(value, _DIGITS) for value in values]
-    return shown if same or shown[0] != shown[1] else [_shown(value, 17) for value in values]
+    texts = [_shown(value, _DIGITS) for value in values]
+    return texts if same or texts[0] != texts[1] else [_shown(value, 17) for value in values]
 
 
 def _shown(value: float | None, digits: int) -> str:

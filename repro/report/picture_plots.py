@@ -42,39 +42,39 @@ def heat_map(picture: PlotData) -> str:
 
     if not picture.cells:
         return ""
-    each = -(-len(picture.steps) // _COLUMNS)
+    stride = -(-len(picture.steps) // _COLUMNS)
     worst: dict[tuple[int, int], Cell] = {}
     for cell in picture.cells:
-        place = cell.step // each, cell.signal
+        place = cell.step // stride, cell.signal
         if place not in worst or _weight(cell) > _weight(worst[place]):
             worst[place] = cell
     labels = [f"{n + 1}. {cut(clean(name), 48)}" for n, name in enumerate(picture.signals)]
     rows: list[dict[str, Any]] = [
-        {"step": picture.steps[column * each], "signal": labels[signal], "kind": _kind(cell) or "size",
+        {"step": picture.steps[column * stride], "signal": labels[signal], "kind": _kind(cell) or "size",
          "size": max(cell.relative, _LEAST) if cell.relative is not None else None}
         for (column, signal), cell in worst.items()
     ]  # fmt: skip
     sizes = [row["size"] for row in rows if row["size"] is not None]
     low, high = min(sizes, default=1.0), max(sizes, default=1.0)
     domain = [low, high] if high > low else [low / 10, high * 10]
-    columns = [picture.steps[i] for i in range(0, len(picture.steps), each)]
-    title = "step (optimizer update)" + (f", {each} to a column, the worst shown" if each > 1 else "")
+    columns = [picture.steps[i] for i in range(0, len(picture.steps), stride)]
+    title = "step (optimizer update)" + (f", {stride} to a column, the worst shown" if stride > 1 else "")
     base = chart_of(rows).encode(
         x=alt.X("step:O", title=title, scale=alt.Scale(domain=columns),
                 axis=alt.Axis(labelAngle=0, labelOverlap=True, grid=False)),
         y=alt.Y("signal:N", title="signals, in the order in which they differ", sort=labels,
                 scale=alt.Scale(domain=labels), axis=alt.Axis(labelLimit=0, labelFontSize=10, maxExtent=400)),
     )  # fmt: skip
-    shown = [kind for kind in _ODD if any(row["kind"] == kind for row in rows)]
+    kinds = [kind for kind in _ODD if any(row["kind"] == kind for row in rows)]
     legend = alt.Legend(title="largest difference / largest magnitude", titleLimit=0, gradientLength=180, format=".0e")
     layers = []
     if sizes:
         sized = base.transform_filter("datum.kind == 'size'").mark_rect()
         scale = alt.Scale(type="log", range=[LIGHT[f"heat-{end}"] for end in ("low", "mid", "high")], domain=domain)
         layers.append(sized.encode(color=alt.Color("size:Q", scale=scale, legend=legend)))
-    if shown:
+    if kinds:
         odd = base.transform_filter("datum.kind != 'size'").mark_rect()
-        colors = alt.Scale(domain=shown, range=[_ODD[kind] for kind in shown])
+        colors = alt.Scale(domain=kinds, range=[_ODD[kind] for kind in kinds])
         layers.append(odd.encode(color=alt.Color("kind:N", scale=colors, legend=alt.Legend(title=None, labelLimit=0))))
     width = min(720, max(160, 22 * len(columns)))
     chart = alt.layer(*layers).resolve_scale(color="independent").properties(width=width, height=14 * len(labels))

@@ -160,9 +160,9 @@ def _histogram(a: Trace, b: Trace, step: int, row: Row, other: Row) -> tuple[lis
         x, y, whole = row.values, other.values, True
     else:
         x, y = row.sketch, other.sketch
-    found = ulp_histogram(row.dtype, x, y) if len(x) == len(y) and row.dtype != METRIC else []
+    histogram = ulp_histogram(row.dtype, x, y) if len(x) == len(y) and row.dtype != METRIC else []
     of = {"step": step, "phase": row.phase, "signal": row.name, "dtype": row.dtype, "exact": whole}
-    return found, of
+    return histogram, of
 
 
 def _tokens(a: Trace, b: Trace, begin: int, count: int) -> Tokens | None:

@@ -51,13 +51,13 @@ def distance_plot(comparison: Comparison, metrics: Sequence[str] = SHOWN) -> str
     """|after - before| of the shown metrics and KL (k3) at each step, on a log scale; equal steps leave no point."""
     import altair as alt
 
-    found = [
+    distances = [
         (c.step, c.metric, abs(c.b - c.a))
         for c in comparison.metrics
         if c.metric in metrics and c.a is not None and c.b is not None
     ]
-    found += [(step, "KL k3", abs(k3)) for step, (_, k3) in comparison.kl.items()]
-    rows = [{"step": s, "metric": m, "distance": d} for s, m, d in found if math.isfinite(d) and d > 0]
+    distances += [(step, "KL k3", abs(k3)) for step, (_, k3) in comparison.kl.items()]
+    rows = [{"step": s, "metric": m, "distance": d} for s, m, d in distances if math.isfinite(d) and d > 0]
     if not rows:
         return ""
     steps = [min(c.step for c in comparison.metrics), max(c.step for c in comparison.metrics)]
@@ -105,20 +105,20 @@ def history_plot(result: HistoryResult) -> str:
     """
     import altair as alt
 
-    found = [
+    drifts = [
         (n, row, name, size)
         for n, row in enumerate(result.rows)
         if row.cumulative
         for name, size in _drifts(row.cumulative).items()
     ]
-    real = [size for *_, size in found if math.isfinite(size) and size > 0]
-    if not found:
+    real = [size for *_, size in drifts if math.isfinite(size) and size > 0]
+    if not drifts:
         return ""
     low = max(-300, math.floor(math.log10(min(real, default=1e-9))) - 1)
     high = max(low + 2, min(300, math.ceil(math.log10(max(real, default=1e-9))) + 1))
     kinds = {"measured": "circle", "0": "triangle-down", "no size: NaN, or relative to 0": "cross"}
     rows: list[dict[str, Any]] = []
-    for n, row, name, size in found:
+    for n, row, name, size in drifts:
         kind = list(kinds)[2 if not math.isfinite(size) else 1 if size == 0 else 0]
         height = {"measured": size, "0": 10.0**low}.get(kind, 10.0**high)
         label = clean(f"{short(row.commit.commit)} {row.commit.subject}")
@@ -133,7 +133,7 @@ def history_plot(result: HistoryResult) -> str:
             }  # equal values lie side by side
         )
     names = [name for name in _DRIFTS if any(r["what"] == name for r in rows)]
-    shown = [kind for kind in kinds if any(r["kind"] == kind for r in rows)]
+    drawn = [kind for kind in kinds if any(r["kind"] == kind for r in rows)]
     labels: dict[int, str] = {r["n"]: r["commit"] for r in rows}
     base = chart_of(rows).encode(
         x=alt.X("at:Q", title=f"{result.what}s that changed the numbers, oldest first",
@@ -148,8 +148,8 @@ def history_plot(result: HistoryResult) -> str:
     )  # fmt: skip
     points = base.mark_point(filled=True, size=70, opacity=0.9).encode(
         shape=alt.Shape(
-            "kind:N", title=None, scale=alt.Scale(domain=shown, range=[kinds[k] for k in shown]),
-            legend=alt.Legend(labelLimit=0) if len(shown) > 1 else None,
+            "kind:N", title=None, scale=alt.Scale(domain=drawn, range=[kinds[k] for k in drawn]),
+            legend=alt.Legend(labelLimit=0) if len(drawn) > 1 else None,
         ),
         tooltip=["commit:N", "what:N", "size:Q", "kind:N"],
     )  # fmt: skip
@@ -162,11 +162,11 @@ _DRIFTS = ("grad_norm", "loss", "KL k3", "log-prob gap")
 
 def _drifts(drift: Drift) -> dict[str, float]:
     """What is drawn of a drift: sizes without sign; a side that is missing has none."""
-    found: dict[str, float] = {}
+    sizes: dict[str, float] = {}
     for name in _DRIFTS:
         if name == "KL k3":
-            found |= {name: abs(drift.kl["k3"]["worst"][1])} if "k3" in drift.kl else {}
+            sizes |= {name: abs(drift.kl["k3"]["worst"][1])} if "k3" in drift.kl else {}
         elif moved := drift.metric(SHOWN[3] if name == "log-prob gap" else name):
             size = moved.worst.absolute if name == "log-prob gap" else moved.worst.relative
-            found[name] = math.nan if size is None else abs(size)
-    return found
+            sizes[name] = math.nan if size is None else abs(size)
+    return sizes

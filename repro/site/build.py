@@ -67,11 +67,11 @@ class Options:
     @property
     def command(self) -> str:
         """What builds the same site again; its folder decides none of its bytes."""
-        words = ["repro", "report", "publish", "--out", "site", "--results", self.results]
-        words += [word for pull in self.pulls for word in ("--pull", pull)]
-        words += ["--title", self.title] if self.title != DEFAULT_TITLE else []
-        words += ["--repository", self.repository] if self.repository else []
-        return shlex.join(words)
+        argv = ["repro", "report", "publish", "--out", "site", "--results", self.results]
+        argv += [word for pull in self.pulls for word in ("--pull", pull)]
+        argv += ["--title", self.title] if self.title != DEFAULT_TITLE else []
+        argv += ["--repository", self.repository] if self.repository else []
+        return shlex.join(argv)
 
 
 DEFAULT_TITLE = "Numbers by night"
@@ -88,9 +88,9 @@ def build(results: Results, options: Options) -> dict[str, bytes]:
     every: list[Change] = []
     for case, nights in cases.items():
         with damaged(f"a result of {case} in {results.folder}"):
-            found = changes(nights)
-            files |= pages.case(case, nights, found)
-        every += found
+            case_changes = changes(nights)
+            files |= pages.case(case, nights, case_changes)
+        every += case_changes
     for comparison in results.comparisons:
         with damaged(comparison.source):
             files |= pages.comparison(comparison)
@@ -116,7 +116,7 @@ def _vega() -> bytes:
 def _environment() -> jinja2.Environment:
     import jinja2
 
-    made = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader(
             [
                 jinja2.PackageLoader("repro", "site/templates"),
@@ -129,17 +129,17 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["short"] = lambda name: short(str(name))
-    made.filters["page"] = page_name
-    made.filters["time"] = _time
-    made.filters["minute"] = lambda at: _time(at).removesuffix(" UTC")
-    made.filters["day"] = lambda at: _time(at)[:10]
-    made.filters["number"] = shown
-    made.filters["name"] = lambda author: re.sub(r"\s*<[^<>]*>$", "", str(author))
-    made.filters["status"] = lambda verdict: _STATUS_OF.get(verdict, verdict)
-    made.filters["kind"] = lambda status: str(status).replace(" ", "-")
-    made.globals["symbols"] = SYMBOLS
-    return made
+    environment.filters["short"] = lambda name: short(str(name))
+    environment.filters["page"] = page_name
+    environment.filters["time"] = _time
+    environment.filters["minute"] = lambda at: _time(at).removesuffix(" UTC")
+    environment.filters["day"] = lambda at: _time(at)[:10]
+    environment.filters["number"] = shown
+    environment.filters["name"] = lambda author: re.sub(r"\s*<[^<>]*>$", "", str(author))
+    environment.filters["status"] = lambda verdict: _STATUS_OF.get(verdict, verdict)
+    environment.filters["kind"] = lambda status: str(status).replace(" ", "-")
+    environment.globals["symbols"] = SYMBOLS
+    return environment
 
 
 def _time(at: object) -> str:
@@ -178,12 +178,12 @@ class _Pages:
             "pairs": self._results.pulls[::-1],
         }
         dates = len({night.at[:10] for night in self._results.nights})
-        shown = {"index.html": SHOWN} | ({"nights.html": None} if dates > SHOWN else {})
+        pages = {"index.html": SHOWN} | ({"nights.html": None} if dates > SHOWN else {})
         return {
             name: self._page(
                 "index.html.jinja", "", table=matrix(self._results, last), dates=dates, here=name, few=SHOWN, **context
             )
-            for name, last in shown.items()
+            for name, last in pages.items()
         }
 
     def case(self, case: str, nights: Sequence[Night], found: Sequence[Change]) -> dict[str, bytes]:
@@ -242,7 +242,7 @@ def _told(results: Results, group: Sequence[Change]) -> Mapping[str, Any]:
     return {
         "change": change,
         "night": change.night,
-        "machines": [(one.night.machine, results.page_of(one.night), one.nights) for one in group],
+        "machines": [(member.night.machine, results.page_of(member.night), member.nights) for member in group],
         "commits": [culprit["commit"] for culprit in change.culprits],
         "texts": [(culprit.get("explanation") or {}).get("text", "") for culprit in change.culprits],
         "same": change.span is not None and change.span[0] == change.span[1],

@@ -63,8 +63,8 @@ def changes(nights: Sequence[Night]) -> list[Change]:
     by_machine: dict[str, list[Night]] = {}
     for night in nights:
         by_machine.setdefault(night.machine, []).append(night)
-    found = [change for own in by_machine.values() for change in _of_machine(own)]
-    return sorted(found, key=lambda change: (change.night.at, change.night.machine))
+    all_changes = [change for machine_nights in by_machine.values() for change in _of_machine(machine_nights)]
+    return sorted(all_changes, key=lambda change: (change.night.at, change.night.machine))
 
 
 def together(found: Sequence[Change]) -> list[list[Change]]:

@@ -43,8 +43,8 @@ def filled(template: str, **given: Any) -> dict[str, Any]:
         plain = one_line(value) if isinstance(value, str) else value
         gap, text = f'"@{name}"', json.dumps(plain)
         template = template.replace(f"[{gap}]", text).replace(gap, text)
-    found: dict[str, Any] = json.loads(template)
-    return found
+    specification: dict[str, Any] = json.loads(template)
+    return specification
 
 
 def series_chart(title: str, unit: str) -> dict[str, Any]:

@@ -39,24 +39,24 @@ def shown(value: Any, digits: int = 7) -> str:
     """A number to read; a dash where there is none. Of a value written as bits, what it is."""
     if value is None:
         return "-"
-    found = decode_float(value)
-    if math.isnan(found):
+    number = decode_float(value)
+    if math.isnan(number):
         return "NaN"
-    if math.isinf(found):
-        return "+inf" if found > 0 else "-inf"
-    return f"{found:.{digits}g}"
+    if math.isinf(number):
+        return "+inf" if number > 0 else "-inf"
+    return f"{number:.{digits}g}"
 
 
 def metrics(drift: Mapping[str, Any]) -> list[Metric]:
     """Every metric of a `repro_bisect.driver.drift.Drift` given as JSON, and KL; those that moved first."""
-    found = [
+    rows = [
         Metric(name, unit_of(name), places["first"] is not None, [_gap(places[place]) for place in _PLACES])
         for name, places in drift["metrics"].items()
     ]
     for name, places in drift["kl"].items():
         cells = [_divergence(places.get(place)) for place in _PLACES]
-        found.append(Metric(f"KL {name}", "nats", "first" in places, cells))
-    return sorted(found, key=lambda metric: not metric.moved)
+        rows.append(Metric(f"KL {name}", "nats", "first" in places, cells))
+    return sorted(rows, key=lambda metric: not metric.moved)
 
 
 def _gap(gap: Mapping[str, Any] | None) -> tuple[str, str, str, str] | None:
@@ -69,10 +69,10 @@ def _gap(gap: Mapping[str, Any] | None) -> tuple[str, str, str, str] | None:
     return str(gap["step"]), shown(gap["a"]), shown(gap["b"]), change
 
 
-def _divergence(found: Mapping[str, Any] | None) -> tuple[str, str, str, str] | None:
-    if found is None:
+def _divergence(divergence: Mapping[str, Any] | None) -> tuple[str, str, str, str] | None:
+    if divergence is None:
         return None
-    return str(found["step"]), "", shown(found["value"], 4), ""
+    return str(divergence["step"]), "", shown(divergence["value"], 4), ""
 
 
 def _signed(value: Any) -> str:
@@ -85,12 +85,12 @@ def spent_rows(spent: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     if not any(spent.values()):
         return []
     quantities: list[tuple[str, Callable[[Mapping[str, Any]], str]]] = [
-        ("median step time, s", lambda own: _middle(own["step_us"][1:] or own["step_us"])),
-        ("memory of the host, MiB", lambda own: _mib(own["host_bytes"])),
-        ("memory of the device, MiB", lambda own: _mib(own["device_bytes"])),
+        ("median step time, s", lambda usage: _middle(usage["step_us"][1:] or usage["step_us"])),
+        ("memory of the host, MiB", lambda usage: _mib(usage["host_bytes"])),
+        ("memory of the device, MiB", lambda usage: _mib(usage["device_bytes"])),
     ]
     sides = [spent.get(side) for side in ("before", "after")]
-    return [(name, [value(own) if own else "-" for own in sides]) for name, value in quantities]
+    return [(name, [value(usage) if usage else "-" for usage in sides]) for name, value in quantities]
 
 
 def _mib(size: int) -> str:
@@ -144,8 +144,8 @@ class Told:
 def explanations(culprits: Sequence[Mapping[str, Any]]) -> Iterator[Told]:
     """What is known of each culprit, given as JSON."""
     for culprit in culprits:
-        found = culprit.get("explanation")
-        versions = [found["before"], found["after"]] if found else []
+        explanation = culprit.get("explanation")
+        versions = [explanation["before"], explanation["after"]] if explanation else []
         sides = [
             Side(
                 version["point"],
@@ -157,11 +157,11 @@ def explanations(culprits: Sequence[Mapping[str, Any]]) -> Iterator[Told]:
             if version["explained"]
         ]
         places = [side.explained["place"] for side in sides if side.explained["place"]]
-        places += found["mentions"] if found else []
+        places += explanation["mentions"] if explanation else []
         yield Told(
             culprit["commit"],
             culprit.get("environment") or (),
-            found,
+            explanation,
             sides,
             change_in(culprit["commit"]["commit"], [(p["file"], p["hunk"], p["text"]) for p in places]),
             culprit.get("unexplained") or "",
@@ -177,15 +177,15 @@ def _lines(place: Mapping[str, Any] | None, sign: str) -> Iterator[tuple[str, st
     if not place:
         return
     lines = place["text"].splitlines()
-    own = _numbered(place["hunk"], sign)
+    numbered = _numbered(place["hunk"], sign)
     begin = place["line"] if len(lines) == 1 else None
-    for number, text in own.items():
+    for number, text in numbered.items():
         index = next((k for k, line in enumerate(lines) if text.strip() and line.strip() == text.strip()), None)
         if begin is None and index is not None and number - index <= place["line"] < number - index + len(lines):
             begin = number - index
     for index, text in enumerate(lines):
         at = None if begin is None else begin + index
-        changed = at is not None and at in own and own[at].strip() == text.strip()
+        changed = at is not None and at in numbered and numbered[at].strip() == text.strip()
         yield ("" if at is None else str(at)), text, changed
 
 
@@ -194,5 +194,5 @@ def _numbered(hunk: str, sign: str) -> dict[int, str]:
     head = re.match(r"@@ -(\d+)(?:,\d+)? \+(\d+)", hunk)
     if not head:
         return {}
-    own = [line[1:] for line in hunk.splitlines()[1:] if line.startswith(sign)]
-    return dict(enumerate(own, int(head[1 if sign == "-" else 2])))
+    lines = [line[1:] for line in hunk.splitlines()[1:] if line.startswith(sign)]
+    return dict(enumerate(lines, int(head[1 if sign == "-" else 2])))

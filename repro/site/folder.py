@@ -31,10 +31,10 @@ def check(out: Path) -> None:
         return
     if not out.is_dir():
         raise ReproError(f"{out} is a file: give --out a folder")
-    found = {path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir() or path.is_symlink()}
-    if not found:
+    existing = {path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir() or path.is_symlink()}
+    if not existing:
         return
-    foreign = sorted(found - _listed(out / MARKER) - {MARKER})
+    foreign = sorted(existing - _listed(out / MARKER) - {MARKER})
     if foreign:
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise ReproError(
@@ -62,33 +62,33 @@ def replace(out: Path, files: Mapping[str, bytes]) -> None:
     """
     check(out)
     out = out.resolve()
-    made: Path | None = None
+    unfinished: Path | None = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.unfinished-"))
-        made.chmod(0o755)  # a web server reads it too
+        unfinished = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.unfinished-"))
+        unfinished.chmod(0o755)  # a web server reads it too
         for name, content in files.items():
-            path = made / name
+            path = unfinished / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
         listed = {"format": _FORMAT, "files": sorted(files)}
-        (made / MARKER).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
-        _swap(made, out)
+        (unfinished / MARKER).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
+        _swap(unfinished, out)
     except OSError as error:
         raise MachineFailureError(f"cannot write {out}: {error.strerror}; free space or change permissions") from error
     finally:
-        if made is not None:
-            shutil.rmtree(made, ignore_errors=True)
+        if unfinished is not None:
+            shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _swap(made: Path, out: Path) -> None:
+def _swap(unfinished: Path, out: Path) -> None:
     if not out.exists():
-        made.rename(out)
+        unfinished.rename(out)
         return
-    earlier = made.with_name(made.name.replace(".unfinished-", ".earlier-"))
+    earlier = unfinished.with_name(unfinished.name.replace(".unfinished-", ".earlier-"))
     out.rename(earlier)
     try:
-        made.rename(out)
+        unfinished.rename(out)
     except OSError:
         earlier.rename(out)
         raise

@@ -94,20 +94,20 @@ def matrix(results: Results, last: int | None = None) -> Matrix:
         by_row.setdefault((night.case, night.machine), {}).setdefault(night.at[:10], []).append(night)
     dates = sorted({night.at[:10] for night in results.nights}, reverse=True)[:last]
     rows = [
-        Row(case, page_name(case), machine, [_cell(results, own.get(date, ())) for date in dates])
-        for (case, machine), own in sorted(by_row.items())
+        Row(case, page_name(case), machine, [_cell(results, by_date.get(date, ())) for date in dates])
+        for (case, machine), by_date in sorted(by_row.items())
     ]
     counts = Counter(cell.status for row in rows for cell in row.cells)
     months = [(month, len(list(days))) for month, days in groupby(dates, key=lambda date: date[:7])]
     order = (*_ORDER, "no run")
-    newest = [told for status in order if (told := _newest(status, [row.cells[0] for row in rows if dates]))]
+    newest = [summary for status in order if (summary := _newest(status, [row.cells[0] for row in rows if dates]))]
     return Matrix(dates, months, rows, {status: counts[status] for status in order}, newest)
 
 
 def _newest(status: str, cells: Sequence[Cell]) -> tuple[str, int, str] | None:
-    own = [cell for cell in cells if cell.status == status]
-    since = Counter(cell.since for cell in own if cell.since)
-    return (status, len(own), ", ".join(f"{n} {word} since" for word, n in since.items())) if own else None
+    matching = [cell for cell in cells if cell.status == status]
+    since = Counter(cell.since for cell in matching if cell.since)
+    return (status, len(matching), ", ".join(f"{n} {word} since" for word, n in since.items())) if matching else None
 
 
 _ORDER = ("changed", "flaky", "error", "not judged", "green")
@@ -123,12 +123,12 @@ def _cell(results: Results, nights: Sequence[Night]) -> Cell:
     page = results.page_of(night)
     key = night_key(night.case, night.machine, night.at, str(night.commit["commit"]))
     href = f"comparisons/{page}.html" if page else f"cases/{page_name(night.case)}.html#n-{key}"
-    said = next((check.text for check in night.checks if check.status == status and status != "green"), "")
+    reason = next((check.text for check in night.checks if check.status == status and status != "green"), "")
     last = nights[-1]
     since = last.status if last.status != status else ""
     then = f"; the last, {_minute(last)}, {last.status}" if since else ""
     more = f" (the worst of {len(nights)} that day{then})" if len(nights) > 1 else ""
-    text = f"{night.at[:10]} {_minute(night)} {status}{more}{': ' if said else ''}{said[:160]}"
+    text = f"{night.at[:10]} {_minute(night)} {status}{more}{': ' if reason else ''}{reason[:160]}"
     return Cell(status, href, text, since)
 
 

@@ -43,12 +43,12 @@ def pictures(picture: Mapping[str, Any], sides: tuple[str, str]) -> list[Drawn]:
         picture: It.
         sides: What to call the baseline and the other one.
     """
-    found = [_heat(picture)]
+    charts = [_heat(picture)]
     if len(picture["histogram"]) > 1:  # one bar says no more than a line
-        found.append(_ulp(picture["histogram"], picture["of"]))
+        charts.append(_ulp(picture["histogram"], picture["of"]))
     if picture["tokens"] and picture["tokens"]["pairs"]:
-        found.append(_tokens(picture["tokens"], sides))
-    return found
+        charts.append(_tokens(picture["tokens"], sides))
+    return charts
 
 
 def _heat(picture: Mapping[str, Any]) -> Drawn:
@@ -100,8 +100,8 @@ def _heat(picture: Mapping[str, Any]) -> Drawn:
 
 
 def _finite(size: float | str | None) -> float | None:
-    found = math.nan if size is None else decode_float(size)
-    return found if math.isfinite(found) else None
+    value = math.nan if size is None else decode_float(size)
+    return value if math.isfinite(value) else None
 
 
 def _kind(size: float | None, exact: bool) -> str:
@@ -140,9 +140,9 @@ def _tokens(tokens: Mapping[str, Any], sides: tuple[str, str]) -> Drawn:
     pad = (high - low) * 0.04 or 0.1
     domain = [number(low - pad), number(high + pad)]
     lost = sum(not (math.isfinite(a) and math.isfinite(b)) for a, b in pairs)
-    shown = "all" if len(pairs) == tokens["total"] else f"{len(pairs):,} evenly spaced ones of"
+    which = "all" if len(pairs) == tokens["total"] else f"{len(pairs):,} evenly spaced ones of"
     note = (
-        f"Step {tokens['step']}, that with the largest KL: {shown} {tokens['total']:,} tokens. On the dashed line both "
+        f"Step {tokens['step']}, that with the largest KL: {which} {tokens['total']:,} tokens. On the dashed line both "
         f"give a token the same log-prob.{f' {lost} are not finite on a side: triangles at the edge.' if lost else ''}"
     )
     described = f"Scatter of {len(pairs)} tokens' log-probs under both versions, with the line on which they are equal."

@@ -86,12 +86,12 @@ class Results:
     @property
     def pulls(self) -> list[Comparison]:
         """Those of pull requests."""
-        return [found for found in self.comparisons if found.kind == "pull"]
+        return [comparison for comparison in self.comparisons if comparison.kind == "pull"]
 
     @property
     def newest(self) -> str:
         """When the newest result was made: the only time that the site states of itself."""
-        times = [night.at for night in self.nights] + [found.at for found in self.comparisons]
+        times = [night.at for night in self.nights] + [comparison.at for comparison in self.comparisons]
         return max(times)
 
 
@@ -102,7 +102,7 @@ def read_results(folder: Path, pulls: Sequence[Path]) -> Results:
         ReproError: there is nothing, or a file is damaged; one line names it.
     """
     nights = Nights(folder).read()
-    found: dict[str, Comparison] = {}
+    comparisons: dict[str, Comparison] = {}
     by_night = {}
     for night in nights:
         path = folder / night.machine / night.case
@@ -111,16 +111,16 @@ def read_results(folder: Path, pulls: Sequence[Path]) -> Results:
             if not isinstance(night.commit["commit"], str):
                 raise TypeError("its commit is no text")
             if night.compared is not None:
-                made = _of_night(night, str(path / night.name))
-                by_night[_key(night)] = _add(found, made).name
+                comparison = _of_night(night, str(path / night.name))
+                by_night[_key(night)] = _add(comparisons, comparison).name
     for path in pulls:
-        for made in _of_pull(path):
-            _add(found, made)
-    if not nights and not found:
+        for comparison in _of_pull(path):
+            _add(comparisons, comparison)
+    if not nights and not comparisons:
         raise ReproError(
             f"no results in {folder}: run `repro report nightly` first, or name their folder with --results"
         )
-    return Results(nights, sorted(found.values(), key=lambda c: (c.at, c.name)), folder, by_night)
+    return Results(nights, sorted(comparisons.values(), key=lambda c: (c.at, c.name)), folder, by_night)
 
 
 @contextmanager
@@ -136,17 +136,17 @@ def damaged(source: object) -> Iterator[None]:
 
 def when(at: str) -> datetime:
     """A time; ValueError where it is none. Of a commit's own time zone, it is turned into UTC."""
-    found = datetime.fromisoformat(at)
-    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+    time = datetime.fromisoformat(at)
+    return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def _key(night: Night) -> tuple[str, str, str, str]:
     return night.machine, night.case, night.at, str(night.commit["commit"])
 
 
-def _add(found: dict[str, Comparison], made: Comparison) -> Comparison:
+def _add(comparisons: dict[str, Comparison], comparison: Comparison) -> Comparison:
     """Keep one; the same pair given twice is one page."""
-    return found.setdefault(made.name, made)
+    return comparisons.setdefault(comparison.name, comparison)
 
 
 def _of_night(night: Night, source: str) -> Comparison:

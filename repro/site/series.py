@@ -54,28 +54,28 @@ class Figure:
     @property
     def log(self) -> bool:
         """Whether a log scale serves: every value is above 0, and they span a factor of ten."""
-        found = [v for column in self.values.values() for v in column if v is not None and math.isfinite(v)]
-        return bool(found) and min(found) > 0 and max(found) >= 10 * min(found)
+        finite = [v for column in self.values.values() for v in column if v is not None and math.isfinite(v)]
+        return bool(finite) and min(finite) > 0 and max(finite) >= 10 * min(finite)
 
 
 def figures(nights: Sequence[Night]) -> list[Figure]:
     """Every chart of a case, the decisive ones first."""
     names = sorted({name for night in nights for name in night.metrics})
-    found = {name: Figure(name, "other", unit_of(name), _metric(nights, name)) for name in names}
+    by_name = {name: Figure(name, "other", unit_of(name), _metric(nights, name)) for name in names}
     for estimator in sorted({name for night in nights for name in night.kl}):
         values = {"value": [night.kl.get(estimator) for night in nights]}
-        found[f"KL {estimator}"] = Figure(f"KL {estimator}", "other", "nats", values)
+        by_name[f"KL {estimator}"] = Figure(f"KL {estimator}", "other", "nats", values)
     ordered = []
     for wanted in _FIRST:
-        for name in [key for key in found if key == wanted or key.rpartition("/")[2] == wanted]:
-            figure = found.pop(name)
+        for name in [key for key in by_name if key == wanted or key.rpartition("/")[2] == wanted]:
+            figure = by_name.pop(name)
             ordered.append(Figure(name, "first", figure.unit, figure.values))
-    return [*ordered, *found.values(), *_cost(nights)]
+    return [*ordered, *by_name.values(), *_cost(nights)]
 
 
 def _metric(nights: Sequence[Night], name: str) -> dict[str, list[float | None]]:
-    own = [night.metrics.get(name) for night in nights]
-    return {key: [None if summary is None else getattr(summary, key) for summary in own] for key in STATISTICS}
+    summaries = [night.metrics.get(name) for night in nights]
+    return {key: [None if summary is None else getattr(summary, key) for summary in summaries] for key in STATISTICS}
 
 
 def _cost(nights: Sequence[Night]) -> Iterable[Figure]:

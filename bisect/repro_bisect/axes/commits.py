@@ -94,11 +94,11 @@ class Commits:
 
     def descendants(self, commit: str) -> set[str]:
         """The commits of the range that contain `commit`, without itself."""
-        found: set[str] = set()
+        descendants: set[str] = set()
         for child in reversed(list(self.parents)):  # parents first
-            if any(parent == commit or parent in found for parent in self.parents[child]):
-                found.add(child)
-        return found
+            if any(parent == commit or parent in descendants for parent in self.parents[child]):
+                descendants.add(child)
+        return descendants
 
     def holds(self, path: str) -> str | None:
         """A commit of the range that has a file or folder; None where none has."""
@@ -108,8 +108,8 @@ class Commits:
 
     def subjects(self, commits: Sequence[str]) -> dict[str, str]:
         """The first line of each commit's message."""
-        given = "".join(f"{c}\n" for c in dict.fromkeys(commits)).encode()
-        lines = self._git.text("log", "--no-walk=unsorted", "--stdin", "--format=%H %s", given=given).split("\n")
+        stdin = "".join(f"{c}\n" for c in dict.fromkeys(commits)).encode()
+        lines = self._git.text("log", "--no-walk=unsorted", "--stdin", "--format=%H %s", given=stdin).split("\n")
         return {line.partition(" ")[0]: line.partition(" ")[2] for line in lines if line}
 
     def info(self, commit: str) -> PointInfo:

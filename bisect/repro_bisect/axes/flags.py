@@ -84,13 +84,13 @@ class FlagChange(_Table):
     @property
     def about(self) -> str:
         """What it does, in one line."""
-        said = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
-        said += [f"unset {name}" for name in self.unset]
-        said += [f"drop {shlex.join(self.drop)}"] if self.drop else []
-        said += [f"{shlex.join(self.replace.old)} -> {shlex.join(self.replace.new)}"] if self.replace else []
-        said += [shlex.join(self.add)] if self.add else []
-        said += [f"{key}={canonical_json(value)}" for key, value in self.config.items()]
-        return ", ".join(said)
+        parts = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
+        parts += [f"unset {name}" for name in self.unset]
+        parts += [f"drop {shlex.join(self.drop)}"] if self.drop else []
+        parts += [f"{shlex.join(self.replace.old)} -> {shlex.join(self.replace.new)}"] if self.replace else []
+        parts += [shlex.join(self.add)] if self.add else []
+        parts += [f"{key}={canonical_json(value)}" for key, value in self.config.items()]
+        return ", ".join(parts)
 
     @property
     def label(self) -> str:
@@ -165,8 +165,8 @@ def set_name(changes: Sequence[FlagChange], chosen: Collection[int]) -> str:
             runs[-1].append(k)
         else:
             runs.append([k])
-    shown = [str(run[0] + 1) + (f"-{run[-1] + 1}" if len(run) > 1 else "") for run in runs]
-    return f"changes {','.join(shown)} of {len(changes)}"
+    spans = [str(run[0] + 1) + (f"-{run[-1] + 1}" if len(run) > 1 else "") for run in runs]
+    return f"changes {','.join(spans)} of {len(changes)}"
 
 
 def check_changes(case: Case, changes: Sequence[FlagChange]) -> None:
@@ -193,11 +193,11 @@ def changed(case: Case, changes: Sequence[FlagChange]) -> Case:
     for change in changes:
         _change(subject, change)
     try:
-        made = type(case.subject).model_validate(subject)
+        valid = type(case.subject).model_validate(subject)
     except ValidationError as error:
         text = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise ReproError(f"{set_name(changes, range(len(changes)))}: the case no longer serves: {text}") from None
-    return case.model_copy(update={"subject": made})
+    return case.model_copy(update={"subject": valid})
 
 
 def _change(subject: dict[str, Any], change: FlagChange) -> None:
@@ -222,14 +222,14 @@ def _edited(text: str, change: FlagChange, *, shell: bool, needed: bool) -> str:
         if change.drop or change.replace:
             raise ReproError(f"{change.label}: drop and replace need a command of words: this one is a shell's line")
         return f"{text} {shlex.join(change.add)}"
-    words = shlex.split(text)
+    argv = shlex.split(text)
     for old, new in ((change.drop, ()), *([(change.replace.old, change.replace.new)] if change.replace else [])):
-        at = next((k for k in range(len(words) - len(old) + 1) if tuple(words[k : k + len(old)]) == old), None)
+        at = next((k for k in range(len(argv) - len(old) + 1) if tuple(argv[k : k + len(old)]) == old), None)
         if old and at is None and needed:
             raise ReproError(f"{change.label}: {shlex.join(old)} is not in the command or its flags: correct it")
         if old and at is not None:
-            words[at : at + len(old)] = new
-    return shlex.join([*words, *change.add])
+            argv[at : at + len(old)] = new
+    return shlex.join([*argv, *change.add])
 
 
 def _with_key(config: Mapping[str, Any], path: Sequence[str], value: Any, what: str) -> dict[str, Any]:

@@ -73,8 +73,8 @@ class Parting:
         return f"{text} (sampled)" if self.how == "sampled" else text
 
     def __str__(self) -> str:
-        said = f"step {self.step}, {self.phase}, {self.signal} ({self.detail}): {self.size}"
-        return f"{said}: {self.beyond}" if self.beyond else said
+        text = f"step {self.step}, {self.phase}, {self.signal} ({self.detail}): {self.size}"
+        return f"{text}: {self.beyond}" if self.beyond else text
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class LogProbGap:
     step: int
 
     def __str__(self) -> str:
-        said = f"at most {self.largest:.3g} nats (step {self.step}), {self.mean:.3g} on average"
-        return f"{said}, on {self.differing} of {self.tokens} tokens"
+        text = f"at most {self.largest:.3g} nats (step {self.step}), {self.mean:.3g} on average"
+        return f"{text}, on {self.differing} of {self.tokens} tokens"
 
 
 @dataclass(frozen=True)
@@ -173,52 +173,52 @@ def compare_layouts(
             alone[side] |= dict.fromkeys(names)
         for row, others in pairs:
             signals += 1
-            found = parting(a, b, a.steps[index].step, row, others, tolerance)
-            if found is None:
+            difference = parting(a, b, a.steps[index].step, row, others, tolerance)
+            if difference is None:
                 equal += 1
                 continue
             if row.dtype == DIGEST and row.phase != "input" and tolerance > 0:
                 unmeasured += 1  # hashes of tensors that may differ by roundings say no more than that they differ
                 continue
-            counted = _allowed(found, row, others, absolute or {}, relative or {})
-            first = first or counted or replace(found, beyond="")
-            unmeasured += found.how == "at least" and not found.units
-            if (found := counted) is None:
+            counted = _allowed(difference, row, others, absolute or {}, relative or {})
+            first = first or counted or replace(difference, beyond="")
+            unmeasured += difference.how == "at least" and not difference.units
+            if (difference := counted) is None:
                 continue
-            worst = found if worst is None or (found.units or 0) > (worst.units or 0) else worst
-            if found.beyond:
-                parted = found
+            worst = difference if worst is None or (difference.units or 0) > (worst.units or 0) else worst
+            if difference.beyond:
+                parted = difference
                 break
         if parted:
             break
     if not signals:
         raise ReproError(f"{a.directory} and {b.directory} have no signal in common: nothing to compare")
-    own = {side: list(found) for side, found in alone.items()}
+    unpaired = {side: list(names) for side, names in alone.items()}
     gap = _log_prob_gap(a, b, steps)
-    return LayoutComparison(steps, tolerance, signals, equal, first, parted, worst, unmeasured, own, gap)
+    return LayoutComparison(steps, tolerance, signals, equal, first, parted, worst, unmeasured, unpaired, gap)
 
 
 def _allowed(
-    found: Parting, row: Row, others: Sequence[Row], absolute: Mapping[str, float], relative: Mapping[str, float]
+    difference: Parting, row: Row, others: Sequence[Row], absolute: Mapping[str, float], relative: Mapping[str, float]
 ) -> Parting | None:
     """What counts of a difference: nothing of a signal that is within its own allowance."""
     most, share = (
         next((value for pattern, value in globs.items() if fnmatchcase(row.name, pattern)), None)
         for globs in (absolute, relative)
     )
-    if (most is None and share is None) or found.units is None or row.phase == "input":
-        return found
-    if share is not None and found.units * EPSILON[row.dtype] <= share:  # an epsilon is one of the larger side
+    if (most is None and share is None) or difference.units is None or row.phase == "input":
+        return difference
+    if share is not None and difference.units * EPSILON[row.dtype] <= share:  # an epsilon is one of the larger side
         return None
     if most is None:
-        return replace(found, beyond=f"beyond {share:g} of the larger, which the case allows")
+        return replace(difference, beyond=f"beyond {share:g} of the larger, which the case allows")
     if row.dtype == "metric":
         gaps = [abs(_number(row) - _number(other)) for other in others]
     else:
-        gaps = [found.units * EPSILON[row.dtype] * max(row.absmax, *(other.absmax for other in others))]
+        gaps = [difference.units * EPSILON[row.dtype] * max(row.absmax, *(other.absmax for other in others))]
     if all(gap <= most for gap in gaps):  # not so for NaN
         return None
-    return replace(found, beyond=f"beyond {most:g}, which the case allows")
+    return replace(difference, beyond=f"beyond {most:g}, which the case allows")
 
 
 def _number(row: Row) -> float:
@@ -226,7 +226,7 @@ def _number(row: Row) -> float:
 
 
 def _log_prob_gap(a: Trace, b: Trace, steps: int) -> LogProbGap | None:
-    found: list[tuple[int, npt.NDArray[np.float64]]] = []
+    by_step: list[tuple[int, npt.NDArray[np.float64]]] = []
     for index in range(steps):
         x, y = (t.row(index, "forward", "log_probs") for t in (a, b))
         values = side_by_side(x, y)
@@ -237,11 +237,11 @@ def _log_prob_gap(a: Trace, b: Trace, steps: int) -> LogProbGap | None:
         same = (u == v) | (np.isnan(u) & np.isnan(v))
         with np.errstate(invalid="ignore"):
             apart = np.where(same, 0.0, np.abs(u - v))
-        found.append((a.steps[index].step, np.where(np.isfinite(apart), apart, math.inf)))
-    every = np.concatenate([gaps for _, gaps in found]) if found else np.zeros(0)
+        by_step.append((a.steps[index].step, np.where(np.isfinite(apart), apart, math.inf)))
+    every = np.concatenate([gaps for _, gaps in by_step]) if by_step else np.zeros(0)
     if not len(every):
         return None
-    far, step = max(((float(gaps.max()), -step) for step, gaps in found if len(gaps)))
+    far, step = max(((float(gaps.max()), -step) for step, gaps in by_step if len(gaps)))
     return LogProbGap(len(every), int((every > 0).sum()), far, float(every.mean()), -step)
 
 
@@ -252,17 +252,17 @@ def joined(rows: Sequence[Row]) -> list[Row]:
     which some are missing stay as they are.
     """
     parts: dict[tuple[str, str], list[Row]] = {}
-    found: list[Row | tuple[str, str]] = []
+    items: list[Row | tuple[str, str]] = []
     for row in rows:
         key = row.phase, _base(row.name)
         if row.placement is None:
-            found.append(row)
+            items.append(row)
             continue
         if key not in parts:
-            found.append(key)
+            items.append(key)
         parts.setdefault(key, []).append(row)
     out: list[Row] = []
-    for item in found:
+    for item in items:
         out += [item] if isinstance(item, Row) else _whole(item[1], parts[item])
     return out
 
@@ -301,8 +301,8 @@ def _paired(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> tuple[list[tuple[Ro
     pairs: list[tuple[Row, list[Row]]] = []
     only_a = []
     for row in rows_a:
-        own = by_key.get(row.key)
-        others = [own] if own else [r for r in ranks.get(row.key, ()) if (r.dtype, r.shape) == (row.dtype, row.shape)]
+        twin = by_key.get(row.key)
+        others = [twin] if twin else [r for r in ranks.get(row.key, ()) if (r.dtype, r.shape) == (row.dtype, row.shape)]
         for other in others:
             by_key.pop(other.key, None)
         if others:
@@ -315,8 +315,8 @@ def _paired(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> tuple[list[tuple[Ro
 
 def parting(a: Trace, b: Trace, step: int, row: Row, others: Sequence[Row], tolerance: float) -> Parting | None:
     """How a signal of `a` differs from what it is in `b`, one row or one for each rank; None where bits are equal."""
-    found = [p for other in others if (p := _parting(a, b, step, row, other, tolerance))]
-    return max(found, key=lambda p: (bool(p.beyond), p.units or 0.0), default=None)
+    partings = [p for other in others if (p := _parting(a, b, step, row, other, tolerance))]
+    return max(partings, key=lambda p: (bool(p.beyond), p.units or 0.0), default=None)
 
 
 def _parting(a: Trace, b: Trace, step: int, row: Row, other: Row, tolerance: float) -> Parting | None:

@@ -77,15 +77,15 @@ def package_axis(checkout: Checkout, case: Case, text: str, *, at: str | None, i
     """
     wanted = parse_range(text)
     code = _Code.of(checkout, case, at)
-    found = releases(wanted, index=index, python=interpreter(case.subject, checkout.root))
+    available = releases(wanted, index=index, python=interpreter(case.subject, checkout.root))
     points = [
         Change(
             f"{wanted.name} {release.version}",
-            f"release {k} of {len(found)}",
+            f"release {k} of {len(available)}",
             lambda case, version=str(release.version): _pinned(case, wanted.name, version),  # type: ignore[misc]
             release.problem or "",
         )
-        for k, release in enumerate(found, 1)
+        for k, release in enumerate(available, 1)
     ]
     return Varied("version", code.commit, code.tree, code.paths, points, code.holds)
 
@@ -117,14 +117,14 @@ class FlagSet(Varied):
 
     def point(self, chosen: frozenset[int]) -> str:
         """The point at which these changes are made; one that cannot be made is a point that is skipped."""
-        made = self._change(sorted(chosen))
-        self.add(made)
-        return made.name
+        change = self._change(sorted(chosen))
+        self.add(change)
+        return change.name
 
     def _change(self, chosen: Sequence[int]) -> Change:
-        made = [self.changes[k] for k in chosen]
-        about = f"{len(made)} of {len(self.changes)} changes"
-        return _change(set_name(self.changes, chosen), about, self._case, made)
+        changes = [self.changes[k] for k in chosen]
+        about = f"{len(changes)} of {len(self.changes)} changes"
+        return _change(set_name(self.changes, chosen), about, self._case, changes)
 
 
 def flags_axis(checkout: Checkout, case: Case, path: Path, *, at: str | None) -> Varied:
@@ -146,12 +146,12 @@ def flags_axis(checkout: Checkout, case: Case, path: Path, *, at: str | None) ->
     return Varied("change", code.commit, code.tree, code.paths, points, code.holds)
 
 
-def _change(name: str, about: str, case: Case, made: Sequence[FlagChange]) -> Change:
+def _change(name: str, about: str, case: Case, changes: Sequence[FlagChange]) -> Change:
     try:
-        changed(case, made)
+        changed(case, changes)
     except ReproError as error:
         return Change(name, about, lambda case: case, str(error))
-    return Change(name, about, lambda case: changed(case, made))
+    return Change(name, about, lambda case: changed(case, changes))
 
 
 # -- layouts
@@ -169,14 +169,14 @@ class _Layout:
     ranks: int | None = None
 
     def __str__(self) -> str:
-        said = [self.table] if self.table != "case" or self == _Layout() else []
-        said += [f"{key}={n}" for key in _KEYS if (n := getattr(self, key)) is not None]
-        return ",".join(said)
+        parts = [self.table] if self.table != "case" or self == _Layout() else []
+        parts += [f"{key}={n}" for key in _KEYS if (n := getattr(self, key)) is not None]
+        return ",".join(parts)
 
     @classmethod
     def parse(cls, text: str, case: Case) -> _Layout:
         """From ``NAME``, ``KEY=N`` or several, with commas between them."""
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for word in (part.strip() for part in text.split(",")):
             key, equal, number = word.partition("=")
             if equal and key in _KEYS and re.fullmatch(r"[1-9]\d{0,5}", number):
@@ -186,10 +186,10 @@ class _Layout:
             else:
                 known = ", ".join(["case", *case.layouts, *(f"{key}=N" for key in _KEYS)])
                 raise ReproError(f"{word!r} is no layout of {case.name}: use {known}, or write a [layouts.NAME] table")
-            if name in found:
+            if name in fields:
                 raise ReproError(f"{text!r} says its {name} twice: say it once")
-            found[name] = value
-        return cls(**found)
+            fields[name] = value
+        return cls(**fields)
 
     def toward(self, other: _Layout) -> list[_Layout]:
         """The layouts from here to another, each with one key more of it."""
@@ -203,8 +203,8 @@ class _Layout:
     def key_of(self, before: _Layout) -> str:
         """What it changes against the one before."""
         keys = [key for key in ("table", *_KEYS) if getattr(self, key) != getattr(before, key)]
-        own = "the layout's own"
-        return ", ".join(f"{key}: {getattr(before, key) or own} -> {getattr(self, key) or own}" for key in keys)
+        unset = "the layout's own"
+        return ", ".join(f"{key}: {getattr(before, key) or unset} -> {getattr(self, key) or unset}" for key in keys)
 
     def of(self, case: Case) -> Case:
         """The case in this layout.
@@ -242,14 +242,14 @@ class _Layout:
 
 def _launched(command: str, ranks: int) -> str:
     """A torchrun line for so many processes; another line as it is."""
-    words = shlex.split(command)
-    for k, word in enumerate(words):
+    argv = shlex.split(command)
+    for k, word in enumerate(argv):
         if match := _RANKS.fullmatch(word):
             if match[2]:
-                words[k] = f"{match[1]}={ranks}"
-            elif words[k + 1 : k + 2] and words[k + 1].isdigit():
-                words[k + 1] = str(ranks)
-            return shlex.join(words)
+                argv[k] = f"{match[1]}={ranks}"
+            elif argv[k + 1 : k + 2] and argv[k + 1].isdigit():
+                argv[k + 1] = str(ranks)
+            return shlex.join(argv)
     return command
 
 
@@ -272,15 +272,15 @@ class LayoutLine(Varied):
         most = {key: max(getattr(c.resources, key) for c in cases) for key in ("cpus", "gpus", "ranks")}
         self.roomy = case.model_copy(update={"resources": case.resources.model_copy(update=most)})
         abouts = [self.keys.get(str(layout), "the first layout") for layout in line]
-        points = [_placed(str(layout), about, made) for layout, about, made in zip(line, abouts, cases, strict=True)]
+        points = [_placed(str(layout), about, c) for layout, about, c in zip(line, abouts, cases, strict=True)]
         super().__init__("layout", code.commit, code.tree, code.paths, points, code.holds)
 
 
 def _bounds(case: Case, a: _Layout, b: _Layout) -> tuple[float, Mapping[str, float], Mapping[str, float]]:
     """How far apart two layouts may be: between the case and one of its tables alone as the table says."""
     night, ends = case.nightly, {str(a), str(b)}
-    own = ROUNDINGS if case.subject.system else {}
-    tolerance, absolute, relative = night.tolerance, night.absolute or own, night.relative
+    roundings = ROUNDINGS if case.subject.system else {}
+    tolerance, absolute, relative = night.tolerance, night.absolute or roundings, night.relative
     if "case" in ends and (table := case.layouts.get(min(ends - {"case"}))):
         tolerance = tolerance if table.tolerance is None else table.tolerance
         absolute = absolute if table.absolute is None else table.absolute
@@ -288,10 +288,10 @@ def _bounds(case: Case, a: _Layout, b: _Layout) -> tuple[float, Mapping[str, flo
     return tolerance, absolute, relative
 
 
-def _placed(name: str, about: str, made: Case) -> Change:
+def _placed(name: str, about: str, laid_out: Case) -> Change:
     """A point whose subject and resources are those of a case, whatever the one is that it is applied to."""
-    own = {"subject": made.subject, "resources": made.resources}
-    return Change(name, about, lambda case: case.model_copy(update=own))
+    update = {"subject": laid_out.subject, "resources": laid_out.resources}
+    return Change(name, about, lambda case: case.model_copy(update=update))
 
 
 def layout_axis(checkout: Checkout, case: Case, text: str, *, at: str | None) -> LayoutLine:

@@ -77,15 +77,15 @@ class Bisection(Searching[BisectResult]):
             sure = SURE
         steps, confidence = self.prober.case.steps, self.options.confidence
         search = NoisySearch(self.scheduler, self.ends.baseline, steps, noise, confidence, sure=sure, presumed=untried)
-        found = search.run()
-        self.ends.end = found.end
-        known = found.rates if found.contradicted or not sure else None
-        told: dict[str, Any] = {"posterior": found.posterior, "rates": known}
-        if isinstance(found.answer, Ambiguous):
-            left = Ambiguous(found.answer.commits, untried & found.answer.commits)
-            return self._result("ambiguous", [], ambiguous=left, **told)
-        culprit = Culprit(self.history.info(found.answer.commit), found.end, None)
-        return self._result("found", [culprit], **told)
+        noisy = search.run()
+        self.ends.end = noisy.end
+        known = noisy.rates if noisy.contradicted or not sure else None
+        details: dict[str, Any] = {"posterior": noisy.posterior, "rates": known}
+        if isinstance(noisy.answer, Ambiguous):
+            left = Ambiguous(noisy.answer.commits, untried & noisy.answer.commits)
+            return self._result("ambiguous", [], ambiguous=left, **details)
+        culprit = Culprit(self.history.info(noisy.answer.commit), noisy.end, None)
+        return self._result("found", [culprit], **details)
 
     def _search_all(self, first: Interval) -> BisectResult:
         """One interval, or with ``--all`` every one that is left when the baseline moves to the culprit."""
@@ -106,8 +106,8 @@ class Bisection(Searching[BisectResult]):
                 return self._result("ambiguous", culprits, ambiguous=answer)
             assert confirmed is not None
             if confirmed.flaky and not isinstance(self.predicate, Bitwise):
-                shown = confirmed.culprit
-                return self._noisy(f"two replays of {short(shown.commit.commit)} differ at {shown.divergence}")
+                culprit = confirmed.culprit
+                return self._noisy(f"two replays of {short(culprit.commit.commit)} differ at {culprit.divergence}")
             if confirmed.flaky:
                 return self._result("flaky", [*culprits, confirmed.culprit])
             if interval.bad == self.history.bad:
@@ -130,7 +130,7 @@ class Bisection(Searching[BisectResult]):
                 self.scheduler.say(f"the baseline moves to {short(commit)}")
                 waiting.append(Interval(commit, interval.bad, confirmed.after, confirmed.last))
         newest_first = list(self.history.parents)
-        culprits.sort(key=lambda one: newest_first.index(one.commit.commit), reverse=True)
+        culprits.sort(key=lambda c: newest_first.index(c.commit.commit), reverse=True)
         return self._result("found", culprits, explains_bad=explains)
 
     def _search_one(self, interval: Interval) -> tuple[Found[str] | Ambiguous[str], Confirmed | None]:
@@ -177,15 +177,15 @@ class Bisection(Searching[BisectResult]):
         """The sides of a merge that do not contain the baseline, where they differ from GOOD: the change is theirs."""
         if interval.good == self.history.good:
             return []
-        baseline, found = self.ends.baseline, list[Interval]()
+        baseline, intervals = self.ends.baseline, list[Interval]()
         inside = self.history.descendants(interval.good)
         for parent in self.history.parents.get(commit, ()):
             if parent in inside or parent == interval.good or parent not in self.history.parents:
                 continue
             (answer,) = self.scheduler.ask(Request(parent, self.prober.case.steps, full=True, run=2))
             if isinstance(answer, Trace) and baseline and first_violation(self.predicate, baseline, answer):
-                found.append(Interval(self.history.good, parent, baseline, answer))
-        return found
+                intervals.append(Interval(self.history.good, parent, baseline, answer))
+        return intervals
 
     def _result(
         self, outcome: Outcome, culprits: Sequence[Culprit], *, ambiguous: Ambiguous[str] | None = None, **more: Any

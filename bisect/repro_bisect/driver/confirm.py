@@ -80,21 +80,21 @@ def confirm(
     scheduler.say(f"confirming {short(commit)} {info.subject}: full replays of it, its parent and BAD")
     tested = range_search.tested.get(commit) or range_search.test(commit, PendingProbe(commit, None))
     first = trace_of(tested.answer, "the culprit")
-    found = range_search.divergence(tested)
-    shown = found if isinstance(found, Divergence) else end
+    outcome = range_search.divergence(tested)
+    divergence = outcome if isinstance(outcome, Divergence) else end
     steps, parent = scheduler.prober.case.steps, info.parents[0] if info.parents else interval.good
     waiting = [
-        scheduler.submit(Request(c, steps, stage="confirmation", run=2, partial=True, dump=shown.signals))
+        scheduler.submit(Request(c, steps, stage="confirmation", run=2, partial=True, dump=divergence.signals))
         for c in (parent, commit)
     ]
     if others := history.tree(interval.bad) != history.tree(commit):
         waiting.append(
             scheduler.submit(Request(interval.bad, steps, stage="confirmation", run=2, partial=True, full=True))
         )
-    its_parent, itself, *rest = scheduler.results(waiting)
+    its_parent, itself, *of_bad = scheduler.results(waiting)
     after = trace_of(itself, "the culprit")
     before = interval.baseline if isinstance(its_parent, Skip) else trace_of(its_parent, "its parent")
-    last = trace_of(rest[0], "BAD") if others else after
+    last = trace_of(of_bad[0], "BAD") if others else after
     if tested.one_step and not (range_search.shortcut and range_search.shortcut.same(first, after)):
         return None
     # A metric that two replays of one commit share proves nothing where their bits differ.

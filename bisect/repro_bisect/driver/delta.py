@@ -93,12 +93,12 @@ class _Reduction(Searching[SetResult]):
         while True:
             search = Search(dag, interval.bad, [interval.good])
             range_search = self.range_search(interval, search, self.ends.end, shortcut)
-            found = minimal(len(self.axis.changes), partial(self._ask, range_search), self._slots)
+            smallest = minimal(len(self.axis.changes), partial(self._ask, range_search), self._slots)
             self.has_answer()
-            point = self.axis.point(frozenset(found.chosen))
+            point = self.axis.point(frozenset(smallest.chosen))
             confirmed = confirm(self.scheduler, range_search, point, interval, self.ends.end)
             if confirmed is not None:
-                return self._result("flaky" if confirmed.flaky else "found", found, confirmed)
+                return self._result("flaky" if confirmed.flaky else "found", smallest, confirmed)
             if shortcut is None:
                 raise NotVerifiableError(f"full replays do not bear out that {point} moves the numbers: run it again")
             self.scheduler.say(f"full replays do not bear {point} out: searching again with probes from step 0")
@@ -112,8 +112,8 @@ class _Reduction(Searching[SetResult]):
         """Several sets at once."""
         points = [self.axis.point(subset) for subset in subsets]
         waiting = [self.scheduler.start(p, lambda pending, p=p: range_search.test(p, pending)) for p in points]  # type: ignore[misc]
-        found: Sequence[Tested] = self.scheduler.results(waiting)  # type: ignore[assignment]
-        return [self._judged(range_search, point, tested) for point, tested in zip(points, found, strict=True)]
+        answers: Sequence[Tested] = self.scheduler.results(waiting)  # type: ignore[assignment]
+        return [self._judged(range_search, point, tested) for point, tested in zip(points, answers, strict=True)]
 
     def _judged(self, range_search: RangeSearch, point: str, tested: Tested) -> Response:
         range_search.tested[point] = tested
@@ -122,23 +122,23 @@ class _Reduction(Searching[SetResult]):
             verdict, detail = Verdict.SKIP, tested.answer.reason
         elif isinstance(tested.answer, Code):
             verdict, detail = verdict_of_code(tested.answer.code)
-        elif found := range_search.divergence(tested):
-            skipped = isinstance(found, Skip)
+        elif outcome := range_search.divergence(tested):
+            skipped = isinstance(outcome, Skip)
             verdict, detail = (
                 Verdict.SKIP if skipped else Verdict.BAD,
-                found.reason if isinstance(found, Skip) else str(found),
+                outcome.reason if isinstance(outcome, Skip) else str(outcome),
             )
         self.scheduler.record(point, verdict, detail)
-        said = {Verdict.GOOD: "SAME", Verdict.BAD: "MOVES", Verdict.SKIP: "SKIP"}[verdict]
-        self.scheduler.say(f"{said:<5} {point}: {detail}")
+        label = {Verdict.GOOD: "SAME", Verdict.BAD: "MOVES", Verdict.SKIP: "SKIP"}[verdict]
+        self.scheduler.say(f"{label:<5} {point}: {detail}")
         self.scheduler.know([point], tested.diagnosis)
         return _RESPONSES[verdict]
 
-    def _result(self, outcome: Outcome, found: Minimal | None, confirmed: Confirmed | None) -> SetResult:
+    def _result(self, outcome: Outcome, smallest: Minimal | None, confirmed: Confirmed | None) -> SetResult:
         axis = self.axis
         tried = [name for name in self.scheduler.verdicts if name not in (axis.good, axis.bad)]
         labels = [change.label for change in axis.changes]
-        chosen = list(found.chosen) if found else []
+        chosen = list(smallest.chosen) if smallest else []
         return self.result(
             outcome,
             [confirmed.culprit] if confirmed else [],
@@ -147,6 +147,6 @@ class _Reduction(Searching[SetResult]):
             changes=len(axis.changes),
             chosen=[labels[k] for k in chosen],
             does=[axis.changes[k].about for k in chosen],
-            hidden=[labels[k] for k in found.hidden] if found else [],
-            asked=found.asked if found else 0,
+            hidden=[labels[k] for k in smallest.hidden] if smallest else [],
+            asked=smallest.asked if smallest else 0,
         )

@@ -71,8 +71,8 @@ class Gap:
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
         raw = asdict(self) | {"absolute": self.absolute, "relative": self.relative}
-        found: dict[str, Any] = jsonable(raw)
-        return found
+        mapping: dict[str, Any] = jsonable(raw)
+        return mapping
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,9 @@ class Drift:
     def metric(self, *names: str) -> Moved | None:
         """The first of some metrics that exists, whatever folder it was logged under (``train/loss`` is ``loss``)."""
         for name in names:
-            found = [key for key in self.metrics if key == name or key.rpartition("/")[2] == name]
-            if found:
-                return self.metrics[min(found, key=len)]
+            keys = [key for key in self.metrics if key == name or key.rpartition("/")[2] == name]
+            if keys:
+                return self.metrics[min(keys, key=len)]
         return None
 
     def with_divergence(self, divergence: Divergence | None) -> Drift:
@@ -155,18 +155,18 @@ def drift(a: Trace, b: Trace, *, strict: bool = False) -> Drift:
     Raises:
         ReproError: the traces cannot be compared.
     """
-    found = compare(a, b, Compare(names="strict" if strict else "matched"))
+    comparison = compare(a, b, Compare(names="strict" if strict else "matched"))
     gaps: dict[str, list[Gap]] = {}
-    for change in found.metrics:
+    for change in comparison.metrics:
         gaps.setdefault(change.metric, []).append(Gap(change.step, change.a, change.b))
     return Drift(
-        found.steps,
-        found.divergence,
+        comparison.steps,
+        comparison.divergence,
         {name: _moved(rows) for name, rows in gaps.items()},
-        _kl(a, named_alike(a, b, strict=strict), found.kl),
-        found.ended,
-        found.renames,
-        found.looked,
+        _kl(a, named_alike(a, b, strict=strict), comparison.kl),
+        comparison.ended,
+        comparison.renames,
+        comparison.looked,
     )
 
 
@@ -189,14 +189,14 @@ def _kl(a: Trace, b: Trace, known: Mapping[int, tuple[float, float]]) -> dict[st
         if a.steps[count - 1].chain != b.steps[count - 1].chain:
             return {}  # there are log-probs, but not of one shape
         known = {last: (0.0, 0.0)}
-    found: dict[str, dict[str, tuple[int, float]]] = {}
+    summary: dict[str, dict[str, tuple[int, float]]] = {}
     for index, name in enumerate(("k1", "k3")):
         steps = [(step, pair[index]) for step, pair in known.items()]
         worst = _worst(steps, lambda s: math.inf if math.isnan(s[1]) else abs(s[1]))
-        found[name] = {"worst": worst, "last": steps[-1]}
+        summary[name] = {"worst": worst, "last": steps[-1]}
         if worst[1] != 0:
-            found[name]["first"] = next(s for s in steps if s[1] != 0)
-    return found
+            summary[name]["first"] = next(s for s in steps if s[1] != 0)
+    return summary
 
 
 @dataclass(frozen=True)

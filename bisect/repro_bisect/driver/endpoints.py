@@ -85,13 +85,13 @@ class Endpoints:
 
     def _exit_verdicts(self, asked: Sequence[tuple[str, int]]) -> list[Verdict]:
         """What so many runs of ends say."""
-        steps, found = self.prober.case.steps, list[Verdict]()
+        steps, verdicts = self.prober.case.steps, list[Verdict]()
         answers = self.scheduler.ask(*(Request(c, steps, stage="ends", run=run) for c, run in asked))
         for (commit, _), answer in zip(asked, answers, strict=True):
             if not isinstance(answer, Code) or verdict_of_code(answer.code)[0] is Verdict.SKIP:
                 raise ReproError(unusable("GOOD" if commit == self.scheduler.history.good else "BAD", answer))
-            found.append(verdict_of_code(answer.code)[0])
-        return found
+            verdicts.append(verdict_of_code(answer.code)[0])
+        return verdicts
 
     def by_trace(self) -> Interval | None:
         """Replay both ends; None where they agree, or where `noise` says that one replay proves nothing.
@@ -119,12 +119,12 @@ class Endpoints:
             self.noise = f"two replays of GOOD differ at {noise}"
             return None
         self.scheduler.record(good, Verdict.GOOD)
-        found = judge(predicate, baseline, last, self.prober.case.steps)
-        if isinstance(found, Skip):
+        outcome = judge(predicate, baseline, last, self.prober.case.steps)
+        if isinstance(outcome, Skip):
             raise ReproError(
-                f"BAD {short(bad)} cannot be judged: {found.reason}; ask for fewer steps, or use --when exit"
+                f"BAD {short(bad)} cannot be judged: {outcome.reason}; ask for fewer steps, or use --when exit"
             )
-        self.end = found
+        self.end = outcome
         if isinstance(predicate, Bitwise):
             self.renames = aligned(baseline, last).renames
         self.scheduler.record(bad, Verdict.BAD if self.end else Verdict.GOOD)
@@ -149,10 +149,10 @@ class Endpoints:
     def _again(self, good: str, baseline: Trace, last: Trace) -> Trace:
         """GOOD's second replay, as far as it matters, saving on its way the state that probes may start from."""
         case, keep = self.prober.case, None
-        steps, found = case.steps, first_violation(self.prober.predicate, baseline, last)
-        if found and isinstance(self.prober.predicate, Bitwise):
-            steps = found.step - baseline.header.first_step + 1
-            keep = ([found.step] if chosen_steps(case) and found.step else [], self.states(good))
+        steps, violation = case.steps, first_violation(self.prober.predicate, baseline, last)
+        if violation and isinstance(self.prober.predicate, Bitwise):
+            steps = violation.step - baseline.header.first_step + 1
+            keep = ([violation.step] if chosen_steps(case) and violation.step else [], self.states(good))
         (answer,) = self.scheduler.ask(Request(good, steps, baseline, stage="ends", run=1, keep=keep))
         return trace_of(answer, "GOOD")
 

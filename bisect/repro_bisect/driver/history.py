@@ -251,12 +251,12 @@ class _History:
     def _renames(self) -> list[Rename]:
         """Between points of the line that were tested one after the other and have the same numbers."""
         tested = [point for point in self.log.line if self.axis.tree(point) in self.log.numbers]
-        found = []
+        renamings = []
         for before, after in pairwise(tested):
             a, b = self._trace(before), self._trace(after)
             if self._numbers(a) == self._numbers(b) and (renames := aligned(a, b).renames):
-                found.append(Rename(before, after, renames))
-        return found
+                renamings.append(Rename(before, after, renames))
+        return renamings
 
     def _cannot(self, point: str, reason: str, diagnosis: str = "") -> None:
         self.log.tell(point, None, reason)
@@ -353,9 +353,9 @@ class _History:
 
     def _drift(self, a: str, b: str) -> Drift:
         """Over all steps by what traces keep; the first difference over whole tensors, of replays that bear it out."""
-        found = drift(self._trace(a), self._trace(b), strict=self.strict)
+        measured = drift(self._trace(a), self._trace(b), strict=self.strict)
         replays = [self.replays.get((self.axis.tree(point), signal, False)) for point, signal in self._signals(a, b)]
         whole = [trace for trace in replays if isinstance(trace, Trace)]
         if len(whole) == 2:
-            return found.with_divergence(first_difference(whole[0], whole[1], strict=self.strict))
-        return found
+            return measured.with_divergence(first_difference(whole[0], whole[1], strict=self.strict))
+        return measured

@@ -81,8 +81,8 @@ class LayoutResult:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        own = {"comparison", "between", "cost"}
-        raw: dict[str, Any] = {k: v for k, v in vars(self).items() if k not in own}
+        nested = {"comparison", "between", "cost"}
+        raw: dict[str, Any] = {k: v for k, v in vars(self).items() if k not in nested}
         between = [
             {"key": b.key, "layout": b.layout, "skip": b.skip}
             | {"comparison": b.comparison.to_mapping() if b.comparison else None}
@@ -127,9 +127,9 @@ class _Sides:
         answers = zip([end for end in ends for _ in (0, 1)], self.scheduler.ask(*requests), strict=True)
         traces = [trace_of(answer, end) for end, answer in answers]
         flaky = {
-            end: f"two replays of it differ at {found}"
+            end: f"two replays of it differ at {difference}"
             for end, first, again in zip(ends, traces[::2], traces[1::2], strict=True)
-            if (found := first_difference(first, again))
+            if (difference := first_difference(first, again))
         }
         if flaky:
             return self._result("flaky", flaky, None, [])
@@ -181,17 +181,17 @@ class _Sides:
         """The signals whose whole tensors are wanted: those that differ in the first step that does, and the last."""
         assert seen.first is not None
         index = next(k for k, record in enumerate(traces[0].steps) if record.step == seen.first.step)
-        found, size = list[Signal](), 0
+        signals, size = list[Signal](), 0
         for kind, row, other in differing(traces[0].rows(index), traces[1].rows(index), unlike(*traces[:2])):
             # shards that a command's ranks hold are written by none; behind the door the whole is put together
             known = bool(row.sketch and other and other.sketch) or not self.case.subject.program
             if kind == "value" and known and row.values is None and row.dtype in EPSILON:
                 size += math.prod(row.shape) * 8
                 if size <= _DUMPED:
-                    found.append((seen.first.step, row.phase, row.name))
+                    signals.append((seen.first.step, row.phase, row.name))
         if (last := seen.parted) and last.how == "sampled":
-            found.append((last.step, last.phase, last.signal))
-        return list(dict.fromkeys(found))
+            signals.append((last.step, last.phase, last.signal))
+        return list(dict.fromkeys(signals))
 
     def _between(self, both: Mapping[str, Trace]) -> list[Between]:
         """What each key does to the layout before it."""
@@ -200,15 +200,15 @@ class _Sides:
         self.scheduler.say(f"replaying {', '.join(inner)}: which key makes the difference?")
         replays = self.scheduler.ask(*(Request(point, self.steps, full=True) for point in inner))
         answers = dict(both) | dict(zip(inner, replays, strict=True))
-        found = []
+        between = []
         for before, after in itertools.pairwise(line):
             a, b = answers[before], answers[after]
             why = next((answer.reason for answer in (b, a) if isinstance(answer, Skip)), "")
             if isinstance(a, Trace) and isinstance(b, Trace) and not why:
                 why = ended_early(len(a.steps), len(b.steps))
             compared = self._compared(a, b) if isinstance(a, Trace) and isinstance(b, Trace) and not why else None
-            found.append(Between(self.axis.keys[after], after, compared, why))
-        return found
+            between.append(Between(self.axis.keys[after], after, compared, why))
+        return between
 
     def _result(
         self,

@@ -148,35 +148,35 @@ class NoisySearch:
         except ValueError as error:
             raise NotVerifiableError(f"{self._doubt()}, and {error}") from None
 
-    def _learn(self, commit: str, found: Divergence | str | Skip | None) -> None:
+    def _learn(self, commit: str, judged: Divergence | str | Skip | None) -> None:
         """Take what one replay says of a commit, and of those with the same code."""
         twins = self._twins[self.scheduler.history.tree(commit)]
-        if isinstance(found, Skip):
+        if isinstance(judged, Skip):
             for twin in twins:
                 try:
                     self.search = self.search.with_skip(twin)
                 except ValueError:
-                    raise ReproError(f"{short(twin)} cannot be tested: {found.reason}; choose another end") from None
-                self.scheduler.record(twin, "SKIP", found.reason)
+                    raise ReproError(f"{short(twin)} cannot be tested: {judged.reason}; choose another end") from None
+                self.scheduler.record(twin, "SKIP", judged.reason)
             return
-        if isinstance(found, Divergence) and (self._end is None or commit == self.scheduler.history.bad):
-            self._end = found
-        self.search = self.search.with_outcome(commit, bool(found))
+        if isinstance(judged, Divergence) and (self._end is None or commit == self.scheduler.history.bad):
+            self._end = judged
+        self.search = self.search.with_outcome(commit, bool(judged))
         count = self.search.observations[commit]
         self.scheduler.record(commit, "BAD" if count.bads > count.goods else "GOOD")
 
     def _take(self, commit: str, outcome: Answer) -> None:
-        found = self._judged(outcome)
-        self._learn(commit, found)
-        if isinstance(found, Skip):
-            self.scheduler.say(f"SKIP {short(commit)} {found.reason}")
-            self.scheduler.know([commit], found.diagnosis)
+        judged = self._judged(outcome)
+        self._learn(commit, judged)
+        if isinstance(judged, Skip):
+            self.scheduler.say(f"SKIP {short(commit)} {judged.reason}")
+            self.scheduler.know([commit], judged.diagnosis)
             return
         count = self.search.observations[commit]
         likeliest = max(self.search.posterior.items(), key=lambda item: item[1])
         tally = f"{count.bads} of {count.bads + count.goods} replays BAD"
         sure = f"likeliest culprit {short(likeliest[0])} with {100 * likeliest[1]:.1f} %"
-        verdict = f"BAD  {short(commit)} {found}" if found else f"GOOD {short(commit)}"
+        verdict = f"BAD  {short(commit)} {judged}" if judged else f"GOOD {short(commit)}"
         self.scheduler.say(f"{verdict}  [{tally}; {sure}]", posterior=self._posterior())
 
     def _judged(self, outcome: Answer) -> Divergence | str | Skip | None:
@@ -197,18 +197,18 @@ class NoisySearch:
     def _doubt(self) -> str:
         predicate, history = self.scheduler.prober.predicate.text, self.scheduler.history
         tests = [self.search.observations.get(c) for c in (history.good, history.bad)]
-        told = " and ".join(
+        tally = " and ".join(
             f"{name} is BAD in {n.bads if n else 0} of {n.bads + n.goods if n else 0} replays"
             for name, n in zip((f"GOOD {short(history.good)}", f"BAD {short(history.bad)}"), tests, strict=True)
         )
-        return (f"FLAKY: {self.noise}; " if self.noise else "") + f"by {predicate} {told}"
+        return (f"FLAKY: {self.noise}; " if self.noise else "") + f"by {predicate} {tally}"
 
     def _costs(self) -> dict[str, float]:
         """Seconds of a replay, as far as they are known: the mean of a commit's own, else of all."""
         if not self._seconds:
             return {}
-        mean = fmean(s for found in self._seconds.values() for s in found)
-        costs = {commit: fmean(found) for commit, found in self._seconds.items()}
+        mean = fmean(s for seconds in self._seconds.values() for s in seconds)
+        costs = {commit: fmean(seconds) for commit, seconds in self._seconds.items()}
         return {
             c: max(costs.get(c, mean), 1e-3) for c in (self.scheduler.history.good, *self.scheduler.history.parents)
         }

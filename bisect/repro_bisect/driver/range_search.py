@@ -83,8 +83,8 @@ class RangeSearch:
                 prober = self.scheduler.prober
                 straight = prober.known(Request(commit, self.bound, self.baseline))
                 known = Tested(straight, self.baseline, self.bound) if straight is not None else None
-                if known is None and state and (one := prober.known(Request(commit, 1, start=state))):
-                    known = self._one_step(one)
+                if known is None and state and (answer := prober.known(Request(commit, 1, start=state))):
+                    known = self._one_step(answer)
                 if known is not None:
                     self.scheduler.prober.cost.reused += 1
                     self.take(commit, known)
@@ -92,20 +92,20 @@ class RangeSearch:
     def test(self, commit: str, pending: PendingProbe) -> Tested:
         """Probe a commit: one step from the saved state where that serves, else from step 0."""
         if self.shortcut:
-            one = self.scheduler.prober.probe(Request(commit, 1, start=self.shortcut.state), **pending.ways)
-            if (tested := self._one_step(one)) is not None:
+            from_state = self.scheduler.prober.probe(Request(commit, 1, start=self.shortcut.state), **pending.ways)
+            if (tested := self._one_step(from_state)) is not None:
                 return tested
         answer = self.scheduler.prober.probe(Request(commit, self.bound, self.baseline), **pending.ways)
         return Tested(answer, self.baseline, self.bound)
 
-    def _one_step(self, one: Answer) -> Tested | None:
+    def _one_step(self, answer: Answer) -> Tested | None:
         """What a one-step probe says; None where it says nothing of the commit."""
         assert self.shortcut is not None
-        if isinstance(one, Trace) and not self.shortcut.ready(one):
+        if isinstance(answer, Trace) and not self.shortcut.ready(answer):
             return None
-        if isinstance(one, Skip) and one.unready:
+        if isinstance(answer, Skip) and answer.unready:
             return None
-        return Tested(one, self.shortcut.baseline, 1, one_step=True)
+        return Tested(answer, self.shortcut.baseline, 1, one_step=True)
 
     def divergence(self, tested: Tested) -> Divergence | Skip | None:
         """What makes a tested commit BAD, or why nothing can be said of it."""
@@ -134,19 +134,19 @@ class RangeSearch:
             return Verdict.SKIP, tested.answer.reason
         if isinstance(tested.answer, Code):
             return verdict_of_code(tested.answer.code)
-        found = self.divergence(tested)
-        if isinstance(found, Skip):
-            return Verdict.SKIP, found.reason
-        if found:
-            return Verdict.BAD, str(found)
+        outcome = self.divergence(tested)
+        if isinstance(outcome, Skip):
+            return Verdict.SKIP, outcome.reason
+        if outcome:
+            return Verdict.BAD, str(outcome)
         return Verdict.GOOD, "the step agrees" if tested.bound == 1 else f"{tested.bound} steps agree"
 
     def _twins(self, commit: str) -> list[str]:
         """The commit and the suspects with the same code: they share one probe."""
         tree = self.scheduler.history.tree(commit)
         known, suspects = self.search.verdicts, self.search.suspects
-        rest = (c for c in self.search.dag if c != commit and c not in known and c in suspects)
-        return [commit, *(c for c in rest if self.scheduler.history.tree(c) == tree)]
+        others = (c for c in self.search.dag if c != commit and c not in known and c in suspects)
+        return [commit, *(c for c in others if self.scheduler.history.tree(c) == tree)]
 
 
 def verdict_of_code(code: int) -> tuple[Verdict, str]:

@@ -70,9 +70,9 @@ class Searching(ABC, Generic[R]):
         if divergence is None or culprit.comparison is None:  # an exit code, or verdicts that are noisy
             return culprit
         before = info.parents[0] if info.parents else self.history.good
-        kept = self.ends.golden_states() if before == self.history.good else {}
+        states = self.ends.golden_states() if before == self.history.good else {}
         try:
-            explanation = explain(self.scheduler, checkout, before, info.commit, golden=kept, until=divergence.step)
+            explanation = explain(self.scheduler, checkout, before, info.commit, golden=states, until=divergence.step)
         except (NotVerifiableError, ReproError) as error:  # the answer stands without it
             return replace(culprit, unexplained=str(error))
         return replace(culprit, explanation=explanation)

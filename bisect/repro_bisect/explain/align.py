@@ -34,16 +34,16 @@ def aligned(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int
 
 def matched(a: Sequence[Hashable], b: Sequence[Hashable], ordered: Mapping[int, int]) -> dict[int, int]:
     """From entries of `a` to equal ones of `b`, each used once: those `aligned` in order, then the rest."""
-    found = dict(ordered)
-    taken = set(found.values())
+    pairs = dict(ordered)
+    taken = set(pairs.values())
     left: defaultdict[Hashable, deque[int]] = defaultdict(deque)
     for j, key in enumerate(b):
         if j not in taken:
             left[key].append(j)
     for i, key in enumerate(a):
-        if i not in found and left.get(key):
-            found[i] = left[key].popleft()
-    return found
+        if i not in pairs and left.get(key):
+            pairs[i] = left[key].popleft()
+    return pairs
 
 
 def under_names(stream: Stream, names: Mapping[tuple[str, str], str]) -> Stream:

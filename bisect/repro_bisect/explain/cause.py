@@ -57,9 +57,9 @@ class Cause:
     def operation(self) -> Operation:
         """The one that is named first."""
         first, second = (self.before, self.after) if self.side == "before" else (self.after, self.before)
-        found = first or second
-        assert found is not None, "a cause has an operation"
-        return found
+        operation = first or second
+        assert operation is not None, "a cause has an operation"
+        return operation
 
 
 def find_cause(
@@ -82,8 +82,8 @@ def find_cause(
     back = {j: i for i, j in pairs.items()}
     sides = _Side(a, pairs, set(pairs) - set(ordered), b), _Side(b, back, set(back) - set(ordered.values()), a)
     touched = touches or (_nothing, _nothing)
-    found = [side.beginnings(signal, touch) for side, touch in zip(sides, touched, strict=True)]
-    return _joined(sides, found, touched)
+    beginnings = [side.beginnings(signal, touch) for side, touch in zip(sides, touched, strict=True)]
+    return _joined(sides, beginnings, touched)
 
 
 def _nothing(_: Operation) -> bool:
@@ -102,11 +102,11 @@ class _Side:
     def __init__(self, stream: Stream, pairs: Mapping[int, int], moved: set[int], other: Stream) -> None:
         self.operations, self.pairs, self.moved = stream.operations, pairs, moved
         there = set(pairs.values())
-        rest = [o for o in other.operations if o.index not in there]
+        unpaired = [o for o in other.operations if o.index not in there]
         self._known = {value.key for o in other.operations for value in (*o.inputs, *o.outputs)}
         # What two different ways lead to is the same only among what differs: a number such as 0 is in every program.
-        self._remade = {value.key for o in rest for value in o.outputs}
-        self._looks = {(o.look, _read(o)) for o in rest}
+        self._remade = {value.key for o in unpaired for value in o.outputs}
+        self._looks = {(o.look, _read(o)) for o in unpaired}
 
     def beginnings(self, signal: tuple[str, str] | None, touched: Touches) -> list[Operation]:
         """The operations at which the difference of a signal begins: the likeliest first."""
@@ -122,8 +122,8 @@ class _Side:
         return decided + reordered + first
 
     def _first(self, way: Sequence[Operation], touched: Touches) -> list[Operation]:
-        found = [o for o in way if o.name != OBSERVED and all(self.old(value) for value in o.inputs)]
-        return sorted(found, key=lambda o: (self._rank(o, touched), o.index))
+        candidates = [o for o in way if o.name != OBSERVED and all(self.old(value) for value in o.inputs)]
+        return sorted(candidates, key=lambda o: (self._rank(o, touched), o.index))
 
     def _rank(self, operation: Operation, touched: Touches) -> int:
         new = self._asks_otherwise(operation) or any(
@@ -148,13 +148,13 @@ class _Side:
 
     def _came_out(self, operation: Operation) -> bool:
         """Whether all that an operation made is among what the other version made in another way."""
-        made = [value for value in operation.outputs if value.content]
-        return bool(made) and all(value.key in self._remade for value in made)
+        outputs = [value for value in operation.outputs if value.content]
+        return bool(outputs) and all(value.key in self._remade for value in outputs)
 
     def _hands_on(self, operation: Operation) -> bool:
         """Whether an operation only looks at what it read, or made the same bits of it, where the other has none."""
-        made = [value.key for value in operation.outputs]
-        same = operation.view or (len(operation.inputs) == 1 and made == [operation.inputs[0].key])
+        keys = [value.key for value in operation.outputs]
+        same = operation.view or (len(operation.inputs) == 1 and keys == [operation.inputs[0].key])
         return same and (operation.look, _read(operation)) not in self._looks
 
     def _asks_otherwise(self, operation: Operation) -> bool:
@@ -186,44 +186,46 @@ def _is(operation: Operation, value: Value, signal: tuple[str, str]) -> bool:
     return operation.arguments.partition(" ")[0] == phase and value.name == name
 
 
-def _joined(sides: tuple[_Side, _Side], found: list[list[Operation]], touched: tuple[Touches, Touches]) -> Cause | None:
+def _joined(
+    sides: tuple[_Side, _Side], beginnings: list[list[Operation]], touched: tuple[Touches, Touches]
+) -> Cause | None:
     """One cause of what both sides know of it."""
-    before, after = (operations[0] if operations else None for operations in found)
+    before, after = (operations[0] if operations else None for operations in beginnings)
     if before is None and after is None:
         return None
     side: Literal["before", "after"] = "after"
     if after is None or (before is not None and touched[0](before) and not touched[1](after)):
         side = "before"
-    before, after = _partners(found, before, after, side)
+    before, after = _partners(beginnings, before, after, side)
     if side == "after" and before and after and _left_out(sides, before, after):
         side = "before"
-    others = [o for operations in found for o in operations[1:] if o not in (before, after)]
+    others = [o for operations in beginnings for o in operations[1:] if o not in (before, after)]
     kind = _kind(sides, before, after)
     gap = None
-    main, own = (before, sides[0]) if side == "before" else (after, sides[1])
+    main, main_side = (before, sides[0]) if side == "before" else (after, sides[1])
     assert main is not None, "the side of the answer has an operation"
     if kind == "gap":
         assert before is not None, "a gap is seen in both"
         assert after is not None, "a gap is seen in both"
         new = [k for k, (v, w) in enumerate(zip(before.inputs, after.inputs, strict=True)) if v.key != w.key]
         writers = [maker for k in new for maker in main.inputs[k].makers]
-        gap = (own.operations[max(writers)] if writers else None, main)
+        gap = (main_side.operations[max(writers)] if writers else None, main)
     return Cause(kind, before, after, gap, _pair(sides, before, after), side, others)
 
 
 def _partners(
-    found: list[list[Operation]],
+    beginnings: list[list[Operation]],
     before: Operation | None,
     after: Operation | None,
     side: str,
 ) -> tuple[Operation | None, Operation | None]:
     """The other version's operation in the place of the one that is named, where it has one."""
-    main, rest = (before, found[1]) if side == "before" else (after, found[0])
+    main, others = (before, beginnings[1]) if side == "before" else (after, beginnings[0])
     if main is None:
         return before, after
-    alike = [o for o in rest if o.look == main.look and _read(o) == _read(main)]
-    named = [o for o in rest if o.name == main.name and o.phase == main.phase and o.module == main.module]
-    partner = next(iter(alike or named or rest), None)
+    alike = [o for o in others if o.look == main.look and _read(o) == _read(main)]
+    named = [o for o in others if o.name == main.name and o.phase == main.phase and o.module == main.module]
+    partner = next(iter(alike or named or others), None)
     return (main, partner) if side == "before" else (partner, main)
 
 
@@ -278,14 +280,14 @@ def _pair(
         starts[0] = before.index
     if after is not None:
         starts[1] = after.index
-    rest = [
+    windows = [
         [o for o in side.operations[start : start + _WINDOW] if o.name != OBSERVED]
         for side, start in zip(sides, starts, strict=True)
     ]
-    for i, j in aligned([_place(o) for o in rest[0]], [_place(o) for o in rest[1]]):
-        one, other = rest[0][i], rest[1][j]
-        if one.index not in sides[0].pairs and other.index not in sides[1].pairs and _comparable(one, other):
-            return one, other
+    for i, j in aligned([_place(o) for o in windows[0]], [_place(o) for o in windows[1]]):
+        first, second = windows[0][i], windows[1][j]
+        if first.index not in sides[0].pairs and second.index not in sides[1].pairs and _comparable(first, second):
+            return first, second
     return None
 
 
@@ -293,8 +295,8 @@ def _place(operation: Operation) -> tuple[object, ...]:
     return operation.phase, operation.module, operation.name, tuple(value.shape for value in operation.inputs)
 
 
-def _comparable(one: Operation, other: Operation) -> bool:
-    if not one.outputs or not other.outputs:
+def _comparable(first: Operation, second: Operation) -> bool:
+    if not first.outputs or not second.outputs:
         return False
-    x, y = one.outputs[0], other.outputs[0]
+    x, y = first.outputs[0], second.outputs[0]
     return x.shape == y.shape and x.key != y.key and bool(x.content) and bool(y.content)

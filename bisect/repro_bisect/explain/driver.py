@@ -92,11 +92,11 @@ class _Explainer:
                 f"; {ended.replace('the run', short(self.points[1])).replace('the baseline', short(self.points[0]))}"
             )
         looked = coverage_of(traces[1], alignment.alone)
-        found = Explanation(
+        explanation = Explanation(
             "agree", self._case, text, divergence, before, after, environment=environment, looked=looked
         )
         if divergence is None:
-            return found
+            return explanation
         if not self.scheduler.prober.case.subject.recorded:
             raise NotVerifiableError(
                 "operations are seen by the recorder alone, and the case says recorder = false: set it to true"
@@ -112,13 +112,15 @@ class _Explainer:
                 for version, stream in zip((before, after), streams, strict=True)
             ]
             start = self.state.step if self.state else None
-            found = replace(found, before=versions[0], after=versions[1], rank=rank, start=start, written=self.written)
+            explanation = replace(
+                explanation, before=versions[0], after=versions[1], rank=rank, start=start, written=self.written
+            )
             sources = self._sources(streams)
-            shown = self.written or divergence
-            signal = (shown.phase, shown.signal)
+            difference = self.written or divergence
+            signal = (difference.phase, difference.signal)
             if cause := find_cause(*streams, signal, (sources[0].touched, sources[1].touched)):
-                return self._answer(found, cause, divergence, traces, sources, recordings)
-        return replace(found, answer="unseen", text=UNSEEN)
+                return self._answer(explanation, cause, divergence, traces, sources, recordings)
+        return replace(explanation, answer="unseen", text=UNSEEN)
 
     @property
     def _case(self) -> str:
@@ -141,26 +143,26 @@ class _Explainer:
         ran there as they are written: then it serves if the two differ in that too, and it is the same twice.
         """
         step = divergence.step
-        found = self._recorded(step, ((), ()), self._state(step, traces))
+        recordings = self._recorded(step, ((), ()), self._state(step, traces))
         moved = [
             point
-            for point, recording, trace in zip(self.points, found, traces, strict=True)
+            for point, recording, trace in zip(self.points, recordings, traces, strict=True)
             if not same_step(recording.trace, trace, step)
         ]
         if not moved:
-            return found
-        if not any(stream.compiled for recording in found for stream in recording.streams):
+            return recordings
+        if not any(stream.compiled for recording in recordings for stream in recording.streams):
             raise NotVerifiableError(
                 f"step {step} of {short(moved[0])} has other numbers under the recorder than without it: it does not "
                 "reproduce itself; `repro bisect` tells whether it is noisy"
             )
-        self.written = first_difference(found[0].trace, found[1].trace)
+        self.written = first_difference(recordings[0].trace, recordings[1].trace)
         if self.written is None:
             raise NotVerifiableError(
                 f"{_said(self.points)} agree in step {step} as their code is written, which is how the recorder runs "
                 "it: what differs is what torch.compile makes of it"
             )
-        return found
+        return recordings
 
     def _state(self, step: int, traces: tuple[Trace, Trace]) -> State | None:
         """The first version's state before the step, if both make the same of it as on their own way there."""
@@ -181,19 +183,21 @@ class _Explainer:
     ) -> tuple[Recording, Recording]:
         prober = self.scheduler.prober
 
-        def started(point: str, own: Sequence[int]) -> Future[Any]:
+        def started(point: str, wanted: Sequence[int]) -> Future[Any]:
             return self.scheduler.start(
-                point, lambda pending: prober.operations(point, step, state, own, **pending.ways)
+                point, lambda pending: prober.operations(point, step, state, wanted, **pending.ways)
             )
 
-        found: list[Any] = self.scheduler.results([started(*each) for each in zip(self.points, values, strict=True)])
-        for point, recording in zip(self.points, found, strict=True):
+        recordings: list[Any] = self.scheduler.results(
+            [started(*pair) for pair in zip(self.points, values, strict=True)]
+        )
+        for point, recording in zip(self.points, recordings, strict=True):
             if isinstance(recording, Skip):
                 raise NotVerifiableError(f"{short(point)} does not run under the recorder: {recording.reason}")
             for stream in recording.streams:
                 if stream.problem:
                     raise NotVerifiableError(f"the recording of {short(point)} is not whole: {stream.problem}")
-        return found[0], found[1]
+        return recordings[0], recordings[1]
 
     # -- what they say
 
@@ -213,33 +217,35 @@ class _Explainer:
 
     def _answer(
         self,
-        found: Explanation,
+        explanation: Explanation,
         cause: Cause,
         divergence: Divergence,
         traces: tuple[Trace, Trace],
         sources: tuple[Sources, Sources],
         recordings: tuple[Recording, Recording],
     ) -> Explanation:
-        cause, size = self._measured(cause, divergence.step, found.rank, recordings)
+        cause, size = self._measured(cause, divergence.step, explanation.rank, recordings)
         operations = list(zip((cause.before, cause.after), sources, strict=True))
-        told = [None if o is None else Explained.of(o, source.place(o), source.stack(o)) for o, source in operations]
+        explained = [
+            None if o is None else Explained.of(o, source.place(o), source.stack(o)) for o, source in operations
+        ]
         mentions: list[Place] = []
-        if not any(one and one.place and one.place.touched for one in told):
+        if not any(side and side.place and side.place.touched for side in explained):
             for operation, source in operations:
                 mentions += source.mentions(operation) if operation else []
-        own = sources[0 if cause.side == "before" else 1]
-        gap = cause.gap and (_edge(cause.gap[0], own), _edge(cause.gap[1], own))
+        cause_sources = sources[0 if cause.side == "before" else 1]
+        gap = cause.gap and (_edge(cause.gap[0], cause_sources), _edge(cause.gap[1], cause_sources))
         inputs = differing_inputs(divergence, traces)
         answer: Answer = "inputs" if inputs else cause.kind
-        text = sentence(cause, inputs, gap, told)
-        if found.environment and self._same_code():
-            answer, text = "environment", f"{only_the_environment(found.environment)}: {text}"
+        text = sentence(cause, inputs, gap, explained)
+        if explanation.environment and self._same_code():
+            answer, text = "environment", f"{only_the_environment(explanation.environment)}: {text}"
         return replace(
-            found,
+            explanation,
             answer=answer,
             text=text,
-            before=replace(found.before, explained=told[0]),
-            after=replace(found.after, explained=told[1]),
+            before=replace(explanation.before, explained=explained[0]),
+            after=replace(explanation.after, explained=explained[1]),
             side=cause.side,
             gap=gap,
             size=size,
@@ -252,8 +258,8 @@ class _Explainer:
     ) -> tuple[Cause, Size | None]:
         """The size of the difference, from a second recording that keeps values; and what its inputs really held."""
         wanted = [
-            sorted({o.index for o in (own, cause.pair[k] if cause.pair else None) if o is not None})
-            for k, own in enumerate((cause.before, cause.after))
+            sorted({o.index for o in (operation, cause.pair[k] if cause.pair else None) if o is not None})
+            for k, operation in enumerate((cause.before, cause.after))
         ]
         if not any(wanted) and not self.written:
             return cause, None

@@ -138,8 +138,8 @@ class Explanation:
     def places(self) -> list[Place]:
         """The lines that are named: the answer's, then the other version's, then what they read."""
         sides = (self.before, self.after) if self.side == "before" else (self.after, self.before)
-        own = [s.explained.place for s in sides if s.explained and s.explained.place]
-        return [*own, *self.mentions]
+        places = [s.explained.place for s in sides if s.explained and s.explained.place]
+        return [*places, *self.mentions]
 
     @property
     def hunks(self) -> list[tuple[str, str]]:
@@ -148,9 +148,9 @@ class Explanation:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        found: dict[str, Any] = _plain(asdict(self))
-        del found["looked"]
-        return found | {"looked_at": self.looked.to_mapping()}
+        mapping: dict[str, Any] = _plain(asdict(self))
+        del mapping["looked"]
+        return mapping | {"looked_at": self.looked.to_mapping()}
 
 
 def _plain(value: Any) -> Any:

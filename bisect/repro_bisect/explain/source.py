@@ -75,7 +75,7 @@ def read_diff(checkout: Checkout, before: str, after: str) -> Diff:
     """What `git diff` says of two commits, without context and without the user's own diff settings."""
     quiet = ("--no-ext-diff", "--no-textconv", "--no-color", "--unified=0", "--find-renames", "--src-prefix=a/")
     text = checkout.git.text("diff-tree", "-r", "-p", *quiet, "--dst-prefix=b/", before, after)
-    found = Diff({}, {})
+    diff = Diff({}, {})
     names: dict[str, str] = {}
     hunk: list[str] = []
     at: tuple[range, range] | None = None
@@ -83,7 +83,7 @@ def read_diff(checkout: Checkout, before: str, after: str) -> Diff:
     def close() -> None:
         if at is not None:
             whole = Hunk(*at, "\n".join(hunk))
-            for side, name in ((found.before, names.get("---")), (found.after, names.get("+++"))):
+            for side, name in ((diff.before, names.get("---")), (diff.after, names.get("+++"))):
                 if name is not None:
                     side.setdefault(name, []).append(whole)  # type: ignore[attr-defined]
 
@@ -101,7 +101,7 @@ def read_diff(checkout: Checkout, before: str, after: str) -> Diff:
         elif at is not None:
             hunk.append(line)
     close()
-    return found
+    return diff
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,9 @@ class Sources:
         for frame in frames:
             if (hunk := self._touch(frame)) is not None:
                 return self._place(frame, hunk)
-        own = [frame for frame in frames if self._is_code(frame.file)]
-        rest = [frame for frame in frames if "/torch/" not in frame.file]
-        first = next(iter(own or rest or frames), None)
+        subject_frames = [frame for frame in frames if self._is_code(frame.file)]
+        non_torch_frames = [frame for frame in frames if "/torch/" not in frame.file]
+        first = next(iter(subject_frames or non_torch_frames or frames), None)
         return None if first is None else self._place(first, None)
 
     def stack(self, operation: Operation) -> list[Place]:
@@ -159,13 +159,13 @@ class Sources:
         A constant, a default, a field: what a statement far away computes with.
         """
         named = {name for frame in self._frames(operation) for name in self._names_read(frame)}
-        found = []
+        places = []
         for file, hunks in self._version.hunks.items():
             for hunk in hunks:
                 for name, line in self._defined(file, self._version.lines(hunk)):
                     if name in named:
-                        found.append(self._place(Frame(file, line, name), hunk))
-        return found[:_TOUCHING]
+                        places.append(self._place(Frame(file, line, name), hunk))
+        return places[:_TOUCHING]
 
     def _frames(self, operation: Operation) -> Iterator[Frame]:
         if operation.forward is not None:
@@ -183,8 +183,8 @@ class Sources:
     def _touching(self, frame: Frame) -> Hunk | None:
         span = self._span(frame)
         for hunk in self._version.hunks.get(frame.file, ()):
-            own = self._version.lines(hunk)
-            if own.start < span.stop and span.start < own.stop:
+            lines = self._version.lines(hunk)
+            if lines.start < span.stop and span.start < lines.stop:
                 return hunk
         return None
 
@@ -223,8 +223,8 @@ class Sources:
             return
         for node in ast.walk(ast.parse("\n".join(lines))):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                yield from ((a.arg, a.lineno) for a in given if a.lineno in touched)
+                parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                yield from ((a.arg, a.lineno) for a in parameters if a.lineno in touched)
             elif isinstance(node, (ast.Assign, ast.AnnAssign)) and _overlap(_head(node), touched):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 for target in targets:

@@ -27,12 +27,12 @@ def differing_inputs(divergence: Divergence, traces: tuple[Trace, Trace]) -> str
         return ""
     if signal.startswith("start/"):
         return f"the weights that the run starts from ({signal.removeprefix('start/')})"
-    found = []
+    sides = []
     for trace in (traces[0], aligned(*traces).trace):
         index = next(i for i, record in enumerate(trace.steps) if record.step == divergence.step)
         row = trace.row(index, "input", signal)
-        found.append((row.dtype, row.shape, row.values) if row else None)
-    a, b = found
+        sides.append((row.dtype, row.shape, row.values) if row else None)
+    a, b = sides
     if a is None or b is None:
         return f"the data of the step ({signal} is there on one side only)"
     if a[:2] == b[:2] and a[2] is not None and b[2] is not None and a[2]:
@@ -57,16 +57,16 @@ def size_of(pair: tuple[Operation, Operation], raw: tuple[bytes, bytes]) -> Size
     where = pair[0].name + (f" in {pair[0].module}" if pair[0].module else "")
     if dtypes[0] == dtypes[1]:
         return Size(where, measure(dtypes[0], *raw, total), ulp_histogram(dtypes[0], *raw), dtypes)
-    wide = [decode(dtype, one).astype("<f8").tobytes() for dtype, one in zip(dtypes, raw, strict=True)]
-    found = measure("float64", wide[0], wide[1], total)
-    return Size(where, replace(found, max_ulp=None), (), dtypes)
+    wide = [decode(dtype, data).astype("<f8").tobytes() for dtype, data in zip(dtypes, raw, strict=True)]
+    difference = measure("float64", wide[0], wide[1], total)
+    return Size(where, replace(difference, max_ulp=None), (), dtypes)
 
 
 def sentence(cause: Cause, inputs: str, gap: tuple[str, str] | None, told: Sequence[Explained | None]) -> str:
     """The answer in one sentence."""
     main = cause.operation
     order = told if cause.side == "before" else told[::-1]
-    at = next((f" at {one.place}" for one in order if one and one.place), "")
+    at = next((f" at {side.place}" for side in order if side and side.place), "")
     if inputs:
         return f"the step begins with other values: {inputs}; the difference comes from {main.name}{at}"
     if gap:

@@ -95,10 +95,10 @@ def _not_finite(check: CiCheck, a: Seen, b: Seen) -> Iterator[Divergence]:
     for name in check.columns:
         if a.tokens(name) is None:
             continue
-        found = b.tokens(name)
-        bad = 0 if found is None else int((~np.isfinite(found[0])).sum())
-        what = "it has no unmasked tokens any more" if found is None else f"{bad} unmasked tokens are not finite"
-        if found is None or bad:
+        tokens = b.tokens(name)
+        bad = 0 if tokens is None else int((~np.isfinite(tokens[0])).sum())
+        what = "it has no unmasked tokens any more" if tokens is None else f"{bad} unmasked tokens are not finite"
+        if tokens is None or bad:
             yield Divergence(b.step, a.column_phase(name), name, "bound", f"{what}; ci:{check.name} reads it")
 
 
@@ -110,18 +110,18 @@ def _pairs(check: CiCheck, a: Seen, b: Seen) -> Iterator[tuple[str, float | None
             yield from now.items() if now else [(next(iter(names)), None)]
 
 
-def _near(one: Asked, a: Seen, b: Seen) -> Iterator[Divergence]:
-    for name, x in _pairs(one.check, a, b):
-        if x is None or not one.near(x):
-            yield one.found(b, b.phase(name), name, _said(x))
+def _near(asked: Asked, a: Seen, b: Seen) -> Iterator[Divergence]:
+    for name, x in _pairs(asked.check, a, b):
+        if x is None or not asked.near(x):
+            yield asked.found(b, b.phase(name), name, _said(x))
 
 
-def _relative(one: Asked, a: Seen, b: Seen) -> Iterator[Divergence]:
-    for metric in one.check.metrics:
+def _relative(asked: Asked, a: Seen, b: Seen) -> Iterator[Divergence]:
+    for metric in asked.check.metrics:
         for name, x in a.metric(metric).items():
             for y in b.metric(metric).values() or [None]:
-                if y is None or not _alike(x, y, one.limits["rtol"]):
-                    yield one.found(b, b.phase(name), name, f"{x!r} became {_said(y)}")
+                if y is None or not _alike(x, y, asked.limits["rtol"]):
+                    yield asked.found(b, b.phase(name), name, f"{x!r} became {_said(y)}")
 
 
 def _alike(x: float, y: float, rtol: float) -> bool:
@@ -129,61 +129,61 @@ def _alike(x: float, y: float, rtol: float) -> bool:
     return math.isfinite(x) and math.isfinite(y) and abs(y - x) <= rtol * max(abs(x), abs(y))
 
 
-def _range(one: Asked, a: Seen, b: Seen) -> Iterator[Divergence]:
+def _range(asked: Asked, a: Seen, b: Seen) -> Iterator[Divergence]:
     def inside(x: float | None) -> bool:
-        return x is not None and math.isfinite(x) and one.limits["low"] < x < one.limits["high"]
+        return x is not None and math.isfinite(x) and asked.limits["low"] < x < asked.limits["high"]
 
-    pairs = list(_pairs(one.check, a, b))
+    pairs = list(_pairs(asked.check, a, b))
     for name, x in pairs:
         if not inside(x):
-            yield one.found(b, b.phase(name), name, _said(x))
+            yield asked.found(b, b.phase(name), name, _said(x))
     if not pairs:
-        tokens = b.tokens(*one.check.columns)
+        tokens = b.tokens(*asked.check.columns)
         mean = None if tokens is None else _mean(tokens[0])
         if not inside(mean):
-            yield one.found(b, "forward", one.check.columns[0], _said(mean, "mean over tokens "))
+            yield asked.found(b, "forward", asked.check.columns[0], _said(mean, "mean over tokens "))
 
 
-def _two(one: Asked, a: Seen, b: Seen) -> Iterator[Divergence]:
+def _two(asked: Asked, a: Seen, b: Seen) -> Iterator[Divergence]:
     """Two means; of columns where the log shows none. For `tokens` also of |x - y|, which no two signs hide in."""
-    x_name, y_name = one.check.metrics
-    logged = _metrics_shown(one.check, a)
+    x_name, y_name = asked.check.metrics
+    logged = _metrics_shown(asked.check, a)
     if logged:
         xs, ys = b.metric(x_name), b.metric(y_name)
         for x in xs.values() or [None]:
             for y in ys.values() or [None]:
-                if x is None or y is None or not one.near(x - y):
+                if x is None or y is None or not asked.near(x - y):
                     where = next(iter(xs), next(iter(a.metric(x_name))))
-                    yield one.found(b, b.phase(where), where, f"{_said(x)}, {y_name.partition('/')[2]} {_said(y)}")
-    if (logged and one.check.how == "means") or not _columns_shown(one.check, a):
+                    yield asked.found(b, b.phase(where), where, f"{_said(x)}, {y_name.partition('/')[2]} {_said(y)}")
+    if (logged and asked.check.how == "means") or not _columns_shown(asked.check, a):
         return
-    tokens, (column, other) = b.tokens(*one.check.columns), one.check.columns
+    tokens, (column, other) = b.tokens(*asked.check.columns), asked.check.columns
     if tokens is None:
-        yield one.found(b, "forward", column, f"not of the same tokens as {other} any more")
+        yield asked.found(b, "forward", column, f"not of the same tokens as {other} any more")
         return
     d = difference(tokens[0], tokens[1])
-    gap, what = (abs(_mean(d)), "mean x - y") if one.check.how == "means" else (_mean(np.abs(d)), "mean |x - y|")
-    if not one.near(gap):
-        yield one.found(b, "forward", column, f"{what} against {other} {gap!r}")
+    gap, what = (abs(_mean(d)), "mean x - y") if asked.check.how == "means" else (_mean(np.abs(d)), "mean |x - y|")
+    if not asked.near(gap):
+        yield asked.found(b, "forward", column, f"{what} against {other} {gap!r}")
 
 
-def _hashes(one: Asked, a: Seen, b: Seen) -> Iterator[Divergence]:
+def _hashes(asked: Asked, a: Seen, b: Seen) -> Iterator[Divergence]:
     for row in b.updated():
         if row.nonfinite:
-            yield one.found(b, "update", row.name, f"{row.nonfinite} values are not finite")
+            yield asked.found(b, "update", row.name, f"{row.nonfinite} values are not finite")
     for kind, row, _ in differing(a.updated(), b.updated(), unlike(a.trace, b.trace)):
-        yield one.found(b, "update", row.name, "not the baseline's" if kind in ("value", "dtype", "shape") else kind)
+        yield asked.found(b, "update", row.name, "not the baseline's" if kind in ("value", "dtype", "shape") else kind)
 
 
-def _bits(one: Asked, a: Seen, b: Seen) -> Iterator[Divergence]:  # noqa: ARG001 - the baseline plays no part
-    tokens, (column, other) = b.tokens(*one.check.columns), one.check.columns
+def _bits(asked: Asked, a: Seen, b: Seen) -> Iterator[Divergence]:  # noqa: ARG001 - the baseline plays no part
+    tokens, (column, other) = b.tokens(*asked.check.columns), asked.check.columns
     if tokens is None:
-        yield one.found(b, "forward", column, f"not of the same tokens as {other}")
+        yield asked.found(b, "forward", column, f"not of the same tokens as {other}")
         return
     x, y = (side.view(np.int64) for side in tokens)  # widening to fp64 is exact: equal bits stay equal, others apart
     count = int((x != y).sum())
     if count:
-        yield one.found(b, "forward", column, f"{count} of {len(x)} unmasked tokens are not those of {other}")
+        yield asked.found(b, "forward", column, f"{count} of {len(x)} unmasked tokens are not those of {other}")
 
 
 _BROKEN: Mapping[How, Callable[[Asked, Seen, Seen], Iterator[Divergence]]] = {

@@ -49,43 +49,43 @@ class CiChecks:
             ReproError: the baseline does not show what one check reads, or anything that a set of them reads.
         """
         before, after = Seen(a, index), Seen(b, index)
-        asked = self._asked(before)
-        if not asked:
+        holding = self._asked(before)
+        if not holding:
             self._asked_somewhere(a)
-        return next((found for one in asked if (found := one.broken(before, after))), None)
+        return next((divergence for asked in holding if (divergence := asked.broken(before, after))), None)
 
     def looked(self, baseline: Trace | None) -> Coverage:
         """See `predicates.Predicate`: the checks that hold at some step of the baseline, and what of it they read."""
-        found = self._held(baseline) if baseline else {}
-        names = ", ".join(f"ci:{name}" for name in found) or self.text
-        read = sorted({read for reads in found.values() for read in reads})
+        held = self._held(baseline) if baseline else {}
+        names = ", ".join(f"ci:{name}" for name in held) or self.text
+        read = sorted({read for reads in held.values() for read in reads})
         return Coverage(judged=f"what {names} reads, and nothing else" + (f": {', '.join(read)}" if read else ""))
 
     def _held(self, baseline: Trace) -> dict[str, set[str]]:
         """What each check reads, at the first step at which it holds."""
-        per_rollout, found = self.per_rollout or steps_per_rollout(baseline), dict[str, set[str]]()
-        for one in self.asked:
+        per_rollout, reads = self.per_rollout or steps_per_rollout(baseline), dict[str, set[str]]()
+        for asked in self.asked:
             for index, record in enumerate(baseline.steps):
-                if not one.due(record.step, per_rollout):
+                if not asked.due(record.step, per_rollout):
                     continue
                 seen = Seen(baseline, index)
-                if one.shown(seen) and (self.alone or not _another_mode(one, seen)):
-                    found[one.check.name] = _reads(one.check, seen)
+                if asked.shown(seen) and (self.alone or not _another_mode(asked, seen)):
+                    reads[asked.check.name] = _reads(asked.check, seen)
                     break
-        return found
+        return reads
 
     def _asked(self, seen: Seen) -> list[Asked]:
         """The checks that hold at a step of the baseline."""
         per_rollout = self.per_rollout or steps_per_rollout(seen.trace)
-        due = [one for one in self.asked if one.due(seen.step, per_rollout)]
-        asked = [one for one in due if one.shown(seen) and (self.alone or not _another_mode(one, seen))]
-        if self.alone and len(asked) < len(due):
+        due = [asked for asked in self.asked if asked.due(seen.step, per_rollout)]
+        holding = [asked for asked in due if asked.shown(seen) and (self.alone or not _another_mode(asked, seen))]
+        if self.alone and len(holding) < len(due):
             check = due[0].check
             raise ReproError(
                 f"the baseline does not show {_needs(check)} at step {seen.step}, which {self.text} reads "
                 f"(it has the metrics: {_names(seen)}): record it with them, or ask another check"
             )
-        return asked
+        return holding
 
     def _asked_somewhere(self, a: Trace) -> None:
         """Refuse a comparison in which no step of the baseline is looked at: it would pass whatever the probe does."""
@@ -124,15 +124,15 @@ def _names(seen: Seen) -> str:
     return ", ".join(sorted(seen.metrics)) or "none"
 
 
-def _another_mode(one: Asked, seen: Seen) -> bool:
+def _another_mode(asked: Asked, seen: Seen) -> bool:
     """Whether a baseline was trained without the mode that a check belongs to, so that no set of checks asks it.
 
     A run is meant to be true on policy or it is not; a trainer was told to write checksums or it was not. What a
     recorder keeps of weights says nothing of that, and would turn every set into a question of bits.
     """
-    if one.check.how == "hashes":
+    if asked.check.how == "hashes":
         return all(row.dtype != DIGEST for row in seen.updated())
-    return one.check.how == "bits" and one.broken(seen, seen) is not None
+    return asked.check.how == "bits" and asked.broken(seen, seen) is not None
 
 
 # -- text
@@ -151,20 +151,20 @@ def parse_ci(text: str) -> CiChecks:
     target = match[1] if match else ""
     head, colon, name = target.partition(":")
     if not colon and head in SYSTEMS:
-        asked = {check.name: (check, [rule]) for check in CHECKS for of, rule in check.rules.items() if of == head}
+        checks = {check.name: (check, [rule]) for check in CHECKS for of, rule in check.rules.items() if of == head}
     else:
         check = check_called(name if colon else head)
         rules = [rule for of, rule in check.rules.items() if not colon or of == head] if check else []
         if check is None or not rules:
             raise ReproError(_unknown(target, head if colon else "", name))
-        asked = {check.name: (check, rules)}
+        checks = {check.name: (check, rules)}
     alone = bool(colon) or head not in SYSTEMS
-    said = _Options(text, list(asked), alone).read(match[2].split() if match else [])
-    chosen = [_asked(check, rules, said.limits.get(check.name, {}), text) for check, rules in asked.values()]
-    left = [one for one in chosen if one.check.name not in said.left_out]
+    options = _Options(text, list(checks), alone).read(match[2].split() if match else [])
+    chosen = [_asked(check, rules, options.limits.get(check.name, {}), text) for check, rules in checks.values()]
+    left = [asked for asked in chosen if asked.check.name not in options.left_out]
     if not left:
         raise ReproError(f"{text!r} leaves every check out: keep one")
-    return CiChecks(text, tuple(left), alone, said.per_rollout)
+    return CiChecks(text, tuple(left), alone, options.per_rollout)
 
 
 def _unknown(target: str, system: str, name: str) -> str:
@@ -176,12 +176,12 @@ def _unknown(target: str, system: str, name: str) -> str:
     return f"{name or target!r} is no {whose}: use {also}{', '.join(known)}"
 
 
-def _asked(check: CiCheck, rules: Sequence[Threshold], own: Mapping[str, float], text: str) -> Asked:
+def _asked(check: CiCheck, rules: Sequence[Threshold], overrides: Mapping[str, float], text: str) -> Asked:
     """A check with the strictest of some thresholds, or the user's own."""
     # a `low` is the stricter the larger it is, every other threshold the smaller
     limits = {n: (max if n == "low" else min)(rule.limits[n] for rule in rules) for n in OPTIONS[check.how]}
     strict = min(rules, key=lambda rule: rule.limits.get("atol", 0.0)).strict
-    limits |= own
+    limits |= overrides
     if check.how == "range" and not limits["low"] < limits["high"]:
         raise ReproError(f"{text!r} leaves {check.name} no number between {limits['low']:g} and {limits['high']:g}")
     return Asked(check, limits, strict)
@@ -228,10 +228,10 @@ class _Options:
         if wrong or (option == "rtol" and number >= 1):
             what = "a number of 0 or more and less than 1" if option == "rtol" else "a number of 0 or more"
             raise ReproError(f"{value!r} in {self.text!r} is not {what if option[1:] == 'tol' else 'a finite number'}")
-        own = self.limits.setdefault(name, {})
-        if option in own:
+        limits = self.limits.setdefault(name, {})
+        if option in limits:
             raise ReproError(f"{self.text!r} says {option} twice")
-        own[option] = number
+        limits[option] = number
 
     def _known(self) -> str:
         dotted = [f"{'' if self.alone else name + '.'}{option}=NUMBER" for name in self.names for option in _of(name)]

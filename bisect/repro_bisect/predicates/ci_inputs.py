@@ -60,13 +60,13 @@ class Seen:
         for part, row in first.items():
             beside = [part_of(other, part) for other in others]
             keep = kept(part_of(masks, part), row)
-            for column, found in zip(taken, (row, *beside), strict=True):
-                values = _values(found)
+            for column, column_row in zip(taken, (row, *beside), strict=True):
+                values = _values(column_row)
                 if values is None or len(values) != len(keep):
                     return None
                 column.append(values[keep])
-            for seen, found in zip(used, beside, strict=True):
-                seen |= {found.name} if found else set()
+            for seen, column_row in zip(used, beside, strict=True):
+                seen |= {column_row.name} if column_row else set()
         if any(len(seen) != len(other) for seen, other in zip(used, others, strict=True)):
             return None  # a part that one side alone shows would be left out unseen
         whole = [np.concatenate(column) if column else np.zeros(0) for column in taken]
@@ -89,5 +89,5 @@ def steps_per_rollout(trace: Trace) -> int:
     subject = subject if isinstance(subject, Mapping) else {}
     config = subject.get("config")
     config = config if isinstance(config, Mapping) else {}
-    said = subject.get("steps_per_rollout", config.get("num_steps_per_rollout", 1))
-    return said if isinstance(said, int) and said >= 1 else 1
+    steps = subject.get("steps_per_rollout", config.get("num_steps_per_rollout", 1))
+    return steps if isinstance(steps, int) and steps >= 1 else 1

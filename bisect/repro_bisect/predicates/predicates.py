@@ -155,14 +155,14 @@ class Exceeds:
 
     def _kl(self, a: Trace, b: Trace, index: int) -> Divergence | None:
         step = a.steps[index].step
-        found = kl_of_step(a, b, index)
-        if found is None:
+        kl = kl_of_step(a, b, index)
+        if kl is None:
             if a.row(index, "forward", "log_probs") is None:
                 raise ReproError(f"the baseline has no log_probs at step {step}: {self.text} has nothing to measure")
             return Divergence(step, "forward", "log_probs", "bound", "no log_probs of the baseline's shape: no KL")
-        if found[1] <= self.limit:  # NaN is not
+        if kl[1] <= self.limit:  # NaN is not
             return None
-        return Divergence(step, "forward", "log_probs", "bound", f"KL k3 {found[1]:.3g}, allowed {self.limit:.3g}")
+        return Divergence(step, "forward", "log_probs", "bound", f"KL k3 {kl[1]:.3g}, allowed {self.limit:.3g}")
 
     def _ulp(self, a: Trace, b: Trace, index: int) -> Divergence | None:
         step = a.steps[index].step
@@ -193,12 +193,12 @@ class Own:
     def at(self, a: Trace, b: Trace, index: int) -> Divergence | None:
         """See `Predicate`; asked of the last step alone, because it judges the whole."""
         try:
-            found = self.call(a, b)
+            verdict = self.call(a, b)
         except Exception as error:
             raise ReproError(f"{self.text} failed ({type(error).__name__}: {error}): correct it") from error
-        if not isinstance(found, bool):
-            raise ReproError(f"{self.text} returned {found!r}: return True for BAD and False for GOOD")
-        if not found:
+        if not isinstance(verdict, bool):
+            raise ReproError(f"{self.text} returned {verdict!r}: return True for BAD and False for GOOD")
+        if not verdict:
             return None
         return Divergence(b.steps[index].step, "update", self.text, "bound", "says that it is BAD")
 
@@ -224,8 +224,8 @@ class Exit:
 
 def _numbers(what: str, baseline: Trace | None) -> Coverage:
     """What is judged by a property of the numbers that a trace keeps."""
-    found = coverage_of(baseline, hashes=False) if baseline else Coverage()
-    return replace(found, judged=f"{what} in {found.counted}; bits were not judged")
+    coverage = coverage_of(baseline, hashes=False) if baseline else Coverage()
+    return replace(coverage, judged=f"{what} in {coverage.counted}; bits were not judged")
 
 
 def of_case(rule: Compare) -> Predicate:
@@ -235,8 +235,8 @@ def of_case(rule: Compare) -> Predicate:
 
 def predicate_of(when: str | None, rule: Compare, root: Path) -> Predicate:
     """The predicate that was asked for, else that of a case; names count in it as the case says."""
-    found = parse_predicate(when, root) if when else of_case(rule)
-    return Bitwise(strict=rule.strict) if isinstance(found, Bitwise) else found
+    predicate = parse_predicate(when, root) if when else of_case(rule)
+    return Bitwise(strict=rule.strict) if isinstance(predicate, Bitwise) else predicate
 
 
 _NUMBER = r"[0-9.eE+-]+"
@@ -293,10 +293,10 @@ def _function(path: Path, name: str) -> Callable[[Trace, Trace], Any]:
         spec.loader.exec_module(module)
     except Exception as error:
         raise ReproError(f"{path} does not import ({type(error).__name__}: {error}): correct it") from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    attribute = getattr(module, name, None)
+    if not callable(attribute):
         raise ReproError(f"{path} has no function {name}: correct the predicate")
-    function: Callable[[Trace, Trace], Any] = found
+    function: Callable[[Trace, Trace], Any] = attribute
     return function
 
 
@@ -309,12 +309,12 @@ def first_violation(predicate: Predicate, a: Trace, b: Trace, steps: int | None 
     check_comparable(a, b)
     common = min(len(a.steps), len(b.steps))
     if isinstance(predicate, Bitwise):
-        found = first_difference(a, b, strict=predicate.strict)
-        late = steps is not None and found is not None and found.step >= a.header.first_step + steps
-        return None if late else found
+        divergence = first_difference(a, b, strict=predicate.strict)
+        late = steps is not None and divergence is not None and divergence.step >= a.header.first_step + steps
+        return None if late else divergence
     if isinstance(predicate, Own):  # it judges the whole, whatever that is
         return predicate.at(a, b, common - 1)
     for index in range(min(common, steps or common)):
-        if found := predicate.at(a, b, index):
-            return found
+        if divergence := predicate.at(a, b, index):
+            return divergence
     return None

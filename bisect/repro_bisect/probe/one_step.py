@@ -45,8 +45,8 @@ class Shortcut:
 
     def ready(self, trace: Trace) -> bool:
         """Whether a probe started from the same weights, so that what it made of them is its verdict."""
-        found = first_difference(self.baseline, trace)
-        return found is None or not (found.phase == "input" and found.signal.startswith(_START))
+        divergence = first_difference(self.baseline, trace)
+        return divergence is None or not (divergence.phase == "input" and divergence.signal.startswith(_START))
 
     def divergence(self, trace: Trace) -> Divergence | None:
         """Where a probe's one step differs from GOOD's."""
@@ -111,18 +111,18 @@ def prepare(
     )
     if state is None:
         return None
-    ones = scheduler.ask(*(Request(commit, 1, start=state) for commit in ends))
-    for one, straight, who in zip(ones, traces, ("GOOD", "BAD"), strict=True):
-        if not isinstance(one, Trace):
-            why = one.reason if isinstance(one, Skip) else "it left no trace"
+    answers = scheduler.ask(*(Request(commit, 1, start=state) for commit in ends))
+    for answer, straight, who in zip(answers, traces, ("GOOD", "BAD"), strict=True):
+        if not isinstance(answer, Trace):
+            why = answer.reason if isinstance(answer, Skip) else "it left no trace"
             scheduler.say(f"{who} does not start from the state before step {step} ({why}): probes train from step 0")
             return None
-        if not same_step(one, straight, step):
+        if not same_step(answer, straight, step):
             scheduler.say(
                 f"{who} started from the state before step {step} makes another step: probes train from step 0"
             )
             return None
-    good, bad = ones
+    good, bad = answers
     assert isinstance(good, Trace)
     assert isinstance(bad, Trace)
     shortcut = Shortcut(state, good)
@@ -143,10 +143,10 @@ def _state(
         program = scheduler.prober.case.subject.program
         start = State(nearest, at[nearest], digest(key, str(nearest))) if nearest and not program else None
         scheduler.say(f"making GOOD's state before step {step}, from step {start.step if start else 0}")
-        made = scheduler.start(
+        future = scheduler.start(
             good, lambda pending: scheduler.prober.make_state(good, step, states, start, **pending.ways)
         )
-        scheduler.results([made])
+        scheduler.results([future])
         if not states.at(step).exists():
             scheduler.say(f"GOOD does not save its state before step {step}: probes train from step 0")
             return None

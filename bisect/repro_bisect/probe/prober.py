@@ -171,8 +171,8 @@ class Prober:
             CancelledError, MachineFailureError, ReproError: see `probe`.
         """
         steps = step - (start.step if start else 0)
-        own, case = self._history.commit(commit), self._case(commit)
-        task = Task(own, self._history.tree(commit), steps, start=start, states=(step,), case=case)
+        code_commit, case = self._history.commit(commit), self._case(commit)
+        task = Task(code_commit, self._history.tree(commit), steps, start=start, states=(step,), case=case)
         began = time.monotonic()
         with scratch_folder(self._scratch, "states") as folder:
             outcome = self._run(task, folder, cancel, progress)
@@ -205,8 +205,10 @@ class Prober:
             CancelledError, MachineFailureError, ReproError: see `probe`.
         """
         steps = step + 1 - (start.step if start else 0)
-        own, case = self._history.commit(commit), self._case(commit)
-        task = Task(own, self._history.tree(commit), steps, start=start, case=case, operations=step, values=values)
+        code_commit, case = self._history.commit(commit), self._case(commit)
+        task = Task(
+            code_commit, self._history.tree(commit), steps, start=start, case=case, operations=step, values=values
+        )
         began = time.monotonic()
         folder = self._scratch / f"operations-{uuid.uuid4().hex[:8]}"
         folder.mkdir()
@@ -294,22 +296,22 @@ class Prober:
                     f"the command ended with {outcome.code} at {short(task.commit)}, neither good nor bad: "
                     "exit with 0, 1 to 127, or 125 to skip"
                 )
-            made, seconds = len(trace.steps) if trace else 0, round(time.monotonic() - began, 3)
-            self._charge(asked.stage, made, seconds)
+            steps, seconds = len(trace.steps) if trace else 0, round(time.monotonic() - began, 3)
+            self._charge(asked.stage, steps, seconds)
             skip = Skip(reason, diagnosis=self._diagnosis(outcome.failure)) if reason and outcome.failure else None
             if skip and task.start and _unready(outcome):
                 return replace(skip, unready=True)  # says something of the state, not yet of the commit
-            kept = self._keep(task, asked, key, skip, made, seconds, folder / "trace", outcome.code)
+            trace_path = self._keep(task, asked, key, skip, steps, seconds, folder / "trace", outcome.code)
         if skip:
             return skip
-        return Code(outcome.code) if outcome.code is not None else Trace(kept)
+        return Code(outcome.code) if outcome.code is not None else Trace(trace_path)
 
     def _run(self, task: Task, folder: Path, cancel: threading.Event | None, progress: Progress | None) -> Outcome:
         if progress is None:
             return self.executor.run(task, folder, cancel)
         if not isinstance(task.predicate, Exit):  # whose programs leave no trace that could grow
             progress(0, task.steps)
-        return self.executor.run(task, folder, cancel, lambda made: progress(made, task.steps))
+        return self.executor.run(task, folder, cancel, lambda steps: progress(steps, task.steps))
 
     def _diagnosis(self, failure: ChildFailure) -> str:
         log = Path(failure.log)
@@ -328,7 +330,7 @@ class Prober:
         asked: Request,
         key: str,
         skip: Skip | None,
-        made: int,
+        steps: int,
         seconds: float,
         trace: Path,
         code: int | None,
@@ -337,7 +339,7 @@ class Prober:
         name = "" if skip or code is not None else f"{key}-{asked.run}-{uuid.uuid4().hex[:8]}"
         reason, known = (skip.reason, skip.diagnosis) if skip else ("", "")
         absent = tuple(sorted(set(asked.dump) - set(_dumped(trace, asked.dump))))
-        entry = Entry(key, asked.run, task.commit, reason, made, seconds, name, code, known, absent)
+        entry = Entry(key, asked.run, task.commit, reason, steps, seconds, name, code, known, absent)
         if name and _size(trace / "dumps") > _DUMPED:  # for this bisect only
             return trace.rename(self._scratch / f"dumped-{name}")
         with self._lock:
@@ -404,8 +406,8 @@ def judge(predicate: Predicate, baseline: Trace, trace: Trace, bound: int) -> Di
     short = Skip(f"it ends after {len(trace.steps)} of {wanted} steps, good as far as it goes")
     if len(trace.steps) < wanted and isinstance(predicate, Own):
         return short
-    found = first_violation(predicate, baseline, trace, bound)
-    return short if found is None and len(trace.steps) < wanted else found
+    violation = first_violation(predicate, baseline, trace, bound)
+    return short if violation is None and len(trace.steps) < wanted else violation
 
 
 def _ended_itself(trace: Trace) -> bool:

@@ -77,13 +77,13 @@ def _tidy(base: Path, most: int) -> None:
     """Remove the least recently used folders that nobody holds until at most `most` bytes are left."""
     for gone in base.glob(f"{_GONE}*"):  # of a process that was killed, or is still at it
         shutil.rmtree(gone, ignore_errors=True)
-    found = {}
+    folders = {}
     for path in base.iterdir():
         with contextlib.suppress(FileNotFoundError):
             if path.is_dir() and not path.name.startswith(_GONE):
-                found[path] = (path.stat().st_mtime, _size(path))
-    left = sum(size for _, size in found.values())
-    for path in sorted(found, key=lambda path: found[path][0]):
+                folders[path] = (path.stat().st_mtime, _size(path))
+    left = sum(size for _, size in folders.values())
+    for path in sorted(folders, key=lambda path: folders[path][0]):
         if left <= most:
             return
         with contextlib.suppress(OSError), (path / "lock").open("r+") as lock:
@@ -92,7 +92,7 @@ def _tidy(base: Path, most: int) -> None:
                 # renamed first: whoever opens the key now makes a folder anew, and never sees one that is half gone
                 gone = path.rename(tempfile.mkdtemp(prefix=_GONE, dir=base))
                 shutil.rmtree(gone, ignore_errors=True)
-                left -= found[path][1]
+                left -= folders[path][1]
 
 
 def _size(folder: Path) -> int:

@@ -221,11 +221,11 @@ class BayesSearch(Generic[Commit]):
             chosen.append(end)
         branches = self._branches(sorted(running + chosen)) if len(chosen) < k else []
         while len(chosen) < k:
-            told = sum((chance * branch._gains for chance, branch in branches), np.zeros(len(price)))
-            told[list(self._skips)] = 0.0
-            if told.max() <= 1e-12:  # bits: rounding, not knowledge
+            gains = sum((chance * branch._gains for chance, branch in branches), np.zeros(len(price)))
+            gains[list(self._skips)] = 0.0
+            if gains.max() <= 1e-12:  # bits: rounding, not knowledge
                 break
-            score = told / price
+            score = gains / price
             chosen.append(int(np.argmax(score >= score.max() * (1 - _EQUAL))))  # the oldest of equals
             if len(chosen) < k:
                 branches = _split(branches, chosen[-1])
@@ -309,6 +309,6 @@ def _split(branches: list[tuple[float, BayesSearch[Commit]]], row: int) -> list[
         for bad, share in ((False, 1 - fails), (True, fails)):
             after = branch.with_outcome(commit, bad)
             chances[after] = chances.get(after, 0.0) + chance * share
-    kept = sorted(chances.items(), key=lambda item: (-item[1], item[0]._tests))[:_BRANCHES]
-    total = sum(chance for _, chance in kept)
-    return [(chance / total, branch) for branch, chance in kept]
+    likeliest = sorted(chances.items(), key=lambda item: (-item[1], item[0]._tests))[:_BRANCHES]
+    total = sum(chance for _, chance in likeliest)
+    return [(chance / total, branch) for branch, chance in likeliest]

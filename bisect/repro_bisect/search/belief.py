@@ -94,13 +94,13 @@ class Range(Generic[Commit]):
     def containing(self, rows: Sequence[int]) -> NDArray[np.bool_]:
         """The same of some rows."""
         dag = self.ends[0]
-        found = np.zeros((len(rows), len(self.commits)), dtype=np.bool_)  # a good end contains no candidate
+        contained = np.zeros((len(rows), len(self.commits)), dtype=np.bool_)  # a good end contains no candidate
         size = (len(dag) + 7) // 8
         for k, row in enumerate(rows):
             if row < len(self.commits):
                 packed = np.frombuffer(dag.ancestors[int(self.inside[row])].to_bytes(size, "little"), dtype=np.uint8)
-                found[k] = np.unpackbits(packed, bitorder="little")[self.inside]
-        return found
+                contained[k] = np.unpackbits(packed, bitorder="little")[self.inside]
+        return contained
 
     def row(self, commit: Commit) -> int:
         """The row of a commit; ValueError for one that is neither in the range nor a good end."""
@@ -190,8 +190,8 @@ class Belief:
         mass = np.bincount(alike, weights=self.chance)
         if mass.max() < threshold:
             return []
-        found: list[int] = np.flatnonzero((alike == mass.argmax()) & (self.chance > 0)).tolist()
-        return found
+        leaders: list[int] = np.flatnonzero((alike == mass.argmax()) & (self.chance > 0)).tolist()
+        return leaders
 
     def credible(self, mass: float) -> list[int]:
         """The fewest candidates that together hold this much of the posterior, likeliest first."""
@@ -229,5 +229,5 @@ class Belief:
         )
         with_, without = columns * self.chance[:, None]
         # Every row has all candidates outside, but for those that it contains.
-        found = self.range.weigh(with_ - without) + without.sum(axis=0)
-        return found[:, 0], found[:, 1]
+        forecast = self.range.weigh(with_ - without) + without.sum(axis=0)
+        return forecast[:, 0], forecast[:, 1]

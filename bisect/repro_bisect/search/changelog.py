@@ -122,9 +122,9 @@ class Changelog:
 
     def survey(self) -> Survey:
         """What is known, and what is to be tested."""
-        found = _Surveyor(self).run()
-        found.entries.sort(key=lambda entry: (self.position(entry.after), entry.kind))
-        return found
+        survey = _Surveyor(self).run()
+        survey.entries.sort(key=lambda entry: (self.position(entry.after), entry.kind))
+        return survey
 
     def next(self, survey: Survey, k: int, under_way: Collection[Hashable]) -> list[str]:
         """Up to `k` points to test now, those that tell most of the oldest change first.
@@ -134,18 +134,18 @@ class Changelog:
             k: How many.
             under_way: Keys of those under way.
         """
-        taken, found = set(under_way), list[str]()
+        taken, chosen = set(under_way), list[str]()
 
         def take(points: Iterable[str]) -> None:
             for point in points:
-                if len(found) < k and self.key(point) not in taken:
+                if len(chosen) < k and self.key(point) not in taken:
                     taken.add(self.key(point))
-                    found.append(point)
+                    chosen.append(point)
 
         take(survey.wanted)
         for search in survey.searches:
-            take(search.next(k - len(found), under_way=[p for p in search.dag if self.key(p) in taken]))
-        return found
+            take(search.next(k - len(chosen), under_way=[p for p in search.dag if self.key(p) in taken]))
+        return chosen
 
     def moot(self, survey: Survey, under_way: Iterable[Hashable]) -> set[Hashable]:
         """Keys of tests under way that tell nothing any more."""
@@ -184,13 +184,13 @@ class Changelog:
         """What a merge brought in: the line of each other parent, from where it left the first."""
         first = self.before(merge)
         assert first is not None
-        reached, found = {first}, list[list[str]]()
+        reached, lines = {first}, list[list[str]]()
         for parent in self._parents[merge]:
             line = self.down(parent, lambda point: self._contained(point, reached))
             if len(line) > 1:
-                found.append(line)
+                lines.append(line)
             reached.add(parent)
-        return found
+        return lines
 
     def brought(self, merge: str) -> list[str]:
         """Every point that a merge brought in and that changes code, oldest first."""
@@ -287,15 +287,15 @@ class _Surveyor:
         sides = self._search_sides(merge)
         if sides is None:
             return
-        own, moved = self._numbers(merge), list[list[str]]()
+        numbers, moved = self._numbers(merge), list[list[str]]()
         for line in sides:
             last = next(p for p in reversed(line) if p != merge and self._numbers(p) is not None)
             if self._numbers(last) != self._numbers(line[0]):
-                if self._numbers(last) == own:
+                if self._numbers(last) == numbers:
                     return  # it has the numbers of that side, whose own rows say how they came about
                 moved.append(line)
             if line[-1] == merge:  # the side's tip cannot be tested
-                if self._numbers(line[0]) == own:
+                if self._numbers(line[0]) == numbers:
                     points = line[line.index(last) + 1 :]
                     self._add("group", before, points, (p for p in points if self._untested(p)))
                 return  # else the walk along that side says it

@@ -141,9 +141,9 @@ class Search(Generic[Commit]):
     @property
     def verdicts(self) -> dict[Commit, Verdict]:
         """Every commit of the range with a verdict, the ends included."""
-        found = {self.dag.order[i]: Verdict.SKIP for i, _ in self._skips}
-        found |= {self.dag.order[i]: Verdict.GOOD for i in bits(self._good)}
-        return found | {self.dag.order[i]: Verdict.BAD for i in bits(self._bad)}
+        verdicts = {self.dag.order[i]: Verdict.SKIP for i, _ in self._skips}
+        verdicts |= {self.dag.order[i]: Verdict.GOOD for i in bits(self._good)}
+        return verdicts | {self.dag.order[i]: Verdict.BAD for i in bits(self._bad)}
 
     @cached_property
     def suspects(self) -> frozenset[Commit]:

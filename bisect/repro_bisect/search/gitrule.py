@@ -43,10 +43,10 @@ def git_probes(
 
 def git_log(good: str, bad: str, verdicts: Mapping[str, str], subjects: Mapping[str, str]) -> str:
     """What is known, in the form of ``git bisect log``: ``git bisect replay FILE`` goes on from there."""
-    words = {"GOOD": "good", "BAD": "bad", "SKIP": "skip"}
+    terms = {"GOOD": "good", "BAD": "bad", "SKIP": "skip"}
     lines = ["git bisect start"]
-    told = {bad: "BAD", good: "GOOD"} | {c: v for c, v in verdicts.items() if c not in (good, bad)}
-    for commit, verdict in told.items():
-        if word := words.get(verdict):
-            lines += [f"# {word}: [{commit}] {subjects.get(commit, '')}", f"git bisect {word} {commit}"]
+    known = {bad: "BAD", good: "GOOD"} | {c: v for c, v in verdicts.items() if c not in (good, bad)}
+    for commit, verdict in known.items():
+        if term := terms.get(verdict):
+            lines += [f"# {term}: [{commit}] {subjects.get(commit, '')}", f"git bisect {term} {commit}"]
     return "\n".join(lines) + "\n"

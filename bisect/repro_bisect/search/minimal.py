@@ -88,8 +88,8 @@ class _Known:
         """The first of them that moves the numbers."""
         left = list(subsets)
         while left:
-            if (found := next((s for s in left if self.found.get(s) is Response.MOVES), None)) is not None:
-                return found
+            if (moving := next((s for s in left if self.found.get(s) is Response.MOVES), None)) is not None:
+                return moving
             left = [s for s in left if s not in self.found]
             self.learn(left[: self.slots])
         return None
@@ -98,24 +98,24 @@ class _Known:
 def _built(known: _Known, count: int) -> tuple[list[int], bool]:
     """A subset that moves the numbers, and whether some of it was taken only because prefixes could not be tested.
 
-    What moves them is always ``kept + candidates``.
+    What moves them is always ``chosen + candidates``.
     """
-    kept, candidates, gap = list[int](), list(range(count)), False
+    chosen, candidates, gap = list[int](), list(range(count)), False
     while candidates:
-        low, high = _boundary(known, kept, candidates)
+        low, high = _boundary(known, chosen, candidates)
         gap = gap or high - low > 1
-        kept += candidates[max(low, 0) : high]
+        chosen += candidates[max(low, 0) : high]
         candidates = candidates[: max(low, 0)]
-    return sorted(kept), gap
+    return sorted(chosen), gap
 
 
-def _boundary(known: _Known, kept: Sequence[int], candidates: Sequence[int]) -> tuple[int, int]:
-    """Lengths of a prefix that moves nothing and of the next longer one that does, together with `kept`.
+def _boundary(known: _Known, chosen: Sequence[int], candidates: Sequence[int]) -> tuple[int, int]:
+    """Lengths of a prefix that moves nothing and of the next longer one that does, together with `chosen`.
 
     Between them lie only prefixes that cannot be tested: ``[=, =, ?, ?, !]`` gives 1 and 4. A length of -1 stands for
-    none, where not even `kept` alone is known to move nothing; a second of 0 means that `kept` is all it takes.
+    none, where not even `chosen` alone is known to move nothing; a second of 0 means that `chosen` is all it takes.
     """
-    prefixes = [frozenset([*kept, *candidates[:k]]) for k in range(len(candidates) + 1)]
+    prefixes = [frozenset([*chosen, *candidates[:k]]) for k in range(len(candidates) + 1)]
     while True:
         states = [known.found.get(prefix) for prefix in prefixes]
         high = states.index(Response.MOVES)
@@ -137,8 +137,8 @@ def _left_out(known: _Known, chosen: list[int], pieces: int) -> list[int]:
         pieces = min(pieces, len(chosen))
         cuts = [k * len(chosen) // pieces for k in range(pieces + 1)]
         rests = [frozenset(chosen[: cuts[k]] + chosen[cuts[k + 1] :]) for k in range(pieces)]
-        if (found := known.first_moving(rests)) is not None:
-            chosen, pieces = sorted(found), max(pieces - 1, 2)
+        if (subset := known.first_moving(rests)) is not None:
+            chosen, pieces = sorted(subset), max(pieces - 1, 2)
         elif pieces == len(chosen):
             return chosen
         else:

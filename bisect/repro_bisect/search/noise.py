@@ -65,8 +65,8 @@ def log_chance(wrong: Ints, right: Ints, prior: Prior = USUAL) -> Floats:
     """Log of the chance of these very outcomes of one end, in their order, its rate integrated out."""
     w, r = prior
     table = _log_factorials(int((wrong + right).max(initial=0)) + w + r)
-    found: Floats = table[wrong + w - 1] + table[right + r - 1] - table[wrong + right + w + r - 1]
-    return found - _log_beta(w, r)
+    log_beta: Floats = table[wrong + w - 1] + table[right + r - 1] - table[wrong + right + w + r - 1]
+    return log_beta - _log_beta(w, r)
 
 
 def log_chance_of_one_rate(goods: int, bads: int) -> float:
@@ -76,8 +76,8 @@ def log_chance_of_one_rate(goods: int, bads: int) -> float:
 
 def wrong_rate(wrong: Ints, right: Ints, prior: Prior = USUAL) -> Floats:
     """Mean of an end's rate of wrong outcomes after so many wrong and right ones."""
-    found: Floats = (wrong + prior[0]) / (wrong + right + sum(prior))
-    return found
+    mean: Floats = (wrong + prior[0]) / (wrong + right + sum(prior))
+    return mean
 
 
 def entropy(chance: Floats) -> Floats:
@@ -85,8 +85,8 @@ def entropy(chance: Floats) -> Floats:
     p = np.clip(chance, 0.0, 1.0)  # sums of a posterior pass 1 by a rounding
     q = 1.0 - p
     tiny = np.finfo(np.float64).tiny  # so that 0 log 0 is 0 and not NaN
-    found: Floats = -(p * np.log2(np.maximum(p, tiny)) + q * np.log2(np.maximum(q, tiny)))
-    return found
+    bits: Floats = -(p * np.log2(np.maximum(p, tiny)) + q * np.log2(np.maximum(q, tiny)))
+    return bits
 
 
 def _log_beta(a: int, b: int) -> float:

@@ -101,12 +101,12 @@ class Skips(Generic[Commit]):
         for i, reason in self.skips:
             if reason:
                 groups.setdefault(reason, []).append(i)
-        found = 0
+        presumed = 0
         for group in groups.values():
-            found |= _between(self.dag, group, tested)
+            presumed |= _between(self.dag, group, tested)
         for i in self.indices:
-            found &= ~(1 << i)
-        return found
+            presumed &= ~(1 << i)
+        return presumed
 
     def _find_runs(self, tested: int) -> Runs:
         members = _between(self.dag, self.indices, tested)
@@ -157,7 +157,7 @@ class Runs:
 
 def _between(dag: Dag[Commit], skipped: Sequence[int], tested: int) -> int:
     """Union of the intervals [a, b] of skipped commits that hold no tested commit, ends included."""
-    found = 0
+    union = 0
     for b in reversed(skipped):
         below, covered = dag.ancestors[b], 0
         for a in skipped:
@@ -168,8 +168,8 @@ def _between(dag: Dag[Commit], skipped: Sequence[int], tested: int) -> int:
                 span = below & dag.descendants(a)
                 if not span & tested:
                     covered |= span
-        found |= covered
-    return found
+        union |= covered
+    return union
 
 
 # -- which commits to probe next: the rule, over bitsets

@@ -125,12 +125,12 @@ def _check(meta: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str, c
         if name not in tensors:
             raise RolloutError(f"{where}: tensor {name!r} is missing: {cure}")
         if tensors[name].dtype != dtype or tensors[name].ndim != 1:
-            found = f"{tensors[name].dtype} {list(tensors[name].shape)}"
-            raise RolloutError(f"{where}: tensor {name!r} must be {dtype} with one dimension, not {found}: {cure}")
+            actual = f"{tensors[name].dtype} {list(tensors[name].shape)}"
+            raise RolloutError(f"{where}: tensor {name!r} must be {dtype} with one dimension, not {actual}: {cure}")
     routed = tensors.get(_ROUTED)
     if routed is not None and (routed.dtype not in _ROUTED_DTYPES or routed.ndim != 3 or 0 in routed.shape[1:]):
-        found = f"{routed.dtype} {list(routed.shape)}"
-        raise RolloutError(f"{where}: {_ROUTED} must be uint8 or int16 [tokens, layers, top-k], not {found}: {cure}")
+        actual = f"{routed.dtype} {list(routed.shape)}"
+        raise RolloutError(f"{where}: {_ROUTED} must be uint8 or int16 [tokens, layers, top-k], not {actual}: {cure}")
     if routed is not None and bool((routed < 0).any()):
         raise RolloutError(f"{where}: {_ROUTED} holds negative numbers: {cure}")
     totals, responses = tensors["total_lengths"], tensors["response_lengths"]

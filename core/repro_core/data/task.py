@@ -50,13 +50,13 @@ def decode(ids: Iterable[int]) -> str:
     Raises:
         ValueError: an id that the vocabulary does not have.
     """
-    kept = bytearray()
+    raw = bytearray()
     for token in ids:
         if not 0 <= token < VOCAB_SIZE:
             raise ValueError(f"token id {token} is outside the byte vocabulary: ids go from 0 to {VOCAB_SIZE - 1}")
         if token < PAD_ID:
-            kept.append(token)
-    return kept.decode("utf-8", errors="replace")
+            raw.append(token)
+    return raw.decode("utf-8", errors="replace")
 
 
 # -- arithmetic with a verifiable answer: additions as prompts, a rule as reward

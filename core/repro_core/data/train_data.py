@@ -48,8 +48,8 @@ class Collector:
     def __call__(self, phase: str, name: str, value: Any, *placement: Any) -> None:
         """See `repro_core.Observe`."""
         self._observe(phase, name, value, *placement)
-        for key, one in value.items() if isinstance(value, Mapping) else [("", value)]:
-            self._take(phase, name + key, one)
+        for key, part in value.items() if isinstance(value, Mapping) else [("", value)]:
+            self._take(phase, name + key, part)
 
     def _take(self, phase: str, name: str, value: Any) -> None:
         if phase == "input" and name == "tokens":  # a new update begins

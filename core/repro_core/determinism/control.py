@@ -152,12 +152,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _platform() -> dict[str, str]:
     """Versions and devices that the report was made with."""
-    found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-    found["cpu"] = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+    versions["cpu"] = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     if torch.cuda.is_available():
-        found["cuda"] = f"{torch.version.cuda}, {torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-        found["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        versions["cuda"] = f"{torch.version.cuda}, {torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+        versions["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     with contextlib.suppress(PackageNotFoundError):
-        found["transformer_engine"] = version("transformer_engine")
-    return found
+        versions["transformer_engine"] = version("transformer_engine")
+    return versions

@@ -155,10 +155,10 @@ def nondeterministic_op() -> str:
 
 def uninitialized() -> str:
     """Whether `empty` writes: its `out` already holds ones."""
-    kept = torch.ones(64)
+    buffer = torch.ones(64)
     with algorithms(deterministic=True):
-        torch.empty(64, out=kept)
-    return "empty keeps memory" if bool(kept.eq(1.0).all()) else "empty fills with NaN"
+        torch.empty(64, out=buffer)
+    return "empty keeps memory" if bool(buffer.eq(1.0).all()) else "empty fills with NaN"
 
 
 def denormals() -> str:

@@ -202,16 +202,16 @@ class TorchEngines:
             repro_core.engines.checkpoint.CheckpointError: unreadable, damaged, of a newer format, or of another model
                 or dtype.
         """
-        found, own = load_checkpoint(directory), self.state()
-        fit(directory, found, own | dict(rest))
+        loaded, state = load_checkpoint(directory), self.state()
+        fit(directory, loaded, state | dict(rest))
         with torch.no_grad():
-            for name, value in own.items():
-                value.copy_(found.pop(name))
-        step = int(found["position/step"])
+            for name, value in state.items():
+                value.copy_(loaded.pop(name))
+        step = int(loaded["position/step"])
         self.policy.updates = max(0, step - self.config.num_critic_only_steps)
         if self.critic is not None:
             self.critic.updates = step
-        return found
+        return loaded
 
     def close(self) -> None:
         """Nothing outlives the models."""

@@ -130,8 +130,8 @@ class SparseMlp(nn.Module):
             chosen: receives the experts used, int64 [batch, seq, top_k].
         """
         rows = x.flatten(0, 1)
-        given = None if replay is None else replay.flatten(0, 1)
-        experts, weights = route(self.gate(rows), self.top_k, normalize=self.normalize, replay=given)
+        replay_rows = None if replay is None else replay.flatten(0, 1)
+        experts, weights = route(self.gate(rows), self.top_k, normalize=self.normalize, replay=replay_rows)
         if chosen is not None:
             chosen.append(experts.view(*x.shape[:2], -1))
         return mix(rows, experts, weights, self.experts).view_as(x)
@@ -149,8 +149,8 @@ def check_routing(routing: Tensor, tokens: Tensor, config: ModelConfig) -> None:
     if routing.dtype != torch.int64 or list(routing.shape) != wanted:
         raise ValueError(f"routing must be int64 {wanted}, not {routing.dtype} {list(routing.shape)}")
     if routing.numel() and not 0 <= int(routing.min()) <= int(routing.max()) < config.num_experts:
-        found = f"{int(routing.min())} to {int(routing.max())}"
-        raise ValueError(f"routing has experts {found}, but the model has 0 to {config.num_experts - 1}")
+        experts = f"{int(routing.min())} to {int(routing.max())}"
+        raise ValueError(f"routing has experts {experts}, but the model has 0 to {config.num_experts - 1}")
 
 
 def routing_dtype(num_experts: int) -> torch.dtype:

@@ -166,6 +166,6 @@ def _check_tensors(
 def _one_dtype(tensors: Mapping[str, Tensor], where: str) -> torch.dtype:
     dtypes = {tensor.dtype for tensor in tensors.values()}
     if len(dtypes) != 1 or not dtypes <= _DTYPES.keys():
-        found = ", ".join(sorted(map(str, dtypes)))
-        raise HfError(f"{where}: weights are {found}, not all fp32, bf16 or fp16: convert them to one of the three")
+        names = ", ".join(sorted(map(str, dtypes)))
+        raise HfError(f"{where}: weights are {names}, not all fp32, bf16 or fp16: convert them to one of the three")
     return dtypes.pop()

@@ -129,10 +129,10 @@ def _family(path: Path, values: Mapping[str, Any]) -> _Family:
     for family, architecture in _ARCHITECTURES.items():
         if values.get("model_type") == family and values.get("architectures", [architecture]) == [architecture]:
             return family
-    found = " of model_type ".join(str(values[key]) for key in ("architectures", "model_type") if values.get(key))
+    description = " of model_type ".join(str(values[key]) for key in ("architectures", "model_type") if values.get(key))
     *most, last = _ARCHITECTURES.values()
     raise HfError(
-        f"{path}: architecture is {found or None}, only {', '.join(most)} and {last} are supported: "
+        f"{path}: architecture is {description or None}, only {', '.join(most)} and {last} are supported: "
         "use such a checkpoint"
     )
 
@@ -157,9 +157,9 @@ def _experts(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     if len(set(counts.values())) > 1:
         raise HfError(f"{path}: {' and '.join(f'{k} {v}' for k, v in counts.items())} disagree: keep the right one")
     if values.get("decoder_sparse_step", 1) != 1 or values.get("mlp_only_layers"):
-        found = {key: values[key] for key in ("decoder_sparse_step", "mlp_only_layers") if key in values}
+        settings = {key: values[key] for key in ("decoder_sparse_step", "mlp_only_layers") if key in values}
         raise HfError(
-            f"{path}: layers without experts ({json.dumps(found)}) are not supported: "
+            f"{path}: layers without experts ({json.dumps(settings)}) are not supported: "
             "use a checkpoint whose layers all have experts"
         )
     return {
@@ -192,7 +192,7 @@ def _positive(path: Path, key: str, value: Any) -> float:
 
 def _rope_theta(path: Path, values: Mapping[str, Any]) -> float:
     """The rotary base: at the top level (transformers 4) or in ``rope_parameters`` (5); both must agree."""
-    found = {} if values.get("rope_theta") is None else {"rope_theta": values["rope_theta"]}
+    by_key = {} if values.get("rope_theta") is None else {"rope_theta": values["rope_theta"]}
     for key in ("rope_parameters", "rope_scaling"):
         rope = values.get(key) or {}
         if not isinstance(rope, dict):
@@ -201,12 +201,12 @@ def _rope_theta(path: Path, values: Mapping[str, Any]) -> float:
         if kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
             raise HfError(f"{path}: {key} {json.dumps(rope)} is not supported: use a checkpoint with default RoPE")
         if rope.get("rope_theta") is not None:
-            found[f"{key}.rope_theta"] = rope["rope_theta"]
+            by_key[f"{key}.rope_theta"] = rope["rope_theta"]
     if values.get("partial_rotary_factor", 1.0) != 1.0:
         raise HfError(f"{path}: partial_rotary_factor is not supported: use a checkpoint with default RoPE")
-    thetas = {_positive(path, key, value) for key, value in found.items()}
+    thetas = {_positive(path, key, value) for key, value in by_key.items()}
     if len(thetas) > 1:
-        raise HfError(f"{path}: {' and '.join(f'{k} {v}' for k, v in found.items())} disagree: keep the right one")
+        raise HfError(f"{path}: {' and '.join(f'{k} {v}' for k, v in by_key.items())} disagree: keep the right one")
     return thetas.pop() if thetas else 10000.0
 
 

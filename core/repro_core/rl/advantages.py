@@ -178,25 +178,25 @@ def baseline(
     keep = loss_mask != 0
     sample_of_token = torch.repeat_interleave(torch.arange(len(rewards), device=keep.device), response_lengths)
     lengths = response_lengths.tolist()
-    kept = torch.split(keep, lengths)
+    masks = torch.split(keep, lengths)
     penalised = rewards.float().clone()
     if kl_coef:
         for sample, part in enumerate(torch.split(kl.float(), lengths)):
-            penalised[sample] -= kl_coef * part[kept[sample]].sum()
-    counted = torch.tensor([bool(part.any()) for part in kept], dtype=torch.bool, device=keep.device)
+            penalised[sample] -= kl_coef * part[masks[sample]].sum()
+    counted = torch.tensor([bool(part.any()) for part in masks], dtype=torch.bool, device=keep.device)
 
     mean, scale = torch.zeros_like(penalised), torch.ones_like(penalised)
     for group in torch.unique(group_index):
         members = (group_index == group) & counted
-        own = penalised[members]
-        if len(own) == 0:
+        group_rewards = penalised[members]
+        if len(group_rewards) == 0:
             continue
-        low, high = own.min(), own.max()
+        low, high = group_rewards.min(), group_rewards.max()
         equal = bool(low == high) and bool(torch.isfinite(low))
-        mean[members] = low if equal else own.sum() / len(own)
+        mean[members] = low if equal else group_rewards.sum() / len(group_rewards)
         if std_normalization:
-            centred = own - mean[members]
-            scale[members] = torch.sqrt(centred.square().sum() / max(len(own) - 1, 1)) + STD_EPS
+            centred = group_rewards - mean[members]
+            scale[members] = torch.sqrt(centred.square().sum() / max(len(group_rewards) - 1, 1)) + STD_EPS
 
     def spread(per_sample: Tensor) -> Tensor:
         return torch.where(keep, per_sample[sample_of_token], 0.0)
@@ -221,10 +221,10 @@ def whiten(column: Tensor, loss_mask: Tensor) -> Tensor:
         loss_mask: [tokens], nonzero where a token counts.
     """
     keep = loss_mask != 0
-    own = column.float()[keep]
+    values = column.float()[keep]
     out = torch.zeros_like(column, dtype=torch.float32)
-    if len(own):
-        centred = own - own.sum() / len(own)
-        variance = centred.square().sum() / max(len(own) - 1, 1)
+    if len(values):
+        centred = values - values.sum() / len(values)
+        variance = centred.square().sum() / max(len(values) - 1, 1)
         out[keep] = centred * torch.rsqrt(variance + WHITEN_EPS)
     return out

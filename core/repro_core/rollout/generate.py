@@ -27,15 +27,15 @@ def generate(config: TrainConfig, rollout_id: int, vocab_size: int, engine: Roll
     """
     if vocab_size < VOCAB_SIZE:
         raise ConfigError(f"sampling needs vocab_size {VOCAB_SIZE} (bytes, pad, bos, eos) or more")
-    c, each = config, config.n_samples_per_prompt
+    c, per_prompt = config, config.n_samples_per_prompt
     problems = prompts(c.seed, rollout_id, c.rollout_batch_size, c.max_operand)
-    encoded = [encode(p.prompt) for p in problems for _ in range(each)]
+    encoded = [encode(p.prompt) for p in problems for _ in range(per_prompt)]
     sampling = Sampling(
         c.max_response_len, c.temperature, EOS_ID, routed_experts=engine.separate and c.use_rollout_routing_replay
     )
     seeds = sample_seeds(c.seed, rollout_id, len(encoded))
     responses = engine.generate(encoded, sampling, seeds)
-    labels = [p.label for p in problems for _ in range(each)]
+    labels = [p.label for p in problems for _ in range(per_prompt)]
     lengths = [len(r.tokens) for r in responses]
     meta: dict[str, Any] = {
         "rollout_id": rollout_id,
@@ -57,7 +57,7 @@ def generate(config: TrainConfig, rollout_id: int, vocab_size: int, engine: Roll
             "rewards": torch.tensor(
                 [reward(r.tokens, label) for r, label in zip(responses, labels, strict=True)], dtype=torch.float32
             ),
-            "group_index": torch.arange(len(problems)).repeat_interleave(each),
+            "group_index": torch.arange(len(problems)).repeat_interleave(per_prompt),
             **_routed([r.routed_experts for r in responses]),
         },
     )
@@ -80,5 +80,5 @@ def rollout_metrics(rollout: Rollout) -> dict[str, Any]:
 
 def _routed(parts: Sequence[Tensor | None]) -> dict[str, Tensor]:
     """The experts of every sample's tokens, packed like these; nothing where the model has none."""
-    found = [part for part in parts if part is not None]
-    return {"routed_experts": torch.cat(found)} if found else {}
+    recorded = [part for part in parts if part is not None]
+    return {"routed_experts": torch.cat(recorded)} if recorded else {}

@@ -69,7 +69,7 @@ class PolicyEngine:
     def held(self) -> list[HeldWeights]:
         """What the policy holds, under the canonical names."""
         named = {name: tensor.detach().cpu() for name, tensor in self._policy().named_parameters()}
-        placed = {name: box(name, each.shape, [0] * each.dim(), each.shape).data() for name, each in named.items()}
+        placed = {name: box(name, t.shape, [0] * t.dim(), t.shape).data() for name, t in named.items()}
         return [HeldWeights(named, placed)]
 
     def flush_cache(self) -> None:

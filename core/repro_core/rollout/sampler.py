@@ -131,7 +131,7 @@ class _Routes:
 
     def of_row(self, row: int, prompt: int, response: int) -> Tensor:
         """[prompt + response, layers, top_k]: the prefill's part, one decoded token each, and 0 for the last token."""
-        fed = [self._passes[0][row, :prompt], *(each[row] for each in self._passes[1:response])]
+        fed = [self._passes[0][row, :prompt], *(decoded[row] for decoded in self._passes[1:response])]
         return torch.cat([*fed, torch.zeros_like(fed[0][:1])])
 
 
@@ -163,8 +163,8 @@ def _uniforms(seed: int, count: int) -> list[float]:
 def _prompt_log_probs(logits: Tensor, prompt: Sequence[int], temperature: float) -> list[float]:
     """Those of a prompt's tokens from the second on, from logits [longest, vocab]."""
     log_probs = torch.log_softmax(logits[: len(prompt) - 1].float() / (temperature or 1.0), dim=-1)
-    found: list[float] = log_probs.gather(1, torch.tensor(prompt[1:], device=logits.device)[:, None])[:, 0].tolist()
-    return found
+    values: list[float] = log_probs.gather(1, torch.tensor(prompt[1:], device=logits.device)[:, None])[:, 0].tolist()
+    return values
 
 
 def _cut(tokens: list[int], log_probs: list[float], eos_id: int | None) -> Response:

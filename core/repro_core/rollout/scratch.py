@@ -59,8 +59,8 @@ def _space() -> str:
 def _sweep(place: Path) -> None:
     """Remove the folders of this user's processes of this machine that are gone."""
     for folder in place.glob(f"{_PREFIX}-*"):
-        words = folder.name.split("-")
-        if len(words) < 6 or words[3] != _space() or not words[4].isdecimal() or _lives(int(words[4])):
+        parts = folder.name.split("-")
+        if len(parts) < 6 or parts[3] != _space() or not parts[4].isdecimal() or _lives(int(parts[4])):
             continue
         with contextlib.suppress(OSError):
             if folder.lstat().st_uid == os.getuid() and not folder.is_symlink():

@@ -24,8 +24,8 @@ def export(model: nn.Module, named_tensors: Iterable[tuple[str, Tensor]]) -> Non
         named_tensors: one uint8 tensor that holds the JSON ``{"folder": PATH}``; the folder must be seen by both sides.
     """
     with contextlib.suppress(Exception):
-        ((_, told),) = named_tensors
-        folder = Path(json.loads(bytes(told.cpu().tolist()))["folder"])
+        ((_, encoded),) = named_tensors
+        folder = Path(json.loads(bytes(encoded.cpu().tolist()))["folder"])
         try:
             _write(model, folder)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the server
@@ -52,9 +52,9 @@ def _readable(path: Path, text: str) -> None:
 
 def _live(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer as contiguous CPU tensors; what is one tensor under two names has the first."""
-    found = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     # A clone each: safetensors refuses tensors that share memory.
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in sorted(found.items())}
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in sorted(tensors.items())}
 
 
 def _place() -> tuple[int, int]:

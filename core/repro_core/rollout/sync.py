@@ -183,11 +183,11 @@ def from_lead(engines: Engines | None, make: Callable[[], _T], last: Callable[[]
     Raises:
         EngineError: on the others, where the lead fails with anything; the lead keeps its own error.
     """
-    made: _T | None = None
+    value: _T | None = None
     failure: str | None = _FAILED
     if engines is None or engines.lead:
         try:
-            made, failure = make(), None
+            value, failure = make(), None
         except (ValueError, OSError) as error:
             failure = str(error)
             raise
@@ -195,17 +195,17 @@ def from_lead(engines: Engines | None, make: Callable[[], _T], last: Callable[[]
             try:
                 last()
             except BaseException:
-                made, failure = None, failure or _FAILED
+                value, failure = None, failure or _FAILED
                 raise
             finally:
                 if engines is not None:
-                    engines.tell((made, failure))
-        return made
+                    engines.tell((value, failure))
+        return value
     last()
-    made, failure = engines.tell((made, failure))
+    value, failure = engines.tell((value, failure))
     if failure is not None:
         raise EngineError(failure)
-    return made  # type: ignore[return-value]  # None only where the lead made None
+    return value  # type: ignore[return-value]  # None only where the lead made None
 
 
 def _exhaust(iterator: Iterator[Any]) -> None:
@@ -220,15 +220,15 @@ def _here(engine: RolloutEngine | None) -> RolloutEngine:
 
 def _policy_of(engines: Engines, weights: Iterable[tuple[str, Tensor]]) -> Policy:
     """A policy of these tensors themselves, without a copy."""
-    found, model = dict(weights), engines.model
-    if model.tie_word_embeddings and _HEAD in found:  # an engine that has a head of its own must find it in the file
-        found[_HEAD] = found[_HEAD].clone()
+    tensors, model = dict(weights), engines.model
+    if model.tie_word_embeddings and _HEAD in tensors:  # an engine that has a head of its own must find it in the file
+        tensors[_HEAD] = tensors[_HEAD].clone()
         model = replace(model, tie_word_embeddings=False)
     elif model.tie_word_embeddings:
-        found[_HEAD] = found[_EMBEDDING]
+        tensors[_HEAD] = tensors[_EMBEDDING]
     with torch.device("meta"):
         policy = Policy(model)
-    policy.load_state_dict(found, assign=True)
+    policy.load_state_dict(tensors, assign=True)
     return policy
 
 

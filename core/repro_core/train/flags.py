@@ -114,7 +114,7 @@ def _add_fields(group: argparse._ArgumentGroup, table: str, begin: str, cls: _Se
         elif get_origin(hint) is tuple:
             how |= {"type": get_args(hint)[0], "nargs": len(get_args(hint))}
         elif get_origin(hint) in (UnionType, Union):
-            (kind,) = (one for one in get_args(hint) if one is not NoneType)
+            (kind,) = (member for member in get_args(hint) if member is not NoneType)
             if kind is bool:
                 how = {"action": argparse.BooleanOptionalAction, "help": how["help"]}
             else:

@@ -160,19 +160,19 @@ class Trainer:
         Raises:
             CheckpointError: unreadable, damaged, of a newer format, or of another model or dtype.
         """
-        found = self.engines.load(directory, {k: v for k, v in self._rest().items() if not k.startswith(_HALF_TRAINED)})
-        self._step = int(found["position/step"])
-        self._rollout_id = int(found["position/rollout_id"])
-        self._update = int(found["position/update"])
+        state = self.engines.load(directory, {k: v for k, v in self._rest().items() if not k.startswith(_HALF_TRAINED)})
+        self._step = int(state["position/step"])
+        self._rollout_id = int(state["position/rollout_id"])
+        self._update = int(state["position/update"])
         # copied: out of the file's mapped memory, to where columns are
         old = {
             name.removeprefix(_HALF_TRAINED): column.to(self.engines.device, copy=True)
-            for name, column in found.items()
+            for name, column in state.items()
             if name.startswith(_HALF_TRAINED)
         }
         self._old = old or None
         self._introduced = False
-        restore_rng(found)
+        restore_rng(state)
 
     def say(self, line: str) -> None:
         """Log a line, once for all processes."""
@@ -194,9 +194,9 @@ class Trainer:
         model, routed = self.engines.model, rollout.tensors.get("routed_experts")
         wanted = [model.num_hidden_layers, model.num_experts_per_tok]
         if self.config.use_rollout_routing_replay and (routed is None or list(routed.shape[1:]) != wanted):
-            found = "no routed_experts" if routed is None else f"routed_experts of {list(routed.shape[1:])} a token"
+            shape = "no routed_experts" if routed is None else f"routed_experts of {list(routed.shape[1:])} a token"
             raise ConfigError(
-                f"rollout {rollout_id} has {found}, but use_rollout_routing_replay needs [layers, experts per token] = "
+                f"rollout {rollout_id} has {shape}, but use_rollout_routing_replay needs [layers, experts per token] = "
                 f"{wanted}: record rollouts with this model, or turn it off"
             )
         if self.config.use_rollout_routing_replay and routed is not None:
@@ -241,13 +241,13 @@ class Trainer:
     ) -> dict[str, float]:
         """The critic's loss against the returns of one update, and its way back into the critic's gradients."""
         assert self._old is not None
-        own = update.responses
+        responses = update.responses
         values = critic.forward(t, update)["values"].requires_grad_()
         loss, terms = value_loss(
             values,
-            self._old["values"][own],
-            judged.returns[own],
-            t["loss_mask"][own],
+            self._old["values"][responses],
+            judged.returns[responses],
+            t["loss_mask"][responses],
             weights,
             self.config.value_clip,
         )
@@ -265,13 +265,13 @@ class Trainer:
         observe: Observe,
     ) -> tuple[LossTerms, Estimate]:
         """Each column is observed before the loss is made from it. Group statistics span the whole rollout."""
-        c, own = self.config, update.responses
+        c, responses = self.config, update.responses
         assert self._old is not None
         log_probs, entropy, old_log_probs = columns["log_probs"], columns["entropy"], self._old["log_probs"]
         mask = t["loss_mask"]
-        policies = {"log_probs": log_probs.detach(), "old_log_probs": old_log_probs[own]}
-        observe("forward", "", policies | {"ref_log_probs": ref_log_probs[own], "entropy": entropy.detach()})
-        kl = kl_per_token(log_probs, ref_log_probs[own], mask[own], c.kl_estimator)
+        policies = {"log_probs": log_probs.detach(), "old_log_probs": old_log_probs[responses]}
+        observe("forward", "", policies | {"ref_log_probs": ref_log_probs[responses], "entropy": entropy.detach()})
+        kl = kl_per_token(log_probs, ref_log_probs[responses], mask[responses], c.kl_estimator)
         observe("forward", "kl", kl.detach())
         judged = estimate(
             c,
@@ -281,19 +281,19 @@ class Trainer:
             response_lengths=t["response_lengths"],
             kl=kl_per_token(old_log_probs, ref_log_probs, mask, c.kl_estimator),
             values=self._old.get("values"),
-            show=lambda name, column: observe("forward", name, column[own]),
+            show=lambda name, column: observe("forward", name, column[responses]),
         )
-        made = Columns(
+        loss_columns = Columns(
             log_probs=log_probs,
             entropy=entropy,
             kl=kl,
-            old_log_probs=old_log_probs[own],
-            rollout_log_probs=t["rollout_log_probs"][own],
-            advantages=judged.advantages[own],
-            loss_mask=mask[own],
+            old_log_probs=old_log_probs[responses],
+            rollout_log_probs=t["rollout_log_probs"][responses],
+            advantages=judged.advantages[responses],
+            loss_mask=mask[responses],
             response_lengths=t["response_lengths"][update.samples],
         )
-        return policy_loss(made, weights, c), judged
+        return policy_loss(loss_columns, weights, c), judged
 
 
 def _inputs(config: TrainConfig) -> tuple[str, ...]:
@@ -304,8 +304,8 @@ def _inputs(config: TrainConfig) -> tuple[str, ...]:
 def _check_experts(rollout_id: int, routed: Tensor, total_lengths: Tensor, count: int) -> None:
     """Refuse recorded experts that no router chooses. Those of a sample's last token, which leads nowhere, are free."""
     if len(routed) and not 0 <= int(routed.min()) <= int(routed.max()) < count:
-        found = f"{int(routed.min())} to {int(routed.max())}"
-        raise ConfigError(f"rollout {rollout_id} has routed_experts {found}, but the model has 0 to {count - 1}")
+        experts = f"{int(routed.min())} to {int(routed.max())}"
+        raise ConfigError(f"rollout {rollout_id} has routed_experts {experts}, but the model has 0 to {count - 1}")
     chosen = routed.sort(-1).values
     twice = (chosen[..., 1:] == chosen[..., :-1]).flatten(1).any(-1)
     twice[total_lengths.cumsum(0) - 1] = False

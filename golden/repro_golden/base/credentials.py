@@ -100,8 +100,8 @@ def handed_on(environ: Mapping[str, str], passed: Collection[str] = ()) -> dict[
         environ: Ours.
         passed: Names that it gets although they look like secrets.
     """
-    kept = set(withheld(environ, passed))
-    return {name: value for name, value in environ.items() if name not in kept}
+    hidden = set(withheld(environ, passed))
+    return {name: value for name, value in environ.items() if name not in hidden}
 
 
 # -- what others can read of us

@@ -151,12 +151,12 @@ def _told(room: _Room) -> str:
 
 def _free(folder: Path) -> tuple[int, int]:
     """Free bytes and inodes. What has no such limit says that it has none at all, and counts as having plenty."""
-    told = os.statvfs(folder)
+    stats = os.statvfs(folder)
     root = os.geteuid() == 0
     plenty = 1 << 62
     return (
-        (told.f_bfree if root else told.f_bavail) * told.f_frsize if told.f_blocks else plenty,
-        (told.f_ffree if root else told.f_favail) if told.f_files else plenty,
+        (stats.f_bfree if root else stats.f_bavail) * stats.f_frsize if stats.f_blocks else plenty,
+        (stats.f_ffree if root else stats.f_favail) if stats.f_files else plenty,
     )
 
 

@@ -94,19 +94,21 @@ def in_text(text: str) -> dict[str, float]:
     """The names of metrics in a text that have a number behind them."""
     if len(text) > _LIMIT or not _HINT.search(text):
         return {}
-    found: dict[str, float | None] = {}
+    metrics: dict[str, float | None] = {}
     cells = text.split("|")
     for cell in cells:
         whole = _CELL.fullmatch(cell) if len(cells) > 2 else None
         if whole and _measured(name := " ".join(whole["name"].split())):
-            found[name] = _float(whole["value"])
+            metrics[name] = _float(whole["value"])
         elif whole is None:
-            found |= {name: _float(match["value"]) for match in _PAIR.finditer(cell) if (name := _name(match["name"]))}
-    return _kept(found)
+            metrics |= {
+                name: _float(match["value"]) for match in _PAIR.finditer(cell) if (name := _name(match["name"]))
+            }
+    return _kept(metrics)
 
 
-def _kept(found: dict[str, float | None]) -> dict[str, float]:
-    return {name: value for name, value in found.items() if value is not None}
+def _kept(metrics: dict[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if value is not None}
 
 
 def _float(text: str) -> float | None:

@@ -94,12 +94,12 @@ def labelled(line: str) -> Labelled | None:
 
 def _label_of(line: str, text: str) -> Labelled | None:
     """What a line says, of which `text` is what `bare` leaves."""
-    found = _labelled(text)
-    if found is None and _STRIPPED.search(line):
+    label = _labelled(text)
+    if label is None and _STRIPPED.search(line):
         head, _, rest = line.partition("{")
         inside, _, tail = rest.rpartition("}")
-        found = _labelled(bare(f"{_STRIPPED.sub('', head)}{{{inside}}}{_STRIPPED.sub('', tail)}"))
-    return found
+        label = _labelled(bare(f"{_STRIPPED.sub('', head)}{{{inside}}}{_STRIPPED.sub('', tail)}"))
+    return label
 
 
 def _labelled(text: str) -> Labelled | None:
@@ -133,21 +133,21 @@ def metrics_of(line: str, patterns: Sequence[re.Pattern[str]] = ()) -> dict[str,
     if ("{" not in line and not patterns) or len(line) > _LIMIT:
         return {}
     text = bare(line)
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     label = _label_of(line, text)
     if label:
-        found = label.metrics
+        metrics = label.metrics
     elif text.startswith("{"):
-        found = numbers(text, quoted=True)
+        metrics = numbers(text, quoted=True)
     for pattern in patterns:
         named = pattern.groups == 2 and set(pattern.groupindex) == {"name", "value"}
         for match in pattern.finditer(text):
-            shown = {match["name"]: match["value"]} if named else match.groupdict()
-            for name, value in shown.items():
+            groups = {match["name"]: match["value"]} if named else match.groupdict()
+            for name, value in groups.items():
                 if name is not None and value is not None:  # a group that took no part in the match
                     with contextlib.suppress(ValueError):
-                        found[name] = float(value)
-    return found
+                        metrics[name] = float(value)
+    return metrics
 
 
 def bare(line: str) -> str:
@@ -170,7 +170,7 @@ def numbers(text: str, *, quoted: bool, deep: int = 0) -> dict[str, float]:
         quoted: whether `'0.5'` is a number. JSON's strings never are.
         deep: Levels of dicts whose items count, as `outer/inner`; with any, a bool is a number.
     """
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     depth, start, colon = 0, 1, 0
     for match in _TOKEN.finditer(text):
         part, at = match[0], match.start()
@@ -185,10 +185,10 @@ def numbers(text: str, *, quoted: bool, deep: int = 0) -> dict[str, float]:
         if depth == 0 or (part == "," and depth == 1):
             name = _name(text[start:colon].strip()) if colon else None
             if name is not None:
-                found |= _item(name, text[colon + 1 : at].strip(), quoted, deep)
+                values |= _item(name, text[colon + 1 : at].strip(), quoted, deep)
             start, colon = match.end(), 0
         if depth == 0:
-            return found if start == len(text) else {}
+            return values if start == len(text) else {}
     return {}
 
 

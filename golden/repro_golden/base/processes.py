@@ -103,18 +103,18 @@ def _start_bound(
     command: Sequence[str], cwd: Path, variables: Mapping[str, str], output: IO[bytes], keep: Sequence[int]
 ) -> subprocess.Popen[bytes]:
     assert sys.platform == "linux"
-    told, tells = (open(number, mode) for number, mode in zip(os.pipe(), ("rb", "wb"), strict=True))  # noqa: PTH123, SIM115
-    with told:
-        with tells, open(os.memfd_create("environment"), "wb") as file:  # noqa: PTH123 - no path
+    reader, writer = (open(number, mode) for number, mode in zip(os.pipe(), ("rb", "wb"), strict=True))  # noqa: PTH123, SIM115
+    with reader:
+        with writer, open(os.memfd_create("environment"), "wb") as file:  # noqa: PTH123 - no path
             file.write(b"\0".join(os.fsencode(f"{name}={value}") for name, value in variables.items()))
             file.flush()
             file.seek(0)
-            ours = [os.getpid(), tells.fileno(), file.fileno()]
+            ours = [os.getpid(), writer.fileno(), file.fileno()]
             bind = [sys.executable, "-I", "-S", "-c", _BIND, *map(str, ours)]
             # others of this user can read its environment, so it holds no secret either
             process = _start([*bind, *command], cwd, handed_on(os.environ), output, [*keep, *ours[1:]])
         try:
-            number = told.read()  # ends once the program runs
+            number = reader.read()  # ends once the program runs
         except BaseException:
             process.kill()
             process.wait()
@@ -130,14 +130,14 @@ def _start_bound(
 
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:
     """Kill the process and all of its own, again and again until none is left."""
-    found = _found(process, mark)  # before any is killed: orphans have lost their parent
+    processes = _found(process, mark)  # before any is killed: orphans have lost their parent
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    _kill(found)
+    _kill(processes)
     process.wait()
     deadline = time.monotonic() + _PATIENCE
-    while (found := _found(process, mark)) and time.monotonic() < deadline:
-        _kill(found)
+    while (processes := _found(process, mark)) and time.monotonic() < deadline:
+        _kill(processes)
         time.sleep(0.01)
 
 

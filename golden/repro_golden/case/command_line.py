@@ -113,16 +113,16 @@ class CommandLine:
         python = python_of(self.words, Path.cwd(), os.environ)
         if python is None:
             return [], self.words
-        words = list(self.words)
+        argv = list(self.words)
         if python.at == 0 and Path(python.program).parent == Path(python.path).parent:
-            words[0] = Path(python.program).name
-        elif python.at and python.program == python.path and os.sep in words[python.at]:
-            words[python.at] = "{python}"
+            argv[0] = Path(python.program).name
+        elif python.at and python.program == python.path and os.sep in argv[python.at]:
+            argv[python.at] = "{python}"
         if is_ours(python.path):
-            return [], words
+            return [], argv
         path = Path(python.path)
-        shown = path.relative_to(root) if path.is_relative_to(root) else path
-        return [f"python = {json.dumps(str(shown))}"], words
+        location = path.relative_to(root) if path.is_relative_to(root) else path
+        return [f"python = {json.dumps(str(location))}"], argv
 
     def _linked(self, root: Path) -> list[str]:
         """What is linked, relative to the root.
@@ -145,8 +145,8 @@ def _list(name: str, values: Sequence[str]) -> list[str]:
 
 def _search_path(root: Path) -> list[str]:
     """The user's PYTHONPATH, which a case must name; what lies in the repository, relative to its root."""
-    found = []
+    entries = []
     for entry in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         path = Path(os.path.normpath(Path.cwd() / entry))
-        found.append(str(path.relative_to(root)) if path.is_relative_to(root) else str(path))
-    return [f"env = {{ PYTHONPATH = {json.dumps(os.pathsep.join(found))} }}"] if found else []
+        entries.append(str(path.relative_to(root)) if path.is_relative_to(root) else str(path))
+    return [f"env = {{ PYTHONPATH = {json.dumps(os.pathsep.join(entries))} }}"] if entries else []

@@ -197,10 +197,10 @@ class Case(Table):
         """What decides the numbers of a run, as JSON types: the subject, its resources and the number of steps."""
         apart = {"timeout", "check", "save", "resume", "environments", "link"} | unset_keys(self.subject)
         subject = self.subject.model_dump(mode="json", exclude=apart)
-        found = {"name": self.name, "steps": self.steps, "subject": subject, "resources": self.resources.model_dump()}
+        fields = {"name": self.name, "steps": self.steps, "subject": subject, "resources": self.resources.model_dump()}
         if self.subject.program:
-            found["observe"] = self.observe.model_dump(mode="json")
-        return found
+            fields["observe"] = self.observe.model_dump(mode="json")
+        return fields
 
     @property
     def digest(self) -> str:
@@ -208,10 +208,10 @@ class Case(Table):
 
         So runs of different lengths share their prefix.
         """
-        found = self.canonical()
+        fields = self.canonical()
         program = self.subject.program
-        told = program and "{step}" in canonical_json([program.command, program.setup, program.env])
-        return digest("case", canonical_json({k: v for k, v in found.items() if k != "steps" or told}))
+        uses_step = program and "{step}" in canonical_json([program.command, program.setup, program.env])
+        return digest("case", canonical_json({k: v for k, v in fields.items() if k != "steps" or uses_step}))
 
 
 def read_case(path: Path) -> Case:

@@ -76,8 +76,8 @@ class Identity:
     def machine(self) -> str:
         """The short name that keys the golden store: readable first, then 8 digits over everything."""
         chip = self.host.get("gpu") or self.host.get("cpu", "")
-        words = re.sub(r"\((r|tm)\)|\b(cpu|processor|nvidia|amd|intel)\b|@.*", " ", chip.lower())
-        slug = re.sub(r"[^a-z0-9]+", "-", words).strip("-")[:24] or self.host.get("architecture", "host")
+        chip_name = re.sub(r"\((r|tm)\)|\b(cpu|processor|nvidia|amd|intel)\b|@.*", " ", chip.lower())
+        slug = re.sub(r"[^a-z0-9]+", "-", chip_name).strip("-")[:24] or self.host.get("architecture", "host")
         torch = f"torch{version.split('+')[0]}" if (version := self.environment.get("torch")) else "no-torch"
         return f"{slug}-{torch}-{self.digest[:8]}"
 
@@ -114,15 +114,15 @@ class Identity:
 
     def differences(self, other: Identity) -> list[Difference]:
         """Every entry in which `other` differs, part by part."""
-        found = []
+        differences = []
         for part in PARTS:
             a, b = getattr(self, part), getattr(other, part)
-            found += [
+            differences += [
                 Difference(part, key, a.get(key, ""), b.get(key, ""))
                 for key in sorted({*a, *b})
                 if a.get(key) != b.get(key)
             ]
-        return found
+        return differences
 
 
 def versions_of(packages: Sequence[str]) -> dict[str, str]:
@@ -186,12 +186,12 @@ def megatron_variables(config: Mapping[str, Any]) -> dict[str, str]:
     if config.get("policy") != "megatron" or not isinstance(table, Mapping):
         return {}
     # it compiles small functions as they are imported, in ways that depend on the machine
-    found = {"TORCHDYNAMO_DISABLE": "1"}
+    variables = {"TORCHDYNAMO_DISABLE": "1"}
     if table.get("transformer_impl") == "transformer_engine":
         chosen = table.get("attention_backend")
         for kind in ("flash", "fused", "unfused"):
-            found[f"NVTE_{kind.upper()}_ATTN"] = str(int(chosen in ("auto", kind)))
-    return found
+            variables[f"NVTE_{kind.upper()}_ATTN"] = str(int(chosen in ("auto", kind)))
+    return variables
 
 
 @functools.cache
@@ -213,8 +213,8 @@ def _torch_build() -> str:
     files = metadata.distribution("torch").read_text("RECORD")
     if files and "sha256=" in files:
         # bytecode and scripts are written by the installer and differ from folder to folder
-        kept = (line for line in files.splitlines() if line.startswith("torch/") and not line.endswith(",,"))
-        return _short("\n".join(sorted(kept)))
+        entries = (line for line in files.splitlines() if line.startswith("torch/") and not line.endswith(",,"))
+        return _short("\n".join(sorted(entries)))
     import torch
 
     return _short(torch.__config__.show() + str(torch.version.git_version))

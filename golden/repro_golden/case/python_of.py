@@ -80,12 +80,12 @@ def _of_script(script: Path, search: str) -> list[str]:
         return []
     if not lines[0].startswith("#!"):
         return []
-    words = lines[0][2:].split()
+    argv = lines[0][2:].split()
     if lines[1].startswith("'''exec' "):
-        words = shlex.split(lines[1].removeprefix("'''exec' "))
-    names = [word for word in words if _PYTHON.fullmatch(Path(word).name)]
-    found = [name if os.sep in name else shutil.which(name, path=search) for name in names[:1]]
-    return [path for path in found if path]
+        argv = shlex.split(lines[1].removeprefix("'''exec' "))
+    names = [word for word in argv if _PYTHON.fullmatch(Path(word).name)]
+    paths = [name if os.sep in name else shutil.which(name, path=search) for name in names[:1]]
+    return [path for path in paths if path]
 
 
 def _active(variables: Mapping[str, str]) -> list[str]:

@@ -47,7 +47,7 @@ def checked_pins(packages: Mapping[str, str]) -> dict[str, str]:
     Raises:
         ValueError: a name or version is none, or one package has two versions; in one line.
     """
-    found: dict[str, str] = {}
+    pins: dict[str, str] = {}
     for name, version in packages.items():
         try:
             key, asked = str(canonicalize_name(name, validate=True)), str(Version(version))
@@ -55,9 +55,9 @@ def checked_pins(packages: Mapping[str, str]) -> dict[str, str]:
             raise ValueError(f"{name!r} is no package's name: write one such as torch") from None
         except InvalidVersion:
             raise ValueError(f"{version!r} is no version of {name}: write one such as 2.13.0") from None
-        if found.setdefault(key, asked) != asked:
+        if pins.setdefault(key, asked) != asked:
             raise ValueError(f"asks for two versions of {key}: keep one")
-    return dict(sorted(found.items()))
+    return dict(sorted(pins.items()))
 
 
 # -- `[subject]` of a case file: one table for each kind of subject

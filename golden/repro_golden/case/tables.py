@@ -119,8 +119,8 @@ class MismatchTable(BaseModel):
     @property
     def bounds(self) -> dict[str, float]:
         """Those that were set, by name."""
-        found = self.model_dump(exclude={"steps"}, exclude_none=True)
-        return {name: float(value) for name, value in found.items()}
+        values = self.model_dump(exclude={"steps"}, exclude_none=True)
+        return {name: float(value) for name, value in values.items()}
 
     @model_validator(mode="after")
     def _bounds_something(self) -> MismatchTable:
@@ -210,8 +210,8 @@ def _known(table: NightlyTable, info: ValidationInfo) -> NightlyTable:
     named = info.data.get("layouts", {})
     for key, texts in (("batches", table.batches), ("layouts", table.layouts)):
         for text in texts:
-            words = [text] if key == "batches" else [word.strip() for word in text.split(",")]
-            wrong = [word for word in words if word not in named and (key == "batches" or not _KEY.fullmatch(word))]
+            names = [text] if key == "batches" else [name.strip() for name in text.split(",")]
+            wrong = [name for name in names if name not in named and (key == "batches" or not _KEY.fullmatch(name))]
             if wrong:
                 known = ", ".join(named) or "none"
                 also = "" if key == "batches" else ", or write threads=N or ranks=N"

@@ -122,7 +122,7 @@ def coverage_of(trace: Trace, alone: Mapping[str, str] | None = None, *, hashes:
         hashes: Whether what a trace keeps no numbers of counts, such as generators.
     """
     alone = alone or {}
-    told = _sides(alone)
+    objects = _sides(alone)
     columns_alone = sorted(name.removeprefix(COLUMN) for name in alone if name.startswith(COLUMN))
     metrics = {name for step in trace.steps for name in step.compared} - set(columns_alone)
     shown = sorted({name for step in trace.steps for name in step.shown} - metrics)
@@ -132,7 +132,7 @@ def coverage_of(trace: Trace, alone: Mapping[str, str] | None = None, *, hashes:
         rows = [row for index in sorted({0, len(trace.steps) - 1} if trace.steps else ()) for row in trace.rows(index)]
     except ReproError:  # a golden run of which only the step log was fetched
         return Coverage(
-            metrics=len(metrics), unread=end, alone=told, columns_alone=columns_alone, shown=shown, logged=logged,
+            metrics=len(metrics), unread=end, alone=objects, columns_alone=columns_alone, shown=shown, logged=logged,
         )  # fmt: skip
     kinds: Counter[str] = Counter()
     files = set[str]()
@@ -160,7 +160,7 @@ def coverage_of(trace: Trace, alone: Mapping[str, str] | None = None, *, hashes:
         files=sorted(files),
         end=bool(kinds["end"]),
         unread=end,
-        alone=told,
+        alone=objects,
         columns_alone=columns_alone,
         shown=shown,
         logged=logged,
@@ -179,16 +179,16 @@ def only_bounds(names: Iterable[str]) -> Coverage:
 
 def _sides(alone: Mapping[str, str]) -> list[str]:
     """Those objects in words; the state at the end as one, whatever is in it."""
-    words = {"a": "the baseline's", "b": "the run's"}
+    owners = {"a": "the baseline's", "b": "the run's"}
     out = []
     for name, side in sorted(alone.items()):
         kind, _, rest = name.partition("/")
         if name.startswith(COLUMN):
             continue
         if kind != "end":
-            out.append(f"{rest or f'all of {kind}'} ({words[side]})")
+            out.append(f"{rest or f'all of {kind}'} ({owners[side]})")
         elif not rest:
-            out.append(f"the state at the end ({words[side]})")
+            out.append(f"the state at the end ({owners[side]})")
     return out
 
 

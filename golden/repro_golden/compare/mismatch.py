@@ -162,8 +162,8 @@ class Mismatch:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types; floats that are not finite as the hex of their bits."""
-        found: dict[str, Any] = jsonable(asdict(self))
-        return found
+        mapping: dict[str, Any] = jsonable(asdict(self))
+        return mapping
 
     def __str__(self) -> str:
         bad = f"{self.nonfinite} of {self.tokens + self.nonfinite} tokens not finite" if self.nonfinite else ""
@@ -237,8 +237,8 @@ def measure(steps: Sequence[TokenPairs], bound: float | None = None) -> Mismatch
 def difference(trainer: Floats, rollout: Floats) -> Floats:
     """``trainer - rollout`` of finite log-probs."""
     with np.errstate(over="ignore"):  # only fp64 columns of absurd size get there: infinitely far apart
-        found: Floats = trainer - rollout
-        return found
+        d: Floats = trainer - rollout
+        return d
 
 
 def token_at(steps: Sequence[TokenPairs], index: int) -> Token:
@@ -261,8 +261,8 @@ def token_at(steps: Sequence[TokenPairs], index: int) -> Token:
 def ratios(d: Floats) -> Floats:
     """Importance ratios ``exp(d)``: infinite where fp64 ends (d > 709.78), 0 on the other side."""
     with np.errstate(over="ignore", under="ignore"):
-        found: Floats = np.exp(d)
-        return found
+        ratio: Floats = np.exp(d)
+        return ratio
 
 
 def exact_sum(values: Floats) -> float:
@@ -289,7 +289,7 @@ def _numbers(d: Floats, gap: Floats) -> dict[str, Any]:
         # relative to the largest, so that no square overflows: the share does not change
         weights = np.where(d == d.max(), 1.0, ratios(d - d.max()))
     total, squares = exact_sum(weights), exact_sum(weights * weights)
-    found = {
+    numbers = {
         "mean": exact_sum(gap) / count,
         "max": float(ordered[-1]),
         "k1": exact_sum(-d) / count + 0.0,
@@ -301,15 +301,15 @@ def _numbers(d: Floats, gap: Floats) -> dict[str, Any]:
         "ess": total * total / squares / count,
     }
     ranks = {name: -(-share * count // 1000) for name, share in _PER_MILLE.items()}
-    return found | {name: float(ordered[rank - 1]) for name, rank in ranks.items()}
+    return numbers | {name: float(ordered[rank - 1]) for name, rank in ranks.items()}
 
 
 def _buckets(by: Integers, gap: Floats) -> list[Bucket]:
     """Gaps by powers of two of what they are ordered by; buckets without a token are left out."""
-    found = []
+    buckets = []
     bits = np.frexp(by.astype(np.float64))[1]  # the bit length: 0, 1, 2 (2 to 3), 3 (4 to 7), …
     for k in np.unique(bits).tolist():
-        own = gap[bits == k]
+        gaps = gap[bits == k]
         low = (1 << k) >> 1
-        found.append(Bucket(low, max((1 << k) - 1, 0), len(own), exact_sum(own) / len(own), float(own.max())))
-    return found
+        buckets.append(Bucket(low, max((1 << k) - 1, 0), len(gaps), exact_sum(gaps) / len(gaps), float(gaps.max())))
+    return buckets

@@ -47,10 +47,10 @@ class Breach(Proof):
     def to_mapping(self) -> dict[str, Any]:
         """JSON types; floats that are not finite as the hex of their bits."""
         token = asdict(self.token) if self.token else None
-        found: dict[str, Any] = jsonable(
+        mapping: dict[str, Any] = jsonable(
             {"step": self.step, "metric": self.name, "detail": self.detail, "token": token}
         )
-        return found
+        return mapping
 
     def __str__(self) -> str:
         if self.token is None:
@@ -71,26 +71,26 @@ def breaches(table: MismatchTable, trace: Trace) -> list[Breach]:
     if not table.bounds:
         return []
     count = len(trace.steps) if table.steps is None else min(table.steps, len(trace.steps))
-    found, tokens = list[Breach](), 0
+    broken, tokens = list[Breach](), 0
     for index in range(count):
         step, pairs = trace.steps[index].step, pairs_of(trace, index)
         if pairs is None:
             why = "rollout_log_probs and old_log_probs (or log_probs) of the same tokens were not observed"
-            found.append(Breach("columns", False, why, step, None))
+            broken.append(Breach("columns", False, why, step, None))
             continue
         tokens += len(pairs)
-        found += _of_step(table.bounds, pairs, measure([pairs]))
-    if not found and not tokens:
-        found.append(Breach("tokens", False, "no step has an unmasked token", trace.header.first_step, None))
-    return found
+        broken += _of_step(table.bounds, pairs, measure([pairs]))
+    if not broken and not tokens:
+        broken.append(Breach("tokens", False, "no step has an unmasked token", trace.header.first_step, None))
+    return broken
 
 
 def _of_step(bounds: Mapping[str, float], pairs: TokenPairs, mismatch: Mismatch) -> list[Breach]:
-    found = []
+    broken = []
     if mismatch.nonfinite:
         total = mismatch.tokens + mismatch.nonfinite
         detail = f"{mismatch.nonfinite} of {total} tokens not finite"
-        found.append(Breach("nonfinite", False, detail, pairs.step, mismatch.first_nonfinite))
+        broken.append(Breach("nonfinite", False, detail, pairs.step, mismatch.first_nonfinite))
     values = mismatch.numbers()
     for name, bound in bounds.items():
         value = values[name]
@@ -99,8 +99,8 @@ def _of_step(bounds: Mapping[str, float], pairs: TokenPairs, mismatch: Mismatch)
         inside = value >= bound if name in _LEAST else (abs(value) if name == "k1" else value) <= bound  # not so of NaN
         if not inside:
             detail = f"{name} {value:.6g}, allowed {'at least' if name in _LEAST else 'at most'} {bound:g}"
-            found.append(Breach(name, False, detail, pairs.step, _token(name, bound, pairs) or mismatch.worst))
-    return found
+            broken.append(Breach(name, False, detail, pairs.step, _token(name, bound, pairs) or mismatch.worst))
+    return broken
 
 
 def _token(name: str, bound: float, pairs: TokenPairs) -> Token | None:
@@ -117,10 +117,10 @@ def mismatch_checks(table: MismatchTable, trace: Trace) -> list[Proof]:
     """What a recording must show of its mismatch: nothing without bounds."""
     if not table.bounds:
         return []
-    found = breaches(table, trace)
-    if found:
-        more = f" ({len(found) - 1} more)" if len(found) > 1 else ""
-        return [Proof(_NAME, False, f"{found[0]}{more}")]
+    broken = breaches(table, trace)
+    if broken:
+        more = f" ({len(broken) - 1} more)" if len(broken) > 1 else ""
+        return [Proof(_NAME, False, f"{broken[0]}{more}")]
     count = len(trace.steps) if table.steps is None else min(table.steps, len(trace.steps))
     steps = [pairs for index in range(count) if (pairs := pairs_of(trace, index)) is not None]
     return [Proof(_NAME, True, str(measure(steps)))]

@@ -43,8 +43,8 @@ class Number:
             return 1.0
         if self.before == 0:
             return math.copysign(math.inf, self.after) if self.after else 1.0
-        found = self.after / self.before
-        return None if math.isnan(found) else found
+        quotient = self.after / self.before
+        return None if math.isnan(quotient) else quotient
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types; floats that are not finite as the hex of their bits."""
@@ -96,13 +96,13 @@ def mismatch_change(a: Trace, b: Trace, bound: float | None = None) -> MismatchC
     """
     b = named_alike(a, b)
     equal = first_divergent_index(a, b) is None  # then b need not be read
-    found = []
+    pairs = []
     for index in range(min(len(a.steps), len(b.steps))):
         before = pairs_of(a, index)
         after = before if equal or before is None else pairs_of(b, index)
         if before is not None and after is not None:
-            found.append((before, after))
-    if not found:
+            pairs.append((before, after))
+    if not pairs:
         return None
-    first = measure([before for before, _ in found], bound)
-    return MismatchChange(first, first if equal else measure([after for _, after in found], bound))
+    first = measure([before for before, _ in pairs], bound)
+    return MismatchChange(first, first if equal else measure([after for _, after in pairs], bound))

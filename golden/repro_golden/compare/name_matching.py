@@ -68,9 +68,9 @@ def by_head(row: Row) -> Part:
 
 def by_optimizer(row: Row) -> Part | None:
     """``optimizer.K/``, and nothing for the first: the number of an optimizer among several."""
-    found = _OPTIMIZER.fullmatch(row.name)
-    assert found is not None, "the pattern fits every text"
-    start, optimizer, rest = found[1], found[2] or "", found[3]
+    match = _OPTIMIZER.fullmatch(row.name)
+    assert match is not None, "the pattern fits every text"
+    start, optimizer, rest = match[1], match[2] or "", match[3]
     if not optimizer and not start and not _of_an_optimizer(row):
         return None
     label = rest if row.dtype == METRIC else rest.rpartition("/")[0]
@@ -157,102 +157,102 @@ class Matching:
         met_b.update(b)
         if olds and news:
             self._classes.append(_Class(olds, news, seen=False))
-        torn = [rest for phase in range(len(PHASES)) for rest in self._refine(a, b, phase)]
+        torn = [unmatched for phase in range(len(PHASES)) for unmatched in self._refine(a, b, phase)]
         for known in self._classes:
             if known.seen and len(known.olds) == len(known.news) == 1:
                 self._pairs[known.news[0]] = known.olds[0]
         self._classes = [c for c in self._classes if c.seen and not len(c.olds) == len(c.news) == 1]
-        for rest in torn:
-            self._pairs |= self._settled(rest, a, b)
+        for unmatched in torn:
+            self._pairs |= self._settled(unmatched, a, b)
 
     def names(self) -> dict[str, str]:
         """From the other run's parts to the baseline's; of those that nothing tells apart the likeliest."""
-        found = dict(self._pairs)
+        pairs = dict(self._pairs)
         for known in self._classes:
-            found |= self._alike(known)
-        return found
+            pairs |= self._alike(known)
+        return pairs
 
     def rename(self, rows: Iterable[Row], names: Mapping[str, str]) -> list[Row]:
         """Rows of the other run under the baseline's names; each row's own where it has no counterpart."""
         taken = set(names.values())
-        found = []
+        renamed = []
         for row in rows:
             cut = self._split(row)
             if cut is None:
-                found.append(row)
+                renamed.append(row)
                 continue
             before, part, after, _ = cut
             # a name that another signal was given is not to be had twice
             other = names.get(part, f"{part}#new" if part in taken else part)
-            found.append(row if other == part else replace(row, name=before + other + after))
-        return found
+            renamed.append(row if other == part else replace(row, name=before + other + after))
+        return renamed
 
     def _signals(self, rows: Iterable[Row]) -> Signals:
-        found: Signals = {}
+        signals: Signals = {}
         for row in rows:
             cut = self._split(row)
             if cut is None:
                 continue
-            phases = found.get(cut.part)
+            phases = signals.get(cut.part)
             if phases is None:
-                phases = found[cut.part] = [Counter() for _ in PHASES]
+                phases = signals[cut.part] = [Counter() for _ in PHASES]
             phases[PHASES.index(row.phase)][_ROUND if _round(row) else cut.label, content(row)] += 1
-        return found
+        return signals
 
     def _refine(self, a: Signals, b: Signals, phase: int) -> list[_Class]:
         """Tell apart what differs in a phase; what has no counterpart any more."""
-        kept, torn = list[_Class](), list[_Class]()
+        classes, torn = list[_Class](), list[_Class]()
         for known in self._classes:
             olds, news = _grouped(known.olds, a, phase), _grouped(known.news, b, phase)
             for bits in olds.keys() & news.keys():
-                kept.append(_Class(olds[bits], news[bits], known.seen or _telling(bits)))
+                classes.append(_Class(olds[bits], news[bits], known.seen or _telling(bits)))
             old = [part for bits, parts in olds.items() if bits not in news for part in parts]
             new = [part for bits, parts in news.items() if bits not in olds for part in parts]
             if old or new:
                 torn.append(_Class(old, new, known.seen))
-        self._classes = kept
+        self._classes = classes
         return torn
 
     def _settled(self, torn: _Class, a: Signals, b: Signals) -> dict[str, str]:
         """Pairs of parts whose bits differ now: where they were equal before, or others of their module are matched."""
         if torn.seen:
             return self._alike(torn)
-        found = {part: part for part in torn.news if part in torn.olds}
-        by_rule = self._by_rule(_without(torn, found))
-        return found | {new: old for new, old in by_rule.items() if _fits(a.get(old), b.get(new))}
+        pairs = {part: part for part in torn.news if part in torn.olds}
+        by_rule = self._by_rule(_without(torn, pairs))
+        return pairs | {new: old for new, old in by_rule.items() if _fits(a.get(old), b.get(new))}
 
     def _alike(self, known: _Class) -> dict[str, str]:
         """Parts paired by their names: the same, else as others of their module, else the most alike in their order."""
-        found = {part: part for part in known.news if part in known.olds}
-        found |= self._by_rule(_without(known, found))
-        rest = _without(known, found)
-        if len(rest.olds) * len(rest.news) > _PAIRS:
-            return found | dict(zip(rest.news, rest.olds, strict=False))
-        cuts = {part: part.split(".") for part in (*rest.olds, *rest.news)}
-        pairs = itertools.product(enumerate(rest.olds), enumerate(rest.news))
+        matched = {part: part for part in known.news if part in known.olds}
+        matched |= self._by_rule(_without(known, matched))
+        remaining = _without(known, matched)
+        if len(remaining.olds) * len(remaining.news) > _PAIRS:
+            return matched | dict(zip(remaining.news, remaining.olds, strict=False))
+        cuts = {part: part.split(".") for part in (*remaining.olds, *remaining.news)}
+        pairs = itertools.product(enumerate(remaining.olds), enumerate(remaining.news))
         likeness = [(-_likeness(cuts[old], cuts[new]), i, j) for (i, old), (j, new) in pairs]
         taken: tuple[set[int], set[int]] = (set(), set())
         for _, i, j in sorted(likeness):
             if i not in taken[0] and j not in taken[1]:
                 taken[0].add(i)
                 taken[1].add(j)
-                found[rest.news[j]] = rest.olds[i]
-        return found
+                matched[remaining.news[j]] = remaining.olds[i]
+        return matched
 
     def _by_rule(self, known: _Class) -> dict[str, str]:
         """Parts paired as what is matched for certain was renamed: ``fc.bias`` like ``fc.weight``."""
         named = {(old, new) for new, old in self._pairs.items() if old != new and not self._unnamed(old)}
         rules = sorted({rule_of(old, new) for old, new in named}, key=lambda rule: (-len(rule[0]), rule))
-        found: dict[str, str] = {}
+        pairs: dict[str, str] = {}
         left = set(known.news)
         for old in known.olds:
             for before, after in rules:
                 new = _replaced(old, before, after)
                 if new in left:
                     left.discard(new)
-                    found[new] = old
+                    pairs[new] = old
                     break
-        return found
+        return pairs
 
 
 def _round(row: Row) -> bool:
@@ -266,23 +266,26 @@ def _telling(bits: Bits) -> bool:
 
 
 def _grouped(parts: Iterable[str], signals: Signals, phase: int) -> dict[Bits, list[str]]:
-    found: dict[Bits, list[str]] = {}
+    groups: dict[Bits, list[str]] = {}
     for part in parts:
         phases = signals.get(part)
-        found.setdefault(frozenset(phases[phase].items()) if phases else frozenset(), []).append(part)
-    return found
+        groups.setdefault(frozenset(phases[phase].items()) if phases else frozenset(), []).append(part)
+    return groups
 
 
-def _without(known: _Class, found: Mapping[str, str]) -> _Class:
-    olds = set(found.values())
-    return replace(known, olds=[p for p in known.olds if p not in olds], news=[p for p in known.news if p not in found])
+def _without(known: _Class, pairs: Mapping[str, str]) -> _Class:
+    olds = set(pairs.values())
+    return replace(known, olds=[p for p in known.olds if p not in olds], news=[p for p in known.news if p not in pairs])
 
 
 def _fits(old: list[Shown] | None, new: list[Shown] | None) -> bool:
     """Whether two parts have a signal in common, and none with another dtype or shape."""
     if old is None or new is None:
         return False
-    looks = [{(phase, label): bits[:2] for phase, own in enumerate(side) for label, bits in own} for side in (old, new)]
+    looks = [
+        {(phase, label): bits[:2] for phase, counter in enumerate(side) for label, bits in counter}
+        for side in (old, new)
+    ]
     both = looks[0].keys() & looks[1].keys()
     return bool(both) and all(looks[0][key] == looks[1][key] for key in both)
 
@@ -291,8 +294,8 @@ def _replaced(name: str, before: str, after: str) -> str | None:
     """A module path whose beginning `before` becomes `after`; None where it has another."""
     if before and name != before and not name.startswith(f"{before}."):
         return None
-    rest = name[len(before) :].removeprefix(".")
-    return ".".join(filter(None, (after, rest)))
+    tail = name[len(before) :].removeprefix(".")
+    return ".".join(filter(None, (after, tail)))
 
 
 def _likeness(a: Sequence[str], b: Sequence[str]) -> int:

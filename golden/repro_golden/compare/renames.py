@@ -67,12 +67,12 @@ class Renames:
         by_rule: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for old, new in self.names:
             by_rule.setdefault((old, new) if positional(old) else rule_of(old, new), []).append((old, new))
-        shown = []
+        texts = []
         for (before, after), pairs in by_rule.items():
             old, new = pairs[0] if len(pairs) == 1 else (f"{before}.*".lstrip("."), f"{after}.*".lstrip("."))
-            shown.append(f"{old or _FIRST} -> {new or _FIRST}")
-        more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-        return ", ".join(shown[:_SHOWN]) + more
+            texts.append(f"{old or _FIRST} -> {new or _FIRST}")
+        more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+        return ", ".join(texts[:_SHOWN]) + more
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
@@ -123,8 +123,8 @@ class _Renamed(Trace):
         for index in range(len(self.steps), len(self._source.steps)):
             record = self._source.steps[index]
             if index < count:
-                rows, own = self.rows(index), self._source.rows(index)
-                names = {y.name: x.name for x, y in zip(rows, own, strict=True) if y.dtype == METRIC}
+                rows, source_rows = self.rows(index), self._source.rows(index)
+                names = {y.name: x.name for x, y in zip(rows, source_rows, strict=True) if y.dtype == METRIC}
                 metrics = {names.get(name, name): value for name, value in record.metrics.items()}
                 record = replace(record, root=root(rows), metrics=metrics)
             previous = chain(previous, record.step, record.root)
@@ -132,13 +132,13 @@ class _Renamed(Trace):
 
     def rows(self, index: int) -> list[Row]:
         """See `Trace.rows`."""
-        own = self._source.rows(index)
-        found = own
+        source_rows = self._source.rows(index)
+        rows = source_rows
         for matching, names in self._rename:
-            found = matching.rename(found, names)
-        for row, before in zip(found, own, strict=True):
+            rows = matching.rename(rows, names)
+        for row, before in zip(rows, source_rows, strict=True):
             self._own[row.phase, row.name] = before.name
-        return found
+        return rows
 
     def name_of(self, phase: str, name: str) -> str:
         """See `Trace.name_of`."""
@@ -147,15 +147,16 @@ class _Renamed(Trace):
     @property
     def shown(self) -> dict[tuple[str, str], str]:
         """From phase and own name to the name under which a signal is shown, where that is another."""
-        return {(phase, own): shown for (phase, shown), own in self._own.items() if shown != own}
+        return {(phase, name): shown for (phase, shown), name in self._own.items() if shown != name}
 
     @property
     def renames(self) -> Renames:
         """What has another name than in the trace itself."""
         signals = [
             shown
-            for (phase, shown), own in self._own.items()
-            if shown != own and not shown.endswith("#new") and family(phase, own) != "end"  # which shows all once more
+            for (phase, shown), name in self._own.items()
+            # the state at the end shows all once more
+            if shown != name and not shown.endswith("#new") and family(phase, name) != "end"
         ]
         pairs = {(old, new) for _, names in self._rename for new, old in names.items() if old != new}
         return Renames(len(signals), sorted(pairs))
@@ -171,7 +172,7 @@ class _Common(Trace):
         self.steps: list[StepRecord] = list(source.steps[:index])
         same, one_sees_more = True, unlike(baseline, source)
         self.common = index > 0  # whether there is any signal that both have
-        for own, other in itertools.zip_longest(source.steps[index:], baseline.steps[index : len(source.steps)]):
+        for record, other in itertools.zip_longest(source.steps[index:], baseline.steps[index : len(source.steps)]):
             at = len(self.steps)
             if same and other is not None:
                 rows = baseline.rows(at), source.rows(at)
@@ -179,8 +180,8 @@ class _Common(Trace):
                 self.common = self.common or not {row.key for row in rows[0]}.isdisjoint(row.key for row in rows[1])
                 same = not differing(*rows, one_sees_more)
             previous = self.steps[-1].chain if self.steps else digest("chain", SCHEME)
-            step_root = other.root if same and other is not None else own.root
-            self.steps.append(replace(own, root=step_root, chain=chain(previous, own.step, step_root)))
+            step_root = other.root if same and other is not None else record.root
+            self.steps.append(replace(record, root=step_root, chain=chain(previous, record.step, step_root)))
 
     def rows(self, index: int) -> list[Row]:
         """See `Trace.rows`."""
@@ -254,10 +255,10 @@ def _renamed(a: Trace, b: Trace, index: int) -> Alignment:
     rename = [(matching, matching.names()) for matching in matchings]
     if not any(new != old for _, names in rename for new, old in names.items()):
         return Alignment(b)
-    found = _Renamed(b, rename)
-    found.steps = list(b.steps[:index])
-    found.continued(a.steps[index - 1].chain if index else digest("chain", SCHEME), count)
-    return Alignment(found, found.renames)
+    renamed = _Renamed(b, rename)
+    renamed.steps = list(b.steps[:index])
+    renamed.continued(a.steps[index - 1].chain if index else digest("chain", SCHEME), count)
+    return Alignment(renamed, renamed.renames)
 
 
 # -- whether a replay that is under way has left its baseline, so that it need go no further

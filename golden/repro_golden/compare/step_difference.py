@@ -40,10 +40,10 @@ def unlike(a: Trace, b: Trace) -> Unlike:
     count = min(len(a.steps), len(b.steps))
     columns = columns_of(a, count), columns_of(b, count)
     if columns[0] is not None and columns[1] is not None:
-        own, other = columns[0], columns[1]
+        names_a, names_b = columns[0], columns[1]
     else:  # a port that an earlier recorder took for a metric
-        own, other = machine_numbers(a), machine_numbers(b)
-    return Unlike(blind, dict.fromkeys(own - other, "a") | dict.fromkeys(other - own, "b"))
+        names_a, names_b = machine_numbers(a), machine_numbers(b)
+    return Unlike(blind, dict.fromkeys(names_a - names_b, "a") | dict.fromkeys(names_b - names_a, "b"))
 
 
 def differing(
@@ -61,32 +61,32 @@ def differing(
     skipped = one_sided(rows_a, rows_b, unlike)
     partners = _partners(rows_a, rows_b, skipped)
     by_key = {_under(row, partners).key: row for row in rows_b}
-    found: list[tuple[Difference, Row, Row | None]] = []
+    differences: list[tuple[Difference, Row, Row | None]] = []
     for row in rows_a:
         other = by_key.pop(row.key, None)
         if other is None:
-            found.append(("missing", row, None))
+            differences.append(("missing", row, None))
         elif row.dtype != other.dtype:
-            found.append(("dtype", row, other))
+            differences.append(("dtype", row, other))
         elif row.shape != other.shape:
-            found.append(("shape", row, other))
+            differences.append(("shape", row, other))
         elif (row.lanes, row.placement) != (other.lanes, other.placement):
-            found.append(("value", row, other))
-    found += [("added", row, None) for row in by_key.values()]
+            differences.append(("value", row, other))
+    differences += [("added", row, None) for row in by_key.values()]
     skipped = _without(skipped, partners)
-    found = [
-        each for each in found
-        if each[0] not in ("missing", "added") or not {_object(each[1]), column_of(each[1])} & skipped.keys()
+    differences = [
+        entry for entry in differences
+        if entry[0] not in ("missing", "added") or not {_object(entry[1]), column_of(entry[1])} & skipped.keys()
     ]  # fmt: skip
-    found = [each for each in found if file_of(each[1].phase, each[1].name) not in skipped]
+    differences = [entry for entry in differences if file_of(entry[1].phase, entry[1].name) not in skipped]
     # sorted() is stable: within a phase the baseline's order stands, and added signals come last
-    return sorted(found, key=lambda f: PHASES.index(f[1].phase))
+    return sorted(differences, key=lambda f: PHASES.index(f[1].phase))
 
 
 def alone(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) -> dict[str, str]:
     """What is `one_sided`, but for two objects of one build, one on either side: these are one under two names."""
-    found = one_sided(rows_a, rows_b, unlike)
-    return _without(found, _partners(rows_a, rows_b, found))
+    objects = one_sided(rows_a, rows_b, unlike)
+    return _without(objects, _partners(rows_a, rows_b, objects))
 
 
 def one_sided(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) -> dict[str, str]:
@@ -106,10 +106,10 @@ def one_sided(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALI
     objects = [{name for row in rows if (name := _object(row))} for rows in (rows_a, rows_b)]
     optional = [{name for row in rows if (name := group(row.phase, row.name))} for rows in (rows_a, rows_b)]
     out: dict[str, str] = {}
-    for side, own, others in (("a", 0, 1), ("b", 1, 0)):
-        names = (objects[own] if "ab"[others] in unlike.blind else optional[own]) - objects[others]
+    for side, index, other in (("a", 0, 1), ("b", 1, 0)):
+        names = (objects[index] if "ab"[other] in unlike.blind else optional[index]) - objects[other]
         out |= dict.fromkeys(names, side)
-        columns = {name for row in (rows_a, rows_b)[own] if (name := column_of(row)) in unlike.columns}
+        columns = {name for row in (rows_a, rows_b)[index] if (name := column_of(row)) in unlike.columns}
         out |= {name: side for name in columns if name}
     return out | _afterwards(rows_a, rows_b)
 
@@ -126,12 +126,12 @@ def _partners(rows_a: Sequence[Row], rows_b: Sequence[Row], one_sided: Mapping[s
         for row in rows:
             name = _object(row) or ""
             if one_sided.get(name) == side and name.removeprefix("end/").partition("/")[0] in _BUILT:
-                rest = plain(row.name)[len(name) :]
-                tensors.setdefault(name, Counter())[rest, row.dtype, row.shape] += 1
+                suffix = plain(row.name)[len(name) :]
+                tensors.setdefault(name, Counter())[suffix, row.dtype, row.shape] += 1
         for name, build in tensors.items():
             kind = name.rpartition("/")[0], frozenset(build.items())
             builds.setdefault(kind, {"a": [], "b": []})[side].append(name)
-    return {own["b"][0]: own["a"][0] for own in builds.values() if len(own["a"]) == len(own["b"]) == 1}
+    return {sides["b"][0]: sides["a"][0] for sides in builds.values() if len(sides["a"]) == len(sides["b"]) == 1}
 
 
 _BUILT = ("module", "copy", "leaf")
@@ -154,18 +154,18 @@ def _afterwards(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> dict[str, str]:
     ended = [any(family(row.phase, row.name) == "end" for row in rows) for rows in (rows_a, rows_b)]
     if ended[0] == ended[1]:
         return {}
-    side, own, other = ("a", rows_a, rows_b) if ended[0] else ("b", rows_b, rows_a)
+    side, ended_rows, other = ("a", rows_a, rows_b) if ended[0] else ("b", rows_b, rows_a)
     known = _files(other)
-    return {name: side for name, content in _files(own).items() if known.get(name) != content}
+    return {name: side for name, content in _files(ended_rows).items() if known.get(name) != content}
 
 
 def _files(rows: Sequence[Row]) -> dict[str, set[tuple[object, ...]]]:
     """The content of each file."""
-    found: dict[str, set[tuple[object, ...]]] = {}
+    contents: dict[str, set[tuple[object, ...]]] = {}
     for row in rows:
         if name := file_of(row.phase, row.name):
-            found.setdefault(name, set()).add((row.key, row.fingerprint))
-    return found
+            contents.setdefault(name, set()).add((row.key, row.fingerprint))
+    return contents
 
 
 def _object(row: Row) -> str | None:

@@ -56,10 +56,10 @@ def read_events(folder: Path) -> dict[int, dict[str, float]]:
                 newest[step, tag] = at, value
     if not newest:
         raise ReproError(f"the TensorBoard event files of {folder} hold no scalar: is it the training run's folder?")
-    found: dict[int, dict[str, float]] = {}
+    scalars: dict[int, dict[str, float]] = {}
     for step, tag in sorted(newest):
-        found.setdefault(step, {})[tag] = newest[step, tag][1]
-    return found
+        scalars.setdefault(step, {})[tag] = newest[step, tag][1]
+    return scalars
 
 
 def _scalars(path: Path) -> Iterator[tuple[float, int, str, float]]:

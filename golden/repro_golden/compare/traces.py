@@ -145,7 +145,7 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: jsonable(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [jsonable(one) for one in value]
+        return [jsonable(item) for item in value]
     return encode_float(value) if isinstance(value, float) else value
 
 
@@ -229,10 +229,10 @@ def check_identities(a: Trace, b: Trace, vary: Sequence[str]) -> list[str]:
     Raises:
         NotVerifiableError: another part differs, so the comparison would not say what made the difference.
     """
-    found = identity_differences(a, b)
-    if other := [d for d in found if d.part not in vary]:
+    differences = identity_differences(a, b)
+    if other := [d for d in differences if d.part not in vary]:
         raise NotVerifiableError(f"not comparable: {other[0]}; compare all the same with --vary {other[0].part}")
-    return [str(d) for d in found]
+    return [str(d) for d in differences]
 
 
 def identity_differences(a: Trace, b: Trace) -> list[Difference]:
@@ -274,13 +274,13 @@ def first_difference(a: Trace, b: Trace, *, strict: bool = False) -> Divergence 
 
 def _first_signal(a: Trace, b: Trace, index: int) -> Divergence:
     """The first differing signal of a step, phase by phase and in the baseline's order of observation."""
-    found = differing(a.rows(index), b.rows(index), unlike(a, b))
-    if not found:
+    differences = differing(a.rows(index), b.rows(index), unlike(a, b))
+    if not differences:
         raise ReproError(
             f"step {a.steps[index].step} has two roots for equal signals: a trace is damaged; record it again"
         )
-    kind, row, other = found[0]
-    counts = Counter(f[1].phase for f in found)
+    kind, row, other = differences[0]
+    counts = Counter(f[1].phase for f in differences)
     step = a.steps[index].step
     size = measured(a, b, step, row, other) if kind == "value" and other else None
     name, now = row.name, b.name_of(row.phase, other.name if other else row.name)
@@ -341,7 +341,7 @@ def kl_of_step(a: Trace, b: Trace, index: int) -> tuple[float, float] | None:
 
 def violations(a: Trace, b: Trace, index: int, bounds: Mapping[str, Bound]) -> list[Divergence]:
     """The metrics of one step that left their bounds. A metric that is absent, NaN or infinite has left every bound."""
-    found = []
+    divergences = []
     step = a.steps[index].step
     for name, bound in bounds.items():
         x, y = a.steps[index].metrics.get(name), b.steps[index].metrics.get(name)
@@ -352,5 +352,5 @@ def violations(a: Trace, b: Trace, index: int, bounds: Mapping[str, Bound]) -> l
         inside = y is not None and math.isfinite(x) and math.isfinite(y) and abs(y - x) <= limit
         if not inside:
             phase = next((r.phase for r in a.rows(index) if r.name == name and r.dtype == "metric"), "loss")
-            found.append(Divergence(step, phase, name, "bound", f"{x!r} became {y!r}, allowed +-{limit:.3g}"))
-    return found
+            divergences.append(Divergence(step, phase, name, "bound", f"{x!r} became {y!r}, allowed +-{limit:.3g}"))
+    return divergences

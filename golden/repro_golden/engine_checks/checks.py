@@ -85,8 +85,8 @@ def _digest(answers: Sequence[Answer]) -> str:
     return digest(
         "answers",
         *(
-            canonical_json([one.tokens, *([x.hex() for x in xs] for xs in (one.log_probs, one.prompt_log_probs or ()))])
-            for one in answers
+            canonical_json([a.tokens, *([x.hex() for x in xs] for xs in (a.log_probs, a.prompt_log_probs or ()))])
+            for a in answers
         ),
     )
 
@@ -102,7 +102,7 @@ class _Checks:
         """One check."""
         if name.startswith("batch-of-"):
             return self._batch(int(name.removeprefix("batch-of-")))
-        made: Callable[[], Made] = {
+        method: Callable[[], Made] = {
             "run-to-run": self._run_to_run,
             "shuffled": self._shuffled,
             "prefix-cache": self._prefix_cache,
@@ -114,7 +114,7 @@ class _Checks:
             "weight-update": self._weights.update,
             "weight-reversal": self._weights.reversal,
         }[name]
-        return made()
+        return method()
 
     @cached_property
     def _weights(self) -> WeightChecks:
@@ -159,11 +159,11 @@ class _Checks:
         if not warm:
             self.engine.flush_cache()
         sampling = Sampling(self.plan.response, self.plan.temperature if hot else 0.0, prompt_log_probs=whole)
-        own = None if seeds is None else [seeds[row] for row in rows]
-        found = list(self.engine.generate([self._prompts[row] for row in rows], sampling, own))
-        if len(found) != len(rows):
-            raise ValueError(f"the engine gave {len(found)} responses to {len(rows)} prompts")
-        return found
+        row_seeds = None if seeds is None else [seeds[row] for row in rows]
+        answers = list(self.engine.generate([self._prompts[row] for row in rows], sampling, row_seeds))
+        if len(answers) != len(rows):
+            raise ValueError(f"the engine gave {len(answers)} responses to {len(rows)} prompts")
+        return answers
 
     def _each(self, seeds: Sequence[int], *, warm: bool = False, whole: bool = True, hot: bool = False) -> list[Answer]:
         """Responses to the first prompts, each alone. No two begin alike, so one flush serves all."""
@@ -205,25 +205,25 @@ class _Checks:
     def _run_to_run(self) -> Made:
         again = self._sample(self._all, self._seeds)
         batch = compare(self._all, self._batch_of_all, again)
-        found = joined([compare(self._all[: self.plan.alone], self._alone, self._each(self._seeds)), batch])
+        likeness = joined([compare(self._all[: self.plan.alone], self._alone, self._each(self._seeds)), batch])
         # other processes and machines are compared by it
-        return Made(found, f"{said(found, 'the same batches twice')}; digest {_digest(self._batch_of_all)}")
+        return Made(likeness, f"{said(likeness, 'the same batches twice')}; digest {_digest(self._batch_of_all)}")
 
     def _batch(self, size: int) -> Made:
         rows = self._all[:size]
         if len(rows) < size:
             raise NotApplicableError(f"the plan has {len(rows)} prompts")
         batch = self._batch_of_all if size == self.plan.prompts else self._sample(rows, self._seeds)
-        shown = rows[: self.plan.alone]
-        found = compare(shown, self._alone[: len(shown)], batch[: len(shown)])
-        return Made(found, said(found, f"alone and in a batch of {size}"))
+        alone = rows[: self.plan.alone]
+        likeness = compare(alone, self._alone[: len(alone)], batch[: len(alone)])
+        return Made(likeness, said(likeness, f"alone and in a batch of {size}"))
 
     def _shuffled(self) -> Made:
         rng = random.Random(f"repro rollout order {self.plan.seed}")
         order = sorted(self._all, key=lambda _: rng.random())
         there = dict(zip(order, self._sample(order, self._seeds), strict=True))
-        found = compare(self._all, self._batch_of_all, [there[row] for row in self._all])
-        return Made(found, said(found, f"a batch of {len(order)} in two orders"))
+        likeness = compare(self._all, self._batch_of_all, [there[row] for row in self._all])
+        return Made(likeness, said(likeness, f"a batch of {len(order)} in two orders"))
 
     def _prefix_cache(self) -> Made:
         if self.engine.identity()["flags"].get("disable_radix_cache"):
@@ -233,8 +233,8 @@ class _Checks:
         alone = compare(self._all[: self.plan.alone], cold, warm)
         cold = self._sample(self._all, self._seeds, whole=False)
         warm = self._sample(self._all, self._seeds, warm=True, whole=False)
-        found = joined([alone, compare(self._all, cold, warm)])
-        return Made(found, said(found, "with a cold prefix cache and with a warm one"))
+        likeness = joined([alone, compare(self._all, cold, warm)])
+        return Made(likeness, said(likeness, "with a cold prefix cache and with a warm one"))
 
     @cached_property
     def _hot_again(self) -> list[Answer]:
@@ -245,14 +245,16 @@ class _Checks:
         return self._sample(self._all, self.plan.seeds(other=True), hot=True)
 
     def _seeded_run_to_run(self) -> Made:
-        found = compare(self._all, self._hot, self._hot_again)
-        why = "" if found.equal or self.seeds_count else "; the seed is ignored"
-        return Made(found, said(found, "the same seeds twice") + why)
+        likeness = compare(self._all, self._hot, self._hot_again)
+        why = "" if likeness.equal or self.seeds_count else "; the seed is ignored"
+        return Made(likeness, said(likeness, "the same seeds twice") + why)
 
     def _seeded_batch(self) -> Made:
-        found = compare(self._all[: self.plan.alone], self._hot[: self.plan.alone], self._each(self._seeds, hot=True))
-        why = "" if found.equal or self.seeds_count else "; the seed is ignored"
-        return Made(found, said(found, f"with seeds, alone and in a batch of {self.plan.prompts}") + why)
+        likeness = compare(
+            self._all[: self.plan.alone], self._hot[: self.plan.alone], self._each(self._seeds, hot=True)
+        )
+        why = "" if likeness.equal or self.seeds_count else "; the seed is ignored"
+        return Made(likeness, said(likeness, f"with seeds, alone and in a batch of {self.plan.prompts}") + why)
 
     @cached_property
     def seeds_count(self) -> bool:
@@ -276,25 +278,27 @@ class _Checks:
             _ = self._hot
         except _SeedsRefusedError as why:
             return Made(self._unseeded().likeness, f"the seed is ignored, as it says itself: {why}", "equal")
-        found = compare(self._all, self._hot, self._hot_otherwise)
+        likeness = compare(self._all, self._hot, self._hot_otherwise)
         if self.seeds_count:
-            return Made(found, f"other seeds give other tokens to {found.differing} of {found.prompts} prompts")
+            return Made(
+                likeness, f"other seeds give other tokens to {likeness.differing} of {likeness.prompts} prompts"
+            )
         if all(list(a.tokens) == list(b.tokens) for a, b in zip(self._hot, self._hot_otherwise, strict=True)):
-            return Made(found, "the seed is ignored: other seeds give the same tokens", "equal")
+            return Made(likeness, "the seed is ignored: other seeds give the same tokens", "equal")
         again = compare(self._all, self._hot, self._hot_again)
         text = (
             f"the seed is ignored: equal seeds give other responses to {again.differing} of {again.prompts} prompts, "
-            f"other seeds to {found.differing}"
+            f"other seeds to {likeness.differing}"
         )
-        return Made(found, text, "equal")
+        return Made(likeness, text, "equal")
 
     def _unseeded(self) -> Made:
         try:
             first, again = self._free, self._sample(self._all, None, hot=True)
         except ValueError as error:
             raise NotApplicableError(f"{error}") from None
-        found = compare(self._all, first, again)
-        return Made(found, said(found, "twice without seeds"))
+        likeness = compare(self._all, first, again)
+        return Made(likeness, said(likeness, "twice without seeds"))
 
 
 def _tail(successes: int, trials: int) -> float:

@@ -47,7 +47,7 @@ def _checked(job: dict[str, Any]) -> dict[str, Any]:
         findings = check(engine, Plan(**job["plan"]), job["only"], job["expected"], say=_say)
     finally:
         source.close()
-    return {"identity": identity, "findings": [one.to_mapping() for one in findings]}
+    return {"identity": identity, "findings": [finding.to_mapping() for finding in findings]}
 
 
 def _say(name: str) -> None:

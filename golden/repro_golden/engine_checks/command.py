@@ -58,7 +58,7 @@ class RolloutChecks:
         return {
             "case": self.case,
             "engine": dict(self.identity),
-            "findings": [one.to_mapping() for one in self.findings],
+            "findings": [finding.to_mapping() for finding in self.findings],
             "plan": asdict(self.plan),
             "exit_code": self.exit_code,
         }
@@ -112,15 +112,16 @@ def check_rollouts(
             code = Child(command, scratch, variables, log, subject.timeout).run()
         except ChildFailure as failure:
             raise ReproError(f"the rollout engine of {case.name} failed: {failure}") from None
-        found = _read(result, case, plan, code, log)
-    if found.exit_code != 2:
+        checks = _read(result, case, plan, code, log)
+    if checks.exit_code != 2:
         log.unlink()
-        return found
-    failed = next((one for one in found.findings if one.outcome == "failed"), None)
+        return checks
+    failed = next((finding for finding in checks.findings if finding.outcome == "failed"), None)
     told_where = [
-        replace(one, detail=f"{one.detail} (output in {log})") if one is failed else one for one in found.findings
+        replace(finding, detail=f"{finding.detail} (output in {log})") if finding is failed else finding
+        for finding in checks.findings
     ]
-    return replace(found, findings=told_where)
+    return replace(checks, findings=told_where)
 
 
 def _read(path: Path, case: Case, plan: Plan, code: int, log: Path) -> RolloutChecks:
@@ -134,5 +135,5 @@ def _read(path: Path, case: Case, plan: Plan, code: int, log: Path) -> RolloutCh
             raise MachineFailureError(f"{error} (output in {log})") from None
         why = raw.get("failure") or f"exited with {code}: {last_line(log)}"
         raise ReproError(f"the rollout engine of {case.name} failed: {why} (output in {log})")
-    findings = [EngineCheck.from_mapping(one) for one in raw["findings"]]
+    findings = [EngineCheck.from_mapping(finding) for finding in raw["findings"]]
     return RolloutChecks(case.name, raw["identity"], findings, plan)

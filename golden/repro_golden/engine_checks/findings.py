@@ -163,47 +163,49 @@ def compare(rows: Sequence[int], a: Sequence[Answer], b: Sequence[Answer]) -> Li
 
 def joined(found: Sequence[Likeness]) -> Likeness:
     """Several as one; the first difference is that of the first that has one."""
-    gaps = [one.widest for one in found if one.widest is not None]
+    gaps = [likeness.widest for likeness in found if likeness.widest is not None]
     return Likeness(
-        next((one.first for one in found if one.first), None),
-        sum(one.prompts for one in found),
-        sum(one.values for one in found),
-        sum(one.differing for one in found),
+        next((likeness.first for likeness in found if likeness.first), None),
+        sum(likeness.prompts for likeness in found),
+        sum(likeness.values for likeness in found),
+        sum(likeness.differing for likeness in found),
         max(gaps, default=None),
     )
 
 
 def _pair(row: int, a: Answer, b: Answer) -> Likeness:
-    found: list[Difference] = []
+    differences: list[Difference] = []
     values = 0
     if a.prompt_log_probs is not None or b.prompt_log_probs is not None:
         x, y = list(a.prompt_log_probs or ()), list(b.prompt_log_probs or ())
         for k in range(max(len(x), len(y))):
             values += 1
-            _note(found, row, k + 1, "prompt log-probs", x[k : k + 1], y[k : k + 1])
+            _note(differences, row, k + 1, "prompt log-probs", x[k : k + 1], y[k : k + 1])
     for k in range(max(len(a.tokens), len(b.tokens))):
         values += 1
         if list(a.tokens[k : k + 1]) != list(b.tokens[k : k + 1]):
-            _note(found, row, k, "tokens", a.tokens[k : k + 1], b.tokens[k : k + 1])
+            _note(differences, row, k, "tokens", a.tokens[k : k + 1], b.tokens[k : k + 1])
             break
         values += 1
-        _note(found, row, k, "log-probs", a.log_probs[k : k + 1], b.log_probs[k : k + 1])
-    gaps = [one.gap for one in found if one.gap is not None]
-    return Likeness(found[0] if found else None, 1, values, int(bool(found)), max(gaps, default=None))
+        _note(differences, row, k, "log-probs", a.log_probs[k : k + 1], b.log_probs[k : k + 1])
+    gaps = [difference.gap for difference in differences if difference.gap is not None]
+    return Likeness(differences[0] if differences else None, 1, values, int(bool(differences)), max(gaps, default=None))
 
 
-def _note(found: list[Difference], row: int, position: int, part: Part, a: Sequence[float], b: Sequence[float]) -> None:
+def _note(
+    differences: list[Difference], row: int, position: int, part: Part, a: Sequence[float], b: Sequence[float]
+) -> None:
     """Add the difference between two values, each a list that is empty where a side has none."""
     if len(a) != len(b) or part == "tokens":
         first, other = (side[0] if side else None for side in (a, b))
-        found.append(Difference(row, position, part, first, other))
+        differences.append(Difference(row, position, part, first, other))
     elif a and struct.pack("<d", a[0]) != struct.pack("<d", b[0]):
         from repro_golden.trace.tensor_difference import measure  # NumPy, which nobody needs to read a case
 
         unit: Literal["fp32", "fp64"] = "fp32" if _single(a[0]) and _single(b[0]) else "fp64"
         code, dtype = ("<f", "float32") if unit == "fp32" else ("<d", "float64")
         size = measure(dtype, struct.pack(code, a[0]), struct.pack(code, b[0]), 1)
-        found.append(Difference(row, position, part, a[0], b[0], size.max_abs, size.max_ulp, unit))
+        differences.append(Difference(row, position, part, a[0], b[0], size.max_abs, size.max_ulp, unit))
 
 
 def _single(value: float) -> bool:
@@ -287,21 +289,21 @@ def expectations(changed: Mapping[str, str]) -> dict[str, Expected]:
     Raises:
         ReproError: an unknown check, or something that cannot come out.
     """
-    found = dict(CHECKS)
+    expected = dict(CHECKS)
     for name, word in changed.items():
         if word not in ("equal", "differs", "any"):
             raise ReproError(f"{name} cannot be expected to be {word!r}: say equal, differs or any")
-        found[known_name(name)] = word  # type: ignore[assignment]
-    return found
+        expected[known_name(name)] = word  # type: ignore[assignment]
+    return expected
 
 
 def exit_code(findings: Sequence[EngineCheck]) -> Literal[0, 1, 2, 3]:
     """2 where a check could not be made; else 1 where one does not fit; else 3 where none applied at all."""
-    if any(one.outcome == "failed" for one in findings):
+    if any(finding.outcome == "failed" for finding in findings):
         return 2
-    if not all(one.passed for one in findings):
+    if not all(finding.passed for finding in findings):
         return 1
-    return 0 if any(one.outcome != "not applicable" for one in findings) else 3
+    return 0 if any(finding.outcome != "not applicable" for finding in findings) else 3
 
 
 def said(found: Likeness, what: str) -> str:
@@ -379,14 +381,14 @@ class Plan:
             return int(rng.random() * count)  # the one draw that all versions of Python make alike
 
         ids = list(range(1, vocabulary - 1))
-        found = []
+        prompts = []
         for number in range(self.prompts):
             k = number % len(ids)
             other = k + below(len(ids) - k)
             ids[k], ids[other] = ids[other], ids[k]
             length = self.shortest + below(self.longest - self.shortest + 1)
-            found.append([ids[k], *(1 + below(vocabulary - 2) for _ in range(length - 1))])
-        return found
+            prompts.append([ids[k], *(1 + below(vocabulary - 2) for _ in range(length - 1))])
+        return prompts
 
     def seeds(self, *, other: bool = False) -> list[int]:
         """One for each prompt; others that share none with them."""

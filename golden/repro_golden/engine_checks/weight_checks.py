@@ -30,19 +30,19 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 def _placed(held: Sequence[Held]) -> Iterator[tuple[str, Part]]:
     """All parts of canonical tensors, each with the engine's own name of the tensor that it lies in."""
     for process in held:
-        for own, placement in process.placements.items():
+        for name, placement in process.placements.items():
             for part in read(placement).parts:
-                yield own, part
+                yield name, part
 
 
 def to_bring(held: Sequence[Held]) -> dict[str, Tensor]:
     """Copies of the canonical tensors, with which all that has a placement can be filled again."""
     from repro_golden.recording.weight_pieces import canonical_tensors
 
-    found = canonical_tensors(held)
-    if any(own == _HEAD and part.name == _EMBEDDING for own, part in _placed(held)):
-        found[_HEAD] = found[_EMBEDDING]  # a matrix of its own, to be brought although they are tied
-    return found
+    tensors = canonical_tensors(held)
+    if any(name == _HEAD and part.name == _EMBEDDING for name, part in _placed(held)):
+        tensors[_HEAD] = tensors[_EMBEDDING]  # a matrix of its own, to be brought although they are tied
+    return tensors
 
 
 def perturbed(tensors: Mapping[str, Tensor], scale: float, seed: int) -> Iterator[tuple[str, Tensor]]:
@@ -76,7 +76,7 @@ def moved(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
 
 def vocabulary(held: Sequence[Held]) -> int | None:
     """How many ids the embedding knows; None where the engine holds none."""
-    return next((part.shape[0] for own, part in _placed(held) if (part.name or own) == _EMBEDDING), None)
+    return next((part.shape[0] for name, part in _placed(held) if (part.name or name) == _EMBEDDING), None)
 
 
 # -- checks of what a rollout engine holds: it must outlive released memory, follow an update, and come back after it
@@ -108,35 +108,41 @@ class WeightChecks:
             raise NotApplicableError("its memory is the trainer's own: there is nothing to release")
         base, why = self.base(), ""
         before: dict[str, str] = {}
-        kept: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         gone: list[str] = []
         try:
             held = self.engine.held()
-            before, kept = prints(held), to_bring(held)
+            before, tensors = prints(held), to_bring(held)
         except FAULTS as error:
             why = f"; its weights could not be compared: {error}"
         self.engine.release_memory()
         self.engine.resume_memory()
         if before and (lost := moved(before, prints(self.engine.held()))):
-            self.engine.update(kept.items(), self.engine.weight_version)
+            self.engine.update(tensors.items(), self.engine.weight_version)
             why = f"; {_count(len(lost), 'tensor')} did not survive it and {_were(len(lost))} brought again"
             if gone := moved(before, prints(self.engine.held())):
                 why += f", which left {_count(len(gone), 'tensor')} changed: {_names(gone)}"
-        found = self._likeness(base, self.sample(False))
-        return Made(found, said(found, "before and after its memory was released") + why, "differs" if gone else None)
+        likeness = self._likeness(base, self.sample(False))
+        return Made(
+            likeness, said(likeness, "before and after its memory was released") + why, "differs" if gone else None
+        )
 
     def update(self) -> Made:
         """Other weights must give other responses."""
-        found = self._changed[0]
-        if found.equal:
-            return Made(found, "the update changed nothing: all bits are those of the old weights")
-        return Made(found, f"other weights give other responses to {found.differing} of {found.prompts} prompts")
+        likeness = self._changed[0]
+        if likeness.equal:
+            return Made(likeness, "the update changed nothing: all bits are those of the old weights")
+        return Made(
+            likeness, f"other weights give other responses to {likeness.differing} of {likeness.prompts} prompts"
+        )
 
     def reversal(self) -> Made:
         """The old weights, brought again, must give the old responses."""
-        _, found, left = self._changed
+        _, likeness, left = self._changed
         why = f"; {_count(len(left), 'tensor')} not as before: {_names(left)}" if left else ""
-        return Made(found, said(found, "before an update and after its reversal") + why, "differs" if left else None)
+        return Made(
+            likeness, said(likeness, "before an update and after its reversal") + why, "differs" if left else None
+        )
 
     @cached_property
     def _changed(self) -> tuple[Likeness, Likeness, list[str]]:
@@ -147,21 +153,21 @@ class WeightChecks:
             raise ValueError("not made: the update before it failed")
         base, version = self.base(), self.engine.weight_version
         held = self.engine.held()
-        before, kept = prints(held), to_bring(held)
-        if not kept:
+        before, tensors = prints(held), to_bring(held)
+        if not tensors:
             raise ValueError("the engine does not say which canonical tensors it holds")
         self._half_updated = True
         try:
-            self.engine.update(perturbed(kept, self.plan.scale, self.plan.seed), f"{version}-changed")
+            self.engine.update(perturbed(tensors, self.plan.scale, self.plan.seed), f"{version}-changed")
             # no flush here: an engine must forget by itself what it computed with other weights
             other = self._likeness(base, self.sample(True))
         finally:
-            self.engine.update(kept.items(), version)
+            self.engine.update(tensors.items(), version)
         left = moved(before, prints(self.engine.held()))
         return other, self._likeness(base, self.sample(True)), left
 
-    def _likeness(self, one: Sequence[Answer], other: Sequence[Answer]) -> Likeness:
-        return compare(list(range(self.plan.prompts)), one, other)
+    def _likeness(self, base: Sequence[Answer], other: Sequence[Answer]) -> Likeness:
+        return compare(list(range(self.plan.prompts)), base, other)
 
 
 def _count(number: int, what: str) -> str:

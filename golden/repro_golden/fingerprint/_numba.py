@@ -150,10 +150,10 @@ def _measurer(kind: int) -> Any:
                 values = builder.load(builder.gep(base, [loop.index]))
                 values.align = 1
                 take(values)
-            rest = cgutils.alloca_once_value(builder, _fill(raw, 0))  # zeros add nothing
+            remainder = cgutils.alloca_once_value(builder, _fill(raw, 0))  # zeros add nothing
             left = builder.mul(builder.and_(count, ir.Constant(_I64, 7)), ir.Constant(_I64, width))
-            cgutils.raw_memcpy(builder, rest, builder.gep(base, [blocks]), left, ir.Constant(_I64, 1), align=1)
-            take(builder.load(rest))
+            cgutils.raw_memcpy(builder, remainder, builder.gep(base, [blocks]), left, ir.Constant(_I64, 1), align=1)
+            take(builder.load(remainder))
             largest, total = builder.load(top), builder.load(squares)
             parts = [[builder.extract_element(v, ir.Constant(_I32, j)) for j in range(_WIDTH)] for v in
                      (builder.load(bad), largest, total)]  # fmt: skip
@@ -175,7 +175,7 @@ def _fill(kind: Any, value: float) -> ir.Constant:
 
 def _magnitude(builder: Any, kind: int, values: Any) -> Any:
     """Magnitudes as fp64, exact but for 64-bit integers; infinite or NaN where the number is not finite."""
-    doubles, words = ir.VectorType(ir.DoubleType(), _WIDTH), ir.VectorType(_I32, _WIDTH)
+    doubles, integers = ir.VectorType(ir.DoubleType(), _WIDTH), ir.VectorType(_I32, _WIDTH)
     if kind in (I16, I32, I64):
         signed = builder.sitofp(builder.sext(values, _VECTOR) if kind != I64 else values, doubles)
         negative = builder.fcmp_ordered("<", signed, _fill(doubles, 0))
@@ -185,13 +185,13 @@ def _magnitude(builder: Any, kind: int, values: Any) -> Any:
     if kind == F64:
         return builder.bitcast(builder.and_(values, _fill(_VECTOR, (1 << 63) - 1)), doubles)
     if kind == F32:
-        bits = builder.and_(values, _fill(words, 0x7FFFFFFF))
+        bits = builder.and_(values, _fill(integers, 0x7FFFFFFF))
     else:
-        bits = builder.and_(builder.zext(values, words), _fill(words, 0x7FFF))
-        bits = builder.shl(bits, _fill(words, 16 if kind == BF16 else 13))
+        bits = builder.and_(builder.zext(values, integers), _fill(integers, 0x7FFF))
+        bits = builder.shl(bits, _fill(integers, 16 if kind == BF16 else 13))
     value = builder.fpext(builder.bitcast(bits, ir.VectorType(ir.FloatType(), _WIDTH)), doubles)
     if kind == F16:  # its exponent is fp32's less 112, and its largest one means not finite
-        finite = builder.icmp_unsigned("<", bits, _fill(words, 0x7C00 << 13))
+        finite = builder.icmp_unsigned("<", bits, _fill(integers, 0x7C00 << 13))
         value = builder.select(finite, builder.fmul(value, _fill(doubles, 2.0**112)), _fill(doubles, float("inf")))
     return value
 

@@ -57,5 +57,5 @@ def _measured(raw: bytes, kind: int, lut: npt.NDArray[np.float64]) -> tuple[int,
     else:
         values = np.frombuffer(raw, _DTYPES[kind]).astype(np.float64)
     magnitudes = np.abs(values)
-    kept = magnitudes[magnitudes < np.inf]  # False for NaN
-    return len(values) - len(kept), float(kept.max(initial=0.0)), float(np.dot(kept, kept))
+    bounded = magnitudes[magnitudes < np.inf]  # False for NaN
+    return len(values) - len(bounded), float(bounded.max(initial=0.0)), float(np.dot(bounded, bounded))

@@ -52,8 +52,8 @@ def _cut(address, size, mask):
     shift = (inside * 8).to(tl.uint64)
     word = _shift(tl.load(low, mask=mask, other=0), shift)
     beyond = mask & (inside + size > 8)
-    rest = tl.load(low + 1, mask=beyond, other=0)
-    word = tl.where(beyond, word | (rest << ((64 - inside * 8) & 63)), word)
+    high = tl.load(low + 1, mask=beyond, other=0)
+    word = tl.where(beyond, word | (high << ((64 - inside * 8) & 63)), word)
     return tl.where(size < 8, word & ((tl.full((), 1, tl.int64) << ((size & 7) * 8)) - 1), word)
 
 

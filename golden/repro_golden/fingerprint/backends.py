@@ -57,12 +57,12 @@ class Results:
             if not len(order.starts):
                 continue
             sums = sums if order.pieces is None else sums[order.pieces]
-            own = order.slots + base
-            lanes[own] += np.add.reduceat(sums, order.starts, axis=0)
+            indices = order.slots + base
+            lanes[indices] += np.add.reduceat(sums, order.starts, axis=0)
             if figures is not None:
                 figures = figures if order.pieces is None else figures[order.pieces]
-                stats[own, ::2] += np.add.reduceat(figures[:, ::2], order.starts, axis=0)
-                stats[own, 1] = np.maximum(stats[own, 1], np.maximum.reduceat(figures[:, 1], order.starts))
+                stats[indices, ::2] += np.add.reduceat(figures[:, ::2], order.starts, axis=0)
+                stats[indices, 1] = np.maximum(stats[indices, 1], np.maximum.reduceat(figures[:, 1], order.starts))
         return cls(lanes, stats[:, 0].astype(np.int64), stats[:, 1], stats[:, 2], words, kept)
 
 

@@ -104,11 +104,11 @@ class Pending:
         if recipe is None or recipe.sketched is None:
             return None
         results = self._waits[id(batch.lane)][1]()
-        own = slice(batch.slots, batch.slots + len(recipe.entries))
+        rows = slice(batch.slots, batch.slots + len(recipe.entries))
         item = min(recipe.entries[0].dtype.itemsize, 8)
         words = results.words[batch.words : batch.words + recipe.words].astype(f"<u{item}").tobytes()
-        figures = (results.nonfinite[own], results.absmax[own], np.sqrt(results.squares[own]))
-        return Block(results.lanes[own], *figures, words, recipe.sketched)
+        figures = (results.nonfinite[rows], results.absmax[rows], np.sqrt(results.squares[rows]))
+        return Block(results.lanes[rows], *figures, words, recipe.sketched)
 
     def scans(self, batch: Batch) -> list[list[Scan]]:
         """What `result` has for one call of `add`."""
@@ -191,25 +191,25 @@ class Collector:
     def _read(self, tensors: Sequence[torch.Tensor], placements: Sequence[object], *, keep: bool) -> Recipe | None:
         """Read a list for the first time; its recipe, if one backend reads all of it where it lies."""
         works: dict[int, tuple[_Lane, Work]] = {}
-        found: list[tuple[_Lane, Entry]] = []
+        entries: list[tuple[_Lane, Entry]] = []
         for tensor, placed in zip(tensors, placements, strict=True):
-            local, own = local_of(tensor)
+            local, placement = local_of(tensor)
             lane = self._lane(local.device)
             _, work = works.setdefault(id(lane), (lane, Work(lane.backend, lane.slots)))
-            entry = work.add(local, own if placed is None else read(placed), statistics=self._statistics,
+            entry = work.add(local, placement if placed is None else read(placed), statistics=self._statistics,
                              sketch=self._statistics and not keep)  # fmt: skip
             if keep:
                 lane.backend.keep(local)
                 entry.kept, work.kept = work.kept, work.kept + 1
-            found.append((lane, entry))
+            entries.append((lane, entry))
         recipe = None
         for lane, work in works.values():
-            recipe = work.recipe([entry for own, entry in found if own is lane])
+            recipe = work.recipe([entry for other, entry in entries if other is lane])
             start(lane.backend, recipe.jobs, recipe.table, lane.slots)
             if len(works) == 1:
                 self._batches.append(Batch.of(lane, recipe))
         if len(works) > 1:  # in the order of the list
-            self._batches += [Batch(lane, [entry], None, lane.slots, lane.words, lane.kept) for lane, entry in found]
+            self._batches += [Batch(lane, [entry], None, lane.slots, lane.words, lane.kept) for lane, entry in entries]
         for lane, work in works.values():
             lane.advance(work)
         return recipe if len(works) == 1 and not work.copied else None
@@ -256,23 +256,23 @@ def _scans(entry: Entry, batch: Batch, home: _Home) -> list[Scan]:
     out = []
     for place, own_slot in enumerate(entry.slots):
         lanes, bad, top, squares = home.slots[batch.slots + own_slot]
-        own = Lanes(*lanes)
+        total = Lanes(*lanes)
         left: tuple[Edge, ...] = ()
         cover = None if entry.covers is None else entry.covers[place]
         if place in edges:
             more, left = complete(entry.nbytes if cover is None else cover.nbytes, edges[place])
-            own = Lanes((own.a + more.a) & MASK, (own.b + more.b) & MASK)
+            total = Lanes((total.a + more.a) & MASK, (total.b + more.b) & MASK)
             if entry.measured:
-                rest = _edge_scan(edges[place], entry.dtype)
-                bad, top, squares = bad + rest.nonfinite, max(top, rest.absmax), squares + rest.l2**2
+                edge_scan = _edge_scan(edges[place], entry.dtype)
+                bad, top, squares = bad + edge_scan.nonfinite, max(top, edge_scan.absmax), squares + edge_scan.l2**2
         sketch = b""
         if cover is None and entry.sketch:
             item, first = entry.dtype.itemsize, batch.words
             sketch = b"".join([home.words(first + a, first + b, item) for a, b in entry.sketch])
-        scan = Scan(own, bad, top, math.sqrt(squares), sketch, values)
+        scan = Scan(total, bad, top, math.sqrt(squares), sketch, values)
         if cover is not None:
             scan.name = cover.name
-            scan.share = Share(dtype_name(entry.dtype), cover.shape, cover.nbytes, own, cover.runs, left)
+            scan.share = Share(dtype_name(entry.dtype), cover.shape, cover.nbytes, total, cover.runs, left)
         out.append(scan)
     return out
 

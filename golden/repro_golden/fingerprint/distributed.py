@@ -70,11 +70,11 @@ def _dtensor(tensor: Any) -> tuple[torch.Tensor, Placement]:
                 "a DTensor with partial sums has no content yet: observe its redistribute() or full_tensor()"
             )
         if coordinate is not None and hasattr(placement, "dim"):
-            own = ranges.get(placement.dim, [range(shape[placement.dim])])
+            index = ranges.get(placement.dim, [range(shape[placement.dim])])
             ranks, rank = mesh.size(dim), coordinate[dim]
             # a strided shard was cut `split_factor` times before (FSDP over tensor parallel); see placement_types.py
-            pieces = _chunks(own, getattr(placement, "split_factor", 1))
-            ranges[placement.dim] = [own for piece in pieces for own in _chunks(piece, ranks)[rank]]
+            pieces = _chunks(index, getattr(placement, "split_factor", 1))
+            ranges[placement.dim] = [run for piece in pieces for run in _chunks(piece, ranks)[rank]]
     size = (
         tuple(_count(ranges[d]) if d in ranges else n for d, n in enumerate(shape)) if coordinate is not None else (0,)
     )
@@ -105,21 +105,21 @@ def _chunks(index: list[range], count: int) -> list[list[range]]:
 
 
 def _slice(index: list[range], start: int, stop: int) -> list[range]:
-    found = []
+    runs = []
     for run in index:
-        found.append(run[max(0, start) : max(0, stop)])
+        runs.append(run[max(0, start) : max(0, stop)])
         start, stop = start - len(run), stop - len(run)
-    return [run for run in found if run]
+    return [run for run in runs if run]
 
 
 def _segments(index: list[range]) -> list[tuple[int, int, int]]:
     """Runs of neighbours: where each begins here and there, and how long it is."""
-    found: list[tuple[int, int, int]] = []
+    segments: list[tuple[int, int, int]] = []
     here = 0
     for run in index:
-        if found and run.start == found[-1][1] + found[-1][2]:
-            found[-1] = (*found[-1][:2], found[-1][2] + len(run))
+        if segments and run.start == segments[-1][1] + segments[-1][2]:
+            segments[-1] = (*segments[-1][:2], segments[-1][2] + len(run))
         else:
-            found.append((here, run.start, len(run)))
+            segments.append((here, run.start, len(run)))
         here += len(run)
-    return found
+    return segments

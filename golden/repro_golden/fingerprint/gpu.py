@@ -102,9 +102,9 @@ class _Memory:
 
     def tables(self) -> torch.Tensor:
         """`kinds.luts` on the device."""
-        found = luts()
-        if self._luts is None or len(self._luts) != len(found):
-            self._luts = self.upload(found)
+        tables = luts()
+        if self._luts is None or len(self._luts) != len(tables):
+            self._luts = self.upload(tables)
         return self._luts
 
 
@@ -196,17 +196,17 @@ class Gpu:
             if self._stream is not None:
                 event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record(self._stream)
-        found: list[Results] = []
+        results: list[Results] = []
 
         def ready() -> bool:
-            return bool(found) or event is None or event.query()  # type: ignore[no-untyped-call]
+            return bool(results) or event is None or event.query()  # type: ignore[no-untyped-call]
 
         def wait() -> Results:
-            if not found:
+            if not results:
                 if event is not None:
                     event.synchronize()
-                found.append(self._read(slots))
-            return found[0]
+                results.append(self._read(slots))
+            return results[0]
 
         return ready, wait
 
@@ -219,8 +219,8 @@ class Gpu:
                 figures = np.concatenate([rows[:, 2:3].astype(np.float64), rows[:, 3:].view(np.float64)], axis=1)
             runs.append((ready.order, base, rows[:, :2].view(np.uint64), figures))
         words = [c.host[at : at + n].numpy().view(np.uint64) for c, at, n in self._words]
-        kept = [c.host[at:].numpy().view(np.uint8)[:n].tobytes() for c, at, n in self._kept]
-        results = Results.of(slots, runs, np.concatenate([np.empty(0, np.uint64), *words]), kept)
+        contents = [c.host[at:].numpy().view(np.uint8)[:n].tobytes() for c, at, n in self._kept]
+        results = Results.of(slots, runs, np.concatenate([np.empty(0, np.uint64), *words]), contents)
         self._memory.take_back(self._chunks)
         self._chunks, self._runs, self._words, self._kept = [], [], [], []
         return results

@@ -66,12 +66,12 @@ class PlainCollector:
             ReproError: a tensor without a content, or a placement that does not fit.
         """
         for tensor, placed in zip(tensors, placements or [None] * len(tensors), strict=True):
-            local, own = local_of(tensor)
+            local, placement = local_of(tensor)
             if local.is_cuda and torch.cuda.is_current_stream_capturing():
                 raise ReproError(
                     "tensors cannot be observed while a CUDA graph is captured: observe before or after it"
                 )
-            self._scans.append(_scans(local, own if placed is None else read(placed), keep=keep))
+            self._scans.append(_scans(local, placement if placed is None else read(placed), keep=keep))
 
     def finish(self) -> PlainPending:
         """The results. The collector is spent."""
@@ -148,15 +148,15 @@ def _scans(tensor: torch.Tensor, placement: Placement | None, *, keep: bool) -> 
         sketch += [_bytes(raw[(p - start) * item : (p - start + 1) * item]) for p in places if start <= p < stop]
         if keep:
             values.append(_bytes(raw))
-    found = []
-    for cover, own in zip(covers, sums.values(), strict=True):
-        scan, left = own.scan(count * item if cover is None else cover.nbytes)
+    scans = []
+    for cover, total in zip(covers, sums.values(), strict=True):
+        scan, left = total.scan(count * item if cover is None else cover.nbytes)
         scan.sketch, scan.values = b"".join(sketch), b"".join(values) if keep else None
         if cover is not None:
             scan.name = cover.name
             scan.share = Share(dtype_name(tensor.dtype), cover.shape, cover.nbytes, scan.lanes, cover.runs, left)
-        found.append(scan)
-    return found
+        scans.append(scan)
+    return scans
 
 
 def _windows(tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, int]]:

@@ -160,16 +160,16 @@ def plan_window(at: int, size: int, nbytes: int) -> Plan:
 @functools.lru_cache(maxsize=1 << 14)
 def plan_parts(parts: tuple[Part, ...], item: int) -> dict[str, Plan]:
     """The plans of a contiguous tensor's parts, by canonical name."""
-    found: dict[str, tuple[list[Span], list[Cut]]] = {}
+    plans: dict[str, tuple[list[Span], list[Cut]]] = {}
     for p in parts:
         source, target = ([s * item for s in steps] for steps in (p.step, p.to))
         stretches = _stretches(p.size, source, target, item)
         plan = _plan(stretches, p.start * item, p.at * item, math.prod(p.shape) * item, math.inf)
         assert plan is not None
-        spans, cuts = found.setdefault(p.name, ([], []))
+        spans, cuts = plans.setdefault(p.name, ([], []))
         spans += plan.spans
         cuts += plan.cuts
-    return {name: Plan(tuple(spans), tuple(cuts)) for name, (spans, cuts) in found.items()}
+    return {name: Plan(tuple(spans), tuple(cuts)) for name, (spans, cuts) in plans.items()}
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -187,9 +187,9 @@ def cover(placement: Placement, item: int) -> tuple[Cover, ...]:
                 f"two parts give {p.name or 'the tensor'} different shapes: {shapes[p.name]} and {p.shape}"
             )
         size = [s * item for s in p.step], [s * item for s in p.to]
-        own = runs.setdefault(p.name, [])
+        tensor_runs = runs.setdefault(p.name, [])
         for row in _stretches(p.size, *size, item):
-            own.append(Run(row.target + p.at * item, row.length, row.step, row.rows))
+            tensor_runs.append(Run(row.target + p.at * item, row.length, row.step, row.rows))
     out = []
     for name, shape in shapes.items():
         nbytes = math.prod(shape) * item

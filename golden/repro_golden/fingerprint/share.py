@@ -140,13 +140,13 @@ def complete(nbytes: int, edges: Iterable[Edge]) -> tuple[Lanes, tuple[Edge, ...
             pieces[-1] = Edge(pieces[-1].at, pieces[-1].raw + edge.raw)
         else:
             pieces.append(edge)
-    found, left = [], []
+    lanes, left = [], []
     for word, pieces in words.items():
         if pieces[0].at == word * 8 and len(pieces[0].raw) == min(8, nbytes - word * 8):
-            found.append(reference_word(int.from_bytes(pieces[0].raw, "little"), word))
+            lanes.append(reference_word(int.from_bytes(pieces[0].raw, "little"), word))
         else:
             left += pieces
-    return add(found), tuple(left)
+    return add(lanes), tuple(left)
 
 
 def union(runs: Iterable[Run]) -> tuple[Run, ...]:
@@ -176,14 +176,14 @@ def union(runs: Iterable[Run]) -> tuple[Run, ...]:
 
 def _side_by_side(runs: Iterable[Run]) -> list[Run]:
     """The same bytes in fewer runs: columns that touch are one, and rows without gaps a single stretch."""
-    found: list[Run] = []
+    joined: list[Run] = []
     for run in sorted(runs, key=lambda run: (run.stride, run.repeats, run.start)):
-        last = found[-1] if found else None
+        last = joined[-1] if joined else None
         if last and last[2:] == run[2:] and last.start + last.length == run.start:
-            found[-1] = last._replace(length=last.length + run.length)
+            joined[-1] = last._replace(length=last.length + run.length)
         else:
-            found.append(run)
-    return [Run(r.start, r.length * r.repeats) if r.length == r.stride or r.repeats == 1 else r for r in found]
+            joined.append(run)
+    return [Run(r.start, r.length * r.repeats) if r.length == r.stride or r.repeats == 1 else r for r in joined]
 
 
 def _strided(stretches: Sequence[tuple[int, int]]) -> Iterator[Run]:

@@ -48,21 +48,21 @@ class Singles:
             return slot
         words, tail, aligned = size >> 3, size & 7, address % 16 == 0
         grid = (-(-(words + (tail > 0)) // (_BLOCK * _UNROLL * _ROUNDS)), 1, 1)
-        given = (address, words, tail, self._rooms[-1], slot % _ROOM)
+        arguments = (address, words, tail, self._rooms[-1], slot % _ROOM)
         constants = (aligned, _BLOCK, _UNROLL, _ROUNDS, _step(_BLOCK))
         compiled = self._compiled.get(aligned)
         with _current(self.device):
             if compiled is not None:
-                compiled[grid](*given, *constants)
+                compiled[grid](*arguments, *constants)
             else:
-                self._compiled[aligned] = _triton.whole[grid](*given, *constants, num_warps=_WARPS)
+                self._compiled[aligned] = _triton.whole[grid](*arguments, *constants, num_warps=_WARPS)
         return slot
 
     def result(self) -> list[tuple[int, int]]:
         """The lanes of each tensor, in the order of their numbers; waits for the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        full, rest = divmod(self._count, _ROOM)
-        used = [_ROOM] * full + [rest] * (rest > 0)
+        full, remainder = divmod(self._count, _ROOM)
+        used = [_ROOM] * full + [remainder] * (remainder > 0)
         rooms = [room.view(_ROOM, 2)[:n].tolist() for room, n in zip(self._rooms, used, strict=True)]
         return [(a & MASK, b & MASK) for room in rooms for a, b in room]

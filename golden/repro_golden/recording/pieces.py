@@ -87,13 +87,13 @@ def keep_piece(folder: Path, rank: int) -> Callable[[At, list[Piece]], None]:
 
 def assemble(folder: Path, trace: Path) -> None:
     """Put the pieces that all ranks wrote below `folder` together, as the dumps of a trace."""
-    found: dict[At, list[Path]] = {}
+    by_signal: dict[At, list[Path]] = {}
     for path in sorted((folder / PIECES).glob("*")):
         with path.open("rb") as file:
             at = json.loads(file.readline())["at"]
-        found.setdefault((at[0], at[1], at[2]), []).append(path)
+        by_signal.setdefault((at[0], at[1], at[2]), []).append(path)
     keep = keep_whole(trace)
-    for at, paths in found.items():
+    for at, paths in by_signal.items():
         keep(at, [piece for path in reversed(paths) for piece in _read(path)])  # where ranks differ, the first counts
 
 

@@ -78,10 +78,10 @@ class Tap:
                 self._look(step, phase, name + key, tensor, where and where.get(key))
 
     def _look(self, step: int, phase: str, name: str, tensor: torch.Tensor, placement: Any) -> None:
-        local, own = local_of(tensor)
-        placed = own or whole("", tuple(local.shape)) if placement is None else read(placement)
+        local, dtensor_placement = local_of(tensor)
+        placed = dtensor_placement or whole("", tuple(local.shape)) if placement is None else read(placement)
         by_name = itertools.groupby(sorted(placed.parts, key=lambda part: part.name), lambda part: part.name or name)
-        for canonical, parts in ((found, list(group)) for found, group in by_name):
+        for canonical, parts in ((part_name, list(group)) for part_name, group in by_name):
             every = [(step, phase, canonical)]
             every += [] if self._rank is None else [(step, phase, f"{canonical}@{self._rank}")]
             if self._plant in every:

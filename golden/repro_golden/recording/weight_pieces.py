@@ -110,12 +110,12 @@ def pieces(tensors: Mapping[str, Tensor], placements: Mapping[str, Any] | None, 
         return []
     reader = collector()
     reader.add(list(tensors.values()), None if placements is None else [placements[name] for name in tensors])
-    found = []
-    for (own, tensor), scans in zip(tensors.items(), reader.finish().result(), strict=True):
+    collected = []
+    for (name, tensor), scans in zip(tensors.items(), reader.finish().result(), strict=True):
         for scan in scans:
             share = scan.share or _whole(dtype_name(tensor.dtype), tuple(tensor.shape), tensor.nbytes, scan.lanes)
-            found.append(Piece(scan.name or own, holder.format(own), share, scan.nonfinite, scan.absmax))
-    return found
+            collected.append(Piece(scan.name or name, holder.format(name), share, scan.nonfinite, scan.absmax))
+    return collected
 
 
 def join(every: Iterable[Piece]) -> tuple[dict[str, Whole], dict[str, str]]:
@@ -123,14 +123,14 @@ def join(every: Iterable[Piece]) -> tuple[dict[str, Whole], dict[str, str]]:
     by_name: dict[str, list[Piece]] = {}
     for piece in every:
         by_name.setdefault(piece.name, []).append(piece)
-    found: dict[str, Whole] = {}
+    wholes: dict[str, Whole] = {}
     untold: dict[str, str] = {}
     for name, held in by_name.items():
         try:
-            found[name] = _joined(held)
+            wholes[name] = _joined(held)
         except ReproError as error:
             untold[name] = str(error)
-    return found, untold
+    return wholes, untold
 
 
 def canonical_tensors(held: Iterable[Held], only: Container[str] | None = None) -> dict[str, Tensor]:
@@ -143,19 +143,19 @@ def canonical_tensors(held: Iterable[Held], only: Container[str] | None = None) 
     Raises:
         ReproError: a placement is none.
     """
-    found: dict[str, Tensor] = {}
+    canonical: dict[str, Tensor] = {}
     for process in held:
-        for own, placement in process.placements.items():
-            parts = [(part.name or own, part) for part in read(placement).parts]
+        for local_name, placement in process.placements.items():
+            parts = [(part.name or local_name, part) for part in read(placement).parts]
             wanted = [(name, part) for name, part in parts if only is None or name in only]
             if not wanted:
                 continue
-            local = process.tensors[own].detach().cpu().contiguous()
+            local = process.tensors[local_name].detach().cpu().contiguous()
             for name, part in wanted:
-                whole = found.setdefault(name, torch.zeros(part.shape, dtype=local.dtype))
+                whole = canonical.setdefault(name, torch.zeros(part.shape, dtype=local.dtype))
                 mine = local.as_strided(part.size, part.step, local.storage_offset() + part.start)
                 whole.as_strided(part.size, part.to, part.at).copy_(mine)
-    return found
+    return canonical
 
 
 def _whole(dtype: str, shape: tuple[int, ...], nbytes: int, lanes: Lanes) -> Share:
@@ -187,11 +187,11 @@ def _joined(held: Sequence[Piece]) -> Whole:
     return Whole(share.dtype, share.shape, share.fingerprint, share.nbytes, nonfinite, absmax)
 
 
-def _same(one: Piece, other: Piece) -> None:
+def _same(piece: Piece, other: Piece) -> None:
     """Raise ReproError unless two holders of the same part hold the same bits of it."""
-    a, b = one.share, other.share
+    a, b = piece.share, other.share
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         looks = " and ".join(f"{s.dtype} {list(s.shape)}" for s in (a, b))
-        raise ReproError(f"{one.holder} and {other.holder} hold it as {looks}")
+        raise ReproError(f"{piece.holder} and {other.holder} hold it as {looks}")
     if a.runs == b.runs and (a.lanes, a.edges) != (b.lanes, b.edges):
-        raise ReproError(f"{one.holder} and {other.holder} hold different copies of it")
+        raise ReproError(f"{piece.holder} and {other.holder} hold different copies of it")

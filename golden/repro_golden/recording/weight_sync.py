@@ -106,10 +106,10 @@ class SyncJudge:
         process = len(self._received)
         self._received.append(held)
         parts = {name: tensor for name, tensor in held.tensors.items() if name in held.placements}
-        own = {name: tensor for name, tensor in held.tensors.items() if name not in held.placements}
+        unplaced = {name: tensor for name, tensor in held.tensors.items() if name not in held.placements}
         holder = f"{{}} of engine process {process}"
         self._read(lambda: self._got.extend(pieces(parts, held.placements, holder)))
-        self._read(lambda: self._own.extend(pieces(own, None, holder)))
+        self._read(lambda: self._own.extend(pieces(unplaced, None, holder)))
 
     def end(self, seconds: float) -> None:
         """The sync is over, after so many seconds.
@@ -117,7 +117,7 @@ class SyncJudge:
         Raises:
             ReproError: on every process: weights did not arrive, or cannot be told, with their names and what is wrong.
         """
-        first = self._agreed("sent", self._given, lambda given: self._compare(given, seconds))
+        first = self._agreed("sent", self._given, lambda sent: self._compare(sent, seconds))
         message, self.digest = first["message"], first["digest"]
         if first["doubtful"]:
             doubtful = frozenset(first["doubtful"])
@@ -134,20 +134,20 @@ class SyncJudge:
 
     def report(self, limit: int) -> list[str]:
         """Lines about the last sync, with at most `limit` of the tensors that changed; on rank 0, elsewhere none."""
-        one = self.last
-        if one is None:
+        sync = self.last
+        if sync is None:
             return []
-        came = "all arrived" if not one.wrong else f"{one.wrong} did not arrive"
-        since = "" if one.before is None else f", {len(one.changed)} changed since {one.before!r}"
+        came = "all arrived" if not sync.wrong else f"{sync.wrong} did not arrive"
+        since = "" if sync.before is None else f", {len(sync.changed)} changed since {sync.before!r}"
         lines = [
-            f"weights {one.version!r} ({one.how}): {len(one.given)} tensors, {one.nbytes} bytes in {one.seconds:.3f} s"
-            f"{since}, {came}, digest {self.digest}"
+            f"weights {sync.version!r} ({sync.how}): {len(sync.given)} tensors, {sync.nbytes} bytes "
+            f"in {sync.seconds:.3f} s{since}, {came}, digest {self.digest}"
         ]
-        for name in one.changed[:limit]:
-            w = one.given[name]
+        for name in sync.changed[:limit]:
+            w = sync.given[name]
             lines.append(f"  {name} {w.dtype} {list(w.shape)} absmax {w.absmax!r} {w.fingerprint}")
-        if len(one.changed) > limit:
-            lines.append(f"  and {len(one.changed) - limit} more")
+        if len(sync.changed) > limit:
+            lines.append(f"  and {len(sync.changed) - limit} more")
         return lines
 
     @property
@@ -202,9 +202,9 @@ class SyncJudge:
     def _explain(self, casts: list[Piece]) -> dict[str, Any]:
         """On rank 0: what is wrong with the tensors of which `_compare` could not tell."""
         assert self._faults is not None
-        found, _ = join(casts)
+        wholes, _ = join(casts)
         rounded: dict[str, dict[str, str]] = {dtype: {} for dtype in CASTS}
-        for key, whole in found.items():
+        for key, whole in wholes.items():
             dtype, _, name = key.partition("/")
             rounded[dtype][name] = whole.fingerprint
         known = replace(self._faults, rounded=rounded)
@@ -229,7 +229,7 @@ class SyncJudge:
     def _changed_buffers(self) -> list[tuple[str, str]]:
         """The engine's own tensors that are no longer what they were when they were first seen, or no longer there."""
         here = {piece.holder for piece in self._own}
-        found = [
+        changed = [
             (holder, f"a buffer that is gone since it was first seen (version {version!r})")
             for holder, (version, _) in self._buffers.items()
             if holder not in here
@@ -239,52 +239,52 @@ class SyncJudge:
             version, first = self._buffers.setdefault(piece.holder, (self._version, mark))
             if mark != first:
                 zero = ", and is all zero" if piece.absmax == 0 and not piece.nonfinite else ""
-                found.append(
+                changed.append(
                     (piece.holder, f"a buffer that has changed since it was first seen (version {version!r}){zero}")
                 )
-        return found
+        return changed
 
     def _value(self, name: str) -> Tensor | None:
         return canonical_tensors(self._received, {name}).get(name)
 
     def _cast(self, names: frozenset[str]) -> list[Piece]:
         """This process's part of what doubtful tensors would be if they had been rounded on the way."""
-        found: list[Piece] = []
+        casts: list[Piece] = []
         for tensors, placements in self._sent:
-            for own, tensor in tensors.items():
-                where = None if placements is None else {own: placements[own]}
-                held = {own} if where is None else {part.name for part in read(where[own]).parts}
+            for name, tensor in tensors.items():
+                where = None if placements is None else {name: placements[name]}
+                held = {name} if where is None else {part.name for part in read(where[name]).parts}
                 if not held & names or not tensor.is_floating_point() or tensor.itemsize <= 2:
                     continue
                 for dtype in CASTS:
                     cast = tensor.to(getattr(torch, dtype)).to(tensor.dtype)
-                    made = pieces({own: cast}, where, self._holder)
-                    found += [replace(one, name=f"{dtype}/{one.name}") for one in made if one.name in names]
-        return found
+                    parts = pieces({name: cast}, where, self._holder)
+                    casts += [replace(piece, name=f"{dtype}/{piece.name}") for piece in parts if piece.name in names]
+        return casts
 
-    def _agreed(self, what: str, own: list[Piece], decide: Callable[[list[Piece]], dict[str, Any]]) -> dict[str, Any]:
+    def _agreed(self, what: str, parts: list[Piece], decide: Callable[[list[Piece]], dict[str, Any]]) -> dict[str, Any]:
         """What rank 0 makes of the pieces of all processes, on each of them."""
-        mine = {"trouble": self._trouble, "pieces": [piece.to_json() for piece in own]}
+        mine = {"trouble": self._trouble, "pieces": [piece.to_json() for piece in parts]}
 
         def judged(every: list[dict[str, Any]]) -> dict[str, Any]:
-            trouble = [line for one in every for line in one["trouble"]]
+            trouble = [line for entry in every for line in entry["trouble"]]
             if trouble:
                 message = f"weights {self._version!r} cannot be compared: {trouble[0]}"
                 return {"message": message, "digest": "", "doubtful": []}
-            return decide([Piece.from_json(raw) for one in every for raw in one["pieces"]])
+            return decide([Piece.from_json(raw) for entry in every for raw in entry["pieces"]])
 
         if self._rank_group is None:
             return judged([mine])
         rank_group, word = self._rank_group, f"weights-{self._judge}-{self.number}-{what}"
         write_atomic(rank_group.raw / f"{word}.of-{rank_group.rank:05d}", json.dumps(mine))
-        found: dict[str, Any] = rank_group.agreed(word, lambda: judged(_take(rank_group.raw, word)))
-        return found
+        outcome: dict[str, Any] = rank_group.agreed(word, lambda: judged(_take(rank_group.raw, word)))
+        return outcome
 
 
 def _take(folder: Path, word: str) -> list[dict[str, Any]]:
     """What all ranks wrote, in their order; gone afterwards."""
     paths = sorted(folder.glob(f"{word}.of-*"))
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    contents = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     for path in paths:
         path.unlink()
-    return found
+    return contents

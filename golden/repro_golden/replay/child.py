@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
     try:
         door = open_door(job["case"]["subject"], Path(job["root"]))
         rank_groups = [rank_group and rank_group.of_run(number) for number in range(len(job["runs"]))]
-        result = {"runs": [_run(door, job, run, own) for run, own in zip(job["runs"], rank_groups, strict=True)]}
+        result = {"runs": [_run(door, job, run, group) for run, group in zip(job["runs"], rank_groups, strict=True)]}
     except _SubjectError as error:
         traceback.print_exc()
         result = {"failure": error.to_mapping()}
@@ -94,8 +94,8 @@ def open_door(subject: dict[str, Any], root: Path) -> ModuleType:
         message = f"{subject['module']} is not under {subject['path']}/ of this commit"
         raise _SubjectError("import", -1, message)
     if getattr(door, "CONTRACT", None) not in CONTRACTS:
-        found = getattr(door, "CONTRACT", "none")
-        raise _SubjectError("contract", -1, f"CONTRACT {found} is unknown here (known: {CONTRACTS})")
+        contract = getattr(door, "CONTRACT", "none")
+        raise _SubjectError("contract", -1, f"CONTRACT {contract} is unknown here (known: {CONTRACTS})")
     return door
 
 
@@ -169,11 +169,11 @@ def _train(
         {int(step): Path(folder) for step, folder in run["states"].items()}, run["states_budget"], rank_group
     )
     next_step, rollout_id = subject.position
-    step, made, diverged, seconds = next_step - 1, 0, False, list[float]()
+    step, steps_made, diverged, seconds = next_step - 1, 0, False, list[float]()
     observe = operations.observing(recorder or (lambda *_, **__: None))
     last_begun = time.perf_counter()
     states.save(subject, next_step)
-    while made < run["steps"] and not diverged:
+    while steps_made < run["steps"] and not diverged:
         data = recorded.read(rollout_id) if recorded else None
         try:
             rollout = door.Rollout(data.meta, data.tensors) if data else subject.sample(rollout_id)
@@ -183,17 +183,17 @@ def _train(
             while (done := operations.made(updates, step + 1)) is not None:
                 step = done
                 seconds.append(time.perf_counter() - last_begun)
-                made += 1
+                steps_made += 1
                 if recorder:
                     diverged = parting.seen(recorder.end_step(step))
                 if diverged:
                     break
                 states.save(subject, step + 1)
-                if made == run["steps"]:
+                if steps_made == run["steps"]:
                     break
                 last_begun = time.perf_counter()
         except BaseException as error:
-            raise _blame("step" if made else "start", step + 1, error) from error
+            raise _blame("step" if steps_made else "start", step + 1, error) from error
         rollout_id += 1
     try:
         terminal = _terminal(subject) if run["terminal"] else {}
@@ -207,7 +207,7 @@ def _train(
         diverged = parting.seen(recorder.drain()) or diverged
         reason = "diverged" if diverged else "finished"
         recorder.close({"reason": reason, "terminal": terminal, "spent": measure(seconds), "modules": loaded()})
-    return {"steps": made, "diverged": diverged, "terminal": terminal, "seconds": seconds}
+    return {"steps": steps_made, "diverged": diverged, "terminal": terminal, "seconds": seconds}
 
 
 class _Operations:
@@ -293,9 +293,9 @@ class _States:
         assert self._budget is not None
         self._sizes[step] = sum(p.stat().st_size for p in self._wanted[step].rglob("*") if p.is_file())
         while sum(self._sizes.values()) > self._budget:
-            kept = [-1, *sorted(self._sizes)]
+            saved = [-1, *sorted(self._sizes)]
             # the widest gap that its going would leave decides; the newest goes only where it is alone
-            gaps = {kept[i]: kept[i + 1] - kept[i - 1] for i in range(1, len(kept) - 1)} or {step: 0}
+            gaps = {saved[i]: saved[i + 1] - saved[i - 1] for i in range(1, len(saved) - 1)} or {step: 0}
             dropped = min(gaps, key=lambda s: (gaps[s], s))
             shutil.rmtree(self._wanted[dropped])
             if self._sizes.pop(dropped) > self._budget:  # the others would not fit either
@@ -322,8 +322,8 @@ def _recorder(
 
     writer: TraceWriter | RankWriter
     if rank_group:
-        said = header().to_mapping() if rank_group.rank == 0 else None
-        writer = RankWriter(rank_group.raw, rank_group.rank, rank_group.ranks, said)
+        mapping = header().to_mapping() if rank_group.rank == 0 else None
+        writer = RankWriter(rank_group.raw, rank_group.rank, rank_group.ranks, mapping)
     else:
         writer = TraceWriter(Path(run["trace"]), header())
     return Recorder(writer, first_step, run["plant"], run["dump"])

@@ -283,8 +283,8 @@ def blame_the_machine(code: int, log: Path, who: str = "the trainer") -> None:
     if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGBUS):
         raise _killed(who, signal.Signals(number).name)
     output = _last_lines(output)
-    if found := _KILLED.search(output):
-        raise _killed("a process of the trainer", "SIGKILL" if found[found.lastgroup or 0] in _KILL else "SIGBUS")
+    if match := _KILLED.search(output):
+        raise _killed("a process of the trainer", "SIGKILL" if match[match.lastgroup or 0] in _KILL else "SIGBUS")
     for text, message in _LACKS.items():
         if text in output:
             raise (PortTakenError if "port" in message else MachineFailureError)(message)
@@ -304,9 +304,9 @@ def blame_the_network(what: str, log: Path) -> None:
     Raises:
         MachineFailureError: it does.
     """
-    if found := _NETWORK.search(_last_lines(tail(log))):
+    if match := _NETWORK.search(_last_lines(tail(log))):
         last = last_line(log)
-        raise MachineFailureError(f"{what} failed for want of a network ({found[0].lower()}): run again ({last})")
+        raise MachineFailureError(f"{what} failed for want of a network ({match[0].lower()}): run again ({last})")
 
 
 @contextlib.contextmanager
@@ -362,8 +362,8 @@ def last_line(log: Path) -> str:
     """The last line of a child's output; of a torchrun, the last that the rank which failed first printed as such."""
     text = tail(log).strip()
     lines = text.splitlines()
-    if found := _FIRST.search(text):
-        mark = f"[rank{found[1]}]: "
-        own = [line.removeprefix(mark) for line in lines if line.startswith(mark)]
-        return f"rank {found[1]} failed first, with {found[2]}: {own[-1] if own else 'no traceback'}"[:300]
+    if match := _FIRST.search(text):
+        mark = f"[rank{match[1]}]: "
+        printed = [line.removeprefix(mark) for line in lines if line.startswith(mark)]
+        return f"rank {match[1]} failed first, with {match[2]}: {printed[-1] if printed else 'no traceback'}"[:300]
     return lines[-1][:300] if lines else "no output"

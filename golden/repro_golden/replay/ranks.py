@@ -121,11 +121,11 @@ class Ranks:
         deadline, patience = time.monotonic() + self.children[0].limit, float("inf")
         while True:
             codes = [process.poll() for process in processes]  # before the results: what has ended writes no more
-            lost |= {found.rank: found for found in self._failed(codes) if found.rank not in lost}
+            lost |= {failed.rank: failed for failed in self._failed(codes) if failed.rank not in lost}
             if lost:
                 patience = min(patience, time.monotonic() + _PATIENCE)
-                if not all(one.peer for one in lost.values()) or time.monotonic() > patience or None not in codes:
-                    raise min(lost.values(), key=lambda one: (one.peer, one.at))
+                if not all(failed.peer for failed in lost.values()) or time.monotonic() > patience or None not in codes:
+                    raise min(lost.values(), key=lambda failed: (failed.peer, failed.at))
             elif None not in codes:
                 return False
             if cancel and cancel.is_set():
@@ -138,24 +138,24 @@ class Ranks:
 
     def _failed(self, codes: Sequence[int | None]) -> list[Lost]:
         """The ranks that failed; what the others wrote goes to `results`."""
-        found = []
+        failed = []
         for rank, (code, child) in enumerate(zip(codes, self.children, strict=True)):
             if rank in self.results:
                 continue
             path = result_path(self.raw, rank)
             if path.exists():
-                said = json.loads(path.read_text(encoding="utf-8"))
-                if "runs" in said:
-                    self.results[rank] = said["runs"]
+                result = json.loads(path.read_text(encoding="utf-8"))
+                if "runs" in result:
+                    self.results[rank] = result["runs"]
                     continue
-                failure = said.get("failure", {})
+                failure = result.get("failure", {})
                 peer, at = failure.get("peer", False), failure.get("at", time.time())
-                found.append(Lost(rank, code, said, child.log, peer, at))
+                failed.append(Lost(rank, code, result, child.log, peer, at))
             elif code is not None:
                 # a kill leaves no word, and is nobody's echo
                 peer = code != -signal.SIGKILL and lost_a_peer(tail(child.log)[-_WORDS:])
-                found.append(Lost(rank, code, None, child.log, peer, time.time()))
-        return found
+                failed.append(Lost(rank, code, None, child.log, peer, time.time()))
+        return failed
 
     def _hang(self, processes: Sequence[subprocess.Popen[bytes]]) -> ChildFailure:
         """What to say of ranks that did not end: which of them waits for no other. Their stacks are in their logs."""

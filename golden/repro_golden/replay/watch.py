@@ -79,9 +79,9 @@ def main(argv: list[str]) -> int:
             sys.executable, [sys.executable, "-m", "repro_golden.replay.watch", *argv], os.environ | missing
         )
     at = argv.index("--") if "--" in argv else 0
-    options, rest = _parser().parse_args(argv[:at]), [a for a in argv[at:] if a != "--"]
+    options, command = _parser().parse_args(argv[:at]), [a for a in argv[at:] if a != "--"]
     try:
-        return _watched(options, rest)
+        return _watched(options, command)
     except ReproError as error:
         print(f"python -m repro_core.train: error: {error}", file=sys.stderr)
         return error.exit_code
@@ -134,9 +134,9 @@ def meet(base: Path) -> RankGroup | None:
                 write_atomic(place / hello.name.replace("hello", "answer"), f"{hello.read_text()} {folder}")
             time.sleep(0.01)
     else:
-        own, answer = f"{os.getpid()}-{time.time_ns()}", place / f"answer-{rank}"
-        write_atomic(place / f"hello-{rank}", own)
-        while not (answer.exists() and answer.read_text().startswith(f"{own} ")):
+        greeting, answer = f"{os.getpid()}-{time.time_ns()}", place / f"answer-{rank}"
+        write_atomic(place / f"hello-{rank}", greeting)
+        while not (answer.exists() and answer.read_text().startswith(f"{greeting} ")):
             time.sleep(0.01)
         folder = answer.read_text().split(" ", 1)[1]
         (Path(folder) / f"joined-{rank}").touch()

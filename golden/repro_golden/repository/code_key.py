@@ -68,12 +68,12 @@ class CodeKeys:
 
     def of(self, commit: str) -> str | None:
         """One key for all paths; None where a commit has none of them."""
-        found = [keys[commit] for keys in self.keys]
-        if any(found) and commit in self.whole:
+        path_keys = [keys[commit] for keys in self.keys]
+        if any(path_keys) and commit in self.whole:
             return self.whole[commit].key
-        if len(found) == 1 or not any(found):
-            return found[0]
-        return digest("paths", *(key or "" for key in found))
+        if len(path_keys) == 1 or not any(path_keys):
+            return path_keys[0]
+        return digest("paths", *(key or "" for key in path_keys))
 
     def covers(self, commit: str) -> tuple[list[PurePosixPath], Sequence[str]]:
         """The paths whose content the key of a commit stands for, and what at the root it does not stand for."""
@@ -146,8 +146,8 @@ class _Trees:
             self.through.setdefault(root, set()).add((link, entry.id))
         for root in set(linked) - self._there(linked, path):
             entries[root] = None
-        found = {root: entry.key if entry else None for root, entry in entries.items()}
-        return {commit: found[root] for commit, root in roots.items()}
+        tree_keys = {root: entry.key if entry else None for root, entry in entries.items()}
+        return {commit: tree_keys[root] for commit, root in roots.items()}
 
     def _below(self, entry: _Entry | None, name: bytes, rest: bytes) -> _Entry | None:
         if entry and entry.mode in (_SUBMODULE, _LINK):
@@ -156,8 +156,8 @@ class _Trees:
             return None
         length = len(entry.id) // 2
         tree = self._known[entry.id]
-        for mode, own, _, end in _entries(tree, length):
-            if own == name:
+        for mode, entry_name, _, end in _entries(tree, length):
+            if entry_name == name:
                 return _Entry(mode, tree[end - length : end].hex())
         return None
 
@@ -166,17 +166,17 @@ class _Trees:
         asked = list(roots) if "\n" not in path else []
         if not asked:
             return set()
-        given = os.fsencode("".join(f"{root}:{PurePosixPath(path)}\n" for root in asked))
-        output = self._git("cat-file", "--batch-check=%(objecttype)", "--follow-symlinks", given=given)
-        found, at = set[str](), 0
+        stdin = os.fsencode("".join(f"{root}:{PurePosixPath(path)}\n" for root in asked))
+        output = self._git("cat-file", "--batch-check=%(objecttype)", "--follow-symlinks", given=stdin)
+        present, at = set[str](), 0
         for root in asked:
             line, at = output[at : output.index(b"\n", at)], output.index(b"\n", at) + 1
             kind, _, length = line.partition(b" ")
             if kind in (b"dangling", b"loop", b"notdir", b"symlink") and length.isdigit():
                 at += int(length) + 1  # how far it was followed
             elif kind in (b"blob", b"tree") and not length:
-                found.add(root)
-        return found
+                present.add(root)
+        return present
 
     def _read(self, trees: Iterable[str]) -> None:
         """Read trees that are not known yet, all by one process."""
@@ -192,16 +192,16 @@ def _contents(git: Git, ids: Sequence[str], kind: str) -> dict[str, bytes]:
     if not ids:
         return {}
     output = git("cat-file", "--batch", "--buffer", given="".join(f"{name}\n" for name in ids).encode())
-    found, at = dict[str, bytes](), 0
+    contents, at = dict[str, bytes](), 0
     for name in ids:
         line = output.index(b"\n", at)
         facts = output[at:line].split()
         if len(facts) != 3 or facts[1] != kind.encode():
             raise GitFailedError("cat-file", f"the {kind} {name[:10]} is not here: fetch it")
         at = line + 1 + int(facts[2])
-        found[name] = output[line + 1 : at]
+        contents[name] = output[line + 1 : at]
         at += 1
-    return found
+    return contents
 
 
 def _entries(tree: bytes, length: int) -> Iterable[tuple[bytes, bytes, int, int]]:
@@ -220,10 +220,10 @@ def _whole(name: str, tree: bytes) -> str:
     if not any(b" %b\0" % left_out in tree for left_out in _LEFT_OUT):  # as in most commits of most repositories
         return name
     length = len(name) // 2
-    kept = b"".join(tree[begin:end] for _, entry, begin, end in _entries(tree, length) if entry not in _LEFT_OUT)
-    made = hashlib.new("sha1" if length == 20 else "sha256", usedforsecurity=False)
-    made.update(b"tree %d\0" % len(kept) + kept)
-    return made.hexdigest()
+    code = b"".join(tree[begin:end] for _, entry, begin, end in _entries(tree, length) if entry not in _LEFT_OUT)
+    hasher = hashlib.new("sha1" if length == 20 else "sha256", usedforsecurity=False)
+    hasher.update(b"tree %d\0" % len(code) + code)
+    return hasher.hexdigest()
 
 
 # -- symlinks that lead out of a subject's paths
@@ -233,11 +233,11 @@ def _leaving(git: Git, trees: _Trees, roots: Sequence[str], paths: Sequence[str]
     """The root trees in which a symlink leads from paths to something else, and whether that is in `NOT_CODE`."""
     links = _links(git, roots, paths)
     links = {root: links[root] | trees.through.get(root, set()) for root in roots}
-    targets = _contents(git, sorted({blob for found in links.values() for _, blob in found}), "blob")
+    targets = _contents(git, sorted({blob for linked in links.values() for _, blob in linked}), "blob")
     inside = [PurePosixPath(path) for path in paths]
     leads = {link: _leads(link[0], targets[link[1]], inside) for link in set().union(*links.values())}
-    found = {root: {leads[link] for link in links[root]} - {None} for root in roots}
-    return {root: True in kinds for root, kinds in found.items() if kinds}
+    leaving = {root: {leads[link] for link in links[root]} - {None} for root in roots}
+    return {root: True in kinds for root, kinds in leaving.items() if kinds}
 
 
 def _links(git: Git, roots: Sequence[str], paths: Sequence[str]) -> dict[str, set[tuple[PurePosixPath, str]]]:
@@ -250,9 +250,9 @@ def _links(git: Git, roots: Sequence[str], paths: Sequence[str]) -> dict[str, se
     empty = hashlib.new("sha1" if len(roots[0]) == 40 else "sha256", b"tree 0\0", usedforsecurity=False).hexdigest()
     pairs = dict(zip(roots, [empty, *roots], strict=False))
     specs = [f":(top,literal){path}" if path.parts else ":(top)" for path in map(PurePosixPath, paths)]
-    given = "".join(f"{before} {root}\n" for root, before in pairs.items()).encode()
-    output = git("diff-tree", "--stdin", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", "--", *specs, given=given)
-    found: dict[str, set[tuple[PurePosixPath, str]]] = {}
+    stdin = "".join(f"{before} {root}\n" for root, before in pairs.items()).encode()
+    output = git("diff-tree", "--stdin", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", "--", *specs, given=stdin)
+    links: dict[str, set[tuple[PurePosixPath, str]]] = {}
     last: set[tuple[PurePosixPath, str]] = set()
     now, root, moved = dict[bytes, str](), "", False
     fields = iter(output.split(b"\0"))
@@ -261,7 +261,7 @@ def _links(git: Git, roots: Sequence[str], paths: Sequence[str]) -> dict[str, se
         for head in heads:
             if moved:
                 last, moved = {(PurePosixPath(os.fsdecode(name)), blob) for name, blob in now.items()}, False
-            found[root], root = last, head.split()[1].decode()
+            links[root], root = last, head.split()[1].decode()
         if not entry:
             continue
         name, (old, mode, _, blob, _) = next(fields), entry.lstrip(b":").split()
@@ -270,8 +270,8 @@ def _links(git: Git, roots: Sequence[str], paths: Sequence[str]) -> dict[str, se
             now.pop(name, None)
             if mode == _LINK:
                 now[name] = blob.decode()
-    found[root] = {(PurePosixPath(os.fsdecode(name)), blob) for name, blob in now.items()}
-    return found
+    links[root] = {(PurePosixPath(os.fsdecode(name)), blob) for name, blob in now.items()}
+    return links
 
 
 def _leads(link: PurePosixPath, target: bytes, inside: Sequence[PurePosixPath]) -> bool | None:

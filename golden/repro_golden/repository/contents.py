@@ -138,10 +138,10 @@ def _lfs(part: _Part, files: Sequence[str]) -> None:
             continue
         if not (oid := pointed_at(path.read_bytes())):
             continue
-        found = kept_at(part.repository, oid)
-        if not found.is_file():
+        stored = kept_at(part.repository, oid)
+        if not stored.is_file():
             cure = f"`git lfs fetch --all`{f' in {part.path}' if part.path else ''} brings that of every commit"
             raise ReproError(f"the LFS content of {part.name(file)} is not here: {cure}")
         mode = path.stat().st_mode
-        shutil.copyfile(found, path)
+        shutil.copyfile(stored, path)
         path.chmod(mode)

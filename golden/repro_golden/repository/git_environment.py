@@ -30,10 +30,10 @@ def forget_repository(environment: MutableMapping[str, str]) -> None:
     for name in subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split():
         if name not in _SETTINGS:
             environment.pop(name, None)
-    found = _folder_of_git(environment) if named else None
-    if named and found and not named.samefile(found):
+    actual = _folder_of_git(environment) if named else None
+    if named and actual and not named.samefile(actual):
         raise ReproError(
-            f"GIT_DIR names {named}, but the working directory is in the repository of {found}: "
+            f"GIT_DIR names {named}, but the working directory is in the repository of {actual}: "
             "change to the one that is meant, or unset GIT_DIR"
         )
 

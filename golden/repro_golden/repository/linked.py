@@ -51,13 +51,13 @@ class Linked:
                     f"there is no {name} in {self._root} to link into worktrees: correct --link (or subject.link), a "
                     "path in your checkout"
                 )
-            found = self._below(name)
-            if not any(facts for facts in found.values()) and self._holds_tracked(name):
+            entries = self._below(name)
+            if not any(facts for facts in entries.values()) and self._holds_tracked(name):
                 raise ReproError(
                     f"git tracks {name}, so every commit has its own and none is linked: leave it out of --link (or "
                     "subject.link)"
                 )
-            self._seen |= found
+            self._seen |= entries
 
     def _holds_tracked(self, name: PurePosixPath) -> bool:
         return any(PurePosixPath(path).is_relative_to(name) for path in self._tracked)
@@ -98,8 +98,8 @@ class Linked:
 
     def _below(self, name: PurePosixPath) -> dict[str, _Facts]:
         """What of the checkout is linked for a name, each folder before what lies in it, with the folders above it."""
-        found: dict[str, _Facts] = {str(parent): None for parent in reversed(name.parents) if parent.parts}
-        return found | dict(self._walked(str(name), ()))
+        parents: dict[str, _Facts] = {str(parent): None for parent in reversed(name.parents) if parent.parts}
+        return parents | dict(self._walked(str(name), ()))
 
     def _walked(self, name: str, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, _Facts]]:
         if name in self._tracked:
@@ -107,17 +107,17 @@ class Linked:
         path = self._root / name
         try:
             try:
-                found = path.stat()
+                status = path.stat()
             except OSError:  # a link to nowhere, or in a circle
-                found = path.lstat()
+                status = path.lstat()
         except OSError:  # gone
             return
-        place = (found.st_dev, found.st_ino)
-        if not stat.S_ISDIR(found.st_mode):
-            yield name, (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+        place = (status.st_dev, status.st_ino)
+        if not stat.S_ISDIR(status.st_mode):
+            yield name, (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
             return
         if place in above or not os.access(path, os.R_OK | os.X_OK):  # linked as a whole
-            yield name, (found.st_ino,)
+            yield name, (status.st_ino,)
             return
         yield name, None
         for entry in sorted(path.iterdir()):

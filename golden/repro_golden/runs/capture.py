@@ -58,13 +58,13 @@ def settings_of(engine: str | None, url: str | None, words: Sequence[str]) -> di
     Raises:
         ReproError: a word without ``=``, or a URL for another engine.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if engine is not None:
-        found["rollout_engine"] = engine
+        settings["rollout_engine"] = engine
     if url is not None:
         if engine not in (None, "sglang"):
             raise ReproError(f"--sglang-url is for --engine sglang, not {engine}: leave one of them out")
-        found = joined(found, {"rollout_engine": "sglang", "sglang": {"url": url}})
+        settings = joined(settings, {"rollout_engine": "sglang", "sglang": {"url": url}})
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not all(key.split(".")):
@@ -75,8 +75,8 @@ def settings_of(engine: str | None, url: str | None, words: Sequence[str]) -> di
             value = text
         for part in reversed(key.split(".")):
             value = {part: value}
-        found = joined(found, value)
-    return found
+        settings = joined(settings, value)
+    return settings
 
 
 def capture(case: Case, place: Place, how: Capture, folder: Path, log: Path, say: Say) -> Rollouts:
@@ -152,9 +152,9 @@ def record_rollouts(
         ReproError: the capture failed, there are rollouts already, or something else lies there.
     """
     store = Store(checkout.root)
-    own = store.rollouts_path(how.case(case))
-    assert own is not None  # no command
-    target = out.resolve() if out else own
+    default = store.rollouts_path(how.case(case))
+    assert default is not None  # no command
+    target = out.resolve() if out else default
     with held_alone(checkout, target):
         return _record_rollouts(checkout, case, how, say, store, target, kept=out is None, replace=replace)
 

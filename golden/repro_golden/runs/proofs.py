@@ -38,8 +38,8 @@ def reproduced(first: Trace, second: Trace, steps: int, cure: str) -> Proof:
     name = "reproduced by a second process"
     if len(second.steps) < steps or len(first.steps) < steps:
         return Proof(name, False, f"only {len(second.steps)} of {steps} steps were made; {cure}")
-    if found := first_difference(first, second):
-        return Proof(name, False, f"differs at {found}; {cure}")
+    if difference := first_difference(first, second):
+        return Proof(name, False, f"differs at {difference}; {cure}")
     return Proof(name, True, f"{steps} steps bit-identical")
 
 
@@ -107,8 +107,8 @@ def plants(trace: Trace, needed: Sequence[str] = _PLANTED) -> list[tuple[int, st
     gradients = {r.name for r in rows if r.phase == "grad"} & {r.name for r in rows if r.phase == "update"}
     chosen = []
     for phase in _PLANTED:
-        own = _FLOATING if phase == "update" else kinds  # a learning rate is no parameter
-        fit = [r for r in rows if r.phase == phase and r.dtype in own and 0 not in r.shape and "@" not in r.name]
+        dtypes = _FLOATING if phase == "update" else kinds  # a learning rate is no parameter
+        fit = [r for r in rows if r.phase == phase and r.dtype in dtypes and 0 not in r.shape and "@" not in r.name]
         if not fit and phase not in needed:
             continue
         if not fit:
@@ -135,11 +135,11 @@ def seen_plant(golden: Trace, planted: Trace, plant: tuple[int, str, str], *, in
     """
     step, phase, signal = plant
     name = f"one ULP in {phase} is seen"
-    found = first_difference(golden, planted, strict=True)  # one program: its names are the same
-    if found is None:
+    first = first_difference(golden, planted, strict=True)  # one program: its names are the same
+    if first is None:
         return Proof(name, False, f"planted in {signal} at step {step}, but the traces agree")
-    if (found.step, found.phase, found.signal) != plant:
-        return Proof(name, False, f"planted in {signal} at step {step}, but {found.phase} {found.signal} was named")
+    if (first.step, first.phase, first.signal) != plant:
+        return Proof(name, False, f"planted in {signal} at step {step}, but {first.phase} {first.signal} was named")
     where = "" if inside else ", planted in what the trainer wrote"
     return Proof(name, True, f"{signal} at step {step} named first{where}")
 
@@ -162,8 +162,10 @@ def not_vacuous(trace: Trace, *, recorded: bool = True) -> list[Proof]:
     every = [row for index in range(len(trace.steps)) for row in trace.rows(index)]
     # a parameter is what has a gradient; its values are the starting weight and those after each update
     updated = {r.name for r in every if r.phase == "update"}
-    own = {r.name for r in every if r.dtype == DIGEST} if not recorded else {r.name for r in every if r.phase == "grad"}
-    parameters: dict[str, set[bytes]] = {name: set() for name in sorted(own & updated)}
+    candidates = (
+        {r.name for r in every if r.dtype == DIGEST} if not recorded else {r.name for r in every if r.phase == "grad"}
+    )
+    parameters: dict[str, set[bytes]] = {name: set() for name in sorted(candidates & updated)}
     levels: set[float] = set()
     observed = {"grad": False, "advantages": False}
     for index, record in enumerate(trace.steps):
@@ -182,7 +184,7 @@ def not_vacuous(trace: Trace, *, recorded: bool = True) -> list[Proof]:
                 levels |= set(decode(row.dtype, row.values)[counted].tolist())  # a set holds 0.0 and -0.0 once
     moved = sum(len(seen) > 1 for seen in parameters.values())
     constant = "advantages are all the same: every group's samples earned one reward"
-    found = [
+    proofs = [
         Proof("all values finite", bad is None, bad or "in every signal of every step"),
         Proof(
             "advantages are not constant",
@@ -198,8 +200,8 @@ def not_vacuous(trace: Trace, *, recorded: bool = True) -> list[Proof]:
         ),
     ]
     if recorded or (parameters and len(trace.steps) > 1):  # one step's hashes have nothing to differ from
-        found.append(Proof("parameters moved", moved > 0, f"{moved} of {len(parameters)} parameters changed"))
-    return found
+        proofs.append(Proof("parameters moved", moved > 0, f"{moved} of {len(parameters)} parameters changed"))
+    return proofs
 
 
 # -- the first step
@@ -263,22 +265,22 @@ def _floats(row: Row) -> npt.NDArray[np.float64]:
 def _no_kl(rows: Sequence[Row], metrics: Mapping[str, float]) -> Proof:
     name = "step 0: KL is exactly 0"
     # some trainers log theirs in a folder, as train/kl_loss
-    found = {key: value for key, value in sorted(metrics.items()) if key.rpartition("/")[2] in _KL}
-    if not found:
+    kl_metrics = {key: value for key, value in sorted(metrics.items()) if key.rpartition("/")[2] in _KL}
+    if not kl_metrics:
         return Proof(name, False, "not observed")
-    said = ", ".join(f"{key} {value!r}" for key, value in found.items())
-    passed = all(value == 0.0 for value in found.values())  # not so of NaN
+    text = ", ".join(f"{key} {value!r}" for key, value in kl_metrics.items())
+    passed = all(value == 0.0 for value in kl_metrics.values())  # not so of NaN
     columns, masks, ours = (column_parts(rows, n) for n in ("kl", "loss_mask", "log_probs"))
     away = tokens = 0
     for part, row in columns.items():
         like = part_of(ours, part)
         if row.values is None or like is None or like.shape != row.shape:
             continue  # no column of tokens, whatever it is called
-        own = _floats(row)[kept(part_of(masks, part), row)]
-        tokens += len(own)
-        away += int((~(own == 0.0)).sum())
-    said += f", {away} of {tokens} tokens are not 0" if tokens else ""
-    return Proof(name, passed and not away, said)
+        values = _floats(row)[kept(part_of(masks, part), row)]
+        tokens += len(values)
+        away += int((~(values == 0.0)).sum())
+    text += f", {away} of {tokens} tokens are not 0" if tokens else ""
+    return Proof(name, passed and not away, text)
 
 
 # -- the noise of a subject that does not reproduce itself: how far each metric moves when nothing has changed

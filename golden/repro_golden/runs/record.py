@@ -109,16 +109,16 @@ def _record(checkout: Checkout, case: Case, store: Store, options: Options, say:
         checks += mismatch_checks(case.mismatch, golden)
         sound = proofs.not_vacuous(golden, recorded=case.subject.recorded)
         recording.refuse(sound, checks, options)  # cheap, so before the processes that the other proofs take
-        found = recording.prove(golden, rollouts)
-        noise = recording.settle(found, options, golden)
-        found = [*checks, *sound, *found]
+        results = recording.prove(golden, rollouts)
+        noise = recording.settle(results, options, golden)
+        results = [*checks, *sound, *results]
         linked.check()
-        facts = _facts(case, place, golden, found, options) | _surroundings(case, golden, who) | {"outside": outside}
+        facts = _facts(case, place, golden, results, options) | _surroundings(case, golden, who) | {"outside": outside}
         engine = rollouts.engine if isinstance(rollouts, RolloutSet) else None
         write_record(recording.staged, facts | {"noise": noise, "engine": engine})
         keep(store, case, recording.captured)
-        kept = store.keep(recording.staged, machine, case.name, replace_reason=options.replace_reason)
-        return kept, found
+        golden_run = store.keep(recording.staged, machine, case.name, replace_reason=options.replace_reason)
+        return golden_run, results
 
 
 def _checked(case: Case, golden: Trace) -> bool:
@@ -195,8 +195,8 @@ class _Recording:
         commit, tree = self.place.commit, self.place.tree
         run = Run(1, place_of(rollouts), trace=str(self.scratch / "worktree"))
         try:
-            worktrees = contextlib.closing(Worktrees(checkout, self.case.subject.link))
-            with worktrees as made, made.at(commit, tree) as place:
+            closing = contextlib.closing(Worktrees(checkout, self.case.subject.link))
+            with closing as worktrees, worktrees.at(commit, tree) as place:
                 run_children(self.case, place, [run], self._log("worktree"), self._cancel)
         except MachineFailureError:
             raise
@@ -232,11 +232,11 @@ class _Recording:
 
     def _whole(self, golden: Trace) -> Trace:
         """The trace; that of a program which was run to its own end is a case of as many steps."""
-        made = len(golden.steps)
-        if self.case.steps != OPEN_END or not made or golden.end is None:
+        count = len(golden.steps)
+        if self.case.steps != OPEN_END or not count or golden.end is None:
             return golden
-        self.case = self.case.model_copy(update={"case": self.case.case.model_copy(update={"steps": made})})
-        rewrite_header(golden.directory, replace(golden.header, case=self.case.canonical(), steps=made))
+        self.case = self.case.model_copy(update={"case": self.case.case.model_copy(update={"steps": count})})
+        rewrite_header(golden.directory, replace(golden.header, case=self.case.canonical(), steps=count))
         return Trace(golden.directory)
 
     def prove(self, golden: Trace, rollouts: Rollouts) -> list[Proof]:
@@ -246,12 +246,12 @@ class _Recording:
         self.say(f"proving it: a second process, {bare_too}planted changes ({steps} steps each)")
         planted = proofs.plants(golden, kind_of(self.case).provable)
         replays = self._replays_the_capture() if self.captured else None
-        found: list[Proof] = []
+        results: list[Proof] = []
         total = 1 + self.case.subject.recorded + len(planted) + (replays is not None)
 
         def proved(proof: Proof) -> None:
-            found.append(proof)
-            self.show([proof], f"proof {len(found)} of {total}: ")
+            results.append(proof)
+            self.show([proof], f"proof {len(results)} of {total}: ")
 
         workers = max(1, (os.cpu_count() or 1) // (self.case.resources.cpus * self.case.resources.ranks))
         with ThreadPoolExecutor(max_workers=workers) as pool, self._ended_together():
@@ -267,7 +267,7 @@ class _Recording:
                 proved(proofs.seen_plant(golden, trace, plant, inside=kind_of(self.case).planted_inside(plant)))
         if replays:
             proved(replays)
-        return found
+        return results
 
     def _side(self, name: str, steps: int, rollouts: Rollouts, *, observed: bool) -> Any:
         folder = self.scratch / name
@@ -358,12 +358,12 @@ class _Recording:
 
 def cure(case: Case) -> str:
     """What makes a trainer reproduce itself, as far as its case shows."""
-    found = kind_of(case).advice
+    hint = kind_of(case).advice
     if case.subject.env.get(_FUSED, "0") == "0":
-        return found
+        return hint
     return (
         f"set {_FUSED}=0 (subject.env asks for {case.subject.env[_FUSED]}: Transformer Engine's fused attention then "
-        f"sums gradients in the order in which they come), or choose other kernels with --attention-backend; or {found}"
+        f"sums gradients in the order in which they come), or choose other kernels with --attention-backend; or {hint}"
     )
 
 
@@ -381,11 +381,11 @@ def _user() -> str:
 def _surroundings(case: Case, golden: Trace, who: Who) -> dict[str, Any]:
     """What was known before the run, and which of it the run took."""
     loaded = loaded_by(case, golden, who)
-    told = {} if loaded is None else {"expected": who.identity.to_mapping(), "loaded": loaded}
-    return told | {"lock": who.packages}
+    known = {} if loaded is None else {"expected": who.identity.to_mapping(), "loaded": loaded}
+    return known | {"lock": who.packages}
 
 
-def _facts(case: Case, place: Place, golden: Trace, found: Sequence[Proof], options: Options) -> dict[str, Any]:
+def _facts(case: Case, place: Place, golden: Trace, results: Sequence[Proof], options: Options) -> dict[str, Any]:
     approved = {"reason": options.replace_reason} if options.replace_reason else None
     return {
         "case": case.canonical(),
@@ -397,7 +397,7 @@ def _facts(case: Case, place: Place, golden: Trace, found: Sequence[Proof], opti
         "identity": golden.header.identity,
         "recorded": {"by": _user(), "at": datetime.now(UTC).isoformat(timespec="seconds")},
         "variables": variables_digest(case),
-        "proofs": [p.to_mapping() for p in found],
+        "proofs": [p.to_mapping() for p in results],
         "states": sorted(int(folder.name) for folder in (golden.directory.parent / "states").glob("*")),
         "approved": approved,
     }

@@ -137,18 +137,18 @@ def verify(checkout: Checkout, case: Case, say: Say, vary: Sequence[str] = ()) -
                 f"the replay ran under another identity: {describe(other)}; "
                 f"`repro golden verify {case.name} --vary {other[0].part}` compares all the same"
             )
-        found = compare(golden.trace, replay, case.compare)
+        comparison = compare(golden.trace, replay, case.compare)
         alike = named_alike(golden.trace, replay, strict=case.compare.strict)
         agreeing = agreeing_steps(golden.trace, alike)
         mismatch = mismatch_change(golden.trace, alike, case.mismatch.max)
         broken = breaches(case.mismatch, replay)
-        return Verification(golden, found, case.steps, agreeing, mismatch, broken, [str(d) for d in differences])
+        return Verification(golden, comparison, case.steps, agreeing, mismatch, broken, [str(d) for d in differences])
 
 
 def _others(golden: GoldenRun, replay: Trace, loaded: Sequence[str], who: Who) -> list[Difference]:
     """In what a replay was another's: by what both runs report, and by what was known before them."""
-    found = {d.key: d for d in golden.differences(who.identity, who.versions, loaded)}
-    return list((found | {d.key: d for d in identity_differences(golden.trace, replay)}).values())
+    by_key = {d.key: d for d in golden.differences(who.identity, who.versions, loaded)}
+    return list((by_key | {d.key: d for d in identity_differences(golden.trace, replay)}).values())
 
 
 def agreeing_steps(a: Trace, b: Trace) -> dict[int, bool]:

@@ -78,10 +78,10 @@ def from_rollout(rollout: RolloutData, system: System) -> tuple[RolloutDump, lis
 
 def _beside(dump: RolloutDump, columns: Columns, reward_key: str | None, encoder: Encoder) -> dict[str, Any]:
     """What the columns do not say of a dump, as JSON."""
-    said = samples_of(columns, dump.system)
+    rows = samples_of(columns, dump.system)
     keys: list[list[str]] = []
     layout, differing, held = [], [], []
-    for sample, derived in zip(dump.stored(), said, strict=True):
+    for sample, derived in zip(dump.stored(), rows, strict=True):
         names = list(sample)
         if names not in keys:
             keys.append(names)
@@ -96,7 +96,7 @@ def _beside(dump: RolloutDump, columns: Columns, reward_key: str | None, encoder
                 if not _is(value, expected, name) and not (name == _EXPERTS and kind)
             }
         )
-    found = {
+    beside = {
         "format": FORMAT,
         "system": dump.system,
         "evaluation": dump.evaluation,
@@ -105,10 +105,10 @@ def _beside(dump: RolloutDump, columns: Columns, reward_key: str | None, encoder
         "lacks": sorted(dump.lacks),
         "keys": [[encoder.encode(name) for name in names] for names in keys],
         "layout": layout,
-        "samples": [{"items": [[encoder.encode(k), v] for k, v in each.items()]} for each in differing],
+        "samples": [{"items": [[encoder.encode(k), v] for k, v in fields.items()]} for fields in differing],
         "reward_key": reward_key,
     }
-    return found | ({"experts": held} if any(held) else {})
+    return beside | ({"experts": held} if any(held) else {})
 
 
 def _is(value: Any, expected: Mapping[str, Any], name: str) -> bool:
@@ -147,11 +147,11 @@ def _restored(columns: Columns) -> RolloutDump:
             raise ReproError(
                 f"rollout {number} is of {system!r}, and known are {', '.join(SYSTEMS)}: upgrade repro-harness"
             )
-        said = samples_of(columns, system)
-        held = beside.get("experts") or [None] * len(said)
+        rows = samples_of(columns, system)
+        held = beside.get("experts") or [None] * len(rows)
         keys = [[decoder.decode(name) for name in names] for names in beside["keys"]]
         samples = []
-        for derived, layout, differing, kind in zip(said, beside["layout"], beside["samples"], held, strict=True):
+        for derived, layout, differing, kind in zip(rows, beside["layout"], beside["samples"], held, strict=True):
             if kind is not None:
                 derived[_EXPERTS] = as_kind(_numbers(derived[_EXPERTS]), kind)
             whole = {**defaults(system), **derived, **decoder.decode(differing)}
@@ -174,9 +174,9 @@ def _restored(columns: Columns) -> RolloutDump:
 
 
 def _numbers(value: Any) -> Array:
-    found = numbers(value)
-    assert found is not None  # `samples_of` made it
-    return found
+    array = numbers(value)
+    assert array is not None  # `samples_of` made it
+    return array
 
 
 def _unheld(columns: Columns, dump: RolloutDump) -> list[Loss]:

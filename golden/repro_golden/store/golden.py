@@ -76,11 +76,11 @@ class GoldenRun:
         """
         if "loaded" not in self.record:  # an older one, which does not say; its name is a digest over its identity
             return [] if self.machine == identity.machine else self.identity.differences(identity)
-        found = Identity.from_mapping(self.record["expected"]).loading(()).differences(identity.loading(()))
+        differences = Identity.from_mapping(self.record["expected"]).loading(()).differences(identity.loading(()))
         before = versions_of(self.record["lock"])
         names = {*self.record["loaded"], *loaded} - {"torch"}  # which the identity has
         pairs = ((name, before.get(name, ""), versions.get(name, "")) for name in sorted(names))
-        return found + [Difference("environment", name, a, b) for name, a, b in pairs if a != b]
+        return differences + [Difference("environment", name, a, b) for name, a, b in pairs if a != b]
 
     @property
     def states(self) -> dict[int, Path]:
@@ -174,22 +174,22 @@ class Store:
                 f"no golden run of {case.name} for this machine ({identity.machine}): "
                 f"record one with `repro golden record {case.name}`"
             )
-        found = []
+        candidates = []
         for machine in sorted(machines, key=lambda machine: machine != identity.machine):
-            kept = self._near(machine, case.name, identity)
-            if kept is None:
+            golden = self._near(machine, case.name, identity)
+            if golden is None:
                 continue
-            differences = kept.differences(identity, versions)
+            differences = golden.differences(identity, versions)
             if not differences:
-                return kept
-            found.append((differences, kept))
-        if not found:
+                return golden
+            candidates.append((differences, golden))
+        if not candidates:
             raise NotVerifiableError(
                 f"no golden run of {case.name} for this machine ({identity.machine}); its golden runs are for "
                 f"{', '.join(machines)}: record one with `repro golden record {case.name}`"
             )
-        allowed = [(ds, kept) for ds, kept in found if all(d.part in vary for d in ds)]
-        differences, nearest = min(allowed or found, key=lambda pair: len(pair[0]))
+        allowed = [(ds, golden) for ds, golden in candidates if all(d.part in vary for d in ds)]
+        differences, nearest = min(allowed or candidates, key=lambda pair: len(pair[0]))
         if allowed:
             return nearest
         parts = "".join(f" --vary {part}" for part in sorted({d.part for d in differences}))
@@ -262,8 +262,8 @@ class Store:
 
     def pointers(self, case: str | None = None) -> list[Path]:
         """Pointers of all golden runs and rollouts, or of one case's."""
-        found = sorted((self.root / "golden").glob("r*/**/*.dvc"))
-        return [p for p in found if case is None or p.stem.split(_PREVIOUS)[0] == case]
+        paths = sorted((self.root / "golden").glob("r*/**/*.dvc"))
+        return [p for p in paths if case is None or p.stem.split(_PREVIOUS)[0] == case]
 
     def written_by(self, pointer: Path) -> Path:
         """What is to be locked by whoever writes beside a pointer; see `case_path`."""
@@ -286,8 +286,8 @@ def write_record(directory: Path, record: dict[str, Any]) -> None:
 
 def describe(differences: list[Difference]) -> str:
     """Differences of two identities in one line, the first three in full."""
-    shown = "; ".join(str(d) for d in differences[:3])
-    return shown + (f"; and {len(differences) - 3} more" if len(differences) > 3 else "")
+    text = "; ".join(str(d) for d in differences[:3])
+    return text + (f"; and {len(differences) - 3} more" if len(differences) > 3 else "")
 
 
 def _pointer(path: Path) -> Path:

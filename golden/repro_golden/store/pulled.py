@@ -73,8 +73,8 @@ def _object(cache: Path, md5: str) -> Path:
     return cache / "files" / "md5" / md5[:2] / md5[2:]
 
 
-def _corrupt(root: Path, path: Path, target: Path, kept: Path) -> ReproError:
-    name, folder, copy = (str(p.relative_to(root)) if p.is_relative_to(root) else str(p) for p in (path, target, kept))
+def _corrupt(root: Path, path: Path, target: Path, blob: Path) -> ReproError:
+    name, folder, copy = (str(p.relative_to(root)) if p.is_relative_to(root) else str(p) for p in (path, target, blob))
     return ReproError(
         f"{name} is not what its pointer stands for: it was damaged in DVC's cache, its remote, or here. "
         f"`rm -r {folder} {copy}` and `repro golden pull` fetch it anew; where the remote has no better one, "

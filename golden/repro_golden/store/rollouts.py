@@ -59,10 +59,10 @@ class RolloutSet:
             )
         raw = read_json(index, "rollout index")
         check_format(raw.get("format"), FORMAT, f"the rollouts {directory}")
-        found = raw.get("rollouts")
-        if not isinstance(found, list) or not all(isinstance(d, str) for d in found):
+        digests = raw.get("rollouts")
+        if not isinstance(digests, list) or not all(isinstance(d, str) for d in digests):
             raise ReproError(f"{index} is damaged: pull or record it again")
-        self.digests: list[str] = found
+        self.digests: list[str] = digests
 
     @classmethod
     def write_index(cls, directory: Path) -> RolloutSet:
@@ -192,10 +192,10 @@ Rollouts = RolloutSet | RolloutFiles
 
 def engine_text(identity: Mapping[str, Any]) -> str:
     """A rollout engine in a few words, and what of it is a stand-in."""
-    said = " ".join(str(identity.get(key, "")) for key in ("name", "version")).strip()
+    name = " ".join(str(identity.get(key, "")) for key in ("name", "version")).strip()
     stand_ins = ", ".join(map(str, identity.get("stand_ins", ())))
     rests = f"; rests on stand-ins: {stand_ins}" if stand_ins else ""
-    return f"{said} on {identity.get('device', 'an unknown device')}{rests}"
+    return f"{name} on {identity.get('device', 'an unknown device')}{rests}"
 
 
 def sampled_by(rollouts: Rollouts) -> str:

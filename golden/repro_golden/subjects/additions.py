@@ -158,16 +158,16 @@ def read_parsers(
     files = sorted(folder.glob("parsers-*.jsonl"))
     parsed = 0
     for path in files:
-        first, *rest = _lines(path)
-        said = [one for one in rest if "options" in one]
-        if not said:
+        first, *records = _lines(path)
+        parsers = [record for record in records if "options" in record]
+        if not parsers:
             continue  # a launcher that reads no command line of its own
         parsed += 1
-        outside |= dict.fromkeys(said[-1].get("outside", ()))
-        known = {option for one in said for option in one["options"]}
-        loose = any(one["abbreviates"] for one in said)
+        outside |= dict.fromkeys(parsers[-1].get("outside", ()))
+        known = {option for parser in parsers for option in parser["options"]}
+        loose = any(parser["abbreviates"] for parser in parsers)
         for flag, *value in added:
-            if why := _refusal(flag, value, said, known):
+            if why := _refusal(flag, value, parsers, known):
                 refused.setdefault(flag, why)
         for flag in (word.partition("=")[0] for word in more if word.startswith("--")):
             if flag not in known:
@@ -185,23 +185,23 @@ def read_parsers(
     return Parsed(parsed, refused, ignored, overridden, list(outside))
 
 
-def _refusal(flag: str, value: Sequence[str], said: Sequence[Mapping[str, Any]], known: set[str]) -> str:
+def _refusal(flag: str, value: Sequence[str], parsers: Sequence[Mapping[str, Any]], known: set[str]) -> str:
     """Why a flag took no effect; '' where it did."""
     if flag not in known:
         return _UNKNOWN
-    found = [one["values"][flag] for one in said if flag in one["values"]]
+    values = [parser["values"][flag] for parser in parsers if flag in parser["values"]]
     if not value:
         # a flag without a value is a switch; one that says another thing is left to the trainer
-        return "" if found[-1] is not False else "it came to nothing"
-    return "" if found[-1] == value[0] else f"it came to {found[-1]!r}"
+        return "" if values[-1] is not False else "it came to nothing"
+    return "" if values[-1] == value[0] else f"it came to {values[-1]!r}"
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     """The lines that are whole: the process may be writing its last."""
-    found = []
+    records = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            found.append(json.loads(line))
+            records.append(json.loads(line))
         except ValueError:
             break
-    return found or [{"own": [], "variables": {}}]
+    return records or [{"own": [], "variables": {}}]

@@ -47,8 +47,8 @@ def interpreter(subject: Subject, root: Path, home: Path | None = None) -> str:
     for path in (place / python / inside for place in (root, home or root) for inside in ("", "bin/python")):
         if path.is_file() and os.access(path, os.X_OK):
             return str(path)  # not resolved: an environment's python is a link
-    found = [Path(folder) / python for folder in os.get_exec_path()] if os.sep not in python else []
-    for path in found:
+    candidates = [Path(folder) / python for folder in os.get_exec_path()] if os.sep not in python else []
+    for path in candidates:
         if path.is_file() and os.access(path, os.X_OK):
             return str(path)
     raise ReproError(f"no Python at {python!r}: correct subject.python")
@@ -56,9 +56,9 @@ def interpreter(subject: Subject, root: Path, home: Path | None = None) -> str:
 
 def variables_of(case: Case, subject: CommandSubject, python: str, tokens: Mapping[str, str]) -> dict[str, str]:
     """The environment of the program. Its Python's folder comes first on PATH; PYTHONPATH is the case's alone."""
-    found = base_environment(case)
-    found["PATH"] = os.pathsep.join([str(Path(python).parent), found.get("PATH", os.defpath)])
-    return found | {name: replaced(value, tokens) for name, value in subject.env.items()}
+    environment = base_environment(case)
+    environment["PATH"] = os.pathsep.join([str(Path(python).parent), environment.get("PATH", os.defpath)])
+    return environment | {name: replaced(value, tokens) for name, value in subject.env.items()}
 
 
 def told(ours: Mapping[str, str], subject: CommandSubject | CoreSubject) -> dict[str, str]:

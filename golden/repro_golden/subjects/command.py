@@ -70,8 +70,8 @@ class _Job:
     @functools.cached_property
     def python(self) -> str:
         """Its own environment may lie in the worktree."""
-        own = self.overlay or self.built
-        return (own and own.python) or interpreter(self.subject, self.place.root, self.place.home)
+        environment = self.overlay or self.built
+        return (environment and environment.python) or interpreter(self.subject, self.place.root, self.place.home)
 
     @functools.cached_property
     def tokens(self) -> dict[str, str]:
@@ -99,11 +99,11 @@ class _Job:
     @functools.cached_property
     def variables(self) -> dict[str, str]:
         """The environment without the recorder."""
-        found = variables_of(self.case, self.subject, self.python, self.tokens)
+        variables = variables_of(self.case, self.subject, self.python, self.tokens)
         ours = self.built.variables(self.subject) if self.built else {}
-        ours |= self.overlay.variables(found) if self.overlay else {}
-        found |= told(ours, self.subject) | dict(self.place.variables)
-        return self.addition.variables(found) if self.addition else found
+        ours |= self.overlay.variables(variables) if self.overlay else {}
+        variables |= told(ours, self.subject) | dict(self.place.variables)
+        return self.addition.variables(variables) if self.addition else variables
 
     def child(self, text: str, variables: Mapping[str, str]) -> Child:
         command = words(text, self.tokens, self.subject.shell)
@@ -124,8 +124,8 @@ class _Job:
     def header(self, about: Mapping[str, Any], _: int) -> Header:
         rollouts = rollouts_of(self.case, Path(self.run.rollouts)).digest if self.run.rollouts else ""
         place = {"kind": self.subject.kind, "commit": self.place.commit, "tree": self.place.tree}
-        own = self.overlay or self.built
-        built = {"environment": own.to_mapping()} if own else {}
+        environment = self.overlay or self.built
+        built = {"environment": environment.to_mapping()} if environment else {}
         where = place | built | (said_of(about) if self.recorded else {})
         where |= self.addition.about() if self.addition else {}
         return Header(self.case.canonical(), rollouts, where, about["identity"], self.run.steps, self.run.first_step)
@@ -233,9 +233,9 @@ class CommandKind(Kind):
         with _scratch(place) as scratch:
             try:
                 with held(self.case, self.subject, place) as built:
-                    own = _Job(self.case, self.subject, place, Run(self.case.steps), log, scratch, scratch, built=built)
-                    with _overlaid(own, None) as job:
-                        _step(job, "import", self.subject.check, None)
+                    job = _Job(self.case, self.subject, place, Run(self.case.steps), log, scratch, scratch, built=built)
+                    with _overlaid(job, None) as overlaid:
+                        _step(overlaid, "import", self.subject.check, None)
             except ChildFailure as failure:
                 raise ReproError(f"subject.check fails on the working tree: {failure.message}") from None
 
@@ -249,8 +249,8 @@ def _scratch(place: Place) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="repro-command-") as folder:
             yield Path(folder)
         return
-    with scratch_folder(base, "command") as made:
-        yield made
+    with scratch_folder(base, "command") as scratch:
+        yield scratch
 
 
 @contextlib.contextmanager
@@ -264,10 +264,10 @@ def _prepared(job: _Job, cancel: threading.Event | None) -> Iterator[_Job]:
     if job.place.home is not None and job.subject.setup and not job.built and not done.exists():
         _step(job, "build", job.subject.setup, cancel)
         done.touch()
-    with _overlaid(job, cancel) as own:
+    with _overlaid(job, cancel) as overlaid:
         if job.place.home is not None and job.subject.check:
-            _step(own, "import", job.subject.check, cancel)
-        yield own
+            _step(overlaid, "import", job.subject.check, cancel)
+        yield overlaid
 
 
 @contextlib.contextmanager
@@ -277,9 +277,9 @@ def _overlaid(job: _Job, cancel: threading.Event | None) -> Iterator[_Job]:
         yield job
         return
     with held_overlay(job.case, job.subject, job.place, job.python, job.subject.packages, cancel) as overlay:
-        own = replace(job, overlay=overlay)
-        overlay.notice(own.variables, own.place.root, own.log)
-        yield own
+        overlaid = replace(job, overlay=overlay)
+        overlay.notice(overlaid.variables, overlaid.place.root, overlaid.log)
+        yield overlaid
 
 
 def _step(job: _Job, stage: Any, text: str, cancel: threading.Event | None) -> None:
@@ -331,9 +331,9 @@ def _gathered(
     def enough() -> bool:
         nonlocal parted
         try:
-            made = gathering.poll()
+            records = gathering.poll()
             _blame_the_disk(job)
-            parted = parted or parting.seen(made) or any(asked() for _ in made if asked)
+            parted = parted or parting.seen(records) or any(asked() for _ in records if asked)
         except MachineFailureError:
             raise
         except ReproError as error:  # nothing good can come of it any more
@@ -359,7 +359,7 @@ def _gathered(
         if wrong:
             raise wrong[0]
         unseen.check()
-        found = gathering.finish(child.command, code, "diverged" if parted else "finished")
+        collected = gathering.finish(child.command, code, "diverged" if parted else "finished")
     except MachineFailureError:
         raise
     except ReproError as error:
@@ -368,9 +368,9 @@ def _gathered(
         if not wrong and (steps == 0 or not job.recorded):
             _refuse(job, steps, code)
         raise ChildFailure("start" if steps == 0 else "step", steps, str(error), str(job.log)) from None
-    if not parted and found.steps < run.steps:
-        _refuse(job, found.steps, code)
-    return RunResult(found.steps, parted, found.terminal, [])
+    if not parted and collected.steps < run.steps:
+        _refuse(job, collected.steps, code)
+    return RunResult(collected.steps, parted, collected.terminal, [])
 
 
 def _bare(job: _Job, code: int) -> RunResult:
@@ -388,8 +388,8 @@ def _blame_the_disk(job: _Job) -> None:
         raise MachineFailureError("no space left on the disk to record; free some and run again")
 
 
-def _refuse(job: _Job, made: int, code: int) -> None:
+def _refuse(job: _Job, done: int, code: int) -> None:
     """Raise for a program that failed; one that merely ended early is for the caller to judge."""
     if code:
         blame_the_machine(code, job.log)
-        raise ChildFailure("step" if made else "start", made, f"exited with {code}: {last_line(job.log)}", str(job.log))
+        raise ChildFailure("step" if done else "start", done, f"exited with {code}: {last_line(job.log)}", str(job.log))

@@ -53,10 +53,10 @@ def environment(case: Case, root: Path) -> dict[str, str]:
     PYTHONPATH holds the subject's folder alone, so a worktree swaps the subject and never the instrument.
     """
     subject = cast("CoreSubject", case.subject)
-    found = base_environment(case) | {"PYTHONSAFEPATH": "1"} | megatron_variables(subject.config) | subject.env
+    variables = base_environment(case) | {"PYTHONSAFEPATH": "1"} | megatron_variables(subject.config) | subject.env
     if subject.path:
-        found["PYTHONPATH"] = str(root / subject.path)
-    return found
+        variables["PYTHONPATH"] = str(root / subject.path)
+    return variables
 
 
 class CoreKind(Kind):
@@ -95,8 +95,8 @@ class CoreKind(Kind):
         variables, resources = environment(case, root), case.resources
         layout = megatron_layout(subject.config, resources.ranks)
         if not subject.packages:
-            found = collect(variables, threads=resources.cpus, ranks=resources.ranks)
-            return Who(found.replaying().laid_out(layout), importable(), build(root), modules())
+            identity = collect(variables, threads=resources.cpus, ranks=resources.ranks)
+            return Who(identity.replaying().laid_out(layout), importable(), build(root), modules())
         try:
             with held_overlay(case, subject, Place(root), sys.executable, subject.packages) as overlay:
                 variables |= told(overlay.variables(variables), subject)
@@ -181,10 +181,10 @@ def require_torch(case: Case) -> None:
     """
     subject = cast("CoreSubject", case.subject)
     require(f"the trainer {subject.module}", "trainer")
-    found = version("torch")
-    if subject.module == "repro_core" and Version(found).release < _OLDEST_TORCH:
+    release = version("torch")
+    if subject.module == "repro_core" and Version(release).release < _OLDEST_TORCH:
         oldest = ".".join(map(str, _OLDEST_TORCH))
-        raise ReproError(f"the built-in trainer needs torch {oldest}, {sys.executable} has {found}: upgrade it there")
+        raise ReproError(f"the built-in trainer needs torch {oldest}, {sys.executable} has {release}: upgrade it there")
 
 
 _OLDEST_TORCH = (2, 9)

@@ -71,7 +71,7 @@ class RankedJob:
         logs = [rank_log(self.log, rank) for rank in range(self.ranks)]
         for path in logs:
             path.write_bytes(b"")
-        found: list[RunResult] = []
+        all_results: list[RunResult] = []
         for number, (_, group) in enumerate(itertools.groupby(enumerate(runs), _togetherness)):
             sizes = [path.stat().st_size for path in logs]
             try:
@@ -79,13 +79,13 @@ class RankedJob:
             finally:
                 with self.log.open("ab") as every:
                     for path, size in zip(logs, sizes, strict=True):
-                        with path.open("rb") as own:
-                            own.seek(size)
-                            shutil.copyfileobj(own, every)
+                        with path.open("rb") as file:
+                            file.seek(size)
+                            shutil.copyfileobj(file, every)
             if results is None:
                 return []
-            found += results
-        return found
+            all_results += results
+        return all_results
 
     def _met(
         self,
@@ -99,8 +99,8 @@ class RankedJob:
         for attempt in range(_ATTEMPTS):
             raw = self.scratch / f"raw-{number}-{attempt}"
             raw.mkdir()
-            own = {**self.job, "runs": [asdict(run) for run in runs], "raw": str(raw)}
-            (raw / "job.json").write_text(canonical_json(own), encoding="utf-8")
+            job = {**self.job, "runs": [asdict(run) for run in runs], "raw": str(raw)}
+            (raw / "job.json").write_text(canonical_json(job), encoding="utf-8")
             command, port = [self.python, "-m", "repro_golden.replay.child", str(raw / "job.json")], free_port()
             limit = self.subject.timeout * len(runs)
             children = [
@@ -119,8 +119,8 @@ class RankedJob:
 
     def _places(self, rank: int, port: str) -> dict[str, str]:
         """The variables of one rank; a port or address that the case names is where they meet."""
-        own = meeting(rank, self.ranks, port)
-        return own | {key: self.subject.env[key] for key in ("MASTER_ADDR", "MASTER_PORT") if key in self.subject.env}
+        env = meeting(rank, self.ranks, port)
+        return env | {key: self.subject.env[key] for key in ("MASTER_ADDR", "MASTER_PORT") if key in self.subject.env}
 
 
 def _ends_early(run: Run) -> bool:
@@ -183,21 +183,23 @@ class _Growing:
         """
         seconds = said[0]["seconds"] if said else []
         if self._gathering is None:
-            terminal = {f"rank-{k:05d}/{name}": v for k, own in enumerate(said) for name, v in own["terminal"].items()}
+            terminal = {
+                f"rank-{k:05d}/{name}": v for k, report in enumerate(said) for name, v in report["terminal"].items()
+            }
             return RunResult(said[0]["steps"], False, terminal, seconds)
         try:
             self.poll()
             if self.wrong:
                 raise self.wrong
-            found = self._gathering.finish(["the trainer"], 0, "diverged" if self.parted else "finished")
+            collected = self._gathering.finish(["the trainer"], 0, "diverged" if self.parted else "finished")
         except MachineFailureError:
             raise
         except ReproError as error:
             stage: Stage = "step" if self._gathering.steps else "start"
             raise ChildFailure(stage, self.step, str(error), str(log)) from None
-        if not self.parted and not found.complete:
-            raise ChildFailure("step", found.steps, "the ranks made different numbers of steps", str(log))
-        return RunResult(found.steps, self.parted, found.terminal, seconds)
+        if not self.parted and not collected.complete:
+            raise ChildFailure("step", collected.steps, "the ranks made different numbers of steps", str(log))
+        return RunResult(collected.steps, self.parted, collected.terminal, seconds)
 
 
 def _train(
@@ -207,14 +209,14 @@ def _train(
     count = len(ranks.children)
     with contextlib.ExitStack() as exits:
         growing = [_Growing(run, run_folder(ranks.raw, number), count) for number, run in enumerate(runs)]
-        for one in growing:
-            one.raw.mkdir()
-            exits.callback(one.close)
+        for trace in growing:
+            trace.raw.mkdir()
+            exits.callback(trace.close)
         asked_so = False
 
         def enough() -> bool:
             nonlocal asked_so
-            ended = [one.poll() for one in growing]
+            ended = [trace.poll() for trace in growing]
             asked_so = not any(ended) and bool(asked and asked())
             return any(ended) or asked_so
 
@@ -225,24 +227,24 @@ def _train(
         if asked_so:
             return None
         log = ranks.children[0].log
-        for one in growing:
-            if one.wrong:
-                return [one.result([], log)]
-        said = [ranks.results[rank] for rank in range(count)] if len(ranks.results) == count else []
-        return [one.result([own[number] for own in said], log) for number, one in enumerate(growing)]
+        for trace in growing:
+            if trace.wrong:
+                return [trace.result([], log)]
+        reports = [ranks.results[rank] for rank in range(count)] if len(ranks.results) == count else []
+        return [trace.result([report[number] for report in reports], log) for number, trace in enumerate(growing)]
 
 
 def _judged(lost: Lost, growing: Sequence[_Growing]) -> Exception:
     """Whose failure it was that a rank failed."""
-    who, said = f"rank {lost.rank}", lost.said or {}
-    if refusal := said.get("refused"):
-        kind = MachineFailureError if said.get("machine") else ReproError
+    who, report = f"rank {lost.rank}", lost.said or {}
+    if refusal := report.get("refused"):
+        kind = MachineFailureError if report.get("machine") else ReproError
         return kind(f"{who}: {refusal}")
     try:
         blame_the_machine(lost.code or 0, lost.log, f"{who} of the trainer")
     except MachineFailureError as machine:
         return machine
-    if failure := said.get("failure"):
+    if failure := report.get("failure"):
         return ChildFailure(failure["stage"], failure["step"], f"{who}: {failure['message']}", str(lost.log))
     message = f"{who} exited with {lost.code}: {last_line(lost.log)}"
     return ChildFailure(*_came_to(lost.rank, growing), message, str(lost.log))
@@ -250,10 +252,10 @@ def _judged(lost: Lost, growing: Sequence[_Growing]) -> Exception:
 
 def _came_to(rank: int, growing: Sequence[_Growing]) -> tuple[Stage, int]:
     """How far a rank came that could not say so, by the records that it begins after `load`."""
-    for one in reversed(growing):
-        if (log := one.raw / f"rank-{rank:05d}.log").exists():
-            made = sum(1 for _ in read_frames(log))
-            return ("step" if made else "start"), one.run.first_step + made
+    for trace in reversed(growing):
+        if (log := trace.raw / f"rank-{rank:05d}.log").exists():
+            steps = sum(1 for _ in read_frames(log))
+            return ("step" if steps else "start"), trace.run.first_step + steps
     return "import", -1
 
 

@@ -52,7 +52,7 @@ def missing_from(place: Place, output: str, linked: Sequence[str]) -> str:
 
 def links_in(message: str) -> list[str]:
     """What a message of `missing_from` says to link."""
-    return [shlex.split(found)[0] for found in re.findall(r"`--link (.+?)` before --", message)]
+    return [shlex.split(link)[0] for link in re.findall(r"`--link (.+?)` before --", message)]
 
 
 def _paths(line: str) -> Iterator[str]:

@@ -32,11 +32,11 @@ def lacking(
         after: Those and the moved ones.
         marks: Values for markers.
     """
-    own = [need for _, need in declared(moved, after, marks)]
-    names = {_key(need) for need in own if not _met(need, after)} - set(fixed)
+    of_moved = [need for _, need in declared(moved, after, marks)]
+    names = {_key(need) for need in of_moved if not _met(need, after)} - set(fixed)
     others = [need for key in before if key not in moved for need in _needs(before[key], marks) if _met(need, before)]
-    found = [sorted({_plain(need) for need in needs if _key(need) in names}) for needs in (own, others)]
-    return found[0], [text for text in found[1] if text not in found[0]]
+    texts = [sorted({_plain(need) for need in needs if _key(need) in names}) for needs in (of_moved, others)]
+    return texts[0], [text for text in texts[1] if text not in texts[0]]
 
 
 def unmet(before: Packages, after: Packages, moved: Collection[str], marks: Marks) -> list[str]:
@@ -45,12 +45,12 @@ def unmet(before: Packages, after: Packages, moved: Collection[str], marks: Mark
     for key in sorted(after.keys() - set(moved)):
         of_moved = [need for need in _needs(after[key], marks) if _key(need) in moved]
         asked += [(key, need) for need in of_moved if _met(need, before) and not _met(need, after)]
-    found = []
+    messages = []
     for key, need in asked:
         has = after.get(_key(need))
         name, version = after[key][:2]
-        found.append(f"{name} {version} needs {_plain(need)}, the environment has {has[1] if has else 'none'}")
-    return list(dict.fromkeys(found))
+        messages.append(f"{name} {version} needs {_plain(need)}, the environment has {has[1] if has else 'none'}")
+    return list(dict.fromkeys(messages))
 
 
 def declared(keys: Collection[str], packages: Packages, marks: Marks) -> Iterator[tuple[str, Requirement]]:
@@ -61,7 +61,7 @@ def declared(keys: Collection[str], packages: Packages, marks: Marks) -> Iterato
         for need in _needs(packages[key], marks, extra):
             yield key, need
             more = [(_key(need), str(canonicalize_name(name))) for name in sorted(need.extras)]
-            waiting += [one for one in more if one[0] in packages and one not in seen]
+            waiting += [pair for pair in more if pair[0] in packages and pair not in seen]
             seen.update(more)
 
 

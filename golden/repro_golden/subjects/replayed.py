@@ -58,8 +58,8 @@ def replayed_dumps(
     folder = scratch / "rollouts"
     folder.mkdir()
     for number in range(count):
-        own = source / f"{number}.pt"
-        dump = _converted(source, number, system) if ours else read_rollout_dump(own, system=system, allow=allow)
+        path = source / f"{number}.pt"
+        dump = _converted(source, number, system) if ours else read_rollout_dump(path, system=system, allow=allow)
         if planted and number == 0:
             _plant(dump)
         write_rollout_dump(folder / f"{number}.pt", dump)
@@ -75,7 +75,7 @@ def _converted(source: Path, number: int, system: System) -> RolloutDump:
 
 def _plant(dump: RolloutDump) -> None:
     """Move the first log-prob that counts by one ULP of float32."""
-    for sample in sorted(dump.samples, key=lambda one: (one.get("index") is None, one.get("index") or 0)):
+    for sample in sorted(dump.samples, key=lambda s: (s.get("index") is None, s.get("index") or 0)):
         values = sample.get(_PLANTED)
         mask = sample.get("loss_mask")
         at = next((k for k in range(len(values or ())) if mask is None or mask[k]), None)
@@ -141,17 +141,17 @@ class ReplayedRows:
 
     def _same_rollout(self, number: int) -> None:
         """Show that the samples trained on are those that were given: the flag that loads them took effect."""
-        found = self._folder.columns(number)
-        if found is None or not found.columns["tokens"].get(None):
+        joined = self._folder.columns(number)
+        if joined is None or not joined.columns["tokens"].get(None):
             raise ReproError(
                 f"no train dump shows what rollout {number} was trained on: let the trainer write them (--dump-details)"
             )
-        given = Counter(_tokens(sample["tokens"]) for sample in self._given(number).samples)
-        trained = found.columns["tokens"][None]
-        self.trained = [len(trained), given.total()]
-        for index, tokens in zip(found.indices, trained, strict=True):
-            given[_tokens(tokens)] -= 1
-            if given[_tokens(tokens)] < 0:
+        counts = Counter(_tokens(sample["tokens"]) for sample in self._given(number).samples)
+        trained = joined.columns["tokens"][None]
+        self.trained = [len(trained), counts.total()]
+        for index, tokens in zip(joined.indices, trained, strict=True):
+            counts[_tokens(tokens)] -= 1
+            if counts[_tokens(tokens)] < 0:
                 raise ReproError(
                     f"rollout {number} was trained on other samples than were given (sample {index}): "
                     "--load-debug-rollout-data took no effect"

@@ -115,11 +115,11 @@ def variables_digest(case: Case) -> str:
 
 def variables_of_key(variables: Mapping[str, str]) -> dict[str, str]:
     """Digests of the variables that numbers may rest on, by name; never their values."""
-    kept = {k: v for k, v in variables.items() if not _cannot_matter(k, v)}
-    if "PATH" in kept:  # folders that are not there, or are named twice, find no program
-        folders = [folder for folder in kept["PATH"].split(os.pathsep) if Path(folder).is_dir()]
-        kept["PATH"] = os.pathsep.join(dict.fromkeys(folders))
-    return {name: digest("variable", name, value.encode(errors="surrogateescape")) for name, value in kept.items()}
+    relevant = {k: v for k, v in variables.items() if not _cannot_matter(k, v)}
+    if "PATH" in relevant:  # folders that are not there, or are named twice, find no program
+        folders = [folder for folder in relevant["PATH"].split(os.pathsep) if Path(folder).is_dir()]
+        relevant["PATH"] = os.pathsep.join(dict.fromkeys(folders))
+    return {name: digest("variable", name, value.encode(errors="surrogateescape")) for name, value in relevant.items()}
 
 
 def _cannot_matter(name: str, value: str) -> bool:
@@ -177,10 +177,10 @@ def _paths(word: str, root: Path) -> Iterator[Path]:
 
 def _facts(path: Path, root: Path, *, code_alone: bool) -> Iterator[str]:
     try:
-        found = path.stat()
-        if stat.S_ISREG(found.st_mode):
-            yield digest("file", str(path), _content(path, found, _WHOLE))
-        elif stat.S_ISDIR(found.st_mode) and not _is_everything(path, root):
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode):
+            yield digest("file", str(path), _content(path, status, _WHOLE))
+        elif stat.S_ISDIR(status.st_mode) and not _is_everything(path, root):
             yield digest("folder", str(path), *(sources(path) if code_alone else _listing(path, root)))
     except OSError as error:
         yield digest("unreadable", str(path), str(error.errno))
@@ -213,21 +213,21 @@ def _listing(folder: Path, root: Path) -> Iterator[str]:
                     continue
                 left -= 1
                 try:
-                    found = path.stat()
-                    if stat.S_ISREG(found.st_mode):
-                        budget -= min(found.st_size, _WHOLE)
-                        yield f"{path.relative_to(folder)} {_content(path, found, _WHOLE if budget > 0 else 0)}"
+                    status = path.stat()
+                    if stat.S_ISREG(status.st_mode):
+                        budget -= min(status.st_size, _WHOLE)
+                        yield f"{path.relative_to(folder)} {_content(path, status, _WHOLE if budget > 0 else 0)}"
                 except OSError:  # a link to nowhere, or not ours to read
                     yield f"{path.relative_to(folder)} -"
 
 
-def _content(path: Path, found: os.stat_result, most: int) -> str:
+def _content(path: Path, status: os.stat_result, most: int) -> str:
     """What stands for a file's content; of one that is larger than `most` bytes, for what changes with it."""
     with path.open("rb") as file:
-        if found.st_size <= most:
+        if status.st_size <= most:
             return digest("content", file.read())
         pieces = []
-        for start in (0, found.st_size // 2, max(0, found.st_size - _PART)) if most else ():
+        for start in (0, status.st_size // 2, max(0, status.st_size - _PART)) if most else ():
             file.seek(start)
             pieces.append(file.read(_PART))
-    return digest("large", f"{found.st_size} {found.st_mtime_ns} {found.st_ino}", *pieces)
+    return digest("large", f"{status.st_size} {status.st_mtime_ns} {status.st_ino}", *pieces)

@@ -244,17 +244,17 @@ def _agreed(subject: TrainerSubject, flags: Sequence[Sequence[str]]) -> list[lis
     Raises:
         ReproError: the case leaves out what is not added, or sets it to something else.
     """
-    names = [one[0] for one in flags]
+    names = [option[0] for option in flags]
     for flag in subject.leave:
         if flag not in names:
             raise ReproError(f"subject.leave: a replay adds no {flag}; it adds {', '.join(names)}")
-    kept = [list(one) for one in flags if one[0] not in subject.leave]
+    selected = [list(option) for option in flags if option[0] not in subject.leave]
     for flag in (word.partition("=")[0] for word in subject.flags):
-        if flag in {one[0] for one in kept}:
+        if flag in {option[0] for option in selected}:
             raise ReproError(
                 f"subject.flags sets {flag}, and so does a replay: take it out, or add it to subject.leave"
             )
-    return kept
+    return selected
 
 
 class _Replaying:
@@ -291,7 +291,7 @@ class _Replaying:
         """See `Addition`."""
         entry = {
             "names": list(self._subject.entry or self._trainer.entry),
-            "flags": [*(word for one in self._flags for word in one), *self._subject.flags],
+            "flags": [*(word for option in self._flags for word in option), *self._subject.flags],
             "redirect": {flag: self._place_of(flag) for flag in self._trainer.redirect},
             "out": str(self._parsers),
             "variables": list(self._wanted),
@@ -308,8 +308,8 @@ class _Replaying:
 
     @functools.cached_property
     def _wanted(self) -> dict[str, str]:
-        own = {name: self._subject.env.get(name, value) for name, value in BITS_DEFAULTS.items()}
-        return own | dict(self._trainer.variables(self._replay))
+        variables = {name: self._subject.env.get(name, value) for name, value in BITS_DEFAULTS.items()}
+        return variables | dict(self._trainer.variables(self._replay))
 
     def variables(self, found: Mapping[str, str]) -> dict[str, str]:
         """See `Addition`. Launch scripts of these trainers begin with ``pkill -9 python``, which would be us too."""
@@ -354,8 +354,8 @@ class _Replaying:
                 "PYTHONPATH (PYTHONPATH=...:$PYTHONPATH, no python -I or -E)"
             )
         for flag, why in parsed.refused.items():
-            own = flag in {one[0] for one in self._flags}
-            cure = "name it in subject.leave if the replay serves without" if own else "correct subject.flags"
+            added = flag in {option[0] for option in self._flags}
+            cure = "name it in subject.leave if the replay serves without" if added else "correct subject.flags"
             raise self._failure(f"{flag} took no effect ({why}): {cure}")
         if parsed.outside:
             module = next((name for name in parsed.outside if name != "__main__"), "the entry point")
@@ -372,7 +372,7 @@ class _Replaying:
         parsed = self._parsed
         return {
             "recorder": self.recorder,
-            "flags": [one[0] for one in self._flags],
+            "flags": [option[0] for option in self._flags],
             "samples": self._rows.trained if self._rows else [],
             "ignored": dict(parsed.ignored),
             "overridden": dict(parsed.overridden),

@@ -28,7 +28,7 @@ def checkpoint_content(folder: Path, without: Collection[str] = ()) -> dict[str,
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in without)
     random = [p for p in files if p.name == ".metadata" and any(p.parent.glob("*.distcp"))]
     digests = [hashlib.sha256(path.read_bytes()).hexdigest().encode() for path in random]
-    found = {}
+    content = {}
     for path in (p for p in files if p not in random):
         raw = path.read_bytes()
         with contextlib.suppress(Exception):  # what is not what its name says counts by its bytes
@@ -41,8 +41,8 @@ def checkpoint_content(folder: Path, without: Collection[str] = ()) -> dict[str,
                 for sha in digests:
                     known = known.replace(sha, b"")
                 raw = canonical_json(json.loads(known)).encode()
-        found[str(path.relative_to(folder))] = digest(raw)
-    return found
+        content[str(path.relative_to(folder))] = digest(raw)
+    return content
 
 
 def _fingerprints(raw: bytes) -> dict[str, str]:

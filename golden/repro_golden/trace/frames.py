@@ -43,8 +43,8 @@ def pack_rows(rows: Sequence[Row]) -> Packed:
     table = tuple(json_column([getattr(r, column) for r in rows]) for column in COLUMNS)
     numbers, raw = list[bytes](), list[bytes]()
     for r in rows:
-        kept = ABSENT if r.values is None else len(r.values)
-        numbers.append(_NUMBERS.pack(*r.lanes, r.nonfinite, r.absmax, r.l2, len(r.sketch), kept))
+        length = ABSENT if r.values is None else len(r.values)
+        numbers.append(_NUMBERS.pack(*r.lanes, r.nonfinite, r.absmax, r.l2, len(r.sketch), length))
         raw += (r.sketch, r.values or b"")
     return Packed(table, b"".join(numbers), b"".join(raw))
 
@@ -80,11 +80,11 @@ def unpack(payload: bytes) -> tuple[int, list[Row], str]:
     at = numbers + _NUMBERS.size * len(table["phase"])
     rows = []
     for i, phase in enumerate(table["phase"]):
-        a, b, nonfinite, absmax, l2, sketched, kept = _NUMBERS.unpack_from(payload, numbers + i * _NUMBERS.size)
+        a, b, nonfinite, absmax, l2, sketched, length = _NUMBERS.unpack_from(payload, numbers + i * _NUMBERS.size)
         sketch, at = payload[at : at + sketched], at + sketched
         values = None
-        if kept != ABSENT:
-            values, at = payload[at : at + kept], at + kept
+        if length != ABSENT:
+            values, at = payload[at : at + length], at + length
         rows.append(
             Row(
                 phase=phase,

@@ -113,19 +113,19 @@ def to_checked_line(value: dict[str, Any]) -> str:
 def from_checked_line(line: str) -> dict[str, Any]:
     """The inverse of `to_checked_line`; ValueError, KeyError or TypeError when any byte was changed."""
     raw: dict[str, Any] = json.loads(line)
-    found = raw["check"]
-    rest = checked(raw)
-    if canonical_json({**rest, "check": found}) != line:
+    check = raw["check"]
+    content = checked(raw)
+    if canonical_json({**content, "check": check}) != line:
         raise ValueError("damaged line")
-    return rest
+    return content
 
 
 def checked(raw: Mapping[str, Any]) -> dict[str, Any]:
     """A mapping without the digest of itself, if it carries one; ValueError or TypeError where that is of another."""
-    rest = {key: value for key, value in raw.items() if key != "check"}
-    if "check" in raw and digest(canonical_json(rest))[:16] != raw["check"]:
+    content = {key: value for key, value in raw.items() if key != "check"}
+    if "check" in raw and digest(canonical_json(content))[:16] != raw["check"]:
         raise ValueError("its content is not what was written")
-    return rest
+    return content
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class _Group:
         looks = zip(self.names, self.tensors.values(), scans, strict=True)
         return [
             _row(self.phase, name, dtype, shape, scan, placed)
-            for name, (dtype, shape), found in looks for scan in found
+            for name, (dtype, shape), parts in looks for scan in parts
         ]  # fmt: skip
 
 
@@ -105,11 +105,11 @@ class Signals:
                 raise ReproError(
                     f"signal {name + key!r} is a {type(tensor).__name__}: observe takes tensors and floats"
                 )
-        kept: dict[str, torch.Tensor] = {}
+        small: dict[str, torch.Tensor] = {}
         if phase in _KEEPS_VALUES:
-            kept = {key: tensor for key, tensor in group.items() if tensor.ndim <= 1}
-            group = {key: tensor for key, tensor in group.items() if key not in kept}
-        for tensors, keep in ((kept, True), (group, False)):
+            small = {key: tensor for key, tensor in group.items() if tensor.ndim <= 1}
+            group = {key: tensor for key, tensor in group.items() if key not in small}
+        for tensors, keep in ((small, True), (group, False)):
             if tensors:
                 places = None if placement is None else [where.get(key) for key in tensors]
                 batch = self._collector.add(list(tensors.values()), places, keep=keep)
@@ -187,8 +187,8 @@ def _group(phase: str, name: str, tensors: Mapping[str, torch.Tensor], batch: Ba
 
 def _scans(group: _Group, pending: Pending | PlainPending, at: int) -> list[list[Scan]]:
     """The scans of a group's tensors, the first of which is number `at` of all."""
-    found = None if group.batch is None else pending.scans(group.batch)
-    return found or pending.result()[at : at + len(group.tensors)]
+    scans = None if group.batch is None else pending.scans(group.batch)
+    return scans or pending.result()[at : at + len(group.tensors)]
 
 
 def _packed(group: _Group, pending: Pending | PlainPending) -> Packed | None:

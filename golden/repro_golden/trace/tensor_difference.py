@@ -81,8 +81,8 @@ def scalar_change(a: float, b: float) -> str:
         return f"difference {gap:+.3g}, from 0"
     ratio, over = b / a, gap / a
     near = abs(over) < _NEAR
-    shown = f"1 {'-' if over < 0 else '+'} {abs(over):.3g}" if near else f"{ratio:.4g}"
-    return f"difference {gap:+.3g}, ratio {shown}"
+    text = f"1 {'-' if over < 0 else '+'} {abs(over):.3g}" if near else f"{ratio:.4g}"
+    return f"difference {gap:+.3g}, ratio {text}"
 
 
 _NEAR = 1e-3
@@ -165,8 +165,8 @@ def nonzero(raw: bytes, count: int) -> npt.NDArray[np.bool_]:
     """Which of `count` elements have a bit set, whatever their dtype: a mask as the field writes it."""
     if count == 0:
         return np.zeros(0, bool)
-    found: npt.NDArray[np.bool_] = (np.frombuffer(raw, np.uint8).reshape(count, -1) != 0).any(axis=1)
-    return found
+    mask: npt.NDArray[np.bool_] = (np.frombuffer(raw, np.uint8).reshape(count, -1) != 0).any(axis=1)
+    return mask
 
 
 def ulp_histogram(dtype: str, a: bytes, b: bytes) -> list[tuple[int, int]]:

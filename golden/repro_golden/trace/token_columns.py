@@ -37,13 +37,13 @@ def column_parts(rows: Sequence[Row], name: str) -> dict[str, Row]:
         rows: Of one step.
         name: The column's.
     """
-    found: dict[str, Row] = {}
+    parts: dict[str, Row] = {}
     for phase in ("forward", "input"):  # what is in both is an input
         for row in rows:
             part = row.name.removeprefix(name) if row.phase == phase and row.name.startswith(name) else None
             if part is not None and _PART.fullmatch(part) and row.dtype != "metric":
-                found[part] = row
-    return found
+                parts[part] = row
+    return parts
 
 
 def kept(mask: Row | None, column: Row) -> npt.NDArray[np.bool_]:
@@ -98,8 +98,8 @@ class TokenPairs:
 def _log_probs_of(rows: Sequence[Row]) -> tuple[str, dict[str, Row]]:
     """The trainer's column that is compared with the rollout engine's, by part; empty where none was observed."""
     for name in _TRAINER:
-        if found := column_parts(rows, name):
-            return name, found
+        if parts := column_parts(rows, name):
+            return name, parts
     return _TRAINER[-1], {}
 
 
@@ -115,7 +115,7 @@ def pairs_of(trace: Trace, index: int) -> TokenPairs | None:
     parts = sorted(trainers, key=_order)
     if not parts or {_source(rollouts, part) for part in parts} != set(rollouts):
         return None  # a part that one side alone shows would be left out of every number unseen
-    found = []
+    pieces = []
     for number, part in enumerate(parts):
         row = trainers[part]
         values = side_by_side(row, part_of(rollouts, part))
@@ -123,8 +123,8 @@ def pairs_of(trace: Trace, index: int) -> TokenPairs | None:
             return None
         keep = kept(part_of(masks, part), row)
         places = _places(part_of(lengths, part), len(keep))
-        found.append([*values, *places, np.full(len(keep), number, np.int64), keep])
-    trainer, rollout, sample, position, length, of, keep = (np.concatenate(one) for one in zip(*found, strict=True))
+        pieces.append([*values, *places, np.full(len(keep), number, np.int64), keep])
+    trainer, rollout, sample, position, length, of, keep = (np.concatenate(col) for col in zip(*pieces, strict=True))
     return TokenPairs(
         trace.steps[index].step, column, trainer[keep], rollout[keep], sample[keep], position[keep], length[keep],
         of[keep], parts,
@@ -133,8 +133,8 @@ def pairs_of(trace: Trace, index: int) -> TokenPairs | None:
 
 def _order(part: str) -> tuple[int, int]:
     """Parts by their micro-batch, then by their rank."""
-    found = _PART.fullmatch(part)
-    batch, rank = found.groups() if found else (None, None)
+    match = _PART.fullmatch(part)
+    batch, rank = match.groups() if match else (None, None)
     return int(batch or 0), -1 if rank is None else int(rank)
 
 

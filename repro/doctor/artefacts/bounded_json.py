@@ -42,9 +42,9 @@ def read_object(path: Path, limit: int = LIMIT) -> dict[str, Any]:
     if not raw.strip():
         raise ReproError(f"{path} is empty: copy or write it again")
     try:
-        found = json.loads(raw.decode("utf-8-sig"))
+        value = json.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ReproError(f"{path} is not JSON ({str(error)[:120]}): copy or write it again") from None
-    if not isinstance(found, dict):
-        raise ReproError(f"{path} holds a {type(found).__name__} where an object is expected: write it again")
-    return found
+    if not isinstance(value, dict):
+        raise ReproError(f"{path} holds a {type(value).__name__} where an object is expected: write it again")
+    return value

@@ -49,14 +49,14 @@ def artefacts_of(case: Case, root: Path) -> Iterator[object]:
 
 def _launch(subject: CommandSubject, root: Path) -> Launch:
     tokens = {"{root}": str(root), "{python}": subject.python or "python"}
-    words = [_filled(word, tokens) for word in shlex.split(subject.command)]
-    scripts = [root / word for word in words if word.endswith(".sh") and (root / word).is_file()]
-    launch = read_launch(scripts[0]) if scripts else launch_of_argv(words)
+    argv = [_filled(word, tokens) for word in shlex.split(subject.command)]
+    scripts = [root / word for word in argv if word.endswith(".sh") and (root / word).is_file()]
+    launch = read_launch(scripts[0]) if scripts else launch_of_argv(argv)
     # the parent sets these in the child's environment, so a launch need not
-    given = {
+    variables = {
         name: Variable(value, "export", Where(item=name)) for name, value in {**BITS_DEFAULTS, **subject.env}.items()
     }
-    launch = replace(launch, env={**given, **launch.env})
+    launch = replace(launch, env={**variables, **launch.env})
     if subject.system is None:
         return launch
     flags = launch.given

@@ -37,18 +37,18 @@ def read_extents(path: Path) -> dict[str, int]:
     raw = read_bytes(path, _LIMIT)
     if not raw.endswith(b"."):
         raise ReproError(f"{path} is {'cut short' if raw else 'empty'}: the save was interrupted; save again")
-    found = {name.decode(): 0 for name in _NAME.findall(raw)}
+    extents = {name.decode(): 0 for name in _NAME.findall(raw)}
     if len(raw) <= _LISTED:
         for name, end in _listed(path, raw):
-            found[name] = max(found.get(name, 0), end)
-    return found
+            extents[name] = max(extents.get(name, 0), end)
+    return extents
 
 
 def _listed(path: Path, raw: bytes) -> list[tuple[str, int]]:
     """Pairs of a file's name and where one of its pieces ends."""
     memo: dict[int, Any] = {}
     recent: list[Any] = []
-    found: list[tuple[str, int]] = []
+    ends: list[tuple[str, int]] = []
     count = 0
     try:
         for opcode, argument, _ in pickletools.genops(raw):
@@ -69,11 +69,11 @@ def _listed(path: Path, raw: bytes) -> list[tuple[str, int]]:
             if len(recent) >= 6 and tuple(recent[-6::2]) == _FIELDS:
                 file, offset, length = recent[-5::2]
                 if isinstance(file, str) and _size(offset) and _size(length):
-                    found.append((file, offset + length))
+                    ends.append((file, offset + length))
             del recent[:-6]
     except Exception as error:  # noqa: BLE001 - the standard library raises what it likes on bytes that are no pickle
         raise ReproError(f"{path} is damaged: its pickle breaks off ({str(error)[:100]}); save again") from None
-    return found
+    return ends
 
 
 def _key(argument: Any) -> int:

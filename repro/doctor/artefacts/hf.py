@@ -71,15 +71,15 @@ def _index(folder: Path, unreadable: dict[str, str]) -> tuple[dict[str, str] | N
     if not path.exists():
         return None, None
     try:
-        found = read_object(path)
-        files = found.get("weight_map")
+        index = read_object(path)
+        files = index.get("weight_map")
         if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
             unreadable[INDEX] = f"{path} has no weight_map from tensors to files: write it again"
             return None, None
     except ReproError as error:
         unreadable[INDEX] = str(error)
         return None, None
-    metadata = found.get("metadata")
+    metadata = index.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     return files, int(total) if isinstance(total, int | float) and 0 <= total < 1 << 62 else None
 

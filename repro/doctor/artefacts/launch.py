@@ -111,15 +111,15 @@ def launch_of_argv(words: Sequence[str]) -> Launch:
 
 
 def _listed(text: str, path: Path) -> list[Placed]:
-    found: list[Placed] = []
+    placed: list[Placed] = []
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip().removesuffix("\\")
         try:
-            words = shlex.split(line, comments=True)
+            tokens = shlex.split(line, comments=True)
         except ValueError:
-            words = line.split()
-        found += [(word, Where(str(path), number, item=word)) for word in words]
-    return found
+            tokens = line.split()
+        placed += [(word, Where(str(path), number, item=word)) for word in tokens]
+    return placed
 
 
 # -- shell scripts
@@ -133,34 +133,34 @@ def _script(source: bytes, text: str, path: Path, arguments: Sequence[str] | Non
     best: tuple[tuple[bool, int, int], Command, list[Placed]] | None = None
     commands: list[list[Placed]] = []
     for number, command in enumerate(script.commands):
-        words = [(word.text, Where(word.path, word.line, item=word.text)) for word in command.words]
-        commands.append(words)
-        start = _entry(words)
-        count = sum(bool(_FLAG.match(word)) for word, _ in _trainer(words)[1])
+        placed = [(word.text, Where(word.path, word.line, item=word.text)) for word in command.words]
+        commands.append(placed)
+        start = _entry(placed)
+        count = sum(bool(_FLAG.match(word)) for word, _ in _trainer(placed)[1])
         rank = (start is not None and count > 0, count, number)
         if count and (best is None or rank > best[0]):
-            best = (rank, command, words)
+            best = (rank, command, placed)
     if best is None:
         raise ReproError(f"{path} starts no trainer: no command of it has flags")
-    _, command, words = best
+    _, command, placed = best
 
-    def variable(one: Setting) -> Variable:
-        value = "".join(part.text for part in one.value or ())
-        origin = "unset" if one.value is None else "prefix" if one.prefix else "export"
-        where = Where(one.where.path, one.where.line, one.name, value)
+    def variable(setting: Setting) -> Variable:
+        value = "".join(part.text for part in setting.value or ())
+        origin = "unset" if setting.value is None else "prefix" if setting.prefix else "export"
+        where = Where(setting.where.path, setting.where.line, setting.name, value)
         return Variable(value, origin, where)  # type: ignore[arg-type]
 
-    env = {name: variable(one) for name, one in command.exported.items()}
-    env |= {one.name: variable(one) for one in command.settings}
-    settings = [(one.name, variable(one)) for one in script.settings]
+    env = {name: variable(setting) for name, setting in command.exported.items()}
+    env |= {setting.name: variable(setting) for setting in command.settings}
+    settings = [(setting.name, variable(setting)) for setting in script.settings]
     lines = {str(path): text}
     return launch_of_words(
         path,
-        words,
+        placed,
         text=text,
-        env={name: one for name, one in env.items() if one.origin != "unset"},
+        env={name: exported for name, exported in env.items() if exported.origin != "unset"},
         settings=settings,
-        commands=[tuple(word for word, _ in one) for one in commands if one is not words],
+        commands=[tuple(word for word, _ in other) for other in commands if other is not placed],
         sources=lines,
         missing=[Where(word.path, word.line, "source", word.text) for word in script.missing],
     )
@@ -195,23 +195,23 @@ def launch_of_words(
         submitted: Whether it is known to be a Ray job, whatever the words say.
     """
     front, trainer = _trainer(words)
-    given = _flags(trainer)
-    more = _prefixes(front) + _runtime_variables(front, given, sources or {})
+    flags = _flags(trainer)
+    more = _prefixes(front) + _runtime_variables(front, flags, sources or {})
     variables = dict(env or {}) | dict(more)
     start = _entry(words)
     entry = "" if start is None else words[start][0]
     program = [word for word, _ in front if word.endswith(".py")]
     entry = ENTRY.match(entry)[1] if (ENTRY.match(entry)) else entry or (program[-1] if program else "")  # type: ignore[index]
-    kept = [word for word, _ in _command(words)]
+    argv = [word for word, _ in _command(words)]
     return Launch(
         path,
-        tuple(kept),
-        {flag.name: flag for flag in given},
-        tuple(given),
+        tuple(argv),
+        {flag.name: flag for flag in flags},
+        tuple(flags),
         variables,
         (*settings, *more),
-        system_of(path, text, entry, kept, given, variables),
-        of_trainer(path, text, entry, kept, given),
+        system_of(path, text, entry, argv, flags, variables),
+        of_trainer(path, text, entry, argv, flags),
         entry,
         submitted or _submits(front),
         tuple(commands),
@@ -220,36 +220,36 @@ def launch_of_words(
     )
 
 
-def _entry(words: Sequence[Placed]) -> int | None:
+def _entry(placed: Sequence[Placed]) -> int | None:
     """Where the trainer's program stands."""
-    for number, (word, _) in enumerate(words):
-        if number and words[number - 1][0] == "-m" and MODULE.match(word):
+    for number, (word, _) in enumerate(placed):
+        if number and placed[number - 1][0] == "-m" and MODULE.match(word):
             return number
         if ENTRY.match(word) and not word.startswith("-"):
             return number
     return None
 
 
-def _command(words: Sequence[Placed]) -> Sequence[Placed]:
+def _command(placed: Sequence[Placed]) -> Sequence[Placed]:
     """The command without what submits it and variables in front of it."""
-    names = [word for word, _ in words]
+    names = [word for word, _ in placed]
     if "--" in names and names[0].rpartition("/")[2] in ("ray", "srun", "docker", "kubectl", "accelerate"):
-        words = words[names.index("--") + 1 :]
-    while words and (_ASSIGNED.match(words[0][0]) or words[0][0] in ("env", "exec", "nohup", "time")):
-        words = words[1:]
-    return words
+        placed = placed[names.index("--") + 1 :]
+    while placed and (_ASSIGNED.match(placed[0][0]) or placed[0][0] in ("env", "exec", "nohup", "time")):
+        placed = placed[1:]
+    return placed
 
 
-def _trainer(words: Sequence[Placed]) -> tuple[Sequence[Placed], Sequence[Placed]]:
+def _trainer(placed: Sequence[Placed]) -> tuple[Sequence[Placed], Sequence[Placed]]:
     """The words up to the trainer's program, and those behind it: its own flags."""
-    start = _entry(words)
+    start = _entry(placed)
     if start is None:
-        names = [word for word, _ in words]
+        names = [word for word, _ in placed]
         begin = names.index("--") + 1 if "--" in names else 0
-        found = [n for n in range(begin, len(names)) if names[n].endswith(".py") and not names[n].startswith("-")]
+        scripts = [n for n in range(begin, len(names)) if names[n].endswith(".py") and not names[n].startswith("-")]
         first = [n for n in range(begin, len(names)) if _FLAG.match(names[n])]
-        start = found[0] if found else (first[0] - 1 if first else len(names) - 1)
-    return words[: start + 1], words[start + 1 :]
+        start = scripts[0] if scripts else (first[0] - 1 if first else len(names) - 1)
+    return placed[: start + 1], placed[start + 1 :]
 
 
 def _submits(front: Sequence[Placed]) -> bool:
@@ -261,15 +261,15 @@ _SOME = re.compile(r"\$(@|\*|\{\w+\[[@*]\][^}]*\}|\{?\w*(ARGS|FLAGS|OPTS|OPTIONS
 """What is not known and may hold flags: it is nobody's value."""
 
 
-def _flags(words: Sequence[Placed]) -> list[Flag]:
-    found: list[tuple[str, list[str], Where]] = []
-    for word, where in words:
+def _flags(placed: Sequence[Placed]) -> list[Flag]:
+    flags: list[tuple[str, list[str], Where]] = []
+    for word, where in placed:
         if _FLAG.match(word):
             name, equals, value = word.partition("=")
-            found.append((name, [value] if equals else [], where))
-        elif found and not _SOME.fullmatch(word) and word != "--":
-            found[-1][1].append(word)
-    return [Flag(name, tuple(values), _said(where, name, values)) for name, values, where in found]
+            flags.append((name, [value] if equals else [], where))
+        elif flags and not _SOME.fullmatch(word) and word != "--":
+            flags[-1][1].append(word)
+    return [Flag(name, tuple(values), _said(where, name, values)) for name, values, where in flags]
 
 
 def _said(where: Where, name: str, values: Sequence[str]) -> Where:
@@ -281,16 +281,16 @@ def _said(where: Where, name: str, values: Sequence[str]) -> Where:
 
 def _prefixes(front: Sequence[Placed]) -> list[tuple[str, Variable]]:
     """``env NAME=value python train.py``."""
-    found = []
+    variables = []
     for word, where in front:
         if _ASSIGNED.match(word):
             name, _, value = word.partition("=")
-            found.append((name, Variable(value, "prefix", Where(where.path, where.line, name, value[:200]))))
-    return found
+            variables.append((name, Variable(value, "prefix", Where(where.path, where.line, name, value[:200]))))
+    return variables
 
 
 def _runtime_variables(
-    front: Sequence[Placed], given: Sequence[Flag], sources: Mapping[str, str]
+    front: Sequence[Placed], flags: Sequence[Flag], sources: Mapping[str, str]
 ) -> list[tuple[str, Variable]]:
     """Variables of a Ray job's runtime environment, and of ``--train-env-vars``."""
     held: list[tuple[str, Where]] = []
@@ -301,19 +301,19 @@ def _runtime_variables(
                 held.append((value, where))
             elif number + 1 < len(front):
                 held.append(front[number + 1])
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     places: dict[str, Where] = {}
     for text, where in held:
         for key, value in _env_vars(text).items():
-            found[key] = value
+            values[key] = value
             places[key] = _line_of(key, where, sources)
-    for flag in given:
+    for flag in flags:
         if flag.name == "--train-env-vars" and flag.values:
             for key, value in _pairs(flag.values[0]).items():
-                found[key], places[key] = value, flag.where
+                values[key], places[key] = value, flag.where
     return [
         (key, Variable(value, "runtime-env", Where(places[key].path, places[key].line, key, value[:200])))
-        for key, value in found.items()
+        for key, value in values.items()
     ]
 
 

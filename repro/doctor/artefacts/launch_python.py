@@ -67,16 +67,16 @@ def started(text: str, path: Path) -> Started | None:
     with contextlib.suppress(RecursionError, OverflowError):  # then: what was found until there
         walk.all()
     best: Started | None = None
-    for found in walk.calls:
-        words = [(word, Where(str(path), line, word)) for word, line in _split(found.flags)]
-        if any(word.startswith("--") for word, _ in words) and (best is None or len(words) >= len(best.words)):
-            script = "".join(piece.text for piece in found.script) or "train.py"
-            front = [("python3", Where(str(path), found.line)), (script, Where(str(path), found.line))]
+    for call in walk.calls:
+        placed = [(word, Where(str(path), line, word)) for word, line in _split(call.flags)]
+        if any(word.startswith("--") for word, _ in placed) and (best is None or len(placed) >= len(best.words)):
+            script = "".join(piece.text for piece in call.script) or "train.py"
+            front = [("python3", Where(str(path), call.line)), (script, Where(str(path), call.line))]
             env = {
                 name: Variable(_plain(value), "runtime-env", Where(str(path), _line(value), name, _plain(value)[:200]))
-                for name, value in found.env.items()
+                for name, value in call.env.items()
             }
-            best = Started(front + words, env, found.gpus)
+            best = Started(front + placed, env, call.gpus)
     return best
 
 
@@ -94,7 +94,7 @@ class _Walk:
     def __init__(self, tree: ast.Module) -> None:
         self.calls: list[_Call] = []
         self._tree = tree
-        self._functions = {one.name: one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)}
+        self._functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         self._depth = 0
         self._steps = 0
         self._returned: _Text | None = None
@@ -102,18 +102,18 @@ class _Walk:
     def all(self) -> None:
         """Module, then each function by itself: who calls whom matters little."""
         names: _Names = {}
-        top = [one for one in self._tree.body if not isinstance(one, ast.FunctionDef | ast.ClassDef | ast.If)]
+        top = [node for node in self._tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.If)]
         self._block(top, names)
         for function in self._functions.values():
             if _CALL in ast.dump(function):
                 self._block(function.body, dict(names))
-        self._block([one for one in self._tree.body if isinstance(one, ast.If)], dict(names))
+        self._block([statement for statement in self._tree.body if isinstance(statement, ast.If)], dict(names))
 
     # -- statements
 
     def _block(self, body: Sequence[ast.stmt], names: _Names) -> bool:
         """Statements in order; whether they end (return, raise)."""
-        return any(self._statement(one, names) for one in body)
+        return any(self._statement(statement, names) for statement in body)
 
     def _statement(self, node: ast.stmt, names: _Names) -> bool:
         self._steps += 1
@@ -140,8 +140,8 @@ class _Walk:
             case ast.Expr(value=value):
                 self._value(value, names)
             case ast.Return(value=value):
-                found = self._value(value, names) if value else None
-                self._returned = found if isinstance(found, tuple) else None
+                result = self._value(value, names) if value else None
+                self._returned = result if isinstance(result, tuple) else None
                 return True
             case ast.Raise() | ast.Continue() | ast.Break():
                 return True
@@ -195,22 +195,22 @@ class _Walk:
         return None
 
     def _mapping(self, keys: Sequence[ast.expr | None], values: Sequence[ast.expr], names: _Names) -> dict[str, _Text]:
-        found: dict[str, _Text] = {}
-        for key, one in zip(keys, values, strict=True):
-            value = self._value(one, names)
+        mapping: dict[str, _Text] = {}
+        for key, node in zip(keys, values, strict=True):
+            value = self._value(node, names)
             if key is None and isinstance(value, dict):
-                found |= value
+                mapping |= value
             elif isinstance(key, ast.Constant) and isinstance(key.value, str):
-                found[key.value] = value if isinstance(value, tuple) else (_Piece(_hole(one), one.lineno),)
-        return found
+                mapping[key.value] = value if isinstance(value, tuple) else (_Piece(_hole(node), node.lineno),)
+        return mapping
 
     def _joined(self, values: Sequence[ast.expr], names: _Names) -> _Text:
         pieces: list[_Piece] = []
-        for one in values:
-            inner = one.value if isinstance(one, ast.FormattedValue) else one
-            found = self._value(inner, names)
-            if isinstance(found, tuple):
-                pieces += found
+        for node in values:
+            inner = node.value if isinstance(node, ast.FormattedValue) else node
+            value = self._value(inner, names)
+            if isinstance(value, tuple):
+                pieces += value
             elif not (isinstance(inner, ast.IfExp) and _optional(inner)):
                 pieces.append(_Piece(_hole(inner), inner.lineno))
             if sum(len(piece.text) for piece in pieces) > _LONGEST:
@@ -220,10 +220,10 @@ class _Walk:
     def _call(self, node: ast.Call, names: _Names) -> _Text | None:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name == _CALL:
-            given = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
+            arguments = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
             if node.args:
-                given.setdefault("train_args", node.args[0])
-            held = {key: self._value(value, names) for key, value in given.items()}
+                arguments.setdefault("train_args", node.args[0])
+            held = {key: self._value(value, names) for key, value in arguments.items()}
             flags, script, env, gpus = (
                 held.get(key) for key in ("train_args", "train_script", "extra_env_vars", "num_gpus_per_node")
             )
@@ -237,8 +237,8 @@ class _Walk:
                 )
             )
         elif isinstance(node.func, ast.Attribute) and name in ("strip", "rstrip", "lstrip") and not node.args:
-            found = self._value(node.func.value, names)
-            return found if isinstance(found, tuple) else None
+            text = self._value(node.func.value, names)
+            return text if isinstance(text, tuple) else None
         elif isinstance(node.func, ast.Name) and name in self._functions and self._depth < _DEPTH:
             self._depth += 1
             self._returned = None
@@ -250,7 +250,7 @@ class _Walk:
 
 def _optional(node: ast.IfExp) -> bool:
     """Whether it is a flag that is there or not: nobody knows."""
-    return any(isinstance(one, ast.Constant) and one.value == "" for one in (node.body, node.orelse))
+    return any(isinstance(branch, ast.Constant) and branch.value == "" for branch in (node.body, node.orelse))
 
 
 def _hole(node: ast.expr) -> str:
@@ -273,7 +273,7 @@ def _line(text: _Text) -> int | None:
 
 def _split(text: _Text) -> list[tuple[str, int]]:
     """Words as a shell would split them, with the line of each one's first character."""
-    found: list[tuple[str, int]] = []
+    tokens: list[tuple[str, int]] = []
     word: list[str] | None = None
     line, quote, escaped = 0, "", False
     for char, at in ((char, piece.line) for piece in text for char in piece.text):
@@ -294,8 +294,8 @@ def _split(text: _Text) -> list[tuple[str, int]]:
             quote = char
         elif char.isspace():
             if word is not None:
-                found.append(("".join(word), line))
+                tokens.append(("".join(word), line))
             word = None
         elif word is not None:
             word.append(char)
-    return [*found, ("".join(word), line)] if word is not None else found
+    return [*tokens, ("".join(word), line)] if word is not None else tokens

@@ -71,9 +71,9 @@ def of_trainer(path: Path, text: str, entry: str, words: Sequence[str], given: S
     return (path.suffix == ".py" and _IMPORTS.search(text.encode()) is not None) or _imports(path, words)
 
 
-def _imports(path: Path, words: Sequence[str]) -> bool:
+def _imports(path: Path, argv: Sequence[str]) -> bool:
     """Whether the program imports one of them: as it lies beside the script, or in a folder above."""
-    program = next((word for word in words if word.endswith(".py")), "")
+    program = next((word for word in argv if word.endswith(".py")), "")
     try:
         folders = path.resolve().parents[:6] if program and "$" not in program else ()
         file = next((folder / program for folder in folders if (folder / program).is_file()), None)
@@ -91,12 +91,12 @@ def system_of(
     """The system, by its entry, its own flags, paths of the command and of the script; None where they do not say."""
     if entry.startswith("relax/"):
         return "relax"
-    if found := MODULE.match(entry):
-        return _system(found[1])
+    if module := MODULE.match(entry):
+        return _system(module[1])
     names = {flag.name for flag in given}
-    own = [system for system, flags in _OWN.items() if flags & names]
-    if len(own) == 1:
-        return own[0]
+    systems = [system for system, flags in _OWN.items() if flags & names]
+    if len(systems) == 1:
+        return systems[0]
     python = env.get("PYTHONPATH")
     code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     for source in (python.value if python else "", "\n".join(words), code):
@@ -120,5 +120,5 @@ def _checkout(path: Path) -> System | None:
 
 
 def _system(name: str) -> System:
-    found: dict[str, System] = {"slime": "slime", "miles": "miles", "relax": "relax"}
-    return found[name]
+    systems: dict[str, System] = {"slime": "slime", "miles": "miles", "relax": "relax"}
+    return systems[name]

@@ -77,16 +77,16 @@ def read_log(path: Path, sought: tuple[str, ...] | None = None) -> Log:
     wanted = phrases() if sought is None else sought
     takers = dict.fromkeys(_ANCHORS, numbers.metrics) | {_ARGUMENT: numbers.argument}
     with _opened(path) as file:
-        found = scan(_Bounded(file, path), wanted, takers=takers)
+        scanned = scan(_Bounded(file, path), wanted, takers=takers)
     return Log(
         path=path,
-        size=found.size,
-        lines=found.lines,
-        hits={phrase: tuple(hits) for phrase, hits in found.hits.items()},
-        counts=found.counts,
+        size=scanned.size,
+        lines=scanned.lines,
+        hits={phrase: tuple(hits) for phrase, hits in scanned.hits.items()},
+        counts=scanned.counts,
         series=numbers.series(),
         rank=_rank(path),
-        around=functools.partial(_around, path, found),
+        around=functools.partial(_around, path, scanned),
     )
 
 
@@ -113,19 +113,19 @@ class _Numbers:
             return
         self._read += 1
         text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
-        said = labelled(text)
-        if said is None:
+        record = labelled(text)
+        if record is None:
             return
-        kind = "step" if said.label == "step" else "rollout"
+        kind = "step" if record.label == "step" else "rollout"
         table = self._steps if kind == "step" else self._rollouts
-        row = table.setdefault(said.number, {})
-        for name, value in said.metrics.items():
+        row = table.setdefault(record.number, {})
+        for name, value in record.metrics.items():
             for prefix in _KEPT_PREFIXES:
                 name = name.removeprefix(prefix)
-            if said.role == "critic" and not name.startswith("critic-"):
+            if record.role == "critic" and not name.startswith("critic-"):
                 name = f"critic-{name}"
             row.setdefault(name, value)  # where a run was started again below itself, the first one
-        self._lines.setdefault((said.label, said.number), number)
+        self._lines.setdefault((record.label, record.number), number)
 
     def argument(self, _number: int, line: bytes) -> None:
         """A line that may be one of Megatron's arguments."""
@@ -177,11 +177,11 @@ def _opened(path: Path) -> Iterator[io.RawIOBase | gzip.GzipFile]:
             yield raw
 
 
-def _around(path: Path, found: Scan, first: int, last: int) -> list[str]:
+def _around(path: Path, scanned: Scan, first: int, last: int) -> list[str]:
     """Lines `first` to `last` of a file, at most a thousand, each cut as `safe` does."""
-    first, last = max(first, 1), min(last, found.lines, first + 999)
-    line, offset = max((mark for mark in found.marks if mark[0] <= first), default=(1, 0))
-    shown: list[str] = []
+    first, last = max(first, 1), min(last, scanned.lines, first + 999)
+    line, offset = max((mark for mark in scanned.marks if mark[0] <= first), default=(1, 0))
+    lines: list[str] = []
     try:
         with _opened(path) as file:
             stream = io.BufferedReader(file, 1 << 18) if isinstance(file, io.RawIOBase) else file
@@ -191,13 +191,13 @@ def _around(path: Path, found: Scan, first: int, last: int) -> list[str]:
                 if not piece:
                     break
                 if line >= first:
-                    shown.append(safe(piece))
+                    lines.append(safe(piece))
                 while piece and not piece.endswith(b"\n"):
                     piece = stream.readline(_HEAD)
                 line += 1
     except (OSError, EOFError, zlib.error) as error:
         raise ReproError(f"{path} cannot be read again: {_reason(error)}") from None
-    return shown
+    return lines
 
 
 def _rank(path: Path) -> int | None:
@@ -252,7 +252,7 @@ def _read(path: Path) -> Iterator[object]:
 
 def log_files(folder: Path) -> list[Path]:
     """The log files below a folder, at most 5000, none through links to folders; rotated ones too."""
-    found: list[Path] = []
+    paths: list[Path] = []
     depth = len(folder.parts)
     for root, folders, files in os.walk(folder):
         if len(Path(root).parts) - depth >= _DEPTH:
@@ -261,10 +261,10 @@ def log_files(folder: Path) -> list[Path]:
         for name in sorted(files):
             path = Path(root, name)
             if _NAME.search(name) and _fits(path):
-                found.append(path)
-                if len(found) == _FILES:
-                    return found
-    return found
+                paths.append(path)
+                if len(paths) == _FILES:
+                    return paths
+    return paths
 
 
 def _read_folder(path: Path) -> Iterator[object]:

@@ -96,8 +96,8 @@ def speaker(hit: Hit) -> str:
 
 def rank(hit: Hit) -> str:
     """The rank that a line says it is from; '' where it does not say."""
-    found = _RANK.search(hit.text)
-    return (found[1] or found[2]) if found else ""
+    match = _RANK.search(hit.text)
+    return (match[1] or match[2]) if match else ""
 
 
 def rank_of(log: Log, pid: str, ip: str = "") -> str:
@@ -158,8 +158,8 @@ def colocated(launch: Launch | None, log: Log) -> bool:
     return argument("colocate", launch, log) not in (None, "False", "None")
 
 
-def _any(texts: Iterable[str], words: Sequence[str]) -> bool:
-    return any(word in text for text in texts for word in words)
+def _any(texts: Iterable[str], phrases: Sequence[str]) -> bool:
+    return any(phrase in text for text in texts for phrase in phrases)
 
 
 def rollouts_before(log: Log, line: int, launch: Launch | None) -> int:
@@ -178,8 +178,8 @@ def rollouts_before(log: Log, line: int, launch: Launch | None) -> int:
         elif steps:
             over, steps = over + 1, 0
     marked = any(kind != "step" for _, kind in events)
-    each = _steps_per_rollout(launch, log) or (0 if marked else 1)
-    return max(over + (steps >= each if marked else steps // each) if each else over, seen - 1)
+    per_rollout = _steps_per_rollout(launch, log) or (0 if marked else 1)
+    return max(over + (steps >= per_rollout if marked else steps // per_rollout) if per_rollout else over, seen - 1)
 
 
 def _steps_per_rollout(launch: Launch | None, log: Log) -> int:
@@ -204,9 +204,9 @@ def _source(text: str) -> str:
 def _stretch(log: Log, hit: Hit) -> list[str]:
     """The traceback that a line ends, without what other processes print in between."""
     source = _source(hit.text)
-    own = [text for text in above(log, hit, 250)[:-1] if _source(text) == source]
-    start = max((n for n, text in enumerate(own) if _any([text], _STARTS)), default=len(own))
-    return [*own[start:], hit.text]
+    lines = [text for text in above(log, hit, 250)[:-1] if _source(text) == source]
+    start = max((n for n, text in enumerate(lines) if _any([text], _STARTS)), default=len(lines))
+    return [*lines[start:], hit.text]
 
 
 def _is_engine(hit: Hit, stretch: Sequence[str]) -> bool:
@@ -219,12 +219,12 @@ def _is_engine(hit: Hit, stretch: Sequence[str]) -> bool:
 
 def memory_errors(log: Log, launch: Launch | None = None) -> list[OutOfMemory]:
     """Each time that a device's memory was used up: the first line of each group of lines that say so."""
-    found: list[OutOfMemory] = []
+    errors: list[OutOfMemory] = []
     last = -1000
     for hit in said(log, *MEMORY):
         if hit.line - last > 200:
             stretch = _stretch(log, hit)
             steps, rollouts = steps_before(log, hit.line), rollouts_before(log, hit.line, launch)
-            found.append(OutOfMemory(hit, _is_engine(hit, stretch), _any(stretch, _BACKWARD), steps, rollouts))
+            errors.append(OutOfMemory(hit, _is_engine(hit, stretch), _any(stretch, _BACKWARD), steps, rollouts))
         last = hit.line
-    return found
+    return errors

@@ -188,8 +188,8 @@ def _whole(value: object) -> int | None:
 
 
 def _read(path: Path) -> tuple[Machine]:
-    found = read_packages(path)
-    return (Machine(str(path), found.packages, python=found.python, complete=found.complete),)
+    listing = read_packages(path)
+    return (Machine(str(path), listing.packages, python=listing.python, complete=listing.complete),)
 
 
 FREEZE = Reader("package list", fits, _read)

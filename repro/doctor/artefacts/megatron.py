@@ -44,9 +44,9 @@ def read_megatron(path: Path) -> MegatronCheckpoint:
     Raises:
         ReproError: the folder cannot be read.
     """
-    own = iteration_of(path.absolute().name)
-    if own is not None and not (path / TRACKER).exists() and not _iterations(path):
-        folders = {own: path}
+    own_iteration = iteration_of(path.absolute().name)
+    if own_iteration is not None and not (path / TRACKER).exists() and not _iterations(path):
+        folders = {own_iteration: path}
     else:
         folders = _iterations(path)
     damage: dict[str, str] = {}
@@ -77,8 +77,8 @@ def read_megatron(path: Path) -> MegatronCheckpoint:
 
 def _iterations(path: Path) -> dict[int, Path]:
     try:
-        found = {number: child for child in path.iterdir() if (number := iteration_of(child.name)) is not None}
-        return {number: found[number] for number in sorted(found) if found[number].is_dir()}
+        children = {number: child for child in path.iterdir() if (number := iteration_of(child.name)) is not None}
+        return {number: children[number] for number in sorted(children) if children[number].is_dir()}
     except OSError as error:
         raise ReproError(f"{path} cannot be read: {error}") from None
 
@@ -131,11 +131,11 @@ def _args(path: Path, folder: Path, files: Mapping[str, int], damage: dict[str, 
         if not files[name] or files[name] > _ARGS_LIMIT:
             continue
         try:
-            found = peek(folder / name, limit=2 * _ARGS_LIMIT)
+            contents = peek(folder / name, limit=2 * _ARGS_LIMIT)
         except ReproError as error:
             damage[_relative(path, folder / name)] = str(error)
             continue
-        args = found.get("args") if isinstance(found, dict) else None
+        args = contents.get("args") if isinstance(contents, dict) else None
         fields = args.state if isinstance(args, Record) else args
         if isinstance(fields, dict):
             return {key: value for key, value in fields.items() if isinstance(key, str)}

@@ -116,34 +116,34 @@ def _json(path: Path, text: str) -> Packages:
         raise ReproError(f"{path} is no JSON: list the packages again") from None
     if not isinstance(raw, list):
         raise ReproError(f"{path} holds no list of packages: list them again")
-    found = _unambiguous(raw)
-    return Packages(found, complete=True, python=found.get("python", ""))
+    versions = _unambiguous(raw)
+    return Packages(versions, complete=True, python=versions.get("python", ""))
 
 
 def _unambiguous(entries: list[object]) -> dict[str, str]:
     """Versions by name, without packages that have several: a marker chooses among those."""
     versions: dict[str, set[str]] = {}
-    for one in entries:
-        if isinstance(one, Mapping) and isinstance(one.get("name"), str):
-            version = one.get("version")
-            versions.setdefault(_key(one["name"]), set()).add(version if isinstance(version, str) else "")
-    return {name: next(iter(found)) for name, found in versions.items() if len(found) == 1}
+    for entry in entries:
+        if isinstance(entry, Mapping) and isinstance(entry.get("name"), str):
+            version = entry.get("version")
+            versions.setdefault(_key(entry["name"]), set()).add(version if isinstance(version, str) else "")
+    return {name: next(iter(candidates)) for name, candidates in versions.items() if len(candidates) == 1}
 
 
 def _listed(path: Path, text: str) -> Packages:
     table, conda = _TABLE.match(text), _CONDA.search(text[:4096])
     parse: Callable[[str], tuple[str, str] | None] = _row if table or conda else _entry
-    found: dict[str, str] = {}
+    pins: dict[str, str] = {}
     lines = [line for line in map(_bare, _joined(text)) if line]
     for line in lines:
         if pin := parse(line):
-            found.setdefault(_key(pin[0]), pin[1])
+            pins.setdefault(_key(pin[0]), pin[1])
     for edited in _EDITABLE.finditer(text):  # pip freeze says so in a comment above `-e /path`
-        found.setdefault(_key(edited[1]), edited[2])
-    found.pop("package", None)
-    pinned = not _WANTED.search(path.name) and all(_entry(line) is not None for line in lines) and len(found) >= _MANY
+        pins.setdefault(_key(edited[1]), edited[2])
+    pins.pop("package", None)
+    pinned = not _WANTED.search(path.name) and all(_entry(line) is not None for line in lines) and len(pins) >= _MANY
     complete = bool(table or conda or (_NAMED.search(path.name) and not _WANTED.search(path.name)) or pinned)
-    return Packages(found, complete, found.get("python", "") if conda else "")
+    return Packages(pins, complete, pins.get("python", "") if conda else "")
 
 
 def _joined(text: str) -> Iterator[str]:
@@ -160,8 +160,8 @@ def _bare(line: str) -> str:
 
 
 def _row(line: str) -> tuple[str, str] | None:
-    found = _ROW.match(line)
-    return (found[1], found[2]) if found else None
+    match = _ROW.match(line)
+    return (match[1], match[2]) if match else None
 
 
 def _entry(line: str) -> tuple[str, str] | None:
@@ -177,7 +177,7 @@ def _entry(line: str) -> tuple[str, str] | None:
         return None
     if need.url:
         return need.name, _version_of(need.url)
-    pins = [one.version for one in need.specifier if one.operator in ("==", "===") and "*" not in one.version]
+    pins = [spec.version for spec in need.specifier if spec.operator in ("==", "===") and "*" not in spec.version]
     return (need.name, pins[0]) if pins else None
 
 
@@ -187,9 +187,9 @@ def _version_of(url: str) -> str:
     try:
         return str(parse_wheel_filename(name)[1])
     except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
-        found = re.search(r"@v?(\d[\w.]*)$", url)
+        match = re.search(r"@v?(\d[\w.]*)$", url)
     try:
-        return str(Version(found[1])) if found else ""
+        return str(Version(match[1])) if match else ""
     except InvalidVersion:
         return ""
 

@@ -87,13 +87,13 @@ def _of_help(path: Path) -> ParserDump:
 
 def _helped(text: str) -> set[str]:
     """Flags of the lines that define them: not those that a description mentions."""
-    found: set[str] = set()
+    flags: set[str] = set()
     for line in text.splitlines():
         if not (match := re.match(r"\s{1,12}(-.*)", line)):
             continue
         defined = re.split(r"\s{2,}", match[1], maxsplit=1)[0]
-        found |= {one[1] for one in re.finditer(r"(?:\A|, |/ )(--?[A-Za-z][\w.-]*)", defined)}
-    return found
+        flags |= {option[1] for option in re.finditer(r"(?:\A|, |/ )(--?[A-Za-z][\w.-]*)", defined)}
+    return flags
 
 
 # -- parsers-*.jsonl
@@ -101,20 +101,20 @@ def _helped(text: str) -> set[str]:
 
 def _of_replay(path: Path, files: Sequence[Path]) -> ParserDump:
     options: set[str] = set()
-    own: list[str] = []
+    own_flags: list[str] = []
     abbreviates = False
     for file in files:
         for line in _lines(file):
             had = line.get("options")
             options |= {word for word in had if isinstance(word, str)} if isinstance(had, list) else set()
             flags = line.get("own")
-            own += [word for word in flags if isinstance(word, str)] if isinstance(flags, list) else []
+            own_flags += [word for word in flags if isinstance(word, str)] if isinstance(flags, list) else []
             abbreviates |= line.get("abbreviates") is True
     if not options:
         raise ReproError(f"{path} holds nothing that a parser said")
     ignored = dict.fromkeys(
         flag
-        for flag in own
+        for flag in own_flags
         if flag not in options
         and not flag.startswith(ENGINE)
         and not (abbreviates and any(option.startswith(flag) for option in options))
@@ -175,11 +175,11 @@ def _registered(source: bytes) -> set[str]:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return set()
-    found: set[str] = set()
+    flags: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name in _REGISTERS:
-                words = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-                found |= {word for word in words if word.startswith("--")}
-    return found
+                texts = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+                flags |= {text for text in texts if text.startswith("--")}
+    return flags

@@ -65,16 +65,16 @@ def _steps_of(tree: ast.Module) -> dict[str, Sequence[Step]]:
     """What the module and each of its functions does, in the order of their source."""
     functions = dict(_functions(tree.body, ""))
     walk = _Walk(functions)
-    bodies = {_MODULE: tree.body, **{name: one.body for name, one in functions.items()}}
+    bodies = {_MODULE: tree.body, **{name: node.body for name, node in functions.items()}}
     return {name: steps for name, body in bodies.items() if (steps := list(walk.steps(body, name, ())))}
 
 
 def _functions(body: Sequence[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    for one in body:
-        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield prefix + one.name, one
-        elif isinstance(one, ast.ClassDef):
-            yield from _functions(one.body, f"{prefix}{one.name}.")
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield prefix + node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield from _functions(node.body, f"{prefix}{node.name}.")
 
 
 class _Walk:
@@ -86,31 +86,31 @@ class _Walk:
 
     def steps(self, body: Sequence[ast.stmt], owner: str, branch: _Branch) -> Iterator[Step]:
         """What a list of statements does."""
-        for one in body:
-            if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        for statement in body:
+            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 continue
-            yield from self._expressions(one, owner, branch)
-            for number, (block, apart) in enumerate(_blocks(one)):
+            yield from self._expressions(statement, owner, branch)
+            for number, (block, apart) in enumerate(_blocks(statement)):
                 ends = bool(block) and isinstance(block[-1], ast.Return | ast.Raise | ast.Continue | ast.Break)
-                yield from self.steps(block, owner, (*branch, Way(one.lineno, number, ends)) if apart else branch)
+                yield from self.steps(block, owner, (*branch, Way(statement.lineno, number, ends)) if apart else branch)
 
-    def _expressions(self, one: ast.stmt, owner: str, branch: _Branch) -> Iterator[Step]:
+    def _expressions(self, statement: ast.stmt, owner: str, branch: _Branch) -> Iterator[Step]:
         """What a statement itself does, without the statements inside it: inner calls first, then assignments."""
-        calls = [node for node in _own(one) if isinstance(node, ast.Call)]
+        calls = [node for node in _own(statement) if isinstance(node, ast.Call)]
         for call in sorted(calls, key=lambda node: (node.end_lineno or 0, node.end_col_offset or 0)):
             yield from self._call(call, owner, branch)
-        if isinstance(one, ast.Assign | ast.AnnAssign) and not _off(one.value):
-            for target in one.targets if isinstance(one, ast.Assign) else [one.target]:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and not _off(statement.value):
+            for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
                 if isinstance(target, ast.Attribute) and target.attr == "deterministic_mode":
-                    yield Step("switch", ast.unparse(target), one.lineno, branch)
+                    yield Step("switch", ast.unparse(target), statement.lineno, branch)
                 elif isinstance(target, ast.Subscript) and _dotted(target.value).endswith("environ"):
-                    yield from _variables([target.slice], one.lineno, branch)
+                    yield from _variables([target.slice], statement.lineno, branch)
 
     def _call(self, call: ast.Call, owner: str, branch: _Branch) -> Iterator[Step]:
         text = _dotted(call.func)
         receiver, _, name = text.rpartition(".")
-        if own := self._own_function(receiver, name, owner):
-            yield from (step._replace(line=call.lineno, branch=branch) for step in self._does(own))
+        if function := self._own_function(receiver, name, owner):
+            yield from (step._replace(line=call.lineno, branch=branch) for step in self._does(function))
         elif _SWITCH.fullmatch(name):
             if not (call.args and _off(call.args[0])):
                 yield Step("switch", text, call.lineno, branch)
@@ -120,7 +120,7 @@ class _Walk:
             yield Step("model", text, call.lineno, branch)
         elif name in _GROUPS:
             yield Step("groups", text, call.lineno, branch)
-        elif setter := next((one for one in _SETTERS if text.endswith(one)), None):
+        elif setter := next((suffix for suffix in _SETTERS if text.endswith(suffix)), None):
             keys = [*call.args[:1], *(ast.Constant(word.arg) for word in call.keywords if word.arg)]
             if setter == "environ.update" and call.args and isinstance(call.args[0], ast.Dict):
                 keys = [key for key in call.args[0].keys if key is not None]
@@ -142,22 +142,22 @@ class _Walk:
         return self._known[name]
 
 
-def _blocks(one: ast.stmt) -> Iterator[tuple[list[ast.stmt], bool]]:
+def _blocks(statement: ast.stmt) -> Iterator[tuple[list[ast.stmt], bool]]:
     """The blocks of a statement, and whether each excludes the others."""
-    if isinstance(one, ast.If):
-        yield from ((one.body, True), (one.orelse, True))
-    elif isinstance(one, ast.Match):
-        yield from ((case.body, True) for case in one.cases)
+    if isinstance(statement, ast.If):
+        yield from ((statement.body, True), (statement.orelse, True))
+    elif isinstance(statement, ast.Match):
+        yield from ((case.body, True) for case in statement.cases)
     else:
         for name in ("body", "orelse", "finalbody"):
-            if block := getattr(one, name, None):
+            if block := getattr(statement, name, None):
                 yield block, False
-        yield from ((handler.body, True) for handler in getattr(one, "handlers", ()))
+        yield from ((handler.body, True) for handler in getattr(statement, "handlers", ()))
 
 
-def _own(one: ast.stmt) -> Iterator[ast.AST]:
+def _own(statement: ast.stmt) -> Iterator[ast.AST]:
     """The nodes of a statement that are neither in a statement inside it nor in a lambda."""
-    waiting: list[ast.AST] = [one]
+    waiting: list[ast.AST] = [statement]
     while waiting:
         node = waiting.pop()
         yield node

@@ -144,7 +144,7 @@ def reward_function(
     known = {"custom_rm_path": f"{module}.{function}", "reward_key": None, "rm_type": None, **(arguments or {})}
 
     def score(samples: Sequence[Mapping[str, Any]]) -> list[Any]:
-        asked = {"module": module, "function": function, "arguments": known, "samples": [_sent(one) for one in samples]}
+        asked = {"module": module, "function": function, "arguments": known, "samples": [_sent(s) for s in samples]}
         return _called(name, str(Path.cwd() / program), root, asked, limit)
 
     return RewardFunction(name, score)
@@ -161,7 +161,7 @@ def _called(name: str, program: str, root: Path, asked: Mapping[str, Any], limit
         folder = Path(scratch)
         (folder / "call_reward.py").write_text(_RUN, encoding="utf-8")
         (folder / "asked.json").write_text(json.dumps(asked), encoding="utf-8")
-        path = os.pathsep.join(one for one in (str(root.resolve()), os.environ.get("PYTHONPATH", "")) if one)
+        path = os.pathsep.join(entry for entry in (str(root.resolve()), os.environ.get("PYTHONPATH", "")) if entry)
         variables = {**handed_on(os.environ), "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "NO_COLOR": "1"}
         command = [program, "call_reward.py", "asked.json", "answer.json"]
         try:
@@ -173,7 +173,7 @@ def _called(name: str, program: str, root: Path, asked: Mapping[str, Any], limit
         except (OSError, ValueError, RecursionError):
             raise ReproError(f"{name} ended without rewards ({_last(folder / 'log')}; exit code {code})") from None
     if "rewards" in answer:
-        return [_received(one) for one in answer["rewards"]]
+        return [_received(reward) for reward in answer["rewards"]]
     if "import" in answer:
         raise ReproError(f"{name} cannot be loaded: {_line(answer['import'])}{_at(answer)}")
     if answer.get("lacks"):
@@ -187,8 +187,8 @@ def _at(answer: Mapping[str, Any]) -> str:
 
 def _sent(sample: Mapping[str, Any]) -> dict[str, Any]:
     """What of a sample is plain: a reward is not made of arrays. Its recorded reward is left out, as before scoring."""
-    found = {key: _plain(value, 20) for key, value in sample.items()}
-    return {key: value for key, value in found.items() if value is not _NOT} | {"reward": None}
+    fields = {key: _plain(value, 20) for key, value in sample.items()}
+    return {key: value for key, value in fields.items() if value is not _NOT} | {"reward": None}
 
 
 _NOT = object()
@@ -202,11 +202,11 @@ def _plain(value: Any, depth: int) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else _NOT
     if depth and isinstance(value, (list, tuple)):
-        parts = [_plain(one, depth - 1) for one in value]
-        return _NOT if any(one is _NOT for one in parts) else parts
+        parts = [_plain(item, depth - 1) for item in value]
+        return _NOT if any(part is _NOT for part in parts) else parts
     if depth and isinstance(value, Mapping):
-        kept = {str(key): _plain(one, depth - 1) for key, one in value.items()}
-        return {key: one for key, one in kept.items() if one is not _NOT}
+        fields = {str(key): _plain(item, depth - 1) for key, item in value.items()}
+        return {key: item for key, item in fields.items() if item is not _NOT}
     return _NOT
 
 
@@ -217,7 +217,7 @@ def _received(value: Any) -> Any:
     if kind == "bits":
         return decode_float(content)
     if kind == "dict":
-        return {key: _received(one) for key, one in content.items()}
+        return {key: _received(item) for key, item in content.items()}
     if kind == "plain":
         return _whole(content) if isinstance(content, str) else content
     return Odd("str" if kind == "text" else str(content))

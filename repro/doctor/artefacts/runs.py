@@ -71,13 +71,13 @@ def _read_dump(path: Path) -> Iterator[object]:
     paths = [path]
     if ranked:
         paths = sorted(
-            (one for rollout, rank, one in numbered(path.parent) if rollout == int(ranked[1]) and rank is not None),
-            key=lambda one: int(one.stem.partition("_")[2]),
+            (p for rollout, rank, p in numbered(path.parent) if rollout == int(ranked[1]) and rank is not None),
+            key=lambda p: int(p.stem.partition("_")[2]),
         ) or [path]
-    dumps = [read_train_dump(one) for one in paths]
+    dumps = [read_train_dump(p) for p in paths]
     folder = path.parent.parent if path.parent.name == "train_data" else path.parent
-    found = joined(dumps, rollout=_samples(folder, dumps[0].rollout_id))
-    yield TrainStep(paths[0], found.rollout_id, dumps[0].system, found, folder)
+    merged = joined(dumps, rollout=_samples(folder, dumps[0].rollout_id))
+    yield TrainStep(paths[0], merged.rollout_id, dumps[0].system, merged, folder)
 
 
 def _samples(folder: Path, rollout: int) -> list[dict[str, Any]] | None:
@@ -100,20 +100,20 @@ def _is_run(path: Path) -> bool:
             return True
         if next((path / "events").glob("*.jsonl"), None) is not None:
             return True
-        return any(_kind(one) for one in _numbered(path))
+        return any(_kind(file) for file in _numbered(path))
     except OSError:
         return False
 
 
 def _numbered(folder: Path) -> list[Path]:
     """Up to four files of a folder whose names are those of dumps."""
-    found = []
+    paths = []
     for path in folder.iterdir():
         if NAME.fullmatch(path.name) or _RANKED.fullmatch(path.name):
-            found.append(path)
-            if len(found) == 4:
+            paths.append(path)
+            if len(paths) == 4:
                 break
-    return found
+    return paths
 
 
 def _read_run(folder: Path) -> Iterator[object]:
@@ -134,7 +134,7 @@ def _read_run(folder: Path) -> Iterator[object]:
             rollouts[dump.rollout_id] = _means(dump)
             if dump.system == "relax":
                 order[dump.rollout_id] = [
-                    {name: one.get(name) for name in ("index", "tokens", "response_length")} for one in dump.samples
+                    {name: s.get(name) for name in ("index", "tokens", "response_length")} for s in dump.samples
                 ]
         yield rollout
     flags: dict[str, str] = {}
@@ -171,10 +171,10 @@ def _rollouts(folder: Path, wrong: list[str]) -> Iterator[Rollout | NotRead]:
         return
     first: RolloutDump | None = None
     before: RolloutDump | None = None
-    kept = within(sizes_of(paths))
-    if len(kept) < len(paths):
-        yield NotRead(place, _left_out(len(kept), len(paths), "rollout dumps"))
-    for path in kept:
+    selected = within(sizes_of(paths))
+    if len(selected) < len(paths):
+        yield NotRead(place, _left_out(len(selected), len(paths), "rollout dumps"))
+    for path in selected:
         try:
             dump = read_rollout_dump(path)
         except ReproError as error:
@@ -198,15 +198,15 @@ def _train_steps(folder: Path, order: Mapping[int, Any], wrong: list[str]) -> It
                 files.paths.setdefault(rollout, {})[rank] = path
     run = folder.parent if folder.name == "train_data" else folder
     sizes = {rollout: sum(sizes_of(paths.values()).values()) for rollout, paths in sorted(files.paths.items())}
-    kept = within(sizes)
-    if len(kept) < len(sizes):
-        yield NotRead(run / "train_data", _left_out(len(kept), len(sizes), "rollouts' train dumps"))
-    for rollout in kept:
+    selected = within(sizes)
+    if len(selected) < len(sizes):
+        yield NotRead(run / "train_data", _left_out(len(selected), len(sizes), "rollouts' train dumps"))
+    for rollout in selected:
         try:
             dumps = files.load(rollout, final=True) or []
             if not dumps:
                 continue
-            found = joined(dumps, rollout=order.get(rollout) or _relax_order(folder, dumps[0].system, rollout))
+            merged = joined(dumps, rollout=order.get(rollout) or _relax_order(folder, dumps[0].system, rollout))
         except ReproError as error:
             wrong.append(str(error))
             continue
@@ -214,7 +214,7 @@ def _train_steps(folder: Path, order: Mapping[int, Any], wrong: list[str]) -> It
             files.forget()
         paths = files.paths[rollout]
         first = paths[min(paths, key=lambda rank: -1 if rank is None else rank)]
-        yield TrainStep(first, rollout, dumps[0].system, found, run)
+        yield TrainStep(first, rollout, dumps[0].system, merged, run)
 
 
 def _relax_order(folder: Path, system: str, rollout: int) -> list[dict[str, Any]] | None:
@@ -238,31 +238,31 @@ def within(sizes: Mapping[Key, int], budget: int | None = None) -> list[Key]:
     middle = keys[4:-2]
     stride = 1
     while True:
-        kept = [*ends, *(middle[stride - 1 :: stride] if stride <= len(middle) else ())]
-        if sum(sizes[key] for key in kept) <= budget:
+        selected = [*ends, *(middle[stride - 1 :: stride] if stride <= len(middle) else ())]
+        if sum(sizes[key] for key in selected) <= budget:
             break
         if stride > len(middle):
-            while len(kept) > 1 and sum(sizes[key] for key in kept) > budget:
-                kept.pop()
+            while len(selected) > 1 and sum(sizes[key] for key in selected) > budget:
+                selected.pop()
             break
         stride *= 2
-    wanted = set(kept)
+    wanted = set(selected)
     return [key for key in keys if key in wanted]
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[Path, int]:
     """Bytes of each file, in their order."""
-    found = {}
+    sizes = {}
     for path in paths:
         try:
-            found[path] = path.stat().st_size
+            sizes[path] = path.stat().st_size
         except OSError:
-            found[path] = 0  # its reader says so
-    return found
+            sizes[path] = 0  # its reader says so
+    return sizes
 
 
-def _left_out(kept: int, all_of_them: int, what: str) -> str:
-    return f"{kept} of {all_of_them} {what} were read: together they are larger than {BUDGET >> 30} GiB"
+def _left_out(count: int, all_of_them: int, what: str) -> str:
+    return f"{count} of {all_of_them} {what} were read: together they are larger than {BUDGET >> 30} GiB"
 
 
 # -- numbers
@@ -270,13 +270,13 @@ def _left_out(kept: int, all_of_them: int, what: str) -> str:
 
 def _means(dump: RolloutDump) -> dict[str, float]:
     """Numbers that a trainer logs of a rollout, by its dump; those alone that every sample has and that are finite."""
-    found: dict[str, list[float | None]] = {
-        "raw_reward": [number_of(one.get("reward")) for one in dump.samples],
-        "response_lengths": [number_of(one.get("response_length")) for one in dump.samples],
-        "truncated": [float(one.get("status") == "truncated") for one in dump.samples],
+    columns: dict[str, list[float | None]] = {
+        "raw_reward": [number_of(sample.get("reward")) for sample in dump.samples],
+        "response_lengths": [number_of(sample.get("response_length")) for sample in dump.samples],
+        "truncated": [float(sample.get("status") == "truncated") for sample in dump.samples],
     }
     means = {}
-    for name, values in found.items():
+    for name, values in columns.items():
         plain = [value for value in values if value is not None and abs(value) < _LARGE]
         if plain and len(plain) == len(values):
             means[name] = math.fsum(plain) / len(plain)
@@ -285,14 +285,14 @@ def _means(dump: RolloutDump) -> dict[str, float]:
 
 def _log_probs(step: Joined) -> dict[str, float]:
     """Means over the counted tokens, as the trainers log them, and of distances between two columns."""
-    found = {name: sample_means(step, name) for name in ("log_probs", "ref_log_probs", "rollout_log_probs")}
+    averages = {name: sample_means(step, name) for name in ("log_probs", "ref_log_probs", "rollout_log_probs")}
     for name, other in (("ref_logprob_abs_diff", "ref_log_probs"), ("train_rollout_logprob_abs_diff", _ENGINE)):
-        pairs = [one.values for one in counted(step, "log_probs", other) if one.positions.size]
+        pairs = [sample.values for sample in counted(step, "log_probs", other) if sample.positions.size]
         with np.errstate(all="ignore"):
-            means = [float(np.abs(own - others).mean()) for own, others in pairs]
+            means = [float(np.abs(log_probs - others).mean()) for log_probs, others in pairs]
             mean = float(np.mean(means)) if means else np.nan
-        found[name] = mean if np.isfinite(mean) else None
-    return {name: value for name, value in found.items() if value is not None}
+        averages[name] = mean if np.isfinite(mean) else None
+    return {name: value for name, value in averages.items() if value is not None}
 
 
 def _series(
@@ -316,9 +316,9 @@ def _series(
         for rollout in known:
             for update in range(min(updates, _UPDATES)):
                 number = rollout * updates + update
-                found = _plain(side.history(number)) | side.grad_norms(rollout, update)
-                if found:
-                    steps[number] = found | steps.get(number, {})
+                side_metrics = _plain(side.history(number)) | side.grad_norms(rollout, update)
+                if side_metrics:
+                    steps[number] = side_metrics | steps.get(number, {})
     except (OSError, ReproError) as error:
         wrong.append(str(error))
     return Series(folder, dict(sorted(steps.items())), dict(sorted(by_rollout.items())), {}, flags)

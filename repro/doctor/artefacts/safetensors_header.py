@@ -71,18 +71,18 @@ def read_header(path: Path) -> dict[str, Placed]:
 
 def _parse(path: Path, raw: bytes) -> Mapping[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        fields = dict(pairs)
+        if len(fields) != len(pairs):
             raise ReproError(f"{path} names a tensor or field twice in its header: write it again")
-        return found
+        return fields
 
     try:
-        found = json.loads(raw.decode(), object_pairs_hook=unique)
+        header = json.loads(raw.decode(), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise ReproError(f"{path} has a header that is no JSON ({str(error)[:120]}): copy it again") from None
-    if not isinstance(found, dict):
+    if not isinstance(header, dict):
         raise ReproError(f"{path} has a header that is no object: it is no safetensors file")
-    return {name: entry for name, entry in found.items() if name != "__metadata__"}
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}
 
 
 def _placed(path: Path, name: str, entry: Any, base: int, size: int) -> Placed:

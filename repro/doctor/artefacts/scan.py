@@ -71,8 +71,8 @@ def safe(line: bytes) -> str:
 def _automaton(phrases: tuple[bytes, ...]) -> Callable[[memoryview], Sequence[tuple[int, int, int]]]:
     from ahocorasick_rs import BytesAhoCorasick, Implementation
 
-    found = BytesAhoCorasick(phrases, implementation=Implementation.DFA)  # half as fast again as what it chooses
-    return lambda block: found.find_matches_as_indexes(block, overlapping=True)
+    automaton = BytesAhoCorasick(phrases, implementation=Implementation.DFA)  # half as fast again as what it chooses
+    return lambda block: automaton.find_matches_as_indexes(block, overlapping=True)
 
 
 def scan(
@@ -94,12 +94,12 @@ def scan(
     """
     takers = takers or {}
     sought = tuple(dict.fromkeys(p for p in (*phrases, *takers) if p))
-    found = Scan(hits={p: [] for p in phrases if p}, counts=dict.fromkeys((p for p in phrases if p), 0))
+    result = Scan(hits={p: [] for p in phrases if p}, counts=dict.fromkeys((p for p in phrases if p), 0))
     if any("\n" in p for p in sought):
         raise ValueError("a phrase goes over a line's end")
-    one_pass = _Pass(found, sought, takers, max(block, 1), max(long, 4096))
+    one_pass = _Pass(result, sought, takers, max(block, 1), max(long, 4096))
     one_pass.run(source)
-    return found
+    return result
 
 
 class _Pass:
@@ -198,9 +198,9 @@ class _Pass:
             taker(line, bytes(self.buffer[begin : min(stop, begin + _LONG)]))
         if hits is not None and self.counts[index] <= KEPT:
             if end + self.base - offset <= SHOWN:
-                shown = bytes(self.buffer[begin : min(stop, begin + 4 * SHOWN)])
+                excerpt = bytes(self.buffer[begin : min(stop, begin + 4 * SHOWN)])
             else:
                 head = bytes(self.buffer[begin : begin + _HEAD]) if offset >= self.base else self.head
                 around = self.buffer[max(offset - self.base + _HEAD, start - _BEFORE, 0) : min(stop, start + _AFTER)]
-                shown = head + b" ... " + bytes(around)
-            hits.append(Hit(line, offset, safe(shown).strip()))
+                excerpt = head + b" ... " + bytes(around)
+            hits.append(Hit(line, offset, safe(excerpt).strip()))

@@ -104,7 +104,7 @@ class _Reader:
     def _apart(self, node: Node, scope: Scope) -> None:
         """``( ... )``, and each part of a pipeline: what they set is lost."""
         exported = dict(self._exported)
-        for block in [node.named_children] if node.type == "subshell" else [[one] for one in node.named_children]:
+        for block in [node.named_children] if node.type == "subshell" else [[child] for child in node.named_children]:
             self._block(block, scope.copy())
             self._ended = ""
         self._exported = exported
@@ -119,8 +119,8 @@ class _Reader:
             self._functions[text_of(name)] = (body, scope.path, scope.line)
 
     def _assignments(self, node: Node, scope: Scope) -> None:
-        for one in [node] if node.type == "variable_assignment" else node.named_children:
-            self._assign(one, scope)
+        for assignment in [node] if node.type == "variable_assignment" else node.named_children:
+            self._assign(assignment, scope)
 
     def _children(self, node: Node, scope: Scope, kind: str = "") -> None:
         for child in node.named_children:
@@ -206,7 +206,7 @@ class _Reader:
         if len(branches) == 1:
             count = len(self.script.commands)
             branches[0](scope)
-            if self._ended and not any(starts(one) for one in self.script.commands[count:]):
+            if self._ended and not any(starts(command) for command in self.script.commands[count:]):
                 self._ended = (
                     ""  # what is not given here may be given by whoever runs it: `exit` for want of an address
                 )
@@ -226,11 +226,11 @@ class _Reader:
         if not after:
             self._ended = ends[-1]
             return
-        self._exported = exported | {name: one for _, had in after for name, one in had.items()}
+        self._exported = exported | {name: setting for _, had in after for name, setting in had.items()}
         merge(scope, [inner for inner, _ in after])
-        for name, one in self._exported.items():
-            if one.value is not None and name in scope.scalars:
-                self._exported[name] = replace(one, value=scope.scalars[name].value)
+        for name, setting in self._exported.items():
+            if setting.value is not None and name in scope.scalars:
+                self._exported[name] = replace(setting, value=scope.scalars[name].value)
 
     # -- variables
 
@@ -262,13 +262,13 @@ class _Reader:
 
     def _assign_array(self, name: str, value: Node | None, scope: Scope, node: Node, more: bool) -> None:
         at = None
-        if (found := re.fullmatch(r"(\w+)\[(.*)\]", name, re.S)) is not None:
-            name, at = found[1], number(found[2], scope)
+        if (match := re.fullmatch(r"(\w+)\[(.*)\]", name, re.S)) is not None:
+            name, at = match[1], number(match[2], scope)
         elements = [] if value is None else _elements(value, scope)
         held = list(scope.arrays.get(name, ()))
         if not held and more and name in scope.scalars:
             held = [scope.scalars[name]]
-        if found is not None:
+        if match is not None:
             if at is not None and 0 <= at < len(held):
                 held[at] = elements[0] if elements else scope.word((), node)
             else:
@@ -332,8 +332,8 @@ class _Reader:
                 nodes.append(child)
         words = expand_all(nodes, scope)
         if not words:
-            for one in settings:
-                scope.scalars[one.name] = one.where._replace(value=one.value or ())
+            for setting in settings:
+                scope.scalars[setting.name] = setting.where._replace(value=setting.value or ())
             return
         if self._builtin(words, scope):
             return
@@ -342,33 +342,33 @@ class _Reader:
 
     def _builtin(self, words: Sequence[Word], scope: Scope) -> bool:
         """Do what a command changes in the script itself; whether it was such a one."""
-        name, rest = words[0].text, words[1:]
+        name, args = words[0].text, words[1:]
         if name in self._functions:
-            self._call(name, rest, scope)
-        elif name in ("source", ".") and rest:
-            self._source(rest[0], rest[1:], scope)
+            self._call(name, args, scope)
+        elif name in ("source", ".") and args:
+            self._source(args[0], args[1:], scope)
         elif name in ("exit", "return"):
             self._ended = name
         elif name == "set":
-            options = [w.text for w in rest]
+            options = [w.text for w in args]
             if "--" in options:
-                scope.positional = list(rest[options.index("--") + 1 :])
+                scope.positional = list(args[options.index("--") + 1 :])
             for option in options[: options.index("--")] if "--" in options else options:
                 if re.fullmatch(r"[-+][a-z]*a[a-z]*", option) or option == "allexport":
                     self._all = option.startswith("-") or option == "allexport"
         elif name == "shift":
             if scope.positional is not None:
-                count = int(rest[0].text) if rest and rest[0].text.isdigit() and len(rest[0].text) < 6 else 1
+                count = int(args[0].text) if args and args[0].text.isdigit() and len(args[0].text) < 6 else 1
                 scope.positional = scope.positional[count:]
-        elif name in ("read", "mapfile", "readarray") or (name == "printf" and rest and rest[0].text == "-v"):
-            for word in rest if name != "printf" else rest[1:2]:
+        elif name in ("read", "mapfile", "readarray") or (name == "printf" and args and args[0].text == "-v"):
+            for word in args if name != "printf" else args[1:2]:
                 # what they read is known to a shell alone: it stays as it is written where it is used
                 scope.arrays.pop(word.text, None)
                 scope.scalars.pop(word.text, None)
-        elif name == "eval" and rest and all(known(word.value) for word in rest):
-            self._text(" ".join(word.text for word in rest), rest[0], scope)
-        elif name in ("bash", "sh") and len(rest) >= 2 and re.fullmatch(r"-[a-z]*c", rest[0].text):
-            self._text(rest[1].text, rest[1], scope.copy())
+        elif name == "eval" and args and all(known(word.value) for word in args):
+            self._text(" ".join(word.text for word in args), args[0], scope)
+        elif name in ("bash", "sh") and len(args) >= 2 and re.fullmatch(r"-[a-z]*c", args[0].text):
+            self._text(args[1].text, args[1], scope.copy())
         else:
             return False
         return True

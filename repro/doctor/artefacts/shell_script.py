@@ -87,17 +87,19 @@ def parts_of(clause: Node) -> tuple[list[Node], list[Node]]:
 
 def merge(scope: Scope, after: Sequence[Scope]) -> None:
     """Put together what branches left."""
-    for name in {name for one in after for name in one.scalars}:
-        held = [one.scalars[name] for one in after if name in one.scalars]
+    for name in {name for branch in after for name in branch.scalars}:
+        held = [branch.scalars[name] for branch in after if name in branch.scalars]
         if name in scope.scalars and len(held) < len(after):
             held.append(scope.scalars[name])
         if len({plain(word.value) for word in held}) == 1:
             scope.scalars[name] = held[-1]
         else:
             scope.scalars[name] = held[-1]._replace(value=(Part(f"${{{name}}}", False),))
-    for name in {name for one in after for name in one.arrays}:
+    for name in {name for branch in after for name in branch.arrays}:
         changed = [
-            one.arrays[name] for one in after if name in one.arrays and one.arrays[name] is not scope.arrays.get(name)
+            branch.arrays[name]
+            for branch in after
+            if name in branch.arrays and branch.arrays[name] is not scope.arrays.get(name)
         ]
         if changed:
             scope.arrays[name] = changed[-1]
@@ -127,28 +129,28 @@ def _output(node: Node, scope: Scope, depth: int) -> Value | None:
         return _output(node.named_children[0], scope, depth + 1)
     if node.type == "list":
         left, *_, right = node.named_children
-        words = _simple(left, scope)
-        if words and words[0] == "cd" and _simple(right, scope) in (["pwd"], ["pwd", "-P"]):
-            target = [word for word in words[1:] if not word.startswith("-")]
+        argv = _simple(left, scope)
+        if argv and argv[0] == "cd" and _simple(right, scope) in (["pwd"], ["pwd", "-P"]):
+            target = [word for word in argv[1:] if not word.startswith("-")]
             return (Part(_absolute(target[0])),) if len(target) == 1 else None
         return None
-    words = _simple(node, scope)
-    if not words:
+    argv = _simple(node, scope)
+    if not argv:
         return None
-    name, *rest = words
-    rest = [word for word in rest if not re.fullmatch(r"-[a-zA-Z-]*", word)]
-    if name == "dirname" and len(rest) == 1:
-        return (Part(posixpath.dirname(rest[0]) or "."),)
-    if name == "basename" and len(rest) in (1, 2):
-        return (Part(posixpath.basename(rest[0]).removesuffix("".join(rest[1:]))),)
-    if name in ("realpath", "readlink") and len(rest) == 1:
-        return (Part(_absolute(rest[0])),)
-    if name == "echo" and words[1:] == rest:
-        return (Part(" ".join(rest)),)
-    if name == "seq" and 1 <= len(rest) <= 3 and all(re.fullmatch(r"\d{1,6}", word) for word in rest):
-        last = int(rest[-1])
-        begin = int(rest[0]) if len(rest) > 1 else 1
-        step = int(rest[1]) if len(rest) == 3 else 1
+    name, *operands = argv
+    operands = [word for word in operands if not re.fullmatch(r"-[a-zA-Z-]*", word)]
+    if name == "dirname" and len(operands) == 1:
+        return (Part(posixpath.dirname(operands[0]) or "."),)
+    if name == "basename" and len(operands) in (1, 2):
+        return (Part(posixpath.basename(operands[0]).removesuffix("".join(operands[1:]))),)
+    if name in ("realpath", "readlink") and len(operands) == 1:
+        return (Part(_absolute(operands[0])),)
+    if name == "echo" and argv[1:] == operands:
+        return (Part(" ".join(operands)),)
+    if name == "seq" and 1 <= len(operands) <= 3 and all(re.fullmatch(r"\d{1,6}", word) for word in operands):
+        last = int(operands[-1])
+        begin = int(operands[0]) if len(operands) > 1 else 1
+        step = int(operands[1]) if len(operands) == 3 else 1
         numbers = range(begin, last + 1, step) if step else range(0)
         return (Part("\n".join(map(str, numbers))),) if len(numbers) <= 10_000 else None
     return None
@@ -189,8 +191,8 @@ def _heredoc(command: Node, redirect: Node, scope: Scope) -> Value | None:
 
 def _stripped(value: Value) -> Value:
     """Without the line ends that a substitution drops."""
-    *rest, last = value or (Part(""),)
-    return (*rest, last._replace(text=last.text.rstrip("\n")))
+    *head, last = value or (Part(""),)
+    return (*head, last._replace(text=last.text.rstrip("\n")))
 
 
 # -- which files a launch script reads: those of its own checkout, as its author meant them
@@ -223,8 +225,8 @@ class Sources:
         try:
             if path.resolve().is_relative_to(self._root) and path.is_file():
                 return self._named(path)
-            if (found := _CHECKOUT.search(text)) and (self._root / found[1]).resolve().is_relative_to(self._root):
-                return self._named(self._root / found[1]) if (self._root / found[1]).is_file() else None
+            if (match := _CHECKOUT.search(text)) and (self._root / match[1]).resolve().is_relative_to(self._root):
+                return self._named(self._root / match[1]) if (self._root / match[1]).is_file() else None
         except (OSError, RuntimeError):
             pass
         return None

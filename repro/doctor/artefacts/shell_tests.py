@@ -83,5 +83,5 @@ def _compare(operation: str, left: str, right: str, pattern: bool) -> bool | Non
         a, b = int(left[:30]), int(right[:30])
     except ValueError:
         return None
-    found = {"-eq": a == b, "-ne": a != b, "-lt": a < b, "-le": a <= b, "-gt": a > b, "-ge": a >= b}
-    return found.get(operation)
+    results = {"-eq": a == b, "-ne": a != b, "-lt": a < b, "-le": a <= b, "-gt": a > b, "-ge": a >= b}
+    return results.get(operation)

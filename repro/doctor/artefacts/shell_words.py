@@ -191,11 +191,11 @@ def _named(name: str, node: Node, scope: Scope, fields: Fields, add: _Add, quote
         else:
             _several(scope.positional, fields, quoted and name == "@", quoted)
         return
-    found = scalar(name, scope)
-    if found is None:
+    word = scalar(name, scope)
+    if word is None:
         add(() if name in scope.arrays else _unknown(node))
     else:
-        add(found.value, found)
+        add(word.value, word)
 
 
 def _several(words: Sequence[Word], fields: Fields, apart: bool, quoted: bool) -> None:
@@ -219,62 +219,62 @@ _BRACED = re.compile(
 def _braced(node: Node, scope: Scope, fields: Fields, add: _Add, quoted: bool, depth: int) -> None:
     """``${...}``."""
     source = text_of(node)
-    found = _BRACED.match(source)
-    if found is None or found["hash"] == "!" or (not found["op"] and found.end() < len(source) - 1):
+    match = _BRACED.match(source)
+    if match is None or match["hash"] == "!" or (not match["op"] and match.end() < len(source) - 1):
         add(_unknown(node))
-    elif found["at"] in ("@", "*") or found["name"] in ("@", "*"):
-        _every(found, node, scope, fields, add, quoted, depth)
+    elif match["at"] in ("@", "*") or match["name"] in ("@", "*"):
+        _every(match, node, scope, fields, add, quoted, depth)
     else:
-        _one(found, node, scope, fields, add, quoted, depth)
+        _one(match, node, scope, fields, add, quoted, depth)
 
 
-def _every(found: re.Match[str], node: Node, scope: Scope, fields: Fields, add: _Add, quoted: bool, depth: int) -> None:
+def _every(match: re.Match[str], node: Node, scope: Scope, fields: Fields, add: _Add, quoted: bool, depth: int) -> None:
     """``${A[@]}``, ``${#A[@]}``, ``${A[@]:-x}``."""
-    name, op = found["name"], found["op"] or ""
+    name, op = match["name"], match["op"] or ""
     words = scope.positional if name in ("@", "*") else scope.arrays.get(name)
     if words is None and name in scope.scalars:
         words = [scope.scalars[name]]
-    cut = re.fullmatch(r" *(\d{1,6})(?::(\d{1,6}))?", text_of(node)[found.end() : -1]) if op == ":" else None
+    cut = re.fullmatch(r" *(\d{1,6})(?::(\d{1,6}))?", text_of(node)[match.end() : -1]) if op == ":" else None
     if words is not None and cut:
         begin = int(cut[1]) - (name in ("@", "*"))
         words = words[max(begin, 0) :][: int(cut[2]) if cut[2] else None]
-        _several(words, fields, quoted and "*" not in (found["at"], name), quoted)
-    elif found["hash"]:
+        _several(words, fields, quoted and "*" not in (match["at"], name), quoted)
+    elif match["hash"]:
         add(_unknown(node) if words is None else (Part(str(len(words))),))
     elif words is not None and op in ("", ":-", "-", ":=", "=", ":?", "?") and (words or op in ("", "=", "-", "?")):
-        _several(words, fields, quoted and "*" not in (found["at"], name), quoted)
+        _several(words, fields, quoted and "*" not in (match["at"], name), quoted)
     elif op in ("+", ":+", "-", ":-"):
         if bool(words) == (op in ("+", ":+")):
-            _argument(node, found.end(), scope, fields, add, quoted, depth)
+            _argument(node, match.end(), scope, fields, add, quoted, depth)
     else:
         fields.add(_unknown(node), scope.word((), node))
 
 
-def _one(found: re.Match[str], node: Node, scope: Scope, fields: Fields, add: _Add, quoted: bool, depth: int) -> None:
+def _one(match: re.Match[str], node: Node, scope: Scope, fields: Fields, add: _Add, quoted: bool, depth: int) -> None:
     """``${NAME}``, ``${NAME:-x}``, ``${NAME%.sh}``."""
-    name, op = found["name"], found["op"] or ""
-    word = _element(name, found["at"], scope) if found["at"] is not None else scalar(name, scope)
-    if found["hash"]:
+    name, op = match["name"], match["op"] or ""
+    word = _element(name, match["at"], scope) if match["at"] is not None else scalar(name, scope)
+    if match["hash"]:
         add((Part(str(len(word.text))),) if word and known(word.value) else _unknown(node))
     elif op.strip(":") in ("-", "=", "+", "?") and op:
         there = word is not None and (":" not in op or word.text != "")
         if op.endswith("+"):
             if there:
-                _argument(node, found.end(), scope, fields, add, quoted, depth)
+                _argument(node, match.end(), scope, fields, add, quoted, depth)
         elif there and word is not None:
             add(word.value, word)
         elif op.endswith("?"):
             add(_unknown(node))
         else:
             if op.endswith("="):
-                scope.scalars[name] = scope.word(_argument_value(node, found.end(), scope, depth), node)
-            _argument(node, found.end(), scope, fields, add, quoted, depth)
+                scope.scalars[name] = scope.word(_argument_value(node, match.end(), scope, depth), node)
+            _argument(node, match.end(), scope, fields, add, quoted, depth)
     elif word is None:
         add(() if name in scope.arrays else _unknown(node))
     elif not op:
         add(word.value, word)
     else:
-        argument = _argument_value(node, found.end(), scope, depth)
+        argument = _argument_value(node, match.end(), scope, depth)
         changed = _changed(word.text, op, plain(argument)) if known(word.value) and known(argument) else None
         add(_unknown(node) if changed is None else (Part(changed),), word)
 
@@ -315,12 +315,12 @@ def _argument(node: Node, start: int, scope: Scope, fields: Fields, add: _Add, q
 
 def _pieces(node: Node, begin: int) -> list[Node]:
     """The nodes of an argument, with concatenations taken apart."""
-    found: list[Node] = []
+    nodes: list[Node] = []
     for child in node.named_children:
         if child.start_byte < begin:
             continue
-        found += child.named_children if child.type == "concatenation" else [child]
-    return found
+        nodes += child.named_children if child.type == "concatenation" else [child]
+    return nodes
 
 
 def _argument_value(node: Node, start: int, scope: Scope, depth: int) -> Value:
@@ -362,9 +362,9 @@ def _changed(text: str, op: str, argument: str) -> str | None:
         if not old or set(old) & set("*?[\\#%"):
             return None
         return text.replace(old, new, 1 if op == "/" else -1)
-    if op == ":" and (found := re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", argument)):
-        begin = int(found[1])
-        return text[begin : begin + int(found[2])] if found[2] else text[begin:]
+    if op == ":" and (match := re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", argument)):
+        begin = int(match[1])
+        return text[begin : begin + int(match[2])] if match[2] else text[begin:]
     return None
 
 

@@ -68,15 +68,15 @@ def read_elements(path: Path, name: str, tensor: Placed) -> npt.NDArray[Any]:
         raise ReproError(f"{path} has {count} elements in {name!a}, more than are read at once")
     held = np.dtype(_INTEGERS.get(tensor.dtype, "<f4"))
     try:
-        found = np.empty(count, held)
+        elements = np.empty(count, held)
     except MemoryError:
         raise ReproError(f"{path} has {count} elements in {name!a}, more than memory holds") from None
     at = 0
     for raw in _pieces(path, tensor, [(tensor.start, tensor.end)]):
         piece = _widen(raw, tensor.dtype)
-        found[at : at + len(piece)] = piece
+        elements[at : at + len(piece)] = piece
         at += len(piece)
-    return found
+    return elements
 
 
 def _widen(raw: bytes, dtype: str) -> npt.NDArray[Any]:
@@ -115,13 +115,13 @@ def scan_elements(path: Path, tensor: Placed, *, whole: bool) -> TensorStats:
     spans = [(tensor.start, tensor.end)] if whole else _windows(tensor)
     for raw in _pieces(path, tensor, spans):
         digest.update(raw)
-        words = np.frombuffer(raw, unsigned)
-        if not len(words):
+        integers = np.frombuffer(raw, unsigned)
+        if not len(integers):
             continue
-        first = words[0] if first is None else first
-        constant = constant and not (words != first).any()
+        first = integers[0] if first is None else first
+        constant = constant and not (integers != first).any()
         if bits is not None:
-            magnitude = words & unsigned.type(bits.magnitude)
+            magnitude = integers & unsigned.type(bits.magnitude)
             largest = magnitude.max()
             zero = zero and largest == 0 and tensor.dtype != "F8_E8M0"
             if largest >= bits.special:

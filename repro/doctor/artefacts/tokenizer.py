@@ -59,8 +59,8 @@ def _optional(path: Path) -> dict[str, Any]:
 
 def _text(token: Any) -> str | None:
     """A token as text: it may be written as an object with its ``content``."""
-    found = token.get("content") if isinstance(token, dict) else token
-    return found if isinstance(found, str) else None
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
 
 
 def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
@@ -71,34 +71,40 @@ def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
             return raw.decode()
         except UnicodeDecodeError:
             raise ReproError(f"{folder / _JINJA} is not UTF-8: write it again") from None
-    for found in (config.get("chat_template"), _optional(folder / "chat_template.json").get("chat_template")):
-        if isinstance(found, str):
-            return found
-        if isinstance(found, list):
-            named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict) and _hashes(one)}
+    for template in (config.get("chat_template"), _optional(folder / "chat_template.json").get("chat_template")):
+        if isinstance(template, str):
+            return template
+        if isinstance(template, list):
+            named = {
+                entry.get("name"): entry.get("template")
+                for entry in template
+                if isinstance(entry, dict) and _hashes(entry)
+            }
             texts = [text for text in (named.get("default"), *named.values()) if isinstance(text, str)]
             if texts:
                 return texts[0]
     return None
 
 
-def _hashes(one: Mapping[str, Any]) -> bool:
-    return isinstance(one.get("name"), str | None)
+def _hashes(entry: Mapping[str, Any]) -> bool:
+    return isinstance(entry.get("name"), str | None)
 
 
 def _added(config: Mapping[str, Any], vocabulary: Mapping[str, Any]) -> list[tuple[str, int, bool]]:
     """Tokens added to the vocabulary: text, id, whether special."""
-    found: list[tuple[str, int, bool]] = []
+    tokens: list[tuple[str, int, bool]] = []
     decoder = config.get("added_tokens_decoder")
     pairs: list[tuple[Any, Any]] = list(decoder.items()) if isinstance(decoder, dict) else []
     listed = vocabulary.get("added_tokens")
-    pairs += [(one.get("id"), one) for one in (listed if isinstance(listed, list) else []) if isinstance(one, dict)]
-    for key, one in pairs:
-        text = _text(one)
+    pairs += [
+        (token.get("id"), token) for token in (listed if isinstance(listed, list) else []) if isinstance(token, dict)
+    ]
+    for key, token in pairs:
+        text = _text(token)
         number = _id(int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 12 else key)
-        if text is not None and number is not None and isinstance(one, dict):
-            found.append((text, number, one.get("special") is True))
-    return found
+        if text is not None and number is not None and isinstance(token, dict):
+            tokens.append((text, number, token.get("special") is True))
+    return tokens
 
 
 def _id(value: Any) -> int | None:
@@ -108,24 +114,24 @@ def _id(value: Any) -> int | None:
 def _size(vocabulary: Mapping[str, Any], added: Iterable[int]) -> int | None:
     """One more than the highest id; None without a vocabulary to read."""
     model = vocabulary.get("model")
-    words = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(words, dict):
-        highest = max((number for number in map(_id, words.values()) if number is not None), default=-1)
-    elif isinstance(words, list):  # a unigram's, in order
-        highest = len(words) - 1
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocab, dict):
+        highest = max((number for number in map(_id, vocab.values()) if number is not None), default=-1)
+    elif isinstance(vocab, list):  # a unigram's, in order
+        highest = len(vocab) - 1
     else:
         return None
     return max([highest, *added]) + 1 or None
 
 
-def _eos_ids(folder: Path, own: int | None) -> tuple[int, ...]:
-    found: list[int] = []
+def _eos_ids(folder: Path, eos_id: int | None) -> tuple[int, ...]:
+    ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
         values = _optional(folder / name)
         inner = values.get("text_config")
-        for said in (values.get("eos_token_id"), inner.get("eos_token_id") if isinstance(inner, dict) else None):
-            found += [number for number in map(_id, said if isinstance(said, list) else [said]) if number is not None]
-    return tuple(dict.fromkeys([*found, *([own] if own is not None else [])]))
+        for eos in (values.get("eos_token_id"), inner.get("eos_token_id") if isinstance(inner, dict) else None):
+            ids += [number for number in map(_id, eos if isinstance(eos, list) else [eos]) if number is not None]
+    return tuple(dict.fromkeys([*ids, *([eos_id] if eos_id is not None else [])]))
 
 
 def _render(

@@ -38,15 +38,15 @@ _BROKEN = (
 """What bytes of any kind make of code that expects those of a recorder."""
 
 
-def _holds(path: Path, *words: bytes) -> bool:
-    """Whether a regular file is small enough for JSON of ours, and holds all of the words."""
+def _holds(path: Path, *keys: bytes) -> bool:
+    """Whether a regular file is small enough for JSON of ours, and holds all of the keys."""
     try:
         if not path.is_file() or path.stat().st_size > _HEADER:
             return False
         raw = path.read_bytes()
     except (OSError, ValueError):
         return False
-    return all(word in raw for word in words)
+    return all(key in raw for key in keys)
 
 
 # -- traces
@@ -91,12 +91,14 @@ def _series(path: Path, trace: Trace) -> Series:
     steps: dict[int, dict[str, float]] = {}
     rollouts: dict[int, dict[str, float]] = {}
     for record in trace.steps:
-        own = {name: value for name, value in record.metrics.items() if not name.startswith("rollout/")}
+        step_metrics = {name: value for name, value in record.metrics.items() if not name.startswith("rollout/")}
         if isinstance(record.step, int):
-            steps[record.step] = {name.removeprefix("train/"): value for name, value in own.items()}
-        if len(own) < len(record.metrics):
+            steps[record.step] = {name.removeprefix("train/"): value for name, value in step_metrics.items()}
+        if len(step_metrics) < len(record.metrics):
             rollouts[len(rollouts)] = {
-                name.removeprefix("rollout/"): value for name, value in record.metrics.items() if name not in own
+                name.removeprefix("rollout/"): value
+                for name, value in record.metrics.items()
+                if name not in step_metrics
             }
     return Series(path, steps, rollouts, flags=_flags(trace.header.case))
 
@@ -165,13 +167,13 @@ def _is_foreign(path: Path) -> bool:
 
 def _read_foreign(path: Path) -> Iterator[GoldenValues]:
     raw = read_object(path)
-    found: dict[str, dict[int, float]] = {}
+    metrics: dict[str, dict[int, float]] = {}
     for name, table in raw.items():
         values = table.get("values") if isinstance(table, dict) else None
         if not isinstance(values, dict):
             raise ReproError(f"{path}: {json.dumps(name)[:80]} has no values by step: write the golden values again")
-        found[name] = {int(step): _number(value) for step, value in values.items() if _is_step(step)}
-    yield GoldenValues(path, found)
+        metrics[name] = {int(step): _number(value) for step, value in values.items() if _is_step(step)}
+    yield GoldenValues(path, metrics)
 
 
 def _is_step(text: str) -> bool:

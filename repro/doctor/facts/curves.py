@@ -102,10 +102,10 @@ def rises(points: Sequence[Point], *, least: float, least_first: float) -> Rise 
     values = [point.value for point in finite]
     medians = [median(values[max(0, k - _WINDOW) : k]) if k >= _FIRST else math.inf for k in range(len(values))]
     for k in range(_FIRST, len(values) - _STAYS + 1):
-        settled = min((one for one in medians[max(_BEFORE, k - _WINDOW) : k + 1] if one > 0), default=math.inf)
+        settled = min((value for value in medians[max(_BEFORE, k - _WINDOW) : k + 1] if value > 0), default=math.inf)
         # the first numbers are a level only until there are more
         early = medians[_FIRST : min(k, _BEFORE - 1) + 1] if k <= _WINDOW else []
-        first = min((one for one in early if one > 0), default=math.inf)
+        first = min((value for value in early if value > 0), default=math.inf)
         now = min(values[k : k + _STAYS])
         for level, times, bound in ((settled, _TIMES, least), (first, _TIMES_FIRST, least_first)):
             if now > max(times * level, bound):
@@ -120,14 +120,14 @@ def first_kl(series: Series) -> tuple[Kind, str, float] | None:
         Of which kind, under which name, and the largest of what there is; None where nothing says it.
     """
     rollout, step = series.rollouts.get(0, {}), series.steps.get(0, {})
-    found: list[tuple[Kind, str, float]] = []
+    gaps: list[tuple[Kind, str, float]] = []
     if "log_probs" in rollout and "ref_log_probs" in rollout:
-        found.append(("rollout", "log_probs - ref_log_probs", abs(rollout["log_probs"] - rollout["ref_log_probs"])))
+        gaps.append(("rollout", "log_probs - ref_log_probs", abs(rollout["log_probs"] - rollout["ref_log_probs"])))
     if "ref_logprob_abs_diff" in rollout:
-        found.append(("rollout", "ref_logprob_abs_diff", abs(rollout["ref_logprob_abs_diff"])))
+        gaps.append(("rollout", "ref_logprob_abs_diff", abs(rollout["ref_logprob_abs_diff"])))
     if "kl_loss" in step:
-        found.append(("step", "kl_loss", abs(step["kl_loss"])))
-    return max((one for one in found if math.isfinite(one[2])), key=lambda one: one[2], default=None)
+        gaps.append(("step", "kl_loss", abs(step["kl_loss"])))
+    return max((gap for gap in gaps if math.isfinite(gap[2])), key=lambda gap: gap[2], default=None)
 
 
 def kl_where(series: Series, kl: tuple[Kind, str, float]) -> Where:
@@ -143,8 +143,8 @@ def setting(launch: Launch | None, series: Series | None, flag: str) -> str | No
     """
     if launch is not None and launch.has(flag):
         return launch.value(flag) if launch.flags[flag].values else "True"
-    said = None if series is None else series.flags.get(flag.removeprefix("--").replace("-", "_"))
-    return None if said in (None, "None", "") else said
+    logged = None if series is None else series.flags.get(flag.removeprefix("--").replace("-", "_"))
+    return None if logged in (None, "None", "") else logged
 
 
 def switched_on(value: str | None) -> bool:
@@ -155,10 +155,10 @@ def switched_on(value: str | None) -> bool:
 def number(value: str | None) -> float | None:
     """A setting as a finite number; None for anything else."""
     try:
-        found = float(value) if value is not None else None
+        parsed = float(value) if value is not None else None
     except ValueError:
         return None
-    return found if found is not None and math.isfinite(found) else None
+    return parsed if parsed is not None and math.isfinite(parsed) else None
 
 
 def replays_routing(launch: Launch | None, series: Series | None = None) -> bool:
@@ -175,15 +175,15 @@ def is_moe(launch: Launch | None, series: Series | None = None) -> bool:
 
 def updates_of(launch: Launch | None, series: Series) -> int | None:
     """Optimizer updates of a rollout: as set, else as the batch sizes or the numbers of steps and rollouts show."""
-    if said := number(setting(launch, series, "--num-steps-per-rollout")):
-        return int(said)
+    if updates := number(setting(launch, series, "--num-steps-per-rollout")):
+        return int(updates)
     sizes = [
         number(setting(launch, series, flag))
         for flag in ("--rollout-batch-size", "--n-samples-per-prompt", "--global-batch-size")
     ]
-    batch, each, whole = sizes
-    if batch and whole and batch * (each or 1) >= whole:
-        return int(batch * (each or 1) // whole)
+    batch, per_prompt, whole = sizes
+    if batch and whole and batch * (per_prompt or 1) >= whole:
+        return int(batch * (per_prompt or 1) // whole)
     steps, rollouts = sorted(series.steps), sorted(series.rollouts)
     if len(rollouts) >= 2 and steps[:1] == [0] and rollouts[0] == 0 and len(steps) % len(rollouts) == 0:
         return len(steps) // len(rollouts) or None

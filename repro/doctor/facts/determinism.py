@@ -42,16 +42,16 @@ def asked_of_trainer(launch: Launch) -> Where | None:
 
 def asked_of_engines(launch: Launch) -> Where | None:
     """Where it is asked of the engines; None where it is not, or none run. Miles' true-on-policy mode asks as well."""
-    found = next((name for name in (ENGINES, TRUE_ON_POLICY) if launch.has(name)), None)
-    return launch.where(found) if found and samples(launch) else None
+    flag = next((name for name in (ENGINES, TRUE_ON_POLICY) if launch.has(name)), None)
+    return launch.where(flag) if flag and samples(launch) else None
 
 
 def asked(launch: Launch) -> Where | None:
     """Where the same bits are asked for, by a flag, or by a variable that has no other use; None where they are not."""
-    found = asked_of_trainer(launch) or asked_of_engines(launch)
-    if found is None and known_text(variable := seen(launch, NVTE)) == "0" and variable is not None:
+    where = asked_of_trainer(launch) or asked_of_engines(launch)
+    if where is None and known_text(variable := seen(launch, NVTE)) == "0" and variable is not None:
         return variable.where
-    return found
+    return where
 
 
 # -- whether a launch asks for equal bits, and of whom

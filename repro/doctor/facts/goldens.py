@@ -50,8 +50,8 @@ def is_schedule(metric: str) -> bool:
 
 def proofs_of(golden: Golden) -> list[Mapping[str, Any]]:
     """The proofs that a golden run's record holds; none where it holds anything else."""
-    found = golden.record.get("proofs")
-    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+    proofs = golden.record.get("proofs")
+    return [proof for proof in proofs if isinstance(proof, Mapping)] if isinstance(proofs, list) else []
 
 
 def rows(trace: Trace, index: int) -> list[Row]:
@@ -82,9 +82,9 @@ def changed_keys(a: Any, b: Any, prefix: str = "") -> list[str]:
     if not isinstance(a, Mapping) or not isinstance(b, Mapping):
         return [] if json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True) else [prefix or "(all)"]
     return [
-        found
+        dotted
         for key in sorted({*a, *b}, key=str)
-        for found in changed_keys(a.get(key), b.get(key), f"{prefix}.{key}" if prefix else str(key))
+        for dotted in changed_keys(a.get(key), b.get(key), f"{prefix}.{key}" if prefix else str(key))
     ]
 
 
@@ -151,5 +151,5 @@ class Commits:
 
     def since(self, commit: str, *paths: str) -> int:
         """How many commits between a commit and HEAD changed one of the paths."""
-        found = self._ask("rev-list", "--count", f"{commit}..HEAD", "--", *paths)
-        return int(found) if found and found.isdecimal() else 0
+        count = self._ask("rev-list", "--count", f"{commit}..HEAD", "--", *paths)
+        return int(count) if count and count.isdecimal() else 0

@@ -163,11 +163,11 @@ def near_miss(flag: str, known: Iterable[str]) -> str:
     plain = flag.lower().replace("_", "-")
     words = sorted(plain.split("-"))
     best, least = "", 3 if len(plain) >= 14 else 2
-    for one in known:
-        if one == plain or (sorted(one.split("-")) == words and len(words) > 3):
-            return one
-        if abs(len(one) - len(plain)) < least and (distance := _distance(plain, one, least)) < least:
-            best, least = one, distance
+    for candidate in known:
+        if candidate == plain or (sorted(candidate.split("-")) == words and len(words) > 3):
+            return candidate
+        if abs(len(candidate) - len(plain)) < least and (distance := _distance(plain, candidate, least)) < least:
+            best, least = candidate, distance
     return best
 
 

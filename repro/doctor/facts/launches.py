@@ -58,10 +58,10 @@ def tempered(severity: Severity) -> Callable[[Callable[..., Iterable[Found]]], C
     def around(check: Callable[..., Iterable[Found]]) -> Callable[..., Iterator[Found]]:
         @functools.wraps(check)
         def checked(launch: Launch, *more: Any) -> Iterator[Found]:
-            for found in check(launch, *more):
-                if programmed(launch) and (found.severity or severity) == "error":
-                    found = found._replace(severity="warning", certainty="possible")
-                yield found
+            for result in check(launch, *more):
+                if programmed(launch) and (result.severity or severity) == "error":
+                    result = result._replace(severity="warning", certainty="possible")
+                yield result
 
         return checked
 
@@ -103,8 +103,8 @@ def size(launch: Launch, name: str, default: int = 1) -> int | None:
 
 def ranks(launch: Launch) -> int | None:
     """GPUs of the trainer; None where they are not known."""
-    nodes, each = size(launch, "--actor-num-nodes"), size(launch, "--actor-num-gpus-per-node", 8)
-    return None if nodes is None or each is None else nodes * each
+    nodes, per_node = size(launch, "--actor-num-nodes"), size(launch, "--actor-num-gpus-per-node", 8)
+    return None if nodes is None or per_node is None else nodes * per_node
 
 
 def sft(launch: Launch) -> bool:
@@ -146,13 +146,13 @@ def critic(launch: Launch) -> bool:
 
 def severed(launch: Launch) -> tuple[str, ...] | None:
     """A command of the script that begins with a flag: what stood before it lost its backslash."""
-    return next((words for words in launch.commands if words and _FLAG.match(words[0])), None)
+    return next((argv for argv in launch.commands if argv and _FLAG.match(argv[0])), None)
 
 
 def seen(launch: Launch, name: str) -> Variable | None:
     """A variable as the launch sets it; None where it does not, or removes it."""
-    found = launch.env.get(name)
-    return None if found is None or found.origin == "unset" else found
+    variable = launch.env.get(name)
+    return None if variable is None or variable.origin == "unset" else variable
 
 
 def known_text(variable: Variable | None) -> str | None:
@@ -167,7 +167,7 @@ def ran_out(log: Log, launch: Launch | None, error: OutOfMemory, when: str) -> F
     """That it did: whose, when in the cycle of sampling and training, and what the engines keep."""
     side = "an inference engine" if error.engine else "the trainer"
     who = f", {speaker(error.hit)}" if speaker(error.hit) else ""
-    kept = argument("sglang_mem_fraction_static", launch, log)
-    now = f"; --sglang-mem-fraction-static is {kept}" if kept else ""
+    fraction = argument("sglang_mem_fraction_static", launch, log)
+    now = f"; --sglang-mem-fraction-static is {fraction}" if fraction else ""
     message = f"GPU memory ran out in {side}{who}, {when}{now}"
     return Found(message, log.where(error.hit), severity="warning" if goes_on(log, error.hit) else None)

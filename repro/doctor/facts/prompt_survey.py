@@ -61,8 +61,8 @@ def keys_of(launch: Launch | None, data: PromptData) -> Keys:
     if data.path.name in names:
         return Keys(prompt, label, template, sure=True)
     if data.path.name in [_name(value) for value in _values(launch, "--eval-prompt-data")]:
-        own = [launch.value(f"--eval-{kind}-key") or key for kind, key in (("input", prompt), ("label", label))]
-        return Keys(own[0], own[1], template, sure=True, evaluation=True)
+        keys = [launch.value(f"--eval-{kind}-key") or key for kind, key in (("input", prompt), ("label", label))]
+        return Keys(keys[0], keys[1], template, sure=True, evaluation=True)
     unknown = any("$" in name or "`" in name for name in names)
     return Keys(prompt, label, template) if unknown else Keys()
 
@@ -137,13 +137,13 @@ def text_of(prompt: object) -> str:
         return prompt
     if not isinstance(prompt, list):
         return ""
-    found: list[str] = []
+    pieces: list[str] = []
     for message in prompt:
         content = message.get("content") if isinstance(message, Mapping) else None
         parts = content if isinstance(content, list) else [content]
         texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-        found += [one for one in texts if isinstance(one, str)]
-    return "\n".join(found)
+        pieces += [text for text in texts if isinstance(text, str)]
+    return "\n".join(pieces)
 
 
 @functools.lru_cache(maxsize=8)
@@ -158,65 +158,65 @@ def survey(data: PromptData, prompt: str | None, label: str | None) -> Survey:
     Raises:
         ReproError: it cannot be read.
     """
-    found = Survey(prompt, label)
+    tally = Survey(prompt, label)
     first: dict[str, int] = {}
     for number, row in data.rows():
-        if found.rows + found.bad >= ROWS:
-            found.whole = False
+        if tally.rows + tally.bad >= ROWS:
+            tally.whole = False
             break
         if isinstance(row, str):
-            found.bad += 1
-            if len(found.broken) < _KEPT:
-                found.broken[number] = row
+            tally.bad += 1
+            if len(tally.broken) < _KEPT:
+                tally.broken[number] = row
             continue
-        found.rows += 1
-        found.keys.update(str(key) for key in row)
-        if prompt is None and found.prompt is None:
-            found.prompt = next((key for key in PROMPT_KEYS if key in row), None)
-        if label is None and found.label is None:
-            found.label = next((key for key in LABELS if key in row), None)
-        _look(found, number, row, first)
-    return found
+        tally.rows += 1
+        tally.keys.update(str(key) for key in row)
+        if prompt is None and tally.prompt is None:
+            tally.prompt = next((key for key in PROMPT_KEYS if key in row), None)
+        if label is None and tally.label is None:
+            tally.label = next((key for key in LABELS if key in row), None)
+        _look(tally, number, row, first)
+    return tally
 
 
-def _look(found: Survey, number: int, row: Mapping[str, Any], first: dict[str, int]) -> None:
-    if found.label is not None:
-        if found.label not in row:
-            found.lacks_label += 1
-            _keep(found.unlabelled, number)
-        elif _is_blank(row[found.label]):
-            found.blanks += 1
-            _keep(found.blank, number)
-    if found.prompt is None or row.get(found.prompt) is None:
-        found.lacks += 1
-        _keep(found.absent, number)
+def _look(tally: Survey, number: int, row: Mapping[str, Any], first: dict[str, int]) -> None:
+    if tally.label is not None:
+        if tally.label not in row:
+            tally.lacks_label += 1
+            _keep(tally.unlabelled, number)
+        elif _is_blank(row[tally.label]):
+            tally.blanks += 1
+            _keep(tally.blank, number)
+    if tally.prompt is None or row.get(tally.prompt) is None:
+        tally.lacks += 1
+        _keep(tally.absent, number)
         return
-    value = row[found.prompt]
+    value = row[tally.prompt]
     kind = "text" if isinstance(value, str) else "messages" if is_conversation(value) else type(value).__name__
-    found.kinds[kind] += 1
+    tally.kinds[kind] += 1
     text = text_of(value)
     if kind not in ("text", "messages") and value != []:
-        if len(found.odd) < _KEPT:
-            found.odd[number] = kind
+        if len(tally.odd) < _KEPT:
+            tally.odd[number] = kind
         return
-    found.lines.append(number)
-    found.characters.append(len(text))
+    tally.lines.append(number)
+    tally.characters.append(len(text))
     if not text.strip() and not _has_media(value):
-        found.empties += 1
-        _keep(found.empty, number)
+        tally.empties += 1
+        _keep(tally.empty, number)
         return
     if marker := _MARKED.search(text):
-        found.marks += 1
-        if len(found.marked) < _KEPT:
-            found.marked[number] = marker[0]
+        tally.marks += 1
+        if len(tally.marked) < _KEPT:
+            tally.marked[number] = marker[0]
     try:
         key = xxh3_128_hexdigest(repr(value).encode("utf-8", "surrogatepass"))
     except RecursionError:  # nested as deep as JSON may be
         return
     if key in first:
-        found.repeats += 1
-        if len(found.again) < _KEPT:
-            found.again.append((number, first[key]))
+        tally.repeats += 1
+        if len(tally.again) < _KEPT:
+            tally.again.append((number, first[key]))
     else:
         first[key] = number
 

@@ -47,7 +47,7 @@ def rounded_decimals(values: Sequence[float]) -> int | None:
         return None
     places = [_decimals(value) for value in telling]
     most = max(places)
-    return most if 0 < most <= _PLACES and sum(one >= most - 1 for one in places) * 2 > len(places) else None
+    return most if 0 < most <= _PLACES and sum(place >= most - 1 for place in places) * 2 > len(places) else None
 
 
 def rounded_digits(values: Sequence[float]) -> int | None:
@@ -57,7 +57,7 @@ def rounded_digits(values: Sequence[float]) -> int | None:
         return None
     digits = [len(Decimal(repr(value)).normalize().as_tuple().digits) for value in telling]
     most = max(digits)
-    return most if most <= _DIGITS and sum(one >= most - 1 for one in digits) * 2 > len(digits) else None
+    return most if most <= _DIGITS and sum(count >= most - 1 for count in digits) * 2 > len(digits) else None
 
 
 _ENOUGH = 4

@@ -77,15 +77,18 @@ def marks_of(tokenizer: Tokenizer) -> Marks | None:
 
 
 def _rendered_marks(tokenizer: Tokenizer) -> Marks | None:
-    one, answer, two, system = _WORDS
-    user = {"role": "user", "content": one}
+    first, answer, second, system = _WORDS
+    user = {"role": "user", "content": first}
     single = tokenizer.render([user])
-    head, found, tail = single.partition(one)
-    if not found:
+    head, separator, tail = single.partition(first)
+    if not separator:
         return None
     befores = [head]
-    turns = [user, {"role": "assistant", "content": answer}, {"role": "user", "content": two}]
-    for messages, start, stop in ((turns, answer, two), ([{"role": "system", "content": system}, user], system, one)):
+    turns = [user, {"role": "assistant", "content": answer}, {"role": "user", "content": second}]
+    for messages, start, stop in (
+        (turns, answer, second),
+        ([{"role": "system", "content": system}, user], system, first),
+    ):
         try:
             text = tokenizer.render(messages)
         except ReproError:
@@ -108,7 +111,7 @@ def _start_of_common_end(texts: Sequence[str], marks: Sequence[str]) -> int:
     head, shortest = texts[0], min(map(len, texts))
     size = next((k for k in range(shortest) if len({text[-1 - k] for text in texts}) > 1), shortest)
     start = len(head) - size
-    spans = ((found.start(), found.end()) for mark in marks for found in re.finditer(re.escape(mark), head))
+    spans = ((match.start(), match.end()) for mark in marks for match in re.finditer(re.escape(mark), head))
     return max((end for begin, end in spans if begin < start < end), default=start)
 
 
@@ -138,8 +141,8 @@ def applied(prompt: str, marks: Marks) -> tuple[Applied, int]:
 
 def foreign(prompt: str, marks: Marks) -> str | None:
     """The name of another widespread template whose marks a prompt has; None for none."""
-    own = " ".join((marks.opening, *marks.begins))
-    return next((name for name, (text,) in _KNOWN.items() if text in prompt and text not in own), None)
+    joined = " ".join((marks.opening, *marks.begins))
+    return next((name for name, (text,) in _KNOWN.items() if text in prompt and text not in joined), None)
 
 
 def decoder_of(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str] | None:
@@ -156,14 +159,14 @@ def decoder_of(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str] | None:
     except (OSError, ImportError):
         return None
     try:
-        made = tokenizers.Tokenizer.from_file(str(path))
+        backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception:  # noqa: BLE001 - its Rust code raises Exception itself
         return None
-    size = made.get_vocab_size(with_added_tokens=True)
+    size = backend.get_vocab_size(with_added_tokens=True)
 
     def decode(tokens: Sequence[int]) -> str:
         # an id beyond the vocabulary has no text; what is before and after it has
-        return str(made.decode([one for one in tokens if 0 <= one < size], skip_special_tokens=False))
+        return str(backend.decode([token for token in tokens if 0 <= token < size], skip_special_tokens=False))
 
     return decode
 
@@ -175,8 +178,8 @@ def prompt_tokens(sample: Mapping[str, Any]) -> list[int] | None:
         return None
     if not 0 <= length < ids.size:
         return None
-    found: list[int] = ids[: ids.size - int(length)].tolist()
-    return found
+    prompt_ids: list[int] = ids[: ids.size - int(length)].tolist()
+    return prompt_ids
 
 
 def verdicts(rollout: Rollout, tokenizer: Tokenizer) -> tuple[Marks, list[tuple[int, Applied, str]]] | None:
@@ -186,13 +189,15 @@ def verdicts(rollout: Rollout, tokenizer: Tokenizer) -> tuple[Marks, list[tuple[
     if marks is None:
         return None
     decode = decoder_of(tokenizer)
-    found: list[tuple[int, Applied, str]] = []
+    evidence: list[tuple[int, Applied, str]] = []
     for place in _taken(len(rollout.dump.samples)):
         texts = _texts(rollout.dump.samples[place], decode)
         if texts:
-            how, at, text = min(((*applied(text, marks), text) for text in texts), key=lambda one: _ORDER.index(one[0]))
-            found.append((place, how, text[at : at + 120]))
-    return marks, found
+            how, at, text = min(
+                ((*applied(text, marks), text) for text in texts), key=lambda verdict: _ORDER.index(verdict[0])
+            )
+            evidence.append((place, how, text[at : at + 120]))
+    return marks, evidence
 
 
 _ORDER: tuple[Applied, ...] = ("twice", "once", "other", "missing")

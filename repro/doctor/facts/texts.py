@@ -218,9 +218,9 @@ def judge(text: str, tokens: Sequence[int] | npt.NDArray[np.int64] | None) -> Ve
     """
     text = text[:_TEXT]
     ids = None if tokens is None else np.asarray(tokens, np.int64)[:_TOKENS]
-    found = _single(text, ids)
-    if found is not None:
-        return found
+    verdict = _single(text, ids)
+    if verdict is not None:
+        return verdict
     if len(text) < SINGLE_LEAST and (ids is None or ids.size < LOOP_TOKENS):
         return None
     broken = broken_share(text)
@@ -262,17 +262,17 @@ def judged(dump: RolloutDump) -> Garble:
         sample = dump.samples[place]
         text, tokens = sample.get("response"), response_tokens(sample)
         present += bool(text) or tokens is not None
-        found = judge(text if isinstance(text, str) else "", tokens)
-        if found is not None:
-            verdicts.append((place, found))
+        verdict = judge(text if isinstance(text, str) else "", tokens)
+        if verdict is not None:
+            verdicts.append((place, verdict))
         if tokens is not None and tokens.size < FRESH_WINDOW:
             short.append(tokens)
-    garbled = [(place, one) for place, one in verdicts if one.reason]
-    single = sum(one.single for _, one in garbled)
+    garbled = [(place, verdict) for place, verdict in verdicts if verdict.reason]
+    single = sum(verdict.single for _, verdict in garbled)
     return Garble(
         present if single else len(verdicts),
-        tuple((place, one.reason) for place, one in garbled),
-        sum(one.by_text for _, one in garbled),
+        tuple((place, verdict.reason) for place, verdict in garbled),
+        sum(verdict.by_text for _, verdict in garbled),
         fresh_share(np.concatenate(short)) if short else None,
         single,
     )
@@ -285,9 +285,9 @@ def response_tokens(sample: Any) -> npt.NDArray[np.int64] | None:
         return None
     if not 0 < length <= ids.size:
         return None
-    own = ids[ids.size - int(length) :].astype(np.int64)
+    response = ids[ids.size - int(length) :].astype(np.int64)
     mask = numbers(sample.get("loss_mask"))
-    return own[mask != 0] if mask is not None and mask.shape == own.shape else own
+    return response[mask != 0] if mask is not None and mask.shape == response.shape else response
 
 
 def _taken(count: int) -> Iterable[int]:
@@ -320,25 +320,25 @@ def reward_of(sample: Any, key: str | None) -> float | None:
     value = sample.get("reward")
     if isinstance(value, dict):
         value = value.get(key) if key is not None else next(iter(value.values())) if len(value) == 1 else None
-    found = number_of(value)
-    return found if found is not None and math.isfinite(found) else None
+    reward = number_of(value)
+    return reward if reward is not None and math.isfinite(reward) else None
 
 
 def groups_of(dump: RolloutDump, key: str | None) -> list[Group] | None:
     """The groups of a rollout in the order in which they begin; None where a sample has no group or no reward."""
-    found: dict[Any, list[tuple[int, float]]] = {}
+    groups: dict[Any, list[tuple[int, float]]] = {}
     for place, sample in enumerate(dump.samples):
         index, reward = sample.get("group_index"), reward_of(sample, key)
         if index is None or reward is None:
             return None
-        found.setdefault(int(index), []).append((place, reward))
+        groups.setdefault(int(index), []).append((place, reward))
     return [
-        Group(index, tuple(place for place, _ in own), tuple(reward for _, reward in own))
-        for index, own in found.items()
+        Group(index, tuple(place for place, _ in members), tuple(reward for _, reward in members))
+        for index, members in groups.items()
     ]
 
 
 def began(rollout: Rollout, seen: Callable[[RolloutDump], T | None]) -> T | None:
     """What a check sees in a rollout and did not see in the one before: a thing that stays is said once."""
-    found = seen(rollout.dump)
-    return None if found is None or (rollout.before is not None and seen(rollout.before) is not None) else found
+    current = seen(rollout.dump)
+    return None if current is None or (rollout.before is not None and seen(rollout.before) is not None) else current

@@ -43,13 +43,13 @@ def counted(joined: Joined, *names: str) -> Iterator[Counted]:
     columns = [_rows(joined, name) for name in names]
     masks = _rows(joined, "loss_masks")
     for row, values in enumerate(zip(*columns, strict=False)):
-        found = [_floats(value) for value in values]
-        if any(one is None for one in found) or len({one.size for one in found if one is not None}) != 1:
+        parsed = [_floats(value) for value in values]
+        if any(array is None for array in parsed) or len({array.size for array in parsed if array is not None}) != 1:
             continue
-        kept = [one for one in found if one is not None]
+        arrays = [array for array in parsed if array is not None]
         mask = _floats(masks[row]) if row < len(masks) else None
-        counts = np.ones(kept[0].size, bool) if mask is None or mask.size != kept[0].size else mask != 0
-        yield Counted(row, np.flatnonzero(counts), tuple(one[counts] for one in kept))
+        counts = np.ones(arrays[0].size, bool) if mask is None or mask.size != arrays[0].size else mask != 0
+        yield Counted(row, np.flatnonzero(counts), tuple(array[counts] for array in arrays))
 
 
 def sample_means(joined: Joined, name: str) -> float | None:
@@ -59,7 +59,7 @@ def sample_means(joined: Joined, name: str) -> float | None:
         None without the column, without counted tokens, and where a value is not finite.
     """
     with np.errstate(all="ignore"):
-        means = [float(one.values[0].mean()) for one in counted(joined, name) if one.values[0].size]
+        means = [float(sample.values[0].mean()) for sample in counted(joined, name) if sample.values[0].size]
         mean = float(np.mean(means)) if means else np.nan
     return mean if np.isfinite(mean) else None
 
@@ -76,5 +76,5 @@ def _rows(joined: Joined, name: str) -> list[Any]:
 
 
 def _floats(value: Any) -> Floats | None:
-    found = numbers(list(value) if isinstance(value, tuple) else value)
-    return None if found is None or found.ndim != 1 else found.astype(np.float64)
+    array = numbers(list(value) if isinstance(value, tuple) else value)
+    return None if array is None or array.ndim != 1 else array.astype(np.float64)

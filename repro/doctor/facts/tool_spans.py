@@ -72,17 +72,17 @@ def spans_of(text: str, metadata: Any = None) -> list[Span]:
     Returns:
         Spans that do not overlap, in order. Markers belong to none: a model may well write the first one itself.
     """
-    found = list(itertools.islice(_marked(text), _SPANS)) if any(hint in text for hint in _HINTS) else []
+    spans = list(itertools.islice(_marked(text), _SPANS)) if any(hint in text for hint in _HINTS) else []
     for content in itertools.islice(_tool_messages(metadata, _DEPTH), _MESSAGES):
         at = text.find(content)
         if at >= 0:
-            found.append(Span(at, at + len(content), "a tool message in metadata"))
-    kept: list[Span] = []
+            spans.append(Span(at, at + len(content), "a tool message in metadata"))
+    selected: list[Span] = []
     # of two that overlap, a tool message is what was really called
-    for span in sorted(found, key=lambda one: (not one.marker.startswith("a tool"), one.start, -one.end)):
-        if all(span.end <= other.start or span.start >= other.end for other in kept):
-            kept.append(span)
-    return sorted(kept)
+    for span in sorted(spans, key=lambda s: (not s.marker.startswith("a tool"), s.start, -s.end)):
+        if all(span.end <= other.start or span.start >= other.end for other in selected):
+            selected.append(span)
+    return sorted(selected)
 
 
 def _marked(text: str) -> Iterator[Span]:
@@ -109,11 +109,11 @@ def _tool_messages(value: Any, depth: int) -> Iterator[str]:
             if isinstance(content, str) and len(content.strip()) >= _LONG:
                 yield content.strip()
             return
-        for one in value.values():
-            yield from _tool_messages(one, depth - 1)
+        for item in value.values():
+            yield from _tool_messages(item, depth - 1)
     elif isinstance(value, list | tuple):
-        for one in value[:_MESSAGES]:
-            yield from _tool_messages(one, depth - 1)
+        for item in value[:_MESSAGES]:
+            yield from _tool_messages(item, depth - 1)
 
 
 # -- the text of each token
@@ -125,7 +125,7 @@ def texts_of_tokens(sample: Mapping[str, Any], tokenizer: Tokenizer | None) -> l
     if ids is None or ids.ndim != 1 or ids.dtype.kind not in "iu" or not 0 < response <= len(ids):
         return None
     decoded = sample.get("decoded_tokens")
-    if isinstance(decoded, list) and all(isinstance(one, str) for one in decoded):
+    if isinstance(decoded, list) and all(isinstance(text, str) for text in decoded):
         if len(decoded) == len(ids):
             return decoded[len(ids) - response :]
         if len(decoded) == response:
@@ -133,8 +133,8 @@ def texts_of_tokens(sample: Mapping[str, Any], tokenizer: Tokenizer | None) -> l
     known = None if tokenizer is None else _words(tokenizer.path)
     if known is None:
         return None
-    texts = [known(int(one)) for one in ids[len(ids) - response :].tolist()]
-    return None if any(one is None for one in texts) else [one or "" for one in texts]
+    texts = [known(int(token)) for token in ids[len(ids) - response :].tolist()]
+    return None if any(text is None for text in texts) else [text or "" for text in texts]
 
 
 _TOKENIZER_BYTES = 1 << 26
@@ -166,7 +166,7 @@ def _words(folder: Path) -> Any:
 
 def tokens_inside(texts: Sequence[str], spans: Sequence[Span]) -> list[npt.NDArray[np.bool_]]:
     """For each span over the joined texts, which tokens lie in it whole and are not empty."""
-    sizes = np.array([len(one) for one in texts], dtype=np.int64)
+    sizes = np.array([len(text) for text in texts], dtype=np.int64)
     ends = np.cumsum(sizes)
     starts = ends - sizes
     return [(starts >= span.start) & (ends <= span.end) & (sizes > 0) for span in spans]

@@ -56,15 +56,15 @@ def floats(value: Any) -> Floats | None:
     if isinstance(value, int | float | np.number):
         number = finite_number(value)
         return np.array([math.nan if number is None else number])
-    found = numbers(value)
-    if found is None and isinstance(value, list) and all(type(one) in (int, float) for one in value):
+    array = numbers(value)
+    if array is None and isinstance(value, list) and all(type(item) in (int, float) for item in value):
         try:
-            found = np.array(value, dtype=np.float64)
+            array = np.array(value, dtype=np.float64)
         except OverflowError:
             return None
-    if found is None or found.ndim > 1 or found.dtype.kind not in "biuf":
+    if array is None or array.ndim > 1 or array.dtype.kind not in "biuf":
         return None
-    return np.atleast_1d(found.astype(np.float64))
+    return np.atleast_1d(array.astype(np.float64))
 
 
 def finite_number(value: Any) -> float | None:
@@ -89,18 +89,18 @@ def columns(step: TrainStep, *names: str) -> Iterator[Column]:
 
 def masks(step: TrainStep) -> list[npt.NDArray[np.bool_] | None]:
     """Which response tokens of each sample are trained on; None where the dump does not say."""
-    found = next(columns(step, "loss_masks"), None)
-    if found is None:
+    column = next(columns(step, "loss_masks"), None)
+    if column is None:
         return [None] * len(step.joined.indices)
-    return [None if mask is None else mask != 0 for mask in found.values]
+    return [None if mask is None else mask != 0 for mask in column.values]
 
 
 def response_lengths(step: TrainStep) -> list[int]:
     """Response tokens of each sample; 0 where the dump does not say."""
-    found = next(columns(step, "response_lengths"), None)
-    if found is None:
+    column = next(columns(step, "response_lengths"), None)
+    if column is None:
         return []
-    return [int(one[0]) if one is not None and len(one) == 1 else 0 for one in found.values]
+    return [int(value[0]) if value is not None and len(value) == 1 else 0 for value in column.values]
 
 
 def sample_name(step: TrainStep, place: int) -> str:
@@ -112,7 +112,9 @@ def sample_name(step: TrainStep, place: int) -> str:
 def executions(rollout: Rollout) -> int:
     """How many responses were sampled: samples that share a ``rollout_id`` are one."""
     ids = [sample.get("rollout_id") for sample in rollout.dump.samples]
-    return sum(one is None for one in ids) + len({one for one in ids if one is not None})
+    return sum(rollout_id is None for rollout_id in ids) + len(
+        {rollout_id for rollout_id in ids if rollout_id is not None}
+    )
 
 
 def of_one_run(step: TrainStep, rollout: Rollout) -> bool:
@@ -173,9 +175,9 @@ def _version(version: Any) -> int | None:
 
 def weight_versions(dump: RolloutDump) -> dict[int, int]:
     """The versions of a dump, each with a sample that has it."""
-    found: dict[int, int] = {}
+    versions: dict[int, int] = {}
     for place, sample in enumerate(dump.samples):
         for version in sample["weight_versions"]:
             if (number := _version(version)) is not None:
-                found.setdefault(number, place)
-    return found
+                versions.setdefault(number, place)
+    return versions

@@ -170,16 +170,16 @@ def _watched(
     def enough() -> bool:
         nonlocal seen
         log = folder / "steps.jsonl"
-        made = log.read_bytes().count(b"\n") if log.exists() else 0
-        if made == seen:
+        steps = log.read_bytes().count(b"\n") if log.exists() else 0
+        if steps == seen:
             return False
         if progress:
-            progress(made)
-        before, seen = seen, made
+            progress(steps)
+        before, seen = seen, steps
         if against is None:
             return False
-        found = Trace(folder)
-        common = min(len(found.steps), len(against.steps))
-        return any(task.predicate.at(against, found, index) for index in range(before, common))
+        trace = Trace(folder)
+        common = min(len(trace.steps), len(against.steps))
+        return any(task.predicate.at(against, trace, index) for index in range(before, common))
 
     return enough

@@ -63,8 +63,8 @@ def node_folder(base: Path) -> Path:
     """
     folder = base / f"repro-node-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise MachineFailureError(f"{folder} on {socket.gethostname()} is not ours alone: remove it, and run again")
     return folder
 

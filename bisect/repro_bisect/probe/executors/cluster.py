@@ -137,8 +137,8 @@ class Cluster:
                 outcome, content, node = self._made(job, cancel, progress)
             except self._lost as error:
                 if attempt == _TIMES:
-                    told = f"Ray lost a probe {_TIMES} times ({_one_line(error)}); the same command resumes"
-                    raise MachineFailureError(told) from None
+                    message = f"Ray lost a probe {_TIMES} times ({_one_line(error)}); the same command resumes"
+                    raise MachineFailureError(message) from None
             else:
                 unpack(content, folder)
                 self._check(folder / "trace", node)
@@ -159,8 +159,8 @@ class Cluster:
         try:
             for item in self._followed(self._remote.remote(job), cancel):
                 if not isinstance(item, int):
-                    made: tuple[Outcome, bytes, str] = item
-                    return made
+                    result: tuple[Outcome, bytes, str] = item
+                    return result
                 if progress:
                     progress(item)
         except self._lost:
@@ -213,8 +213,8 @@ class Cluster:
         """
         if not (trace / "steps.jsonl").exists():
             return
-        made = Identity.from_mapping(Trace(trace).header.identity)
-        if other := [d for d in self._identity.differences(made) if d.part == "host"]:
+        identity = Identity.from_mapping(Trace(trace).header.identity)
+        if other := [d for d in self._identity.differences(identity) if d.part == "host"]:
             raise ReproError(
                 f"node {node} is another kind of machine than this one ({other[0]}): "
                 "run repro on a node of the cluster, and make the cluster of equal ones"
@@ -268,14 +268,14 @@ def _head(address: str) -> str:
             f"{address!r} is no address of a cluster's head: give HOST:PORT as `ray start` says it, or auto"
         )
     try:
-        found = str(canonicalize_bootstrap_address_or_die(address))
-        host, _, port = found.rpartition(":")
+        resolved = str(canonicalize_bootstrap_address_or_die(address))
+        host, _, port = resolved.rpartition(":")
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER).close()
     except ValueError as error:
         raise ReproError(f"{address!r} is no address of a Ray cluster ({error}): give HOST:PORT, or auto") from None
     except (OSError, OverflowError) as error:
         raise ReproError(f"no Ray cluster at {address} ({_one_line(error)}): `ray start --head` starts one") from None
-    return found
+    return resolved
 
 
 @contextlib.contextmanager

@@ -111,30 +111,30 @@ def load(
     with _together() as lead:
         _check(source, config, whole=lead)
     with _together(), _quiet(), torch.no_grad():
-        found = dist_checkpointing.load(_sharded(engines, loading=True), str(source))
-        others: dict[str, Tensor] = found["rest"]
+        state = dist_checkpointing.load(_sharded(engines, loading=True), str(source))
+        others: dict[str, Tensor] = state["rest"]
         fit(directory, others, rest)
         for prefix, engine in engines.items():
             for number, chunk in enumerate(engine.raw):
-                loaded = found[f"{prefix}model{number}"]
+                loaded = state[f"{prefix}model{number}"]
                 chunk.load_state_dict({name.removeprefix(prefix): value for name, value in loaded.items()})
             if engine.trained:
-                _resume(engine, found[f"{prefix}optimizer"], int(found[f"{prefix}updates"]))
+                _resume(engine, state[f"{prefix}optimizer"], int(state[f"{prefix}updates"]))
     return others
 
 
-def _resume(engine: MegatronEngine, found: dict[str, Any], updates: int) -> None:
+def _resume(engine: MegatronEngine, state: dict[str, Any], updates: int) -> None:
     """Put what was loaded into an engine's optimizer. Learning rate and the like stay the configuration's."""
     engine.updates = updates
     if engine.config.megatron.use_distributed_optimizer:
         settings = [_settings(group) for group in engine.optimizer.param_groups]
-        engine.optimizer.load_state_dict(found)
-        for group, own in zip(engine.optimizer.param_groups, settings, strict=True):
-            group.update(own)
+        engine.optimizer.load_state_dict(state)
+        for group, group_settings in zip(engine.optimizer.param_groups, settings, strict=True):
+            group.update(group_settings)
     else:
-        for number, one in engine.mains:
-            for kind, tensor in _held(one):
-                tensor.copy_(found[f"{kind}/{number}/{one.name}"])
+        for number, main in engine.mains:
+            for kind, tensor in _held(main):
+                tensor.copy_(state[f"{kind}/{number}/{main.name}"])
     engine.count_steps()
 
 
@@ -167,23 +167,23 @@ def _sharded_optimizer(
     if engine.config.megatron.use_distributed_optimizer:
         every = {f"{number}.{name}": value for number, chunk in enumerate(chunks) for name, value in chunk.items()}
         asked = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
-        made: dict[str, Any] = engine.optimizer.sharded_state_dict(every, is_loading=loading, metadata=asked)
-        return made
+        state: dict[str, Any] = engine.optimizer.sharded_state_dict(every, is_loading=loading, metadata=asked)
+        return state
     return {
-        f"{kind}/{number}/{one.name}": make_sharded_optimizer_tensor(
-            chunks[number][prefix + one.name], tensor, prefix=f"optimizer.state.{kind}"
+        f"{kind}/{number}/{main.name}": make_sharded_optimizer_tensor(
+            chunks[number][prefix + main.name], tensor, prefix=f"optimizer.state.{kind}"
         )
-        for number, one in engine.mains
-        for kind, tensor in _held(one)
+        for number, main in engine.mains
+        for kind, tensor in _held(main)
     }
 
 
-def _held(one: Main) -> Iterator[tuple[str, Tensor]]:
+def _held(main: Main) -> Iterator[tuple[str, Tensor]]:
     """What an optimizer holds of a parameter besides the parameter itself, by Megatron's names."""
-    if one.main is not one.parameter:
-        yield "fp32_param", one.main
+    if main.main is not main.parameter:
+        yield "fp32_param", main.main
     for kind in ("exp_avg", "exp_avg_sq"):
-        yield kind, one.moment(kind)
+        yield kind, main.moment(kind)
 
 
 def _check(source: Path, config: TrainConfig, *, whole: bool) -> None:
@@ -200,11 +200,11 @@ def _check(source: Path, config: TrainConfig, *, whole: bool) -> None:
         raise CheckpointError(f"{source} has format {written}, this reader knows up to {FORMAT}: update repro_core")
     if saved.get("policy") != "megatron":
         raise CheckpointError(f"{source} was saved with policy {saved.get('policy')!r}: load it with that")
-    own = config.to_mapping()
+    ours = config.to_mapping()
     for key in ("dtype", "advantage_estimator"):
-        if (saved.get(key) == "ppo") != (own[key] == "ppo") or (key == "dtype" and saved.get(key) != own[key]):
-            raise CheckpointError(f"{source} does not fit: {key} is {saved.get(key)!r} there and {own[key]!r} here")
-    for key, value in own["model"].items():
+        if (saved.get(key) == "ppo") != (ours[key] == "ppo") or (key == "dtype" and saved.get(key) != ours[key]):
+            raise CheckpointError(f"{source} does not fit: {key} is {saved.get(key)!r} there and {ours[key]!r} here")
+    for key, value in ours["model"].items():
         there = sizes.get(key)
         if key not in ("initializer_range", "max_position_embeddings") and there != value:
             raise CheckpointError(
@@ -244,13 +244,13 @@ def _together() -> Iterator[bool]:
         failure = CheckpointError(
             f"Megatron's checkpoint failed ({' '.join(str(error).split())[:300]}): use another one"
         )
-    said: list[Any] = [None] * world
+    failures: list[Any] = [None] * world
     if world > 1:
-        dist.all_gather_object(said, None if failure is None else f"{failure}")
+        dist.all_gather_object(failures, None if failure is None else f"{failure}")
     if failure is not None:
         raise failure
-    if any(said):
-        raise CheckpointError(next(text for text in said if text))
+    if any(failures):
+        raise CheckpointError(next(text for text in failures if text))
 
 
 @contextmanager

@@ -93,19 +93,19 @@ class MegatronEngine:
         )
         with self.here():
             # no overrides: by default biases and norms would not decay
-            found = get_megatron_optimizer(
+            optimizer = get_megatron_optimizer(
                 asked, self.chunks, config_overrides={}, use_gloo_process_groups=torch.cuda.is_available()
             )
-        prime(found)
-        return found
+        prime(optimizer)
+        return optimizer
 
     def count_steps(self) -> None:
         """Have the optimizer's step counters say what `updates` does: torch's of each weight, others' of a group."""
-        for _, one in self.mains:
-            if "step" in one.kinds:
-                one.moment("step").fill_(float(self.updates))
+        for _, main in self.mains:
+            if "step" in main.kinds:
+                main.moment("step").fill_(float(self.updates))
             else:
-                for group in one.optimizer.param_groups:
+                for group in main.optimizer.param_groups:
                     group["step"] = self.updates
 
     def score(self, tensors: Mapping[str, Tensor], plan: Sequence[Update]) -> Scores:
@@ -115,9 +115,9 @@ class MegatronEngine:
 
     def forward(self, tensors: Mapping[str, Tensor], update: Update) -> Scores:
         """See `engine.Engine.forward`."""
-        found = self._score(tensors, update)
+        scores = self._score(tensors, update)
         self._update = self._shares(tensors, update)
-        return found
+        return scores
 
     def backward(self, gradients: Mapping[str, Tensor | None]) -> None:
         """See `engine.Engine.backward`."""
@@ -140,14 +140,14 @@ class MegatronEngine:
     def step(self, observe: Observe, prefix: str = "") -> float:
         """See `engine.Engine.step`. The norm and the clipping are Megatron's."""
         parts = self.mains
-        self._observe(observe, "grad", prefix, [(number, one, one.gradient) for number, one in parts])
+        self._observe(observe, "grad", prefix, [(number, main, main.gradient) for number, main in parts])
         with self.here():
             _, norm, _ = self.optimizer.step()
         observe("grad", f"{prefix}grad_norm", float(norm))
         self.updates += 1
         self.show(observe, "update", prefix)
         for kind in ("exp_avg", "exp_avg_sq"):
-            moments = [(number, one, one.moment(kind)) for number, one in parts]
+            moments = [(number, main, main.moment(kind)) for number, main in parts]
             self._observe(observe, "update", f"{prefix}{kind}/", moments)
         if self.config.dtype == "bf16":
             self._observe(observe, "update", f"{prefix}model/", self._own)
@@ -155,7 +155,7 @@ class MegatronEngine:
 
     def show(self, observe: Observe, phase: str, prefix: str) -> None:
         """See `engine.Engine.show`."""
-        self._observe(observe, phase, prefix, [(number, one, one.main.detach()) for number, one in self.mains])
+        self._observe(observe, phase, prefix, [(number, main, main.main.detach()) for number, main in self.mains])
 
     def weights(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """See `engine.Engine.weights`."""
@@ -165,9 +165,9 @@ class MegatronEngine:
     def mains(self) -> list[tuple[int, Main]]:
         """What this rank's optimizer holds, with the number of the chunk each is of."""
         return [
-            (number, one)
+            (number, main)
             for number, chunk in enumerate(self.raw)
-            for one in mains(self.optimizer, chunk.named_parameters())
+            for main in mains(self.optimizer, chunk.named_parameters())
         ]
 
     def state(self, prefix: str = "") -> dict[str, Tensor]:
@@ -177,10 +177,10 @@ class MegatronEngine:
             out |= {f"{prefix}model/{number}/{name}": p.detach() for name, p in chunk.named_parameters()}
         if not self.trained:
             return out
-        for number, one in self.mains:
-            out[f"{prefix}main/{number}/{one.name}"] = one.main.detach()
-            for kind in one.kinds:
-                out[f"{prefix}{kind}/{number}/{one.name}"] = one.moment(kind)
+        for number, main in self.mains:
+            out[f"{prefix}main/{number}/{main.name}"] = main.main.detach()
+            for kind in main.kinds:
+                out[f"{prefix}{kind}/{number}/{main.name}"] = main.moment(kind)
         return out
 
     @property
@@ -197,11 +197,11 @@ class MegatronEngine:
     ) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
         tensors: dict[str, Tensor] = {}
         places: dict[str, dict[str, Any]] = {}
-        for number, one, value in parts:
-            name, tensor = value if one is None else (one.name, value)
+        for number, main, value in parts:
+            name, tensor = value if main is None else (main.name, value)
             key = f"{number}/{name}"
             tensors[key] = tensor
-            places[key] = placement_of(self.model, self.where[number], name, prefix, one and one.part)
+            places[key] = placement_of(self.model, self.where[number], name, prefix, main and main.part)
         return tensors, places
 
     def _shares(self, tensors: Mapping[str, Tensor], update: Update) -> list[Share]:
@@ -212,10 +212,10 @@ class MegatronEngine:
     @torch.no_grad()
     def _score(self, tensors: Mapping[str, Tensor], update: Update) -> Scores:
         """The columns of one update, gathered from the ranks that have them."""
-        found: list[tuple[Tensor, tuple[Tensor, ...]]] = []
+        parts: list[tuple[Tensor, tuple[Tensor, ...]]] = []
 
         def keep(share: Share, columns: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, dict[str, Any]]:
-            found.append((share.columns, columns))
+            parts.append((share.columns, columns))
             zero = columns[0].new_zeros(())
             return zero, torch.zeros((), dtype=torch.int, device=zero.device), {}
 
@@ -223,7 +223,7 @@ class MegatronEngine:
             self._run(self._shares(tensors, update), keep, forward_only=True)
         count = update.responses.stop - update.responses.start
         mine = tensors["rollout_log_probs"].new_zeros((1 + len(self.names), count), dtype=torch.float32)
-        for at, columns in found:
+        for at, columns in parts:
             mine[0, at] = 1.0
             for k, column in enumerate(columns):
                 mine[1 + k, at] = column
@@ -279,12 +279,12 @@ def _gathered(mine: Tensor) -> Tensor:
     every = [torch.empty_like(mine) for _ in range(world)]
     dist.all_gather(every, mine)
     out = every[0].clone()
-    for rank, one in enumerate(every[1:], 1):
-        here, both = one[0] != 0, (one[0] != 0) & (out[0] != 0)
+    for rank, columns in enumerate(every[1:], 1):
+        here, both = columns[0] != 0, (columns[0] != 0) & (out[0] != 0)
         # bits, not ==: a NaN equals itself, -0.0 is not 0.0
-        if bool((one.view(torch.int32) != out.view(torch.int32))[:, both].any()):
+        if bool((columns.view(torch.int32) != out.view(torch.int32))[:, both].any()):
             raise RuntimeError(f"rank {rank} scores a token otherwise than a rank that has it too")
-        out[:, here] = one[:, here]
+        out[:, here] = columns[:, here]
     assert bool((out[0] != 0).all()), "a token was scored by no rank"
     return out[1:]
 

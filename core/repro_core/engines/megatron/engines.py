@@ -65,11 +65,11 @@ class MegatronEngines:
     @cached_property
     def reference(self) -> MegatronEngine:
         """A copy of the policy as it is when this is first asked for, which is before the first update."""
-        found = self._made(self.config, trained=False)
-        for own, theirs in zip(found.raw, self.policy.raw, strict=True):
-            own.load_state_dict(theirs.state_dict())
-            own.requires_grad_(False)
-        return found
+        engine = self._made(self.config, trained=False)
+        for chunk, theirs in zip(engine.raw, self.policy.raw, strict=True):
+            chunk.load_state_dict(theirs.state_dict())
+            chunk.requires_grad_(False)
+        return engine
 
     @property
     def critic(self) -> MegatronEngine | None:
@@ -77,13 +77,13 @@ class MegatronEngines:
         if self.config.advantage_estimator != "ppo":
             return None
         if self._critic is None:
-            found = self._made(replace(self.config, lr=self.config.critic_lr), trained=True, critic=True)
-            for own, theirs in zip(found.raw, self.policy.raw, strict=True):
+            engine = self._made(replace(self.config, lr=self.config.critic_lr), trained=True, critic=True)
+            for chunk, theirs in zip(engine.raw, self.policy.raw, strict=True):
                 weights = _weights(theirs)
-                for name, value in _weights(own).items():
+                for name, value in _weights(chunk).items():
                     if name != "output_layer.weight":
                         value.copy_(weights[name])
-            self._critic = found
+            self._critic = engine
         return self._critic
 
     def generator(self) -> Policy:
@@ -108,9 +108,9 @@ class MegatronEngines:
 
     def tell(self, value: _T) -> _T:
         """See `engine.Engines.tell`."""
-        told = [value]
-        dist.broadcast_object_list(told)
-        return told[0]
+        values = [value]
+        dist.broadcast_object_list(values)
+        return values[0]
 
     def state(self) -> dict[str, Tensor]:
         """See `engine.Engines.state`: what lies on this rank."""
@@ -144,24 +144,24 @@ class MegatronEngines:
     def engines(self) -> dict[str, MegatronEngine]:
         """All of them with their optimizers, by what their names begin with in a checkpoint."""
         critic = {"critic.": self.critic} if self.critic is not None else {}
-        found = {"": self.policy, "reference.": self.reference} | critic
-        for engine in found.values():
+        engines = {"": self.policy, "reference.": self.reference} | critic
+        for engine in engines.values():
             if engine.trained:
                 engine.optimizer  # noqa: B018 - made here, outside of a block of `here`, which cannot be entered twice
-        return found
+        return engines
 
     def close(self) -> None:
         """End the process groups."""
         parallel.stop()
 
     def _engine(self, weights: Mapping[str, Tensor], config: TrainConfig, *, trained: bool) -> MegatronEngine:
-        found = self._made(config, trained=trained)
-        for where, chunk in zip(found.where, found.raw, strict=True):
-            own = _weights(chunk)
+        engine = self._made(config, trained=trained)
+        for where, chunk in zip(engine.where, engine.raw, strict=True):
+            chunk_weights = _weights(chunk)
             with torch.no_grad():
                 for name, value in to_local(self.model, where, weights).items():
-                    own[name].copy_(value)
-        return found
+                    chunk_weights[name].copy_(value)
+        return engine
 
     def _made(self, config: TrainConfig, *, trained: bool, critic: bool = False) -> MegatronEngine:
         """An engine whose weights are still to be filled; its optimizer, made later, takes them over."""
@@ -221,21 +221,22 @@ def _wrapped(chunks: Sequence[Any], config: TrainConfig) -> list[Any]:
     )
     from megatron.core.transformer.module import Float16Module
 
-    m, own = config.megatron, chunks[0].config
+    m, model_config = config.megatron, chunks[0].config
     asked = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=m.use_distributed_optimizer,
         overlap_grad_reduce=m.overlap_grad_reduce,
     )
-    halves = [Float16Module(own, chunk) if config.dtype == "bf16" else chunk for chunk in chunks]
+    halves = [Float16Module(model_config, chunk) if config.dtype == "bf16" else chunk for chunk in chunks]
     wrapped = [
-        DistributedDataParallel(own, asked, half, disable_bucketing=number > 0) for number, half in enumerate(halves)
+        DistributedDataParallel(model_config, asked, half, disable_bucketing=number > 0)
+        for number, half in enumerate(halves)
     ]
 
     def finalize(model: Any, _: Any = None, **how: Any) -> None:
         # the losses of micro-batches are shares that add up: nothing is divided by the number of tokens
         finalize_model_grads(model, None, **how)
 
-    own.finalize_model_grads_func = finalize
-    own.no_sync_func = [one.no_sync for one in wrapped] if len(wrapped) > 1 else wrapped[0].no_sync
+    model_config.finalize_model_grads_func = finalize
+    model_config.no_sync_func = [ddp.no_sync for ddp in wrapped] if len(wrapped) > 1 else wrapped[0].no_sync
     return wrapped

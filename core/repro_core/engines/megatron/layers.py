@@ -183,12 +183,12 @@ class _Column(ColumnParallelLinear):  # type: ignore[misc]
 
     def whole(self, input_: Tensor) -> Tensor:
         """All tokens' inputs, from those here under sequence parallelism; the gradient is summed over the group."""
-        found: Tensor = (
+        inputs: Tensor = (
             gather_from_sequence_parallel_region(input_, tensor_parallel_output_grad=True, group=self.tp_group)
             if self.sequence_parallel
             else copy_to_tensor_model_parallel_region(input_, group=self.tp_group)
         )
-        return found
+        return inputs
 
 
 class OutputLayer(_Column):

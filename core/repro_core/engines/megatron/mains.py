@@ -39,8 +39,8 @@ class Main:
     @property
     def kinds(self) -> tuple[str, ...]:
         """What the optimizer keeps of it: the moments, and the number of steps where each weight has its own."""
-        own = self.optimizer.state[self.main]
-        return tuple(kind for kind in ("exp_avg", "exp_avg_sq", "step") if kind in own)
+        state = self.optimizer.state[self.main]
+        return tuple(kind for kind in ("exp_avg", "exp_avg_sq", "step") if kind in state)
 
     def moment(self, kind: str) -> Tensor:
         """One of `kinds`: the tensor itself."""
@@ -55,10 +55,10 @@ def mains(optimizer: Any, parameters: Iterable[tuple[str, torch.nn.Parameter]]) 
         optimizer: of ``megatron.core.optimizer``: fp32, mixed precision, distributed, or a chain of these.
         parameters: name and parameter.
     """
-    found: dict[torch.nn.Parameter, tuple[Tensor, tuple[int, int] | None, torch.optim.Optimizer]] = {}
-    for one in _inner(optimizer):
-        found |= {parameter: (main, part, one.optimizer) for parameter, main, part in _mains(one)}
-    return [Main(name, parameter, *found[parameter]) for name, parameter in parameters if parameter in found]
+    held: dict[torch.nn.Parameter, tuple[Tensor, tuple[int, int] | None, torch.optim.Optimizer]] = {}
+    for inner in _inner(optimizer):
+        held |= {parameter: (main, part, inner.optimizer) for parameter, main, part in _mains(inner)}
+    return [Main(name, parameter, *held[parameter]) for name, parameter in parameters if parameter in held]
 
 
 def prime(optimizer: Any) -> None:
@@ -66,12 +66,12 @@ def prime(optimizer: Any) -> None:
 
     Torch's counts the steps of each weight, Transformer Engine's those of a group.
     """
-    for one in _inner(optimizer):
-        for group in one.optimizer.param_groups:
+    for inner in _inner(optimizer):
+        for group in inner.optimizer.param_groups:
             for weight in group["params"]:
-                state = one.optimizer.state[weight]
+                state = inner.optimizer.state[weight]
                 if not state:
-                    if isinstance(one.optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+                    if isinstance(inner.optimizer, (torch.optim.Adam, torch.optim.AdamW)):
                         state["step"] = torch.zeros((), dtype=torch.float32)
                     state["exp_avg"] = torch.zeros_like(weight, requires_grad=False)
                     state["exp_avg_sq"] = torch.zeros_like(weight, requires_grad=False)

@@ -57,11 +57,11 @@ class Routers:
         self._recompute, self._split = config.recompute_granularity == "full", config.sequence_parallel
         self._choices: dict[int, list[tuple[int, _Choice]]] = {}
         for chunk in chunks:
-            found = []
+            choices = []
             for router in _routers(chunk):
                 router.router_replay = _Choice()
-                found.append((router.layer_number - 1, router.router_replay))
-            self._choices[id(chunk)] = found
+                choices.append((router.layer_number - 1, router.router_replay))
+            self._choices[id(chunk)] = choices
 
     def replay(self, chunk: Any, routing: Tensor | None, *, trained: bool) -> None:
         """Have a chunk's next forward pass use these experts.

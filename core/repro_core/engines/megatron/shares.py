@@ -75,7 +75,7 @@ def packed(t: Mapping[str, Tensor], update: Update, slot: Slot, multiple: int) -
     first, device = at_response[update.samples.start], t["tokens"].device
     longest = max((sum(totals[s] for s in run) for run in update.runs), default=1)
     seq = math.ceil(longest / multiple) * multiple
-    (routed, spare), found = _experts(t), []
+    (routed, spare), micro_batches = _experts(t), []
     for run in _own(t, update, slot):
         lengths = [totals[s] for s in run]
         a, b = (at_token[run.start], at_token[run.stop]) if run else (0, 0)
@@ -86,7 +86,7 @@ def packed(t: Mapping[str, Tensor], update: Update, slot: Slot, multiple: int) -
         target = torch.cat(at).to(device) if at else torch.zeros(0, dtype=torch.int64, device=device)
         c, d = (at_response[run.start], at_response[run.stop]) if run else (first, first)
         tokens = _grid(t["tokens"][a:b], [b - a] if run else [], 1, seq, PAD_ID)
-        found.append(
+        micro_batches.append(
             Share(
                 tokens=tokens,
                 positions=positions[None],
@@ -98,7 +98,7 @@ def packed(t: Mapping[str, Tensor], update: Update, slot: Slot, multiple: int) -
                 ends=torch.tensor(ends, dtype=torch.int32, device=device),
             )
         )
-    return found
+    return micro_batches
 
 
 def shares(t: Mapping[str, Tensor], update: Update, slot: Slot, multiple: int) -> list[Share]:
@@ -120,10 +120,10 @@ def shares(t: Mapping[str, Tensor], update: Update, slot: Slot, multiple: int) -
     longest = max((totals[s] for run in update.runs for s in run), default=1)
     seq = math.ceil(longest / multiple) * multiple
     where = held_positions(seq, slot.cp_rank, slot.cp)
-    own = torch.full((seq,), -1)
-    own[where] = torch.arange(len(where))
+    local_index = torch.full((seq,), -1)
+    local_index[where] = torch.arange(len(where))
     routed, spare = _experts(t)
-    found = []
+    micro_batches = []
     for run in _own(t, update, slot):
         lengths = [totals[s] for s in run]
         a, b = (at_token[run.start], at_token[run.stop]) if run else (0, 0)
@@ -136,20 +136,20 @@ def shares(t: Mapping[str, Tensor], update: Update, slot: Slot, multiple: int) -
         target = torch.cat(at) if at else torch.zeros(0, dtype=torch.int64)
         column = torch.cat(columns) if columns else torch.zeros(0, dtype=torch.int64)
         predicts = target - 1
-        local = own[predicts % seq]
-        kept = local >= 0
-        found.append(
+        local = local_index[predicts % seq]
+        is_local = local >= 0
+        micro_batches.append(
             Share(
                 tokens=tokens[:, where],
                 positions=where.to(tokens.device).expand(rows, -1).contiguous(),
-                rows=((predicts // seq) * len(where) + local)[kept].to(tokens.device),
-                targets=tokens.reshape(-1)[target[kept].to(tokens.device)],
-                mask=t["loss_mask"][column[kept].to(tokens.device)],
-                columns=(column[kept] - first).to(tokens.device),
+                rows=((predicts // seq) * len(where) + local)[is_local].to(tokens.device),
+                targets=tokens.reshape(-1)[target[is_local].to(tokens.device)],
+                mask=t["loss_mask"][column[is_local].to(tokens.device)],
+                columns=(column[is_local] - first).to(tokens.device),
                 routing=None if routing is None else routing[:, where],
             )
         )
-    return found
+    return micro_batches
 
 
 def held_positions(length: int, rank: int, size: int) -> Tensor:
@@ -182,9 +182,9 @@ def _own(t: Mapping[str, Tensor], update: Update, slot: Slot) -> list[range]:
         if not 0 <= response < total:
             raise ValueError(f"a sample of {total} tokens cannot hold a response of {response} after a prompt")
     # at least one for each rank: the schedules, and those who wait in them, need something to run
-    each = math.ceil(max(1, math.ceil(len(update.runs) / slot.dp)) / slot.multiple_of) * slot.multiple_of
-    mine = update.runs[slot.dp_rank * each : (slot.dp_rank + 1) * each]
-    return [*mine, *[range(0)] * (each - len(mine))]
+    per_rank = math.ceil(max(1, math.ceil(len(update.runs) / slot.dp)) / slot.multiple_of) * slot.multiple_of
+    mine = update.runs[slot.dp_rank * per_rank : (slot.dp_rank + 1) * per_rank]
+    return [*mine, *[range(0)] * (per_rank - len(mine))]
 
 
 def _grid(packed: Tensor, lengths: list[int], rows: int, seq: int, fill: int | Tensor) -> Tensor:
@@ -204,7 +204,7 @@ def _experts(t: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor]:
     """
     if "routed_experts" not in t:
         return None, torch.zeros(0, dtype=torch.int64)
-    found = t["routed_experts"].long().clone()
-    spare = torch.arange(found.shape[-1], device=found.device)
-    found[t["total_lengths"].cumsum(0).to(found.device) - 1] = spare
-    return found, spare
+    routed = t["routed_experts"].long().clone()
+    spare = torch.arange(routed.shape[-1], device=routed.device)
+    routed[t["total_lengths"].cumsum(0).to(routed.device) - 1] = spare
+    return routed, spare

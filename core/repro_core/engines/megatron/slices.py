@@ -72,8 +72,8 @@ class Where:
         Raises:
             LayoutError: they do not divide.
         """
-        count, rest = divmod(model.num_experts, self.ep)
-        if rest or not 0 <= self.ep_rank < self.ep:
+        count, remainder = divmod(model.num_experts, self.ep)
+        if remainder or not 0 <= self.ep_rank < self.ep:
             raise LayoutError(
                 f"mlp.experts: {model.num_experts} experts do not divide over {self.ep} expert-parallel ranks"
             )
@@ -119,24 +119,24 @@ class Fused(NamedTuple):
 
 def _whole(t: Fused) -> Local:
     """On every rank the same: norms, routers, biases added after the ranks' sum, value heads."""
-    one, shape = t.parts[0]
-    return box(one, shape, [0] * len(shape), shape)
+    name, shape = t.parts[0]
+    return box(name, shape, [0] * len(shape), shape)
 
 
 def _rows(t: Fused) -> Local:
     """Each rank its rows of every part, one part after the other: gate, then up."""
     pieces = []
-    for one, shape in t.parts:
+    for name, shape in t.parts:
         width = t.width(shape[0])
-        pieces.append(box(one, shape, (t.rank * width, 0), (width, shape[1])))
+        pieces.append(box(name, shape, (t.rank * width, 0), (width, shape[1])))
     return stack(pieces)
 
 
 def _columns(t: Fused) -> Local:
     """Each rank its columns: what a matrix reads of inputs that are divided by rows."""
-    one, shape = t.parts[0]
+    name, shape = t.parts[0]
     width = t.width(shape[1])
-    return box(one, shape, (0, t.rank * width), (shape[0], width))
+    return box(name, shape, (0, t.rank * width), (shape[0], width))
 
 
 def _groups(t: Fused) -> Local:
@@ -153,26 +153,26 @@ def _groups(t: Fused) -> Local:
     width = t.width((heads + 2 * groups) * wide)
     mine, pieces, row = range(t.rank * width, (t.rank + 1) * width), [], 0
     for group in range(groups):
-        for (one, shape), each in zip(t.parts, (heads // groups, 1, 1), strict=True):
-            rows = each * wide
+        for (name, shape), count in zip(t.parts, (heads // groups, 1, 1), strict=True):
+            rows = count * wide
             start, stop = max(row, mine.start), min(row + rows, mine.stop)
             if start < stop:
                 at = (group * rows + start - row, *(0 for _ in shape[1:]))
-                pieces.append(box(one, shape, at, (stop - start, *shape[1:])))
+                pieces.append(box(name, shape, at, (stop - start, *shape[1:])))
             row += rows
     return stack(pieces)
 
 
 def _vocabulary(t: Fused) -> Local:
     """Each rank its rows of the padded vocabulary; what lies past the true one stands for nothing."""
-    one, shape = t.parts[0]
+    name, shape = t.parts[0]
     padded = shape[0] if t.vocab is None else t.vocab
     if padded < shape[0]:
-        raise LayoutError(f"{t.name}: a padded vocabulary of {padded} rows does not hold the {shape[0]} of {one}")
+        raise LayoutError(f"{t.name}: a padded vocabulary of {padded} rows does not hold the {shape[0]} of {name}")
     width = t.width(padded)
     first = min(t.rank * width, shape[0])
     true = min((t.rank + 1) * width, shape[0]) - first  # 0 on a rank of padding alone, whose box still names the tensor
-    return stack([box(one, shape, (first, 0), (true, shape[1])), padding((width - true, shape[1]))])
+    return stack([box(name, shape, (first, 0), (true, shape[1])), padding((width - true, shape[1]))])
 
 
 CUTS: dict[How, Callable[[Fused], Local]] = {

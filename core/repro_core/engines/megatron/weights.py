@@ -100,7 +100,7 @@ def _layer(megatron: str, hf: str, how: How, chunk: str = "") -> Rule:
     before, _, rest = hf.partition("[")
     choices, _, after = rest.partition("]")
     many = tuple(before + choice + after for choice in choices.split(",")) if rest else (hf,)
-    return Rule(f"decoder.layers.{{n}}.{megatron}", tuple(f"model.layers.{{n}}.{one}" for one in many), how, chunk)
+    return Rule(f"decoder.layers.{{n}}.{megatron}", tuple(f"model.layers.{{n}}.{name}" for name in many), how, chunk)
 
 
 RULES: tuple[Rule, ...] = (
@@ -163,14 +163,14 @@ def names(model: ModelConfig, critic: bool = False) -> Mapping[str, Ints]:
         "expert": model.moe_intermediate_size,
         "value": 1,
     }
-    found: dict[str, Ints] = {}
+    shapes: dict[str, Ints] = {}
     kinds = _models(model, critic)
     for pattern, (shape, models) in TENSORS.items():
         if kinds[models]:
             for n in range(model.num_hidden_layers if "{n}" in pattern else 1):
                 for e in range(model.num_experts if "{e}" in pattern else 1):
-                    found[pattern.format(n=n, e=e)] = tuple(sizes[size] for size in shape.split())
-    return MappingProxyType(found)
+                    shapes[pattern.format(n=n, e=e)] = tuple(sizes[size] for size in shape.split())
+    return MappingProxyType(shapes)
 
 
 @lru_cache(maxsize=64)
@@ -181,14 +181,14 @@ def layout(model: ModelConfig, where: Where, rules: tuple[Rule, ...] = RULES) ->
         LayoutError: the model does not divide so.
     """
     shapes, chunks = names(model, where.critic), _chunks(model, where)
-    found: dict[str, Local] = {}
+    contents: dict[str, Local] = {}
     for rule in rules:
         for name, canonical in _numbered(rule, model, where) if chunks[rule.chunk] else ():
-            if all(one in shapes for one in canonical):
+            if all(source in shapes for source in canonical):
                 rank, ranks = where.expert_shard if "{e}" in rule.megatron else (where.tp_rank, where.tp)
-                parts = [(one, shapes[one]) for one in canonical]
-                found[name] = CUTS[rule.how](Fused(name, parts, rank, ranks, model, where.vocab))
-    return MappingProxyType(found)
+                parts = [(source, shapes[source]) for source in canonical]
+                contents[name] = CUTS[rule.how](Fused(name, parts, rank, ranks, model, where.vocab))
+    return MappingProxyType(contents)
 
 
 def to_local(
@@ -217,13 +217,13 @@ def to_local(
             raise LayoutError(f"{name}: the model has no such tensor")
         if tuple(tensor.shape) != shapes[name]:
             raise LayoutError(f"{name}: shape {list(tensor.shape)}, where the model has {list(shapes[name])}")
-    found = {}
+    tensors = {}
     for name, local in layout(model, where, rules).items():
         for part in local.boxes:
             if part.name not in canonical:
                 raise LayoutError(f"{part.name}: missing, and {name} is made of it")
-        found[name] = take(local, canonical)
-    return found
+        tensors[name] = take(local, canonical)
+    return tensors
 
 
 def join(model: ModelConfig, held: Iterable[Held], rules: tuple[Rule, ...] = RULES) -> dict[str, Tensor]:
@@ -244,10 +244,10 @@ def join(model: ModelConfig, held: Iterable[Held], rules: tuple[Rule, ...] = RUL
     for where, tensors, flat in held:
         joining = joining or Joining(names(model, where.critic))
         known = layout(model, where, rules)
-        given = {name: tensor for name, tensor in tensors.items() if not name.endswith("_extra_state")}
-        for name in sorted(known.keys() - given.keys() if flat is None else ()):
+        parameters = {name: tensor for name, tensor in tensors.items() if not name.endswith("_extra_state")}
+        for name in sorted(known.keys() - parameters.keys() if flat is None else ()):
             raise LayoutError(f"{name}: missing on {where}")
-        for name, tensor in given.items():
+        for name, tensor in parameters.items():
             local, cut = _known(known, name, where), None if flat is None else flat.get(name)
             wanted = local.shape if cut is None else _slice(name, local, cut)
             if tuple(tensor.shape) != wanted:
@@ -284,7 +284,7 @@ def _numbered(rule: Rule, model: ModelConfig, where: Where) -> Iterator[tuple[st
     layers, experts = where.layers_of(model), where.experts_of(model)
     for n, layer in enumerate(layers) if "{n}" in rule.megatron else [(0, 0)]:
         for e, expert in enumerate(experts) if "{e}" in rule.megatron else [(0, 0)]:
-            yield rule.megatron.format(n=n, e=e), [one.format(n=layer, e=expert) for one in rule.hf]
+            yield rule.megatron.format(n=n, e=e), [name.format(n=layer, e=expert) for name in rule.hf]
 
 
 def _known(known: Mapping[str, Local], name: str, where: Where) -> Local:

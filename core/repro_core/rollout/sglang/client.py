@@ -45,10 +45,10 @@ class Client:
         Raises:
             EngineError: there is none.
         """
-        told = self._json(self._ask("GET", path, None, "say what it serves"), path)
-        if not isinstance(told, dict):
+        reply = self._json(self._ask("GET", path, None, "say what it serves"), path)
+        if not isinstance(reply, dict):
             raise EngineError(f"{self.url}{path} is no JSON object: is this SGLang?{self._note}")
-        return told
+        return reply
 
     def post(self, path: str, body: Mapping[str, Any] | None, what: str) -> Any:
         """The JSON that it answers; None for an answer without any.
@@ -84,8 +84,8 @@ class Client:
         answer = self._ask("POST", path, body, what)
         if absent and answer.status_code == requests.codes.not_found:
             return False
-        told = self._json(answer, path) if "json" in answer.headers.get("content-type", "") else None
-        if answer.status_code != requests.codes.ok or not isinstance(told, dict) or told.get("success") is not True:
+        reply = self._json(answer, path) if "json" in answer.headers.get("content-type", "") else None
+        if answer.status_code != requests.codes.ok or not isinstance(reply, dict) or reply.get("success") is not True:
             raise EngineError(f"SGLang at {self.url} refuses to {what}: {_message(answer)}{self._note}")
         return True
 
@@ -100,11 +100,11 @@ class Client:
             answer = self._ask("GET", path, None, "list its servers")
             if answer.status_code != requests.codes.ok:
                 continue
-            told = self._json(answer, path)
-            listed = told.get(key) if isinstance(told, dict) else None
+            reply = self._json(answer, path)
+            listed = reply.get(key) if isinstance(reply, dict) else None
             if not isinstance(listed, list):
                 continue
-            urls = [each.get("url") if isinstance(each, dict) else each for each in listed]
+            urls = [worker.get("url") if isinstance(worker, dict) else worker for worker in listed]
             if not urls:
                 raise EngineError(f"the router at {self.url} has no servers: add one{self._note}")
             return [check_address(str(url)) for url in urls]
@@ -163,10 +163,10 @@ def is_here(url: str) -> bool:
     """Whether an address is one of this machine's."""
     host = urlsplit(url).hostname or ""
     try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    for family, kind, protocol, _, address in found:
+    for family, kind, protocol, _, address in addresses:
         try:
             with socket.socket(family, kind, protocol) as probe:
                 probe.bind(address)
@@ -184,12 +184,12 @@ def _is_refused(error: requests.ConnectionError) -> bool:
 def _message(answer: requests.Response) -> str:
     """What a refusal says, in one line."""
     try:
-        told = answer.json()
+        reply = answer.json()
     except requests.JSONDecodeError:
-        told = answer.text
-    while isinstance(told, dict):
-        told = told.get("message") or told.get("error") or told.get("detail") or str(answer.status_code)
-    line = " ".join(str(told).split())
+        reply = answer.text
+    while isinstance(reply, dict):
+        reply = reply.get("message") or reply.get("error") or reply.get("detail") or str(answer.status_code)
+    line = " ".join(str(reply).split())
     return line[:300] or f"status {answer.status_code}"
 
 
@@ -320,21 +320,21 @@ class _Answer:
         for position, value in enumerate(values):
             # JSON has no NaN: SGLang's server writes null.
             if not isinstance(value, (int, float)) or not math.isfinite(value):
-                shown = "NaN" if value is None else value
+                number = "NaN" if value is None else value
                 raise self._wrong(
-                    f"has log-prob {shown} at {what} {position}: its weights have diverged or did not load"
+                    f"has log-prob {number} at {what} {position}: its weights have diverged or did not load"
                 )
         return [float(value) for value in values]
 
     def _prompt_log_probs(self) -> list[float]:
-        found = self._meta.get("input_token_logprobs")
-        pairs: list[Any] = found if isinstance(found, list) else []
+        logprobs = self._meta.get("input_token_logprobs")
+        pairs: list[Any] = logprobs if isinstance(logprobs, list) else []
         prompt = list(self._asked.prompts[self._row])
         # SGLang shows the last id of the vocabulary as 0 here; the log-prob beside it is that of the true one.
         last = self._asked.model.vocab_size - 1
-        shown = [pair[1] for pair in pairs]
-        if len(shown) != len(prompt) or any(
-            a != b and not (a == 0 and b == last) for a, b in zip(shown, prompt, strict=True)
+        ids = [pair[1] for pair in pairs]
+        if len(ids) != len(prompt) or any(
+            a != b and not (a == 0 and b == last) for a, b in zip(ids, prompt, strict=True)
         ):
             raise self._wrong("does not give the log-probs of its prompt's tokens")
         return self._finite([pair[0] for pair in pairs[1:]], "prompt token")

@@ -132,9 +132,9 @@ class SglangEngine:
 
     def flush_cache(self) -> None:
         """See `engine.RolloutEngine.flush_cache`."""
-        told = self._call("flush its cache", self._host.engine.tokenizer_manager.flush_cache)
-        if not told.success:
-            raise self._refused("flush its cache", getattr(told, "message", ""))
+        answer = self._call("flush its cache", self._host.engine.tokenizer_manager.flush_cache)
+        if not answer.success:
+            raise self._refused("flush its cache", getattr(answer, "message", ""))
 
     def release_memory(self) -> None:
         """See `engine.RolloutEngine.release_memory`."""
@@ -158,28 +158,28 @@ class SglangEngine:
         """See `engine.RolloutEngine.close`. Nothing else of this process's children is touched."""
         self._host.close()
 
-    def _in_update(self, tensors: list[tuple[str, Tensor]], **rest: Any) -> None:
+    def _in_update(self, tensors: list[tuple[str, Tensor]], **fields: Any) -> None:
         """One update by tensor, inside of the session that later versions ask for."""
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
         from sglang.srt.utils import MultiprocessingSerializer
 
         engine = self._host.engine
-        given = [(name, tensor.detach()) for name, tensor in tensors]
+        named_tensors = [(name, tensor.detach()) for name, tensor in tensors]
         if self.device == "cpu":
-            given = [(name, tensor.cpu()) for name, tensor in given]
+            named_tensors = [(name, tensor.cpu()) for name, tensor in named_tensors]
         # One for each rank: the memory behind it is freed when that rank has read its own.
         try:
-            payloads = [MultiprocessingSerializer.serialize(given) for _ in range(self.config.tp_size)]
+            payloads = [MultiprocessingSerializer.serialize(named_tensors) for _ in range(self.config.tp_size)]
         except RuntimeError as error:
             raise EngineError(no_memory(error)) from error
-        asked = UpdateWeightsFromTensorReqInput(serialized_named_tensors=payloads, **rest)
+        asked = UpdateWeightsFromTensorReqInput(serialized_named_tensors=payloads, **fields)
         sessions = hasattr(engine, "begin_weight_update")
         if sessions:
             from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput, EndWeightUpdateReqInput
 
             begin, end = BeginWeightUpdateReqInput(), EndWeightUpdateReqInput()
             self._agreed("begin a weight update", lambda: engine.tokenizer_manager.begin_weight_update(begin, None))
-        what = "show its weights" if rest["load_format"] == EXPORT else "take weights by tensor"
+        what = "show its weights" if fields["load_format"] == EXPORT else "take weights by tensor"
         try:
             self._agreed(what, lambda: engine.tokenizer_manager.update_weights_from_tensor(asked, None))
         except EngineError:
@@ -193,8 +193,8 @@ class SglangEngine:
 
     def _agreed(self, what: str, ask: Callable[[], Awaitable[Any]]) -> None:
         """Ask for what SGLang answers with (success, message, ...): it refuses without raising."""
-        told = self._call(what, ask)
-        success, message = (told[0], told[1]) if isinstance(told, tuple) else (told.success, told.message)
+        answer = self._call(what, ask)
+        success, message = (answer[0], answer[1]) if isinstance(answer, tuple) else (answer.success, answer.message)
         if not success:
             raise self._refused(what, str(message))
 

@@ -137,18 +137,18 @@ def server_arguments(
 
 def command_line(arguments: Mapping[str, Any]) -> list[str]:
     """The same arguments for ``python -m sglang.launch_server``."""
-    words: list[str] = []
+    argv: list[str] = []
     for name, value in arguments.items():
         flag = "--" + name.replace("_", "-")
         if value is True:
-            words.append(flag)
+            argv.append(flag)
         elif isinstance(value, (list, tuple)):
-            words += [flag, *map(str, value)]
+            argv += [flag, *map(str, value)]
         elif isinstance(value, dict):
-            words += [flag, json.dumps(value)]
+            argv += [flag, json.dumps(value)]
         elif value is not None and value is not False:
-            words += [flag, str(value)]
-    return words
+            argv += [flag, str(value)]
+    return argv
 
 
 def environment(device: str) -> dict[str, str]:
@@ -285,7 +285,7 @@ def installed_version(device: str) -> str:
         EngineError: it has none, or one that is not supported.
     """
     try:
-        found = version("sglang")
+        installed = version("sglang")
     except PackageNotFoundError:
         cure = (
             "pip install 'repro-harness[sglang-cpu]', then pip install --no-deps sglang==0.5.23"
@@ -293,8 +293,8 @@ def installed_version(device: str) -> str:
             else "pip install 'repro-harness[sglang]'"
         )
         raise EngineError(f"this Python has no SGLang: {cure}") from None
-    check_version(found, "the installed SGLang", device)
-    return found
+    check_version(installed, "the installed SGLang", device)
+    return installed
 
 
 def check_version(found: str, where: str, device: str) -> None:

@@ -52,12 +52,12 @@ def tree(roots: Iterable[psutil.Process]) -> list[psutil.Process]:
 
 def in_session(leader: int) -> list[psutil.Process]:
     """All processes of the session that a process began, those too whose parents are gone."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, OSError):
             if os.getsid(process.pid) == leader:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def end_trees(processes: Sequence[psutil.Process], term_s: float) -> None:
@@ -133,18 +133,18 @@ class Host:
         self._failed: str | None = None
         self._closed = False
         self._old_quit = signal.getsignal(signal.SIGQUIT)
-        before, contexts = set(multiprocessing.active_children()), {id(each) for each in _contexts()}
+        before, contexts = set(multiprocessing.active_children()), {id(context) for context in _contexts()}
         try:
             with _guest(self.log, environment):
                 self.engine = _start(dict(arguments), timeout)
         except _NotStartedError as error:
-            self._children = [each for each in multiprocessing.active_children() if each not in before]
-            self._contexts = [each for each in _contexts() if id(each) not in contexts]
+            self._children = [child for child in multiprocessing.active_children() if child not in before]
+            self._contexts = [context for context in _contexts() if id(context) not in contexts]
             self._failed = str(error)
             self.close()
             raise EngineError(f"SGLang does not start: {error}{last_error(self.log)}") from error
-        self._children = [each for each in multiprocessing.active_children() if each not in before]
-        self._contexts = [each for each in _contexts() if id(each) not in contexts]
+        self._children = [child for child in multiprocessing.active_children() if child not in before]
+        self._contexts = [context for context in _contexts() if id(context) not in contexts]
         atexit.register(self.close)
         self._keep_signals()
 
@@ -295,7 +295,7 @@ def _start(arguments: dict[str, Any], timeout: float) -> Any:
 
     def give_up() -> None:
         late.set()
-        _end([each for each in multiprocessing.active_children() if each not in before])
+        _end([child for child in multiprocessing.active_children() if child not in before])
 
     timer = threading.Timer(timeout, give_up)
     timer.daemon = True
@@ -357,7 +357,7 @@ def output_to(log: Path) -> Iterator[None]:
     """What this process and its new children write to standard output and error, into a file at its end."""
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = os.dup(1), os.dup(2)
+    saved = os.dup(1), os.dup(2)
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         os.dup2(target, 1)
@@ -366,7 +366,7 @@ def output_to(log: Path) -> Iterator[None]:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        for number, old in zip((1, 2), kept, strict=True):
+        for number, old in zip((1, 2), saved, strict=True):
             os.dup2(old, number)
             os.close(old)
         os.close(target)
@@ -383,9 +383,9 @@ def last_error(log: Path) -> str:
     """The end of a message: the last error that a log of SGLang tells, if any, and where it lies."""
     with contextlib.suppress(OSError):
         lines = log.read_text(errors="replace").splitlines()
-        found = [line.strip() for line in lines if _ERROR.match(line)]
-        if found:
-            return f": {found[-1][:200]} (log {log})"
+        errors = [line.strip() for line in lines if _ERROR.match(line)]
+        if errors:
+            return f": {errors[-1][:200]} (log {log})"
     return f" (log {log})"
 
 
@@ -425,7 +425,7 @@ def _contexts() -> list[Any]:
     zmq = sys.modules.get("zmq")
     if zmq is None:
         return []
-    return [each for each in gc.get_objects() if issubclass(type(each), zmq.Context) and not each.closed]
+    return [obj for obj in gc.get_objects() if issubclass(type(obj), zmq.Context) and not obj.closed]
 
 
 def _ending(code: int) -> str:

@@ -51,12 +51,12 @@ class SglangServer:
         note = f" (log {log})" if log else ""
         self._front = Client(check_address(config.url), config.timeout, note)
         self._workers = [Client(address, config.timeout, note) for address in self._front.workers()]
-        told = [worker.get("/server_info") for worker in self._workers]
-        self.device = str(told[0].get("device"))
-        for worker, info in zip(self._workers, told, strict=True):
+        infos = [worker.get("/server_info") for worker in self._workers]
+        self.device = str(infos[0].get("device"))
+        for worker, info in zip(self._workers, infos, strict=True):
             check_version(str(info.get("version")), f"SGLang at {worker.url}", self.device)
-            _check_alike(self._workers[0].url, told[0], worker.url, info, DTYPES[dtype])
-        self.version, self._flags, self._server = str(told[0]["version"]), told_flags(told[0]), told[0]
+            _check_alike(self._workers[0].url, infos[0], worker.url, info, DTYPES[dtype])
+        self.version, self._flags, self._server = str(infos[0]["version"]), told_flags(infos[0]), infos[0]
         serves = {worker.url: worker.get("/model_info") for worker in self._workers}
         self.weight_version = _one_version(self._front.url, serves)
         self.checkpoint = _read_at_start(serves)
@@ -103,12 +103,12 @@ class SglangServer:
                     f"SGLang at {worker.url} is on another machine, where tensors in memory do not reach: set "
                     'sglang.sync to "disk" and sglang.folder to a folder that both see'
                 )
-        given = [(name, tensor.detach()) for name, tensor in tensors]
+        named_tensors = [(name, tensor.detach()) for name, tensor in tensors]
         if self.device == "cpu":
-            given = [(name, tensor.cpu()) for name, tensor in given]
+            named_tensors = [(name, tensor.cpu()) for name, tensor in named_tensors]
         for worker in self._workers:
             # One for each rank: the memory behind it is freed when that rank has read its own.
-            payloads = [_packed(given) for _ in range(self._ranks)]
+            payloads = [_packed(named_tensors) for _ in range(self._ranks)]
             self._send(worker, payloads, {"weight_version": version, "flush_cache": True}, "take weights by tensor")
         self.weight_version = version
 
@@ -138,13 +138,13 @@ class SglangServer:
             body = {"load_format": EXPORT, "flush_cache": False}
             self._send(worker, [packed_order(folder)] * self._ranks, body, "show its weights")
 
-        found: list[HeldWeights] = []
+        held: list[HeldWeights] = []
         for worker in self._workers:
             where, folder = f"SGLang at {worker.url}", self.config.folder
             if folder is None and not is_here(worker.url):
                 raise EngineError(f"{where} is on another machine, so to read its weights back {_SHARE}")
-            found += read_held(partial(export, worker), self.model, where, folder=folder, server=True)
-        return found
+            held += read_held(partial(export, worker), self.model, where, folder=folder, server=True)
+        return held
 
     def flush_cache(self) -> None:
         """See `engine.RolloutEngine.flush_cache`."""
@@ -172,9 +172,9 @@ class SglangServer:
     def _ranks(self) -> int:
         return int(self._server.get("tp_size") or 1)
 
-    def _send(self, worker: Client, payloads: list[str], rest: Mapping[str, Any], what: str) -> None:
+    def _send(self, worker: Client, payloads: list[str], fields: Mapping[str, Any], what: str) -> None:
         """One update by tensor of one server, inside of the session that later versions ask for."""
-        body = {"serialized_named_tensors": payloads, **rest}
+        body = {"serialized_named_tensors": payloads, **fields}
         session = worker.agreed("/begin_weight_update", {}, "begin a weight update", absent=True)
         try:
             worker.agreed("/update_weights_from_tensor", body, what)
@@ -217,33 +217,33 @@ class SglangServer:
 
 def _one_version(url: str, serves: Mapping[str, Mapping[str, Any]]) -> str:
     """The version of the weights that all servers have."""
-    versions = {each: str(told.get("weight_version")) for each, told in serves.items()}
+    versions = {address: str(info.get("weight_version")) for address, info in serves.items()}
     if len(set(versions.values())) > 1:
-        shown = ", ".join(f"{each} has {version!r}" for each, version in versions.items())
-        raise EngineError(f"the servers behind {url} have weights of several versions: {shown}")
+        listed = ", ".join(f"{address} has {version!r}" for address, version in versions.items())
+        raise EngineError(f"the servers behind {url} have weights of several versions: {listed}")
     return next(iter(versions.values()))
 
 
 def _read_at_start(serves: Mapping[str, Mapping[str, Any]]) -> str | None:
     """The checkpoint that all servers have read and still have, where it is a folder of this machine."""
-    found = {str(told.get("model_path")) for told in serves.values()}
-    path = min(found)
-    first = all(told.get("weight_version") == _FIRST and is_here(url) for url, told in serves.items())
+    paths = {str(info.get("model_path")) for info in serves.values()}
+    path = min(paths)
+    first = all(info.get("weight_version") == _FIRST and is_here(url) for url, info in serves.items())
     readable = Path(path).is_absolute() and os.access(Path(path) / "config.json", os.R_OK)
-    return path if first and len(found) == 1 and readable else None
+    return path if first and len(paths) == 1 and readable else None
 
 
-def _check_alike(first: str, wanted: Mapping[str, Any], url: str, told: Mapping[str, Any], dtype: str) -> None:
-    if told.get("dtype") in ("auto", None):
+def _check_alike(first: str, wanted: Mapping[str, Any], url: str, info: Mapping[str, Any], dtype: str) -> None:
+    if info.get("dtype") in ("auto", None):
         raise EngineError(f"SGLang at {url} does not say which dtype it computes in: start it with --dtype {dtype}")
-    if told["dtype"] != dtype:
-        raise EngineError(f"SGLang at {url} computes in {told['dtype']}, not in {dtype}: start it with --dtype {dtype}")
-    mine, other = told_flags(wanted), told_flags(told)
+    if info["dtype"] != dtype:
+        raise EngineError(f"SGLang at {url} computes in {info['dtype']}, not in {dtype}: start it with --dtype {dtype}")
+    mine, other = told_flags(wanted), told_flags(info)
     for name in sorted(mine.keys() | other.keys()):
         if mine.get(name) != other.get(name):
             raise EngineError(f"{first} and {url} differ in {name}: {mine.get(name)!r} and {other.get(name)!r}")
-    if told.get("version") != wanted.get("version"):
-        raise EngineError(f"{first} and {url} differ in version: {wanted.get('version')} and {told.get('version')}")
+    if info.get("version") != wanted.get("version"):
+        raise EngineError(f"{first} and {url} differ in version: {wanted.get('version')} and {info.get('version')}")
 
 
 def _packed(tensors: list[tuple[str, Tensor]]) -> str:

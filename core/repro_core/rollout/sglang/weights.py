@@ -33,20 +33,20 @@ def placements(model: ModelConfig, tp_rank: int, tp_size: int, shapes: Mapping[s
             quantized weights or of a backend that lays experts out in its own way.
     """
     known = layout(model, tp_rank, tp_size)
-    given = {name: tuple(shape) for name, shape in shapes.items() if ".rotary_emb." not in name}
-    unknown = sorted(given.keys() - known.keys())
+    parameters = {name: tuple(shape) for name, shape in shapes.items() if ".rotary_emb." not in name}
+    unknown = sorted(parameters.keys() - known.keys())
     if unknown:
         raise LayoutError(
             f"{', '.join(unknown[:3])}{' and more' * (len(unknown) > 3)}: parameters of SGLang that a plain "
             f"{model.model_type} has not: serve it without quantization and adapters"
         )
-    for name, shape in given.items():
+    for name, shape in parameters.items():
         if shape != known[name].shape:
             raise LayoutError(
                 f"{name}: shape {list(shape)} in SGLang, where rank {tp_rank} of {tp_size} has "
                 f"{list(known[name].shape)}: serve it with tensor parallelism alone and the default layout of experts"
             )
-    return {name: known[name].data() for name in given}
+    return {name: known[name].data() for name in parameters}
 
 
 @lru_cache(maxsize=64)
@@ -58,12 +58,12 @@ def layout(model: ModelConfig, tp_rank: int, tp_size: int) -> dict[str, Local]:
     """
     cut = _Cut(model, tp_rank, tp_size)
     vocabulary = (model.vocab_size, model.hidden_size)
-    found = {_EMBEDDING: cut.vocabulary(_EMBEDDING, vocabulary), "model.norm.weight": cut.norm("model.norm.weight")}
+    contents = {_EMBEDDING: cut.vocabulary(_EMBEDDING, vocabulary), "model.norm.weight": cut.norm("model.norm.weight")}
     for n in range(model.num_hidden_layers):
-        found |= _attention(cut, f"model.layers.{n}.") | _mlp(cut, f"model.layers.{n}.mlp.")
+        contents |= _attention(cut, f"model.layers.{n}.") | _mlp(cut, f"model.layers.{n}.mlp.")
     # Tied, it is the embedding by another name; but SGLang's class for experts has a matrix of its own, tied or not.
-    found[_HEAD] = cut.vocabulary(_EMBEDDING if model.tie_word_embeddings else _HEAD, vocabulary)
-    return found
+    contents[_HEAD] = cut.vocabulary(_EMBEDDING if model.tie_word_embeddings else _HEAD, vocabulary)
+    return contents
 
 
 class _Cut:
@@ -118,7 +118,7 @@ class _Cut:
         queries, keys = (n * model.head_dim for n in (model.num_attention_heads, model.num_key_value_heads))
         copies = max(1, self.ranks // model.num_key_value_heads)
         key = {"rank": self.rank // copies, "ranks": self.ranks // copies}
-        names = [f"{layer}self_attn.{one}_proj.{kind}" for one in "qkv"]
+        names = [f"{layer}self_attn.{letter}_proj.{kind}" for letter in "qkv"]
         return stack([
             self.rows(names[0], (queries, *rest)),
             self.rows(names[1], (keys, *rest), **key),
@@ -134,20 +134,20 @@ class _Cut:
 def _attention(cut: _Cut, layer: str) -> dict[str, Local]:
     model, at = cut.model, f"{layer}self_attn."
     queries = model.num_attention_heads * model.head_dim
-    found = {
+    contents = {
         f"{layer}input_layernorm.weight": cut.norm(f"{layer}input_layernorm.weight"),
         f"{layer}post_attention_layernorm.weight": cut.norm(f"{layer}post_attention_layernorm.weight"),
         f"{at}qkv_proj.weight": cut.qkv(layer, "weight", (model.hidden_size,)),
         f"{at}o_proj.weight": cut.columns(f"{at}o_proj.weight", (model.hidden_size, queries)),
     }
     if model.qkv_bias:
-        found[f"{at}qkv_proj.bias"] = cut.qkv(layer, "bias", ())
+        contents[f"{at}qkv_proj.bias"] = cut.qkv(layer, "bias", ())
     if model.output_bias:  # every process has it, and the first one adds it
-        found[f"{at}o_proj.bias"] = cut.norm(f"{at}o_proj.bias")
+        contents[f"{at}o_proj.bias"] = cut.norm(f"{at}o_proj.bias")
     if model.qk_norm:
-        for one in ("q_norm", "k_norm"):
-            found[f"{at}{one}.weight"] = cut.whole(f"{at}{one}.weight", (model.head_dim,))
-    return found
+        for norm in ("q_norm", "k_norm"):
+            contents[f"{at}{norm}.weight"] = cut.whole(f"{at}{norm}.weight", (model.head_dim,))
+    return contents
 
 
 def _mlp(cut: _Cut, mlp: str) -> dict[str, Local]:
@@ -171,5 +171,5 @@ def _mlp(cut: _Cut, mlp: str) -> dict[str, Local]:
 def _swiglu(cut: _Cut, at: str, width: int) -> tuple[Local, Local]:
     """Gate over up, and down."""
     hidden = cut.model.hidden_size
-    up = stack([cut.rows(f"{at}{one}_proj.weight", (width, hidden)) for one in ("gate", "up")])
+    up = stack([cut.rows(f"{at}{part}_proj.weight", (width, hidden)) for part in ("gate", "up")])
     return up, cut.columns(f"{at}down_proj.weight", (hidden, width))

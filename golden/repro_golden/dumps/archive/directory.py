@@ -111,10 +111,10 @@ class Archive:
 
     def _end64(self, at: int) -> tuple[int, int, int, int]:
         _, disk, where, disks = _LOCATOR64.unpack(self._at(at, _LOCATOR64.size))
-        found = _END64.unpack(self._at(where, _END64.size))
-        if disk or disks > 1 or found[0] != b"PK\6\6" or found[6] != found[7]:
+        record = _END64.unpack(self._at(where, _END64.size))
+        if disk or disks > 1 or record[0] != b"PK\6\6" or record[6] != record[7]:
             raise self._refusal("is damaged: its zip64 directory is missing", "copy or write it again")
-        return found[7], found[9], found[8], where
+        return record[7], record[9], record[8], where
 
     def _entries(self, count: int, offset: int, length: int) -> list[_Entry]:
         self._budget.spend(length + count * _ENTRY_MEMORY)
@@ -132,7 +132,7 @@ class Archive:
         return entries
 
     def _entry(self, raw: bytes, at: int) -> tuple[_Entry, int]:
-        found = _ENTRY.unpack_from(raw, at)
+        fields = _ENTRY.unpack_from(raw, at)
         (
             magic,
             _,
@@ -151,7 +151,7 @@ class Archive:
             _,
             mode,
             offset,
-        ) = found
+        ) = fields
         name_at = at + _ENTRY.size
         extra_at = name_at + name_length
         end = extra_at + extra_length + comment

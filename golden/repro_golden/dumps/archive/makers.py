@@ -95,15 +95,15 @@ def storage_of(
     _, named, key, _, count = reference
     if not isinstance(named, _StorageClass) or type(key) is not str or not _is_size(count):
         _refuse(budget, "refers to a tensor storage of no known kind", "save dense, unquantised tensors")
-    found = storages.get(key)
-    if found is None:
-        found = storages[key] = Storage(named.dtype, read_storage(key))
-    if found.dtype != named.dtype:
+    storage = storages.get(key)
+    if storage is None:
+        storage = storages[key] = Storage(named.dtype, read_storage(key))
+    if storage.dtype != named.dtype:
         _refuse(budget, f"refers to storage {shown(key)} under two dtypes", "save the tensors one by one")
     size = 1 if named.dtype is None else np.dtype(TORCH_DTYPES[named.dtype]).itemsize
-    if count * size != len(found.raw):
-        _refuse(budget, f"has {len(found.raw)} bytes in storage {shown(key)}, where its pickle says {count * size}")
-    return found
+    if count * size != len(storage.raw):
+        _refuse(budget, f"has {len(storage.raw)} bytes in storage {shown(key)}, where its pickle says {count * size}")
+    return storage
 
 
 def _is_size(value: Any) -> bool:
@@ -314,15 +314,15 @@ def _scalar(budget: Budget, args: tuple[Any, ...]) -> Any:
 
 
 def _ordered(budget: Budget, args: tuple[Any, ...]) -> OrderedDict[Any, Any]:
-    found: OrderedDict[Any, Any] = OrderedDict()
+    ordered: OrderedDict[Any, Any] = OrderedDict()
     pairs = args[0] if len(args) == 1 else []
     if len(args) > 1 or type(pairs) is not list or not all(type(p) in (list, tuple) and len(p) == 2 for p in pairs):
         _refuse(budget, "has an OrderedDict of a form that is not known")
     budget.spend(_REBUILT * len(pairs))
     for key, value in pairs:
         check_key(key, budget)
-        found[key] = value
-    return found
+        ordered[key] = value
+    return ordered
 
 
 def _elements(budget: Budget, args: tuple[Any, ...]) -> list[Any]:

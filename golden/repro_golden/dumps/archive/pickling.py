@@ -111,9 +111,9 @@ class _Writer:
             raise ReproError(f"a {name} cannot be written to a dump: make it plain values")
 
     def _memoised(self, key: tuple[str, ...], make: Callable[[], None]) -> None:
-        found = self._memo.get(key)
-        if found is not None:
-            self._put(found)
+        opcode = self._memo.get(key)
+        if opcode is not None:
+            self._put(opcode)
             return
         make()
         index = len(self._memo)

@@ -32,8 +32,8 @@ def numbers(value: Any, *, wide: bool = True) -> Array | None:
     if isinstance(value, Tensor):
         if value.dtype.startswith("complex"):
             return None
-        found = value.array if value.array.dtype.kind in "biu" and not _is_bits(value) else value.floats()
-        return _wide(found) if wide else found
+        array = value.array if value.array.dtype.kind in "biu" and not _is_bits(value) else value.floats()
+        return _wide(array) if wide else array
     if isinstance(value, np.ndarray):
         return (_wide(value) if wide else value) if value.dtype.kind in "biuf" else None
     return regular(value)
@@ -48,10 +48,10 @@ def regular(value: Any) -> Array | None:
         return None
     shape, flat = [len(value)], value
     while flat and type(flat[0]) is list:
-        each = len(flat[0])
-        if any(type(item) is not list or len(item) != each for item in flat):
+        width = len(flat[0])
+        if any(type(item) is not list or len(item) != width for item in flat):
             return None
-        shape.append(each)
+        shape.append(width)
         flat = [number for item in flat for number in item]
     kinds = set(map(type, flat))
     dtype = {int: np.int64, float: np.float64, bool: np.bool_}.get(next(iter(kinds), int)) if len(kinds) < 2 else None
@@ -67,8 +67,8 @@ def _is_bits(value: Tensor) -> bool:
     return value.dtype == "bfloat16" or value.dtype.startswith("float8")
 
 
-def _wide(found: Array) -> Array:
-    kind = found.dtype.kind
+def _wide(array: Array) -> Array:
+    kind = array.dtype.kind
     if kind == "u":
-        return found.astype(np.uint64 if found.dtype.itemsize == 8 else np.int64)
-    return found.astype({"b": np.bool_, "i": np.int64, "f": np.float64}[kind])
+        return array.astype(np.uint64 if array.dtype.itemsize == 8 else np.int64)
+    return array.astype({"b": np.bool_, "i": np.int64, "f": np.float64}[kind])

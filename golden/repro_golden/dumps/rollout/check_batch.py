@@ -42,12 +42,12 @@ def _duplicated(batch: TrainBatch) -> Iterator[Found]:
 
 def _groups(batch: Batch) -> dict[Any, set[Any]]:
     """The executions of each group: a sample, or several that share a rollout_id."""
-    found: dict[Any, set[Any]] = defaultdict(set)
+    groups: dict[Any, set[Any]] = defaultdict(set)
     for number, sample in enumerate(batch.samples):
         if sample["group_index"] is not None:
             shared = sample.get("rollout_id")
-            found[sample["group_index"]].add(("sample", number) if shared is None else ("execution", shared))
-    return found
+            groups[sample["group_index"]].add(("sample", number) if shared is None else ("execution", shared))
+    return groups
 
 
 @rule(
@@ -113,8 +113,8 @@ def _scattered(batch: TrainBatch) -> Iterator[Found]:
 )
 def _versions_in_sample(batch: TrainBatch) -> Iterator[Found]:
     for number, versions in batch.column("weight_versions"):
-        if isinstance(versions, list) and len(found := {said(v) for v in versions}) > 1:
-            yield noted(number, "weight_versions", f"sampled with the weights {_listed(found)}")
+        if isinstance(versions, list) and len(distinct := {said(v) for v in versions}) > 1:
+            yield noted(number, "weight_versions", f"sampled with the weights {_listed(distinct)}")
 
 
 @rule(
@@ -127,10 +127,10 @@ def _versions_in_sample(batch: TrainBatch) -> Iterator[Found]:
     sources=(STALE,),
 )
 def _versions(batch: TrainBatch) -> Iterator[Found]:
-    found = Counter(v for _, versions in batch.column("weight_versions") for v in set(map(said, versions)))
-    if len(found) > 1:
-        named = {version: f"{version} ({count} sample{'s' if count > 1 else ''})" for version, count in found.items()}
-        yield noted(None, "weight_versions", f"the batch was sampled with weights {_listed(found, named)}")
+    counts = Counter(v for _, versions in batch.column("weight_versions") for v in set(map(said, versions)))
+    if len(counts) > 1:
+        named = {version: f"{version} ({count} sample{'s' if count > 1 else ''})" for version, count in counts.items()}
+        yield noted(None, "weight_versions", f"the batch was sampled with weights {_listed(counts, named)}")
 
 
 def _listed(versions: Iterable[str], named: Mapping[str, str] | None = None) -> str:
@@ -159,8 +159,8 @@ def _place(version: str) -> tuple[int, int, str]:
 def _unfinished(batch: TrainBatch) -> Iterator[Found]:
     for number, sample in enumerate(batch.samples):
         if sample["status"] in ("aborted", "failed", "pending"):
-            kept = "" if sample["remove_sample"] else " and is not removed"
-            yield noted(number, "status", f"the sample is {sample['status']}{kept}")
+            suffix = "" if sample["remove_sample"] else " and is not removed"
+            yield noted(number, "status", f"the sample is {sample['status']}{suffix}")
 
 
 @rule(

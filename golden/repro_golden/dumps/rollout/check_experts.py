@@ -59,8 +59,8 @@ def _expansion(sample: dict[str, object]) -> int:
     inputs = sample["multimodal_train_inputs"]
     if not isinstance(inputs, dict):
         return 0
-    each = [numbers(inputs[key]) for key in _EXPANDED if inputs.get(key) is not None]
-    return sum(int(counts.sum()) - counts.size for counts in each if counts is not None and counts.dtype.kind in "iu")
+    arrays = [numbers(inputs[key]) for key in _EXPANDED if inputs.get(key) is not None]
+    return sum(int(counts.sum()) - counts.size for counts in arrays if counts is not None and counts.dtype.kind in "iu")
 
 
 @rule(
@@ -81,16 +81,16 @@ def _negative(batch: Batch) -> Iterator[Found]:
 
 def _zero_layers(batch: Batch) -> dict[int, list[int]]:
     """Of each sample the layers whose entries are all 0; where a token has one expert, that may be expert 0."""
-    found = {}
+    layers = {}
     for number, experts in batch.experts.items():
         if experts is not None and experts.shape[0] and experts.shape[2] > 1:
-            found[number] = [k for k in range(experts.shape[1]) if not experts[:, k].any()]
-    return found
+            layers[number] = [k for k in range(experts.shape[1]) if not experts[:, k].any()]
+    return layers
 
 
 def _zero_in_all(batch: Batch) -> set[int]:
-    each = list(_zero_layers(batch).values())
-    return set(each[0]).intersection(*each[1:]) if each else set()
+    layers = list(_zero_layers(batch).values())
+    return set(layers[0]).intersection(*layers[1:]) if layers else set()
 
 
 @rule(

@@ -60,11 +60,11 @@ def _per_token(batch: Batch) -> Iterator[Found]:
             continue
         for number, value in batch.column(field.name):
             response = batch.samples[number]["response_length"]
-            found = length(value)
-            if found != response + wanted[field.length]:
+            size = length(value)
+            if size != response + wanted[field.length]:
                 rule = field.length.replace("response", "response_length")
                 yield noted(
-                    number, field.name, f"{field.name} has {found} entries, {rule} is {response + wanted[field.length]}"
+                    number, field.name, f"{field.name} has {size} entries, {rule} is {response + wanted[field.length]}"
                 )
 
 
@@ -79,13 +79,13 @@ def _per_token(batch: Batch) -> Iterator[Found]:
 )
 def _tokens(batch: Batch) -> Iterator[Found]:
     for number, sample in enumerate(batch.samples):
-        found = numbers(sample["tokens"])
-        if found is None or found.ndim != 1 or found.dtype.kind not in "iu":
-            if found is None or found.size:
+        tokens = numbers(sample["tokens"])
+        if tokens is None or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            if tokens is None or tokens.size:
                 yield noted(number, "tokens", "tokens are no list of whole numbers")
-        elif (found < 0).any():
-            at = int((found < 0).argmax())
-            yield noted(number, "tokens", f"token {at} is {found[at]}")
+        elif (tokens < 0).any():
+            at = int((tokens < 0).argmax())
+            yield noted(number, "tokens", f"token {at} is {tokens[at]}")
 
 
 @rule(
@@ -99,11 +99,11 @@ def _tokens(batch: Batch) -> Iterator[Found]:
 )
 def _mask_values(batch: Batch) -> Iterator[Found]:
     for number, value in batch.column("loss_mask"):
-        found = numbers(value)
-        if found is None:
+        mask = numbers(value)
+        if mask is None:
             yield noted(number, "loss_mask", "loss_mask is no list of numbers")
-        elif found.size and (found.dtype.kind == "b" or not ((found == 0) | (found == 1)).all()):
-            odd = next(repr(x) for x in found.ravel().tolist() if x not in (0, 1) or isinstance(x, bool))
+        elif mask.size and (mask.dtype.kind == "b" or not ((mask == 0) | (mask == 1)).all()):
+            odd = next(repr(x) for x in mask.ravel().tolist() if x not in (0, 1) or isinstance(x, bool))
             yield noted(number, "loss_mask", f"loss_mask holds {odd}")
 
 

@@ -74,11 +74,11 @@ class Batch:
     @cached_property
     def experts(self) -> dict[int, Array | None]:
         """Routed experts by position, as integers [tokens - 1, layers, top-k]; None where they are no such array."""
-        found: dict[int, Array | None] = {}
+        arrays: dict[int, Array | None] = {}
         for number, value in self.column("rollout_routed_experts"):
             array = numbers(value, wide=False)  # they are large
-            found[number] = array if array is not None and array.ndim == 3 and array.dtype.kind in "iu" else None
-        return found
+            arrays[number] = array if array is not None and array.ndim == 3 and array.dtype.kind in "iu" else None
+        return arrays
 
 
 class TrainBatch(Batch):

@@ -26,8 +26,8 @@ _PER_TOKEN = (*_LOG_PROBS, "opd_reverse_kl")
 
 
 def _floats(value: Any) -> Array | None:
-    found = numbers(value)
-    return None if found is None or found.ndim != 1 else found.astype(np.float64)
+    array = numbers(value)
+    return None if array is None or array.ndim != 1 else array.astype(np.float64)
 
 
 @rule(
@@ -42,19 +42,19 @@ def _floats(value: Any) -> Array | None:
 def _finite(batch: Batch) -> Iterator[Found]:
     for name in _PER_TOKEN:
         for number, value in batch.column(name):
-            found = _floats(value)
-            if found is None:
+            array = _floats(value)
+            if array is None:
                 # a list may hold None, or ints among floats
                 odd = [x for x in value if not _real(x)] if isinstance(value, list) else [value]
                 if odd:
                     yield noted(number, name, f"{name} is no list of numbers: it holds a {type(odd[0]).__name__}")
                     continue
-                found = np.array(value, dtype=np.float64)
-            bad = ~np.isfinite(found)
+                array = np.array(value, dtype=np.float64)
+            bad = ~np.isfinite(array)
             if bad.any():
                 at = int(bad.argmax())
                 yield noted(
-                    number, name, f"{name} is {found[at]} at response token {at}, {int(bad.sum())} are not finite"
+                    number, name, f"{name} is {array[at]} at response token {at}, {int(bad.sum())} are not finite"
                 )
 
 
@@ -75,11 +75,11 @@ def _real(value: Any) -> bool:
 def _positive(batch: Batch) -> Iterator[Found]:
     for name in _LOG_PROBS:
         for number, value in batch.column(name):
-            found = _floats(value)
-            above = found is not None and found > _ROUNDING
-            if found is not None and np.any(above):
+            log_probs = _floats(value)
+            above = log_probs is not None and log_probs > _ROUNDING
+            if log_probs is not None and np.any(above):
                 at = int(np.argmax(above))
-                yield noted(number, name, f"{name} is {found[at]:.6g} at response token {at}")
+                yield noted(number, name, f"{name} is {log_probs[at]:.6g} at response token {at}")
 
 
 @rule(
@@ -128,9 +128,9 @@ def _none(batch: TrainBatch) -> Iterator[Found]:
 )
 def _mask_zero(batch: TrainBatch) -> Iterator[Found]:
     for number, value in batch.column("loss_mask"):
-        found = numbers(value)
-        if found is not None and found.size and not found.any() and not batch.samples[number]["remove_sample"]:
-            yield noted(number, "loss_mask", f"all {found.size} response tokens are masked")
+        mask = numbers(value)
+        if mask is not None and mask.size and not mask.any() and not batch.samples[number]["remove_sample"]:
+            yield noted(number, "loss_mask", f"all {mask.size} response tokens are masked")
 
 
 @rule(
@@ -144,12 +144,12 @@ def _mask_zero(batch: TrainBatch) -> Iterator[Found]:
 )
 def _tool_tokens(batch: TrainBatch) -> Iterator[Found]:
     for number, value in batch.column("rollout_log_probs"):
-        found = _floats(value)
+        log_probs = _floats(value)
         mask = batch.samples[number]["loss_mask"]
-        trained = np.ones(0 if found is None else len(found)) if mask is None else _floats(mask)
-        if found is None or trained is None or len(trained) != len(found):
+        trained = np.ones(0 if log_probs is None else len(log_probs)) if mask is None else _floats(mask)
+        if log_probs is None or trained is None or len(trained) != len(log_probs):
             continue
-        start, size = _longest((found == 0) & (trained != 0))
+        start, size = _longest((log_probs == 0) & (trained != 0))
         if size >= RUN:
             yield noted(
                 number, "loss_mask",
@@ -193,8 +193,8 @@ def _reward_missing(batch: TrainBatch) -> Iterator[Found]:
 )
 def _reward_finite(batch: Batch) -> Iterator[Found]:
     for number, value in batch.column("reward"):
-        each = value if isinstance(value, dict) else {"": value}
-        for name, reward in each.items():
+        rewards = value if isinstance(value, dict) else {"": value}
+        for name, reward in rewards.items():
             if isinstance(reward, float) and not math.isfinite(reward):
                 yield noted(number, "reward", f"the reward{f' {said(name)}' if name else ''} is {reward}")
 

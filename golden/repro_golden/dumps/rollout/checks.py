@@ -29,4 +29,4 @@ def check_dump(
     """
     batch = batch_of(dump, group_size, layers, topk)
     rules = [rule for rule in RULES if isinstance(batch, rule.inputs)]
-    return [Finding.of(rule, found) for rule in rules for found in rule.check(batch)]
+    return [Finding.of(rule, finding) for rule in rules for finding in rule.check(batch)]

@@ -56,13 +56,13 @@ def columns_of(dump: RolloutDump, reward_key: str | None = None) -> Columns:
     Raises:
         ReproError: lengths that do not add up, or values that no column holds.
     """
-    each = [_sample(number, sample, dump, reward_key) for number, sample in enumerate(dump.samples)]
-    if not each:
+    per_sample = [_sample(number, sample, dump, reward_key) for number, sample in enumerate(dump.samples)]
+    if not per_sample:
         raise ReproError(f"rollout {dump.rollout_id} has no samples: record it again")
     groups = _groups(dump.samples)
     arrays = {
-        name: np.concatenate([np.atleast_1d(parts[name]) for parts in each]) for name in each[0]
-    } | {"group_index": np.array(groups, dtype=np.int64), **_experts(dump, each)}  # fmt: skip
+        name: np.concatenate([np.atleast_1d(parts[name]) for parts in per_sample]) for name in per_sample[0]
+    } | {"group_index": np.array(groups, dtype=np.int64), **_experts(dump, per_sample)}  # fmt: skip
     first = {group: number for number, group in reversed(list(enumerate(groups)))}
     leads = [dump.samples[number] for number in sorted(first.values())]
     meta: dict[str, Any] = {
@@ -73,8 +73,8 @@ def columns_of(dump: RolloutDump, reward_key: str | None = None) -> Columns:
         "sampling": {},
     }
     versions = dump.samples[0]["weight_versions"]
-    one = len(versions) == 1 and isinstance(versions[0], str) and _plain(versions[0]) == versions[0]
-    if one and all(same(sample["weight_versions"], versions) for sample in dump.samples):
+    single = len(versions) == 1 and isinstance(versions[0], str) and _plain(versions[0]) == versions[0]
+    if single and all(same(sample["weight_versions"], versions) for sample in dump.samples):
         meta["weight_version"] = versions[0]
     return Columns(meta, arrays)
 
@@ -95,7 +95,7 @@ def samples_of(columns: Columns, system: System) -> list[dict[str, Any]]:
     whole = _cut(t["tokens"], t["total_lengths"])
     masks, log_probs = (_cut(t[name], t["response_lengths"]) for name in ("loss_mask", "rollout_log_probs"))
     routed = _cut(t["routed_experts"], t["total_lengths"]) if "routed_experts" in t else None
-    found = []
+    samples = []
     for i in range(count):
         sample = {
             "group_index": groups[i],
@@ -108,11 +108,11 @@ def samples_of(columns: Columns, system: System) -> list[dict[str, Any]]:
             "rollout_log_probs": log_probs[i].tolist(),
             "status": meta["statuses"][i] if i < len(meta.get("statuses", ())) else "completed",
         }
-        sample |= {name: each[order[groups[i]]] for name, each in texts.items() if len(each) == len(order)}
+        sample |= {name: values[order[groups[i]]] for name, values in texts.items() if len(values) == len(order)}
         if routed is not None:
             sample[_EXPERTS] = as_kind(routed[i][: max(len(whole[i]) - 1, 0)], NATIVE[system])
-        found.append(sample)
-    return found
+        samples.append(sample)
+    return samples
 
 
 def kind_of(value: Any) -> str | None:
@@ -171,22 +171,22 @@ def _sample(number: int, sample: Mapping[str, Any], dump: RolloutDump, reward_ke
 
 
 def _whole(value: Any, what: str) -> Array:
-    found = numbers(value)
-    if found is not None and found.ndim == 1 and not found.size:
-        return found.astype(np.int64)
-    if found is None or found.ndim != 1 or found.dtype.kind not in "ib":
+    array = numbers(value)
+    if array is not None and array.ndim == 1 and not array.size:
+        return array.astype(np.int64)
+    if array is None or array.ndim != 1 or array.dtype.kind not in "ib":
         raise ReproError(f"{what} are no list of whole numbers of 64 bits: record it again")
-    return found.astype(np.int64)
+    return array.astype(np.int64)
 
 
 def _floats(value: Any, what: str) -> Array:
-    found = numbers(value)
-    if found is None and isinstance(value, list) and all(type(x) in (int, float) for x in value):
-        found = _mixed(value)
-    if found is None or found.ndim != 1:
+    array = numbers(value)
+    if array is None and isinstance(value, list) and all(type(x) in (int, float) for x in value):
+        array = _mixed(value)
+    if array is None or array.ndim != 1:
         raise ReproError(f"{what} is no list of numbers: record it again")
     with np.errstate(over="ignore", invalid="ignore"):  # beyond fp32 is infinity there too
-        return found.astype(np.float32)
+        return array.astype(np.float32)
 
 
 def _mixed(value: Sequence[float]) -> Array | None:
@@ -222,19 +222,19 @@ def _groups(samples: Sequence[Mapping[str, Any]]) -> list[int]:
 
     So does each group whose number has no place in 64 bits; the number itself is kept beside the columns.
     """
-    said = [None if s["group_index"] is None else int(s["group_index"]) for s in samples]
-    known = [group for group in said if group is not None and _BELOW <= group < _BEYOND]
+    groups = [None if s["group_index"] is None else int(s["group_index"]) for s in samples]
+    known = [group for group in groups if group is not None and _BELOW <= group < _BEYOND]
     beyond = max(known, default=-1) + 1
     huge: dict[int, int] = {}
-    found = []
-    for number, group in enumerate(said):
+    group_numbers = []
+    for number, group in enumerate(groups):
         if group is None:
-            found.append(beyond + number)
+            group_numbers.append(beyond + number)
         elif _BELOW <= group < _BEYOND:
-            found.append(group)
+            group_numbers.append(group)
         else:
-            found.append(beyond + huge.setdefault(group, number))
-    return found
+            group_numbers.append(beyond + huge.setdefault(group, number))
+    return group_numbers
 
 
 def _plain(value: Any) -> Any:
@@ -247,15 +247,15 @@ def _plain(value: Any) -> Any:
         return ""
 
 
-def _experts(dump: RolloutDump, each: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+def _experts(dump: RolloutDump, per_sample: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """Routed experts of all tokens, 0 for a sample's last; nothing where one sample lacks them."""
-    found: list[Array | int] = []
+    blocks: list[Array | int] = []
     inner: tuple[int, ...] = ()
-    for sample, parts in zip(dump.samples, each, strict=True):
+    for sample, parts in zip(dump.samples, per_sample, strict=True):
         size, value = len(parts["tokens"]), sample[_EXPERTS]
         array = None if value is None else numbers(value, wide=False)
         if value is None and size <= 1:  # there is no token whose experts could be known
-            found.append(size)
+            blocks.append(size)
             continue
         if array is None or array.ndim != 3 or array.dtype.kind not in "iu" or 0 in array.shape[1:]:
             return {}
@@ -263,9 +263,9 @@ def _experts(dump: RolloutDump, each: Sequence[Mapping[str, Array]]) -> dict[str
         fits = array.shape == (max(size - 1, 0), *inner)
         if not fits or (array.size and not 0 <= array.min() <= array.max() <= np.iinfo(np.int16).max):
             return {}
-        found.append(np.concatenate([array.astype(np.int16), np.zeros((min(size, 1), *inner), dtype=np.int16)]))
+        blocks.append(np.concatenate([array.astype(np.int16), np.zeros((min(size, 1), *inner), dtype=np.int16)]))
     if not inner:
         return {}
-    column = np.concatenate([np.zeros((a, *inner), dtype=np.int16) if isinstance(a, int) else a for a in found])
+    column = np.concatenate([np.zeros((a, *inner), dtype=np.int16) if isinstance(a, int) else a for a in blocks])
     # the dtype that `repro_core` gives them by the number of experts, as far as the numbers tell
     return {"routed_experts": column.astype(np.uint8) if column.max(initial=0) < 256 else column}

@@ -82,11 +82,11 @@ class RolloutDump:
     def stored(self) -> list[dict[str, Any]]:
         """The samples as the file held them: without fields that it lacked, unless they have been set since."""
         untouched = defaults(self.system)
-        found = []
+        samples = []
         for sample, missing, former in zip(self.samples, self.missing, self.former, strict=True):
-            kept = {k: v for k, v in sample.items() if k not in missing or not same(v, untouched[k])}
-            found.append({former.get(name, name): value for name, value in kept.items()})
-        return found
+            fields = {k: v for k, v in sample.items() if k not in missing or not same(v, untouched[k])}
+            samples.append({former.get(name, name): value for name, value in fields.items()})
+        return samples
 
     def content(self) -> dict[str, Any]:
         """What the file holds."""
@@ -186,8 +186,8 @@ def dump_name(dump: RolloutDump) -> str:
 
 def dump_files(folder: Path, *, evaluation: bool = True) -> list[Path]:
     """The files ``N.pt`` of a folder by number, then its ``eval_N.pt``."""
-    found = [(bool(name[1]), int(name[2]), path) for path in folder.iterdir() if (name := NAME.fullmatch(path.name))]
-    return [path for is_eval, _, path in sorted(found) if evaluation or not is_eval]
+    dumps = [(bool(name[1]), int(name[2]), path) for path in folder.iterdir() if (name := NAME.fullmatch(path.name))]
+    return [path for is_eval, _, path in sorted(dumps) if evaluation or not is_eval]
 
 
 def content_digest(dump: RolloutDump) -> str:
@@ -195,8 +195,8 @@ def content_digest(dump: RolloutDump) -> str:
     encoder = Encoder(by_key=True)
     head = encoder.encode({k: v for k, v in dump.content().items() if k != "samples"})
     samples = [encoder.encode(sample) for sample in dump.stored()]
-    said = [dump.system, dump.evaluation, head, samples]
-    return digest("rollout dump", str(FORMAT), canonical_json(said), bytes(encoder.block))
+    content = [dump.system, dump.evaluation, head, samples]
+    return digest("rollout dump", str(FORMAT), canonical_json(content), bytes(encoder.block))
 
 
 def _former(system: System, sample: Mapping[str, Any]) -> dict[str, str]:
@@ -229,9 +229,9 @@ def _check_sample(sample: Mapping[str, Any], number: int, path: Path) -> None:
     status = sample.get("status")
     if not isinstance(status, str) or status not in STATUSES:
         named = shown(status) if isinstance(status, str) else f"of type {type(status).__name__}"
-        said = f"a status {named}" if "status" in sample else "no status"
+        text = f"a status {named}" if "status" in sample else "no status"
         raise ReproError(
-            f"{path}: sample {number} has {said}, and its loader takes {', '.join(STATUSES)} alone: record it again"
+            f"{path}: sample {number} has {text}, and its loader takes {', '.join(STATUSES)} alone: record it again"
         )
     for name, (types, what) in _TYPES.items():
         if name in sample and not isinstance(sample[name], types):

@@ -52,9 +52,9 @@ class Encoder:
         Raises:
             ReproError: a value of a type that dumps do not have.
         """
-        made = _ENCODE.get(type(value))
-        if made is not None:
-            return made(self, value)
+        handler = _ENCODE.get(type(value))
+        if handler is not None:
+            return handler(self, value)
         if isinstance(value, np.generic):
             return {"scalar": [self._dtype(value.dtype), value.tobytes().hex()]}
         raise ReproError(f"a {type(value).__name__} cannot be kept in a rollout: remove it where the dump is written")
@@ -74,8 +74,8 @@ class Encoder:
         return value if value.bit_length() <= _WIDE else {"int": hex(value)}
 
     def _float(self, value: float) -> Any:
-        found = encode_float(value)
-        return {"float": found} if isinstance(found, str) else found
+        encoded = encode_float(value)
+        return {"float": encoded} if isinstance(encoded, str) else encoded
 
     def _list(self, value: list[Any]) -> Any:
         array = regular(value) if len(value) >= _LONG or (value and type(value[0]) is list) else None
@@ -113,7 +113,7 @@ class Encoder:
 
     def _set(self, value: set[Any] | frozenset[Any]) -> Any:
         # sorted: a set has no order, and equal content must be equal text
-        return {type(value).__name__: [self.encode(item) for item in sorted(value, key=lambda one: repr(key_of(one)))]}
+        return {type(value).__name__: [self.encode(item) for item in sorted(value, key=lambda v: repr(key_of(v)))]}
 
     def _tensor(self, value: Tensor) -> Any:
         return {"tensor": [value.dtype, list(value.shape), self._put(value.array.tobytes())]}
@@ -198,10 +198,10 @@ class Decoder:
         return np.frombuffer(bytes.fromhex(body[1]), dtype=np.dtype(body[0]))[0]
 
     def _objects(self, body: list[list[Any]]) -> Array:
-        found = np.empty(len(body[1]), dtype=object)
+        array = np.empty(len(body[1]), dtype=object)
         for at, item in enumerate(body[1]):  # one by one: numpy would take lists apart
-            found[at] = self.decode(item)
-        return found.reshape(body[0])
+            array[at] = self.decode(item)
+        return array.reshape(body[0])
 
     def _array(self, body: list[Any]) -> Array:
         dtype, shape, start = body

@@ -105,7 +105,7 @@ class EventLog:
     @property
     def torn(self) -> list[Path]:
         """Files whose last line has no end yet."""
-        return [one.path for one in self._files.values() if one.torn]
+        return [file.path for file in self._files.values() if file.torn]
 
     def read(self) -> None:
         """Take the whole lines that were written since.
@@ -118,7 +118,7 @@ class EventLog:
             try:
                 size = path.stat().st_size
                 if size < file.offset:  # Miles puts back a checkpoint's log when it resumes
-                    self.events = [one for one in self.events if one.path != path]
+                    self.events = [event for event in self.events if event.path != path]
                     file = self._files[path] = _File(path)
                 if size != file.size:
                     self._more(file)
@@ -162,27 +162,27 @@ class EventLog:
             raise ReproError(f"{where}: its metrics are no JSON object")
         # what is not finite is written as null
         numbers = {name: math.nan if v is None else number_of(v) for name, v in metrics.items()}
-        found = {name: v for name, v in numbers.items() if v is not None}
+        values = {name: v for name, v in numbers.items() if v is not None}
         step, (rollout, attempt) = metrics.get("train/step"), _rollout_of(value, where)
         if type(step) is int:
-            self._merge(self.steps, _count(step, "train/step", where), found, attempt)
+            self._merge(self.steps, _count(step, "train/step", where), values, attempt)
         elif rollout is not None and "rollout/step" in metrics:
-            self._merge(self.rollouts, rollout, found, attempt)
+            self._merge(self.rollouts, rollout, values, attempt)
 
-    def _merge(self, into: dict[int, dict[str, float]], number: int, found: dict[str, float], attempt: int) -> None:
+    def _merge(self, into: dict[int, dict[str, float]], number: int, values: dict[str, float], attempt: int) -> None:
         """Of several attempts the last one counts."""
         key = number if into is self.steps else -1 - number
         if attempt > self._attempts.get(key, 0):
             into.pop(number, None)
         self._attempts[key] = max(attempt, self._attempts.get(key, 0))
         if attempt == self._attempts[key]:
-            into.setdefault(number, {}).update(found)
+            into.setdefault(number, {}).update(values)
 
     def of(self, kind: str, rollout: int | None) -> list[Event]:
         """The events of one type and rollout, of the last attempt that made any."""
-        found = [one for one in self.events if one.kind == kind and one.rollout == rollout]
-        last = max((one.attempt for one in found), default=0)
-        return [one for one in found if one.attempt == last]
+        events = [event for event in self.events if event.kind == kind and event.rollout == rollout]
+        last = max((event.attempt for event in events), default=0)
+        return [event for event in events if event.attempt == last]
 
 
 def _rollout_of(value: Mapping[str, Any], where: str) -> tuple[int | None, int]:
@@ -225,36 +225,36 @@ def checksums(event: Event) -> dict[str, bytes]:
     state = value.get("state")
     if not isinstance(state, dict):
         raise ReproError(f"{event.path} at byte {event.offset}: a checksum event without state")
-    found: dict[str, bytes] = {}
+    digests: dict[str, bytes] = {}
     for prefix, part in (("", "param_hashes"), ("buffer/", "buffer_hashes")):
-        _put(found, prefix, state.get(part) or {}, event)
+        _put(digests, prefix, state.get(part) or {}, event)
     optimizers = state.get("optimizer_hashes")
-    for number, one in enumerate(optimizers if isinstance(optimizers, list) else ()):
-        if isinstance(one, dict):
-            _optimizer(found, number, one, event)
-    return found
+    for number, optimizer in enumerate(optimizers if isinstance(optimizers, list) else ()):
+        if isinstance(optimizer, dict):
+            _optimizer(digests, number, optimizer, event)
+    return digests
 
 
-def _optimizer(found: dict[str, bytes], number: int, one: Mapping[str, Any], event: Event) -> None:
-    names, held = one.get("param_names"), one.get("state_dict")
+def _optimizer(digests: dict[str, bytes], number: int, optimizer: Mapping[str, Any], event: Event) -> None:
+    names, held = optimizer.get("param_names"), optimizer.get("state_dict")
     if not isinstance(names, dict) or not isinstance(held, dict):
         raise ReproError(f"{event.path} at byte {event.offset}: an optimizer without param_names or state_dict")
     states = held.get("state")
     for index, state in (states if isinstance(states, dict) else {}).items():
         name = names.get(str(index), f"optimizer.{number}/{index}")
         if isinstance(state, dict):
-            _put(found, f"{name}/", state, event)
-    for key, rest in held.items():
+            _put(digests, f"{name}/", state, event)
+    for key, value in held.items():
         if key != "state":
-            found[f"optimizer.{number}/{key}"] = _digest(rest)
+            digests[f"optimizer.{number}/{key}"] = _digest(value)
 
 
-def _put(found: dict[str, bytes], prefix: str, hashes: Any, event: Event) -> None:
+def _put(digests: dict[str, bytes], prefix: str, hashes: Any, event: Event) -> None:
     if not isinstance(hashes, dict):
         raise ReproError(f"{event.path} at byte {event.offset}: hashes must be a JSON object")
     for name, text in hashes.items():
         raw = digest_of(text)
-        found[prefix + name] = _digest(text) if raw is None else raw
+        digests[prefix + name] = _digest(text) if raw is None else raw
 
 
 def _digest(value: Any) -> bytes:
@@ -274,12 +274,12 @@ def engine_checksums(event: Event) -> list[dict[str, bytes]]:
     engines = event.read().get("engine_checksums")
     if not isinstance(engines, list):
         raise ReproError(f"{event.path} at byte {event.offset}: an event without engine_checksums")
-    found: list[dict[str, bytes]] = []
-    for one in engines:
-        own: dict[str, bytes] = {}
-        _put(own, "", one, event)
-        found.append(own)
-    return found
+    by_engine: list[dict[str, bytes]] = []
+    for hashes in engines:
+        digests: dict[str, bytes] = {}
+        _put(digests, "", hashes, event)
+        by_engine.append(digests)
+    return by_engine
 
 
 def witness_advantages(events: Sequence[Event]) -> dict[tuple[str, int, int], list[tuple[int, list[float]]]]:
@@ -288,7 +288,7 @@ def witness_advantages(events: Sequence[Event]) -> dict[tuple[str, int, int], li
     Raises:
         ReproError: they are no such events.
     """
-    found: dict[tuple[str, int, int], list[tuple[int, list[float]]]] = {}
+    by_rank: dict[tuple[str, int, int], list[tuple[int, list[float]]]] = {}
     for event in events:
         value = event.read()
         advantages, ids = value.get("advantages"), value.get("witness_ids")
@@ -296,10 +296,10 @@ def witness_advantages(events: Sequence[Event]) -> dict[tuple[str, int, int], li
             raise ReproError(
                 f"{event.path} at byte {event.offset}: advantages and witness_ids must be lists of samples"
             )
-        for own, witness in zip(advantages, ids, strict=True):
-            numbers = [math.nan if v is None else number_of(v) for v in own] if isinstance(own, list) else [None]
+        for part, witness in zip(advantages, ids, strict=True):
+            numbers = [math.nan if v is None else number_of(v) for v in part] if isinstance(part, list) else [None]
             number = witness[0] if isinstance(witness, list) and witness else -1
             if any(v is None for v in numbers) or type(number) is not int:
                 raise ReproError(f"{event.path} at byte {event.offset}: advantages must be numbers")
-            found.setdefault(event.source, []).append((number, [v for v in numbers if v is not None]))
-    return found
+            by_rank.setdefault(event.source, []).append((number, [v for v in numbers if v is not None]))
+    return by_rank

@@ -71,7 +71,7 @@ class TrainFiles:
             return None
         # what is not this rollout's was used up
         self._read = {path: known for path, known in self._read.items() if path in paths.values()}
-        found = []
+        dumps = []
         for path in paths.values():
             dump = self._one(path)
             if isinstance(dump, ReproError):
@@ -80,8 +80,8 @@ class TrainFiles:
                 return None
             if dump.rollout_id != rollout:
                 raise ReproError(f"{path} is of rollout {dump.rollout_id}, and its name says {rollout}")
-            found.append(dump)
-        return found
+            dumps.append(dump)
+        return dumps
 
     def forget(self) -> None:
         """Let go of the files that were read."""
@@ -117,31 +117,31 @@ def numbered(folder: Path) -> Iterator[tuple[int, int | None, Path]]:
     except OSError:
         return
     for name in names:
-        if found := _TRAIN.fullmatch(name):
-            yield int(found[1]), None if found[2] is None else int(found[2]), folder / name
+        if match := _TRAIN.fullmatch(name):
+            yield int(match[1]), None if match[2] is None else int(match[2]), folder / name
 
 
 def loss_files(folder: Path) -> dict[int, dict[int, Path]]:
     """The dumps of the policy loss by rank and call."""
-    found: dict[int, dict[int, Path]] = {}
+    paths: dict[int, dict[int, Path]] = {}
     try:
         names = [entry.name for entry in os.scandir(folder / "policy_loss_debug")]
     except OSError:
-        return found
+        return paths
     for name in names:
         if seen := loss_name(name):
-            found.setdefault(seen[0], {})[seen[1]] = folder / "policy_loss_debug" / name
-    return found
+            paths.setdefault(seen[0], {})[seen[1]] = folder / "policy_loss_debug" / name
+    return paths
 
 
 def side_files(folder: Path) -> list[Path]:
     """Files of the folder and of the folders in it, without those that hold dumps; links are not followed."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for at, folders, names in os.walk(folder):
         depth = len(Path(at).relative_to(folder).parts)
         folders[:] = sorted(name for name in folders if name not in _BULKY) if depth < _DEPTH else []
-        found += [Path(at) / name for name in sorted(names)]
-    return found
+        paths += [Path(at) / name for name in sorted(names)]
+    return paths
 
 
 # -- opening files of a run's folder: regular ones alone, since reading a pipe waits for whoever writes to it

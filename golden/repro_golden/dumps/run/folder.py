@@ -107,10 +107,10 @@ class RunFolder:
     def rollouts(self) -> list[int]:
         """The rollouts of which there is anything, in order."""
         self.poll()
-        found = set(self._train.paths)
-        if not found:
-            found = {step // self.steps_per_rollout for step in self._numbers()} | self._side.rollouts
-        return sorted(found)
+        rollouts = set(self._train.paths)
+        if not rollouts:
+            rollouts = {step // self.steps_per_rollout for step in self._numbers()} | self._side.rollouts
+        return sorted(rollouts)
 
     def poll(self) -> None:
         """Take note of what was written since.
@@ -156,10 +156,10 @@ class RunFolder:
             if self._log is not None:
                 sources.append(("the log", self._log.rollouts.get(rollout, {})))
             sources.append(("the events", wanted(self._events.rollouts.get(rollout, {}), self._ignore)))
-        found: dict[str, tuple[str, float]] = {}
+        merged: dict[str, tuple[str, float]] = {}
         for source, metrics in sources:
             for name, value in metrics.items():
-                known = found.setdefault(name, (source, value))
+                known = merged.setdefault(name, (source, value))
                 # events write whatever is not finite as null
                 if not same_float(known[1], value) and not (value != value and not _finite(known[1])):
                     of_one = name in _OF_ONE_RUN and known[0] == "the log" and _differ(known[1], value)
@@ -169,7 +169,7 @@ class RunFolder:
                             f"{self.folder}: is the log of this run?"
                         )
                     self._problem(f"step {step}: {name} is {known[1]!r} in {known[0]} and {value!r} in {source}")
-        return {name: value for name, (_, value) in found.items()}
+        return {name: value for name, (_, value) in merged.items()}
 
     def columns(self, rollout: int) -> Joined | None:
         """A rollout's columns, of which `rows` are made; None without train dumps, or where they are not there yet.
@@ -186,14 +186,14 @@ class RunFolder:
         Raises:
             ReproError: see `columns`.
         """
-        found = self.columns(rollout)
-        if found is None:
+        columns = self.columns(rollout)
+        if columns is None:
             return {}
-        shards = {shard.get("data_parallel_rank") for shard in found.layout.values()} - {None}
+        shards = {shard.get("data_parallel_rank") for shard in columns.layout.values()} - {None}
         if shards:  # slime's one file, which says of no other part of the layout
             return {"dp": str(len(shards))}
-        groups = found.placed.groups
-        sizes = {"ranks": sum(len(one.dumps) for one in groups), "cp": groups[0].cp_size, "dp": len(groups)}
+        groups = columns.placed.groups
+        sizes = {"ranks": sum(len(group.dumps) for group in groups), "cp": groups[0].cp_size, "dp": len(groups)}
         return {name: str(size) for name, size in sizes.items()}
 
     def rows(self, step: int) -> list[Row] | None:
@@ -216,29 +216,29 @@ class RunFolder:
             if not self._later(rollout):
                 return None  # they are written after the train dumps, and before the next rollout
             self._side.scan()
-        found = self._made(step, rollout, update, self._held[rollout])
+        rows = self._made(step, rollout, update, self._held[rollout])
         # of a long run, what was asked for last is all that is kept
-        self._rows = {step: found}
-        return found
+        self._rows = {step: rows}
+        return rows
 
     def _made(self, step: int, rollout: int, update: int, columns: Joined | None) -> list[Row]:
         last = update == self.steps_per_rollout - 1
-        found = only_inputs(self._side, rollout) if columns is None and not update else []
+        rows = only_inputs(self._side, rollout) if columns is None and not update else []
         if columns is not None:
-            found += column_rows(columns, update, skipped=self.skipped)
+            rows += column_rows(columns, update, skipped=self.skipped)
             if not took_losses(columns):
-                found += loss_rows(self._losses.get(update, {}))
-        found += event_rows(self._events, rollout, update, self.steps_per_rollout, self._problem)
+                rows += loss_rows(self._losses.get(update, {}))
+        rows += event_rows(self._events, rollout, update, self.steps_per_rollout, self._problem)
         if update == 0:
-            found += engine_rows(self._events, None if rollout == self._first() else rollout - 1)
+            rows += engine_rows(self._events, None if rollout == self._first() else rollout - 1)
         if last:
-            found += self._side.hash_rows(rollout, self._first(), self._problem)
-        found += metric_rows(self.metrics(step))
-        if not found:
+            rows += self._side.hash_rows(rollout, self._first(), self._problem)
+        rows += metric_rows(self.metrics(step))
+        if not rows:
             raise ReproError(
                 f"{self.folder} and its log say nothing of step {step}: was it trained, and is the log given?"
             )
-        return found
+        return rows
 
     def _ready(self, step: int, rollout: int) -> bool:
         """Whether what is there of an update is all that will be."""
@@ -263,9 +263,9 @@ class RunFolder:
         if self._log is None:
             return set()
         rollout, update = divmod(step, self.steps_per_rollout)
-        found = {role for role in self._log.roles if step in self._log.seen[role]}
+        roles = {role for role in self._log.roles if step in self._log.seen[role]}
         labels = set(self._log.seen) - self._log.roles
-        return found | {label for label in labels if update or rollout in self._log.seen[label]}
+        return roles | {label for label in labels if update or rollout in self._log.seen[label]}
 
     def _check_end(self, step: int, rollout: int) -> None:
         """Make sure that a run that has ended has the step.
@@ -301,10 +301,12 @@ class RunFolder:
             ReproError: they are more: a rollout has more updates than was said.
         """
         assert self._log is not None
-        lines, dumps, said = len(self._log.steps), len(self._train.paths), self.steps_per_rollout
-        if excess > said:
+        lines, dumps, updates = len(self._log.steps), len(self._train.paths), self.steps_per_rollout
+        if excess > updates:
             right = f": set it to {lines // dumps}" if lines % dumps == 0 else ""
-            raise ReproError(f"the log has {lines} steps for {dumps} rollouts, and steps_per_rollout is {said}{right}")
+            raise ReproError(
+                f"the log has {lines} steps for {dumps} rollouts, and steps_per_rollout is {updates}{right}"
+            )
         if excess > 0:
             steps = "1 step" if excess == 1 else f"{excess} steps"
             self._problem(f"{self._log.path} has lines of {steps} after the last rollout that has train dumps")
@@ -321,7 +323,7 @@ class RunFolder:
             return True
         self._side.scan()
         self._counts[rollout] = {dump.rank: len(dump.samples) for dump in dumps}
-        updates = {one.updates for one in dumps} - {None}
+        updates = {dump.updates for dump in dumps} - {None}
         updates |= {self._side.updates(rollout)} - {None}
         if wrong := sorted(u for u in updates if u is not None and u != self.steps_per_rollout):
             raise ReproError(
@@ -334,7 +336,7 @@ class RunFolder:
                 self._counts[before] = {dump.rank: len(dump.samples) for dump in read}
         self._losses = self._side.losses(rollout, dumps, self._counts, self.steps_per_rollout, self._problem)
         # the rollout dump says what the train dumps may not: the samples' indices, or their order
-        ordered = any("rollout_position" in sample for one in dumps for sample in one.samples[:1])
+        ordered = any("rollout_position" in sample for dump in dumps for sample in dump.samples[:1])
         samples = None if ordered else self._rollout_samples(rollout)
         columns = joined(dumps, ranks=self._ranks, cp_size=self._cp_size, rollout=samples)
         for problem in columns.problems:
@@ -354,7 +356,7 @@ class RunFolder:
             self._problem(f"the rollout dump is not used to order samples: {error}")
             return None
         samples = value.get("samples") if isinstance(value, dict) else None
-        return samples if isinstance(samples, list) and all(isinstance(one, dict) for one in samples) else None
+        return samples if isinstance(samples, list) and all(isinstance(sample, dict) for sample in samples) else None
 
     def _first(self) -> int:
         known = sorted(self._train.paths) or sorted(step // self.steps_per_rollout for step in self._numbers())
@@ -375,17 +377,17 @@ class RunFolder:
         if self._log is not None:
             self._log.read(end=True)
         self._side.scan()
-        said = {self._side.updates(rollout) for rollout in self._train.paths} - {None}
+        updates = {self._side.updates(rollout) for rollout in self._train.paths} - {None}
         for rollout in sorted(self._train.paths)[:1]:
-            said |= {dump.updates for dump in self._train.load(rollout, final=True) or ()} - {None}
+            updates |= {dump.updates for dump in self._train.load(rollout, final=True) or ()} - {None}
         numbers, rollouts = self._numbers(), len(self._train.paths)
-        if not said and rollouts and numbers:
-            said = {max(1, len(numbers) // rollouts)}  # a run that broke off may have lines of one rollout more
-        if len(said) > 1:
+        if not updates and rollouts and numbers:
+            updates = {max(1, len(numbers) // rollouts)}  # a run that broke off may have lines of one rollout more
+        if len(updates) > 1:
             raise ReproError(
-                f"{self.folder} has rollouts of {sorted(n for n in said if n)} updates: say steps_per_rollout"
+                f"{self.folder} has rollouts of {sorted(n for n in updates if n)} updates: say steps_per_rollout"
             )
-        return (said.pop() if said else None) or 1
+        return (updates.pop() if updates else None) or 1
 
     def _problem(self, text: str) -> None:
         self._problems.setdefault(text)

@@ -72,7 +72,7 @@ def trace_of_folder(
     rollouts = run.rollouts
     if not rollouts:
         raise ReproError(f"{folder} holds no train dumps (train_data/N.pt), and no log or events say what was trained")
-    gap = next((one + 1 for one, after in pairwise(rollouts) if after > one + 1), None)
+    gap = next((before + 1 for before, after in pairwise(rollouts) if after > before + 1), None)
     if gap is not None:
         raise ReproError(f"{folder} lacks rollout {gap} between {rollouts[0]} and {rollouts[-1]}")
     n = run.steps_per_rollout
@@ -117,7 +117,7 @@ def system_of_folder(folder: Path, allow: Collection[str] = (), limit: int = LIM
         ReproError: nothing in it tells.
     """
     for place in (folder / "train_data", folder):
-        names = sorted(numbered(place), key=lambda one: (one[0], one[1] or 0))
+        names = sorted(numbered(place), key=lambda entry: (entry[0], entry[1] or 0))
         if names:
             return read_train_dump(names[0][2], allow=allow, limit=limit).system
     if any((folder / name).exists() for name in ("events", "dashboard_columns")):

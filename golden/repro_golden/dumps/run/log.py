@@ -78,24 +78,24 @@ class RunLog:
             self._settle()
 
     def _take(self, line: str) -> None:
-        found = labelled(line)
-        if found and found.label not in ("perf", "eval"):
-            self._found.append(found)
+        entry = labelled(line)
+        if entry and entry.label not in ("perf", "eval"):
+            self._found.append(entry)
 
     def _settle(self) -> None:
-        found, self._found = self._found, []
-        for one in found:
-            metrics = wanted(one.metrics, self._ignore)
-            if one.label == "step":
-                self.roles.add(one.role)
-                self.seen.setdefault(one.role, set()).add(one.number)
-                self._merge(self.steps.setdefault(one.number, {}), metrics, f"step {one.number}")
+        entries, self._found = self._found, []
+        for entry in entries:
+            metrics = wanted(entry.metrics, self._ignore)
+            if entry.label == "step":
+                self.roles.add(entry.role)
+                self.seen.setdefault(entry.role, set()).add(entry.number)
+                self._merge(self.steps.setdefault(entry.number, {}), metrics, f"step {entry.number}")
             else:
-                self.seen.setdefault(one.label, set()).add(one.number)
+                self.seen.setdefault(entry.label, set()).add(entry.number)
                 # the critic's ranks print their means under the same label
                 critic = "rollout/values" in metrics and "rollout/log_probs" not in metrics
                 named = {f"critic-{name}" if critic else name: value for name, value in metrics.items()}
-                self._merge(self.rollouts.setdefault(one.number, {}), named, f"{one.label} {one.number}")
+                self._merge(self.rollouts.setdefault(entry.number, {}), named, f"{entry.label} {entry.number}")
 
     def _merge(self, into: dict[str, float], metrics: dict[str, float], what: str) -> None:
         """A line may be there twice (on the driver and from a worker), but not with other numbers."""
@@ -114,11 +114,11 @@ def wanted(metrics: dict[str, float], ignore: Sequence[str] = ()) -> dict[str, f
     ``train/`` is taken off, so that ``train/critic-grad_norm`` is ``critic-grad_norm``; the step's own number is left
     out, as is what measures time or memory by its name, and what a glob of `ignore` matches in either form.
     """
-    found = {}
+    selected = {}
     for name, value in metrics.items():
         short = name.removeprefix("train/")
         left = short == "step" or name in _NUMBERS or name.startswith(("perf/", "eval/"))
         ignored = any(fnmatch.fnmatchcase(form, glob) for form in (name, short) for glob in ignore)
         if not (left or ignored or measures_time(short)):
-            found[short] = value
-    return found
+            selected[short] = value
+    return selected

@@ -47,8 +47,8 @@ class LossCall:
 
 def loss_name(name: str) -> tuple[int, int] | None:
     """Rank and call in the name of such a file; None for another."""
-    found = _NAME.fullmatch(name)
-    return (int(found[1]), int(found[2])) if found else None
+    match = _NAME.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def read_loss_call(path: Path, limit: int = LIMIT) -> LossCall:
@@ -59,24 +59,24 @@ def read_loss_call(path: Path, limit: int = LIMIT) -> LossCall:
     """
     value = read_archive(path, limit=limit)
     samples = value.get("samples") if isinstance(value, dict) else None
-    if not isinstance(samples, list) or not all(isinstance(one, dict) for one in samples):
+    if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
         raise ReproError(f"{path} is no dump of the policy loss: it has no samples")
     if any(type(value.get(name)) is not int for name in ("rank", "call")):
         raise ReproError(f"{path} is no dump of the policy loss: rank and call must be counts")
-    for name in dict.fromkeys(name for one in samples for name in one):
+    for name in dict.fromkeys(name for sample in samples for name in sample):
         if not isinstance(name, str) or not name.isprintable():
             raise ReproError(f"{path}: a column is called {shown(name)}, which is no name of one line: record it again")
-    lengths = [length_of(one.get("train_log_probs")) for one in samples]
+    lengths = [length_of(sample.get("train_log_probs")) for sample in samples]
     if any(n is None for n in lengths):
         raise ReproError(f"{path}: a sample has no train_log_probs")
-    found = [dict(one) for one in samples]
+    copies = [dict(sample) for sample in samples]
     for name in _FLAT:
         column = value.get(name)
         if isinstance(column, Tensor) and column.array.shape == (sum(n or 0 for n in lengths),):
             ends = np.cumsum([0, *(n or 0 for n in lengths)])
-            for k, one in enumerate(found):
-                one[name] = Tensor(column.dtype, column.array[ends[k] : ends[k + 1]])
-    return LossCall(path, value["rank"], value["call"], found)
+            for k, sample in enumerate(copies):
+                sample[name] = Tensor(column.dtype, column.array[ends[k] : ends[k + 1]])
+    return LossCall(path, value["rank"], value["call"], copies)
 
 
 def calls_of(counts: Sequence[tuple[int, int]], sizes: Mapping[int, int]) -> dict[int, list[int]]:
@@ -92,24 +92,24 @@ def calls_of(counts: Sequence[tuple[int, int]], sizes: Mapping[int, int]) -> dic
     Raises:
         ReproError: a micro-batch that lies in two rollouts.
     """
-    found: dict[int, list[int]] = {}
+    by_rollout: dict[int, list[int]] = {}
     call = 0
     for rollout, count in counts:
-        own: list[int] = []
+        rollout_calls: list[int] = []
         left = count
         while left > 0:
             if call not in sizes:
-                return found
+                return by_rollout
             if sizes[call] > left or sizes[call] == 0:
                 raise ReproError(
                     f"call {call} of the policy loss has {sizes[call]} samples, and {left} of its update are left to "
                     "train on: are its dumps of this run, and is steps_per_rollout right?"
                 )
             left -= sizes[call]
-            own.append(call)
+            rollout_calls.append(call)
             call += 1
-        found[rollout] = own
-    return found
+        by_rollout[rollout] = rollout_calls
+    return by_rollout
 
 
 def with_losses(dump: TrainDump, calls: Sequence[Sequence[LossCall]]) -> bool:
@@ -126,14 +126,14 @@ def with_losses(dump: TrainDump, calls: Sequence[Sequence[LossCall]]) -> bool:
     for sample in dump.samples:
         waiting.setdefault(_key(sample, "total_lengths", "response_lengths"), []).append(sample)
     pairs = []
-    for update, own in enumerate(calls):
-        for one in (sample for call in own for sample in call.samples):
-            left = waiting.get(_key(one, "total_length", "response_length"))
+    for update, update_calls in enumerate(calls):
+        for loss_sample in (sample for call in update_calls for sample in call.samples):
+            left = waiting.get(_key(loss_sample, "total_length", "response_length"))
             if not left:
                 return False
-            pairs.append((left.pop(0), update, one))
-    for sample, update, one in pairs:
-        for name, value in one.items():
+            pairs.append((left.pop(0), update, loss_sample))
+    for sample, update, loss_sample in pairs:
+        for name, value in loss_sample.items():
             if name not in _NO_COLUMN:
                 sample[f"policy_loss/{update}/{name}"] = value
     return True

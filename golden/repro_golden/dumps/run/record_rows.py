@@ -84,23 +84,23 @@ class SideRecords:
                 self._hashes.setdefault(named[0], {})[named[1]] = path
             elif _CI.fullmatch(path.name):
                 self._history(path)
-            elif path.parent.name == "train" and (found := _RESULT.fullmatch(path.name)):
-                self.inputs[int(found[1])] = path
+            elif path.parent.name == "train" and (match := _RESULT.fullmatch(path.name)):
+                self.inputs[int(match[1])] = path
         dashboards = self._folder / "dashboard_columns"
         for path in dashboards.glob("rollout_*.parquet") if dashboards.is_dir() else ():
-            if found := _DASHBOARD.fullmatch(path.name):
-                self.inputs.setdefault(int(found[1]), path)
+            if match := _DASHBOARD.fullmatch(path.name):
+                self.inputs.setdefault(int(match[1]), path)
         self.rollouts = set(self.inputs)
 
     def history(self, step: int) -> dict[str, float]:
         """The CI history's numbers of an update; of several processes that give one, the last in the files' order."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for _, series in self._histories.values():
             for name, points in series.items():
                 if name.startswith("train/"):  # others count rollouts, or what else the logger was given
                     for value in [value for at, value in points if at == step]:
-                        found[name] = value
-        return found
+                        metrics[name] = value
+        return metrics
 
     def grad_norms(self, rollout: int, update: int) -> dict[str, float]:
         """The gradient norms of an update, by role.
@@ -108,14 +108,14 @@ class SideRecords:
         Raises:
             ReproError: a file that holds no number.
         """
-        found = {}
+        norms = {}
         for role, name in (("actor", "grad_norm"), ("critic", "critic-grad_norm")):
             path = self._norms.get(GradNorm(role, rollout, update))
             if path is not None:
                 if path not in self._values:
                     self._values[path] = read_grad_norm(path, self.limit)
-                found[name] = self._values[path]
-        return found
+                norms[name] = self._values[path]
+        return norms
 
     def updates(self, rollout: int) -> int | None:
         """How many updates the actor's gradient norms show of a rollout; None without any.
@@ -123,10 +123,10 @@ class SideRecords:
         Raises:
             ReproError: a name that gives a number which no update has.
         """
-        own = [norm for norm in self._norms if norm.rollout == rollout and norm.role == "actor"]
-        if not own:
+        norms = [norm for norm in self._norms if norm.rollout == rollout and norm.role == "actor"]
+        if not norms:
             return None
-        last = max(own, key=lambda norm: norm.update)
+        last = max(norms, key=lambda norm: norm.update)
         if last.update >= _UPDATES:
             raise ReproError(
                 f"{self._norms[last]} would be of update {last.update} of rollout {rollout}: "
@@ -150,16 +150,16 @@ class SideRecords:
             if rollout in self._hashes:
                 problem(f"model hashes are there of rollout {rollout} and not of the first one: they are not used")
             return []
-        own = self._hashes.get(rollout, {})
-        if not own:
+        paths = self._hashes.get(rollout, {})
+        if not paths:
             problem(f"there are no model hashes of rollout {rollout}")
-        shards = {(rank.tp, rank.pp) for rank in own}
-        found: dict[str, dict[str, bytes]] = {}
-        for rank, path in sorted(own.items()):
+        shards = {(rank.tp, rank.pp) for rank in paths}
+        digests: dict[str, dict[str, bytes]] = {}
+        for rank, path in sorted(paths.items()):
             shard = "" if shards == {(0, 0)} else f"tp{rank.tp}_pp{rank.pp}/"
             for layer, raw in model_hashes(path, self.limit).items():
-                found.setdefault(f"model_hash/{shard}{layer}", {})[f"dp{rank.dp}_cp{rank.cp}"] = raw
-        return _digest_rows("update", found)
+                digests.setdefault(f"model_hash/{shard}{layer}", {})[f"dp{rank.dp}_cp{rank.cp}"] = raw
+        return _digest_rows("update", digests)
 
     def losses(
         self,
@@ -184,22 +184,22 @@ class SideRecords:
         Raises:
             ReproError: a call that cannot be read, or lies in two updates.
         """
-        found: dict[int, dict[int, list[LossCall]]] = {}
+        by_update: dict[int, dict[int, list[LossCall]]] = {}
         by_rank = {dump.rank: dump for dump in dumps}
         for rank, paths in loss_files(self._folder).items():
             if rank not in by_rank:
                 continue
             plan: list[tuple[int, int]] = []
-            for before in sorted(one for one in counts if one <= rollout):
+            for before in sorted(number for number in counts if number <= rollout):
                 # a rollout's number times its updates: one entry for each update
                 samples = counts[before].get(rank, 0)
                 plan += [
                     (before * updates + u, (u + 1) * samples // updates - u * samples // updates)
                     for u in range(updates)
                 ]
-            own = calls_of(plan, self._sizes_of(paths, sum(count for _, count in plan)))
+            call_numbers = calls_of(plan, self._sizes_of(paths, sum(count for _, count in plan)))
             calls = [
-                [self._call(paths[call]) for call in own.get(rollout * updates + update, [])]
+                [self._call(paths[call]) for call in call_numbers.get(rollout * updates + update, [])]
                 for update in range(updates)
             ]
             self._calls.clear()
@@ -211,23 +211,23 @@ class SideRecords:
                     f"rollout {rollout}: dumps of the policy loss of rank {rank} hold other samples than its train "
                     "dump; they are kept in the order of its micro-batches"
                 )
-            for update, one in enumerate(calls):
-                found.setdefault(update, {})[rank] = one
-        return found
+            for update, update_calls in enumerate(calls):
+                by_update.setdefault(update, {})[rank] = update_calls
+        return by_update
 
     def _sizes_of(self, paths: Mapping[int, Path], samples: int) -> dict[int, int]:
         """How many samples a rank's calls have, of the first ones that together have so many.
 
         Those after them may be of a rollout that is being trained on, and written in part.
         """
-        found: dict[int, int] = {}
+        sizes: dict[int, int] = {}
         left = samples
-        while left > 0 and (path := paths.get(len(found))) is not None:
+        while left > 0 and (path := paths.get(len(sizes))) is not None:
             if path not in self._sizes:
                 self._sizes[path] = len(self._call(path).samples)
-            size = found[len(found)] = self._sizes[path]
+            size = sizes[len(sizes)] = self._sizes[path]
             left = left - size if size else 0  # an empty call is refused by who counts them
-        return found
+        return sizes
 
     def _call(self, path: Path) -> LossCall:
         if path not in self._calls:
@@ -250,20 +250,22 @@ def event_rows(events: EventLog, rollout: int, update: int, updates: int, proble
     Raises:
         ReproError: an event that is none.
     """
-    found: dict[str, dict[str, bytes]] = {}
+    digests: dict[str, dict[str, bytes]] = {}
     by_source: dict[Source, list[Event]] = {}
     for event in events.of("train_engine_local_weight_checksum", rollout):
         by_source.setdefault(event.source, []).append(event)
     label = _labels(list(by_source))
-    for source, own in sorted(by_source.items()):
-        at = update if len(own) == updates else update - updates + len(own)
-        if len(own) not in (1, updates):
-            problem(f"rollout {rollout} has {len(own)} checksums of rank {label[source]} for {updates} updates")
-        if 0 <= at < len(own):
+    for source, source_events in sorted(by_source.items()):
+        at = update if len(source_events) == updates else update - updates + len(source_events)
+        if len(source_events) not in (1, updates):
+            problem(
+                f"rollout {rollout} has {len(source_events)} checksums of rank {label[source]} for {updates} updates"
+            )
+        if 0 <= at < len(source_events):
             prefix = "critic/" if source[0] == "critic" else ""
-            for name, raw in checksums(own[at]).items():
-                found.setdefault(prefix + name, {})[label[source]] = raw
-    rows = _digest_rows("update", found)
+            for name, raw in checksums(source_events[at]).items():
+                digests.setdefault(prefix + name, {})[label[source]] = raw
+    rows = _digest_rows("update", digests)
     return rows if update else _advantage_rows(events, rollout) + rows
 
 
@@ -275,25 +277,25 @@ def engine_rows(events: EventLog, rollout: int | None) -> list[Row]:
     Raises:
         ReproError: an event that is none.
     """
-    found: dict[str, dict[str, bytes]] = {}
+    digests: dict[str, dict[str, bytes]] = {}
     for event in events.of("inference_engine_weight_checksum", rollout)[-1:]:
         for number, engine in enumerate(engine_checksums(event)):
             for name, raw in engine.items():
-                found.setdefault(f"engine/{name}", {})[str(number)] = raw
-    return _digest_rows("input", found)
+                digests.setdefault(f"engine/{name}", {})[str(number)] = raw
+    return _digest_rows("input", digests)
 
 
 def loss_rows(calls: Mapping[int, Sequence[LossCall]]) -> list[Row]:
     """The rows of an update's calls of the policy loss, rank by rank in the order of its micro-batches."""
-    found: list[tuple[str, str, Tensor]] = []
-    for rank, own in sorted(calls.items()):
-        samples = [one for call in own for one in call.samples]
-        names = dict.fromkeys(name for one in samples for name in one if name not in ("index",))
+    tensors: list[tuple[str, str, Tensor]] = []
+    for rank, rank_calls in sorted(calls.items()):
+        samples = [sample for call in rank_calls for sample in call.samples]
+        names = dict.fromkeys(name for sample in samples for name in sample if name not in ("index",))
         for name in names:
-            tensor = concatenated([one.get(name) for one in samples if one.get(name) is not None], name)
+            tensor = concatenated([sample.get(name) for sample in samples if sample.get(name) is not None], name)
             if tensor is not None:
-                found.append(("loss", f"{LOSS}{name}@{rank}", tensor))
-    return tensor_rows(found)
+                tensors.append(("loss", f"{LOSS}{name}@{rank}", tensor))
+    return tensor_rows(tensors)
 
 
 def took_losses(columns: Joined) -> bool:
@@ -314,53 +316,57 @@ def only_inputs(side: SideRecords, rollout: int) -> list[Row]:
         columns = dashboard_columns(path, side.limit, names=_RESULT_NAMES)
     else:
         lines = rollout_results(path, side.limit)
-        columns = {name: [one.get(name) for one in lines] for name in dict.fromkeys(n for one in lines for n in one)}
+        columns = {name: [row.get(name) for row in lines] for name in dict.fromkeys(n for row in lines for n in row)}
     indices = columns.get("sample_index") or []
     if not indices or not all(type(index) is int for index in indices):
         raise ReproError(f"{path} has no sample_index for each of its samples")
     order = sorted(range(len(indices)), key=lambda i: indices[i])
-    found: list[tuple[str, str, Tensor]] = []
+    tensors: list[tuple[str, str, Tensor]] = []
     seen: set[str] = set()
-    for name, own in _RESULT_NAMES.items():
+    for name, column in _RESULT_NAMES.items():
         values = columns.get(name)
-        if values is None or own in seen or length_of(values) != len(order) or any(one is None for one in values):
+        if values is None or column in seen or length_of(values) != len(order) or any(v is None for v in values):
             continue
         tensor = concatenated([values[i] for i in order], f"{path}, {name}")
         if tensor is not None:
-            seen.add(own)
-            found.append((*NAMES[own], tensor))
-    return tensor_rows(found)
+            seen.add(column)
+            tensors.append((*NAMES[column], tensor))
+    return tensor_rows(tensors)
 
 
 def _advantage_rows(events: EventLog, rollout: int) -> list[Row]:
     """Advantages as the events have them: by witness, once where all ranks agree."""
     by_source = witness_advantages(events.of("train_advantage_computation", rollout))
     label = _labels(list(by_source))
-    found: dict[str, list[float]] = {
-        label[source]: [value for _, own in sorted(samples, key=lambda one: one[0]) for value in own]
+    advantages: dict[str, list[float]] = {
+        label[source]: [value for _, values in sorted(samples, key=lambda sample: sample[0]) for value in values]
         for source, samples in by_source.items()
     }
-    if not found:
+    if not advantages:
         return []
-    tensors = {name: concatenated(values, "advantages") for name, values in found.items()}
+    tensors = {name: concatenated(values, "advantages") for name, values in advantages.items()}
     first, *others = tensors.values()
-    if first is not None and all(one is not None and one.array.tobytes() == first.array.tobytes() for one in others):
+    if first is not None and all(t is not None and t.array.tobytes() == first.array.tobytes() for t in others):
         return tensor_rows([("forward", "witness_advantages", first)])
     return tensor_rows(
-        [("forward", f"witness_advantages@{name}", one) for name, one in sorted(tensors.items()) if one is not None]
+        [
+            ("forward", f"witness_advantages@{name}", tensor)
+            for name, tensor in sorted(tensors.items())
+            if tensor is not None
+        ]
     )
 
 
 def _labels(sources: Sequence[Source]) -> dict[Source, str]:
     """What ranks are called in names of rows: their number, and where there are several cells the cell's before it."""
     cells = {cell for _, cell, _ in sources}
-    return {one: str(one[2]) if len(cells) < 2 else f"{one[1]}.{one[2]}" for one in sources}
+    return {source: str(source[2]) if len(cells) < 2 else f"{source[1]}.{source[2]}" for source in sources}
 
 
-def _digest_rows(phase: str, found: Mapping[str, Mapping[str, bytes]]) -> list[Row]:
+def _digest_rows(phase: str, digests: Mapping[str, Mapping[str, bytes]]) -> list[Row]:
     """One row for a tensor that all who have it agree on, else one for each."""
     rows = []
-    for name, held in found.items():
+    for name, held in digests.items():
         if len(set(held.values())) == 1:
             rows.append(digest_row(phase, line(name), next(iter(held.values()))))
         else:

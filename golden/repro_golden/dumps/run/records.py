@@ -75,9 +75,9 @@ def grad_norm_name(name: str, template: str | None = None) -> GradNorm | None:
         None for another file.
     """
     if template is None:
-        found = _GRAD_NORM.search(name)
-        numbers = re.findall(r"[0-9]{1,18}", found[1]) if found else []
-        role = "critic" if found and "critic" in found[1].lower() else "actor"
+        default_match = _GRAD_NORM.search(name)
+        numbers = re.findall(r"[0-9]{1,18}", default_match[1]) if default_match else []
+        role = "critic" if default_match and "critic" in default_match[1].lower() else "actor"
         return GradNorm(role, int(numbers[-2]), int(numbers[-1])) if len(numbers) >= 2 else None
     groups = {
         "role": r"(?P<role>[a-z_]+)",
@@ -94,8 +94,8 @@ def grad_norm_name(name: str, template: str | None = None) -> GradNorm | None:
     match = re.fullmatch(pattern, name)
     if match is None:
         return None
-    said = match.groupdict()
-    return GradNorm(said.get("role") or "actor", int(said.get("rollout") or 0), int(said.get("step") or 0))
+    fields = match.groupdict()
+    return GradNorm(fields.get("role") or "actor", int(fields.get("rollout") or 0), int(fields.get("step") or 0))
 
 
 def read_grad_norm(path: Path, limit: int = LIMIT) -> float:
@@ -113,10 +113,10 @@ def read_grad_norm(path: Path, limit: int = LIMIT) -> float:
         return float(value.floats().reshape(-1)[0])
     if isinstance(value, (np.ndarray, np.generic)) and np.asarray(value).size == 1:
         value = np.asarray(value).reshape(-1)[0].item()
-    found = number_of(value)
-    if found is None:
+    number = number_of(value)
+    if number is None:
         raise ReproError(f"{path} holds a {type(value).__name__}, no gradient norm: record it again")
-    return found
+    return number
 
 
 def number_of(value: Any) -> float | None:
@@ -131,9 +131,9 @@ def number_of(value: Any) -> float | None:
 
 def model_hash_name(path: Path) -> tuple[int, ModelHash] | None:
     """The iteration (the rollout after which it was saved) and the rank of a file of model hashes; None for another."""
-    found = _MODEL_HASH.fullmatch(path.name)
+    match = _MODEL_HASH.fullmatch(path.name)
     folder = re.fullmatch(r"iter_([0-9]{1,18})", path.parent.name)
-    return (int(folder[1]), ModelHash(*map(int, found.groups()))) if found and folder else None
+    return (int(folder[1]), ModelHash(*map(int, match.groups()))) if match and folder else None
 
 
 def model_hashes(path: Path, limit: int = LIMIT) -> dict[str, bytes]:
@@ -145,10 +145,10 @@ def model_hashes(path: Path, limit: int = LIMIT) -> dict[str, bytes]:
     value = parsed(_text(path, limit), str(path))
     if not isinstance(value, dict) or not value:
         raise ReproError(f"{path} holds no model hashes: expected a JSON object of layers")
-    found = {name: digest_of(text) for name, text in value.items()}
-    if bad := next((name for name, raw in found.items() if raw is None), None):
+    digests = {name: digest_of(text) for name, text in value.items()}
+    if bad := next((name for name, raw in digests.items() if raw is None), None):
         raise ReproError(f"{path}: {bad[:80]!r} has no SHA-256 in hex")
-    return {name: raw for name, raw in found.items() if raw is not None}
+    return {name: raw for name, raw in digests.items() if raw is not None}
 
 
 def digest_of(value: Any) -> bytes | None:
@@ -164,12 +164,12 @@ def ci_history(path: Path, limit: int = LIMIT) -> dict[str, list[tuple[int, floa
     Raises:
         ReproError: a line that is no series.
     """
-    found: dict[str, list[tuple[int, float]]] = {}
+    metrics: dict[str, list[tuple[int, float]]] = {}
     for number, line in json_lines(path, limit):
         name, series = (line.get("metric"), line.get("series")) if isinstance(line, dict) else (None, None)
         if not isinstance(name, str) or not isinstance(series, list):
             raise ReproError(f"{path} line {number} is no series of a metric")
-        points = found.setdefault(name, [])
+        points = metrics.setdefault(name, [])
         for point in series:
             step, value = point if isinstance(point, list) and len(point) == 2 else (None, ...)
             held = _MARKERS.get(value) if isinstance(value, str) else number_of(value)
@@ -177,7 +177,7 @@ def ci_history(path: Path, limit: int = LIMIT) -> dict[str, list[tuple[int, floa
                 raise ReproError(f"{path} line {number}: a point of {name[:80]!r} is no step with a number")
             if step is not None:
                 points.append((step, held))
-    return found
+    return metrics
 
 
 def dashboard_columns(path: Path, limit: int = LIMIT, *, names: Collection[str] | None = None) -> dict[str, list[Any]]:
@@ -202,14 +202,16 @@ def dashboard_columns(path: Path, limit: int = LIMIT, *, names: Collection[str] 
     try:
         with open_regular(path) as raw, pq.ParquetFile(raw) as file:
             wanted = [
-                one.name for one in file.schema_arrow if (names is None or one.name in names) and _numeric(one.type)
+                field.name
+                for field in file.schema_arrow
+                if (names is None or field.name in names) and _numeric(field.type)
             ]
             if len(set(wanted)) < len(wanted):
                 raise ReproError(f"{path} has two columns of one name: record it again")
-            told = _values_told(file.metadata, set(wanted))
-            if max(told, file.metadata.num_rows * max(len(wanted), 1)) * _VALUE > limit:
+            value_count = _values_told(file.metadata, set(wanted))
+            if max(value_count, file.metadata.num_rows * max(len(wanted), 1)) * _VALUE > limit:
                 raise beyond
-            found: dict[str, list[Any]] = {name: [] for name in wanted}
+            columns: dict[str, list[Any]] = {name: [] for name in wanted}
             taken = 0
             for batch in file.iter_batches(_BATCH, columns=wanted, use_threads=False) if wanted else ():
                 # eight bytes at most in the file's form, and an object each in Python's
@@ -217,8 +219,8 @@ def dashboard_columns(path: Path, limit: int = LIMIT, *, names: Collection[str] 
                 if taken > limit * 8:
                     raise beyond
                 for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                    found[name] += column.to_pylist()
-            return found
+                    columns[name] += column.to_pylist()
+            return columns
     except MemoryError:
         raise ReproError(f"{path} needs more memory than there is: read it on a larger machine") from None
     except (OSError, pa.ArrowException, ValueError, OverflowError) as error:
@@ -247,13 +249,13 @@ def _numeric(kind: Any) -> bool:
 
 def _values_told(metadata: Any, names: Collection[str]) -> int:
     """How many values the columns have by what the file says."""
-    told = 0
+    count = 0
     for k in range(metadata.num_row_groups):
         group = metadata.row_group(k)
         for column in map(group.column, range(group.num_columns)):
             if column.path_in_schema.partition(".")[0] in names:
-                told += max(column.num_values, 0)
-    return told
+                count += max(column.num_values, 0)
+    return count
 
 
 def rollout_results(path: Path, limit: int = LIMIT) -> list[dict[str, Any]]:
@@ -262,12 +264,12 @@ def rollout_results(path: Path, limit: int = LIMIT) -> list[dict[str, Any]]:
     Raises:
         ReproError: a line that is no JSON object.
     """
-    found = []
+    samples = []
     for number, line in json_lines(path, limit):
         if not isinstance(line, dict):
             raise ReproError(f"{path} line {number} is no sample: expected a JSON object")
-        found.append(line)
-    return found
+        samples.append(line)
+    return samples
 
 
 def json_lines(path: Path, limit: int = LIMIT) -> Iterator[tuple[int, Any]]:
@@ -290,8 +292,8 @@ def parsed(text: str | bytes, what: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError, MemoryError) as error:
-        said = str(error) if isinstance(error, ValueError) else type(error).__name__
-        raise ReproError(f"{what} is no JSON ({said[:120]})") from None
+        message = str(error) if isinstance(error, ValueError) else type(error).__name__
+        raise ReproError(f"{what} is no JSON ({message[:120]})") from None
 
 
 def _text(path: Path, limit: int = LIMIT) -> str:

@@ -95,18 +95,18 @@ def column_rows(joined: Joined, update: int = 0, *, skipped: set[str] | None = N
     keep = _Mask(next(iter(masks.values())) if masks else None, lengths, where)
     known = [name for name in NAMES if name in columns]
     others = sorted(name for name in set(columns) - set(known) - _NO_SIGNAL if not name.startswith(LOSS))
-    found = [] if update else _found([*known, *others], columns, lengths, keep, where, skipped)
+    tensors = [] if update else _found([*known, *others], columns, lengths, keep, where, skipped)
     for name in sorted(name for name in columns if name.startswith(f"{LOSS}{update}/")):
         for replica, values in columns[name].items():
-            own = [i for i, value in enumerate(values) if value is not None]  # other samples are of other updates
-            tensor = concatenated([values[i] for i in own], f"{where}, {name}")
+            present = [i for i, value in enumerate(values) if value is not None]  # other samples are of other updates
+            tensor = concatenated([values[i] for i in present], f"{where}, {name}")
             if tensor is None:
                 continue
-            if _per_token([values[i] for i in own], [lengths[i] for i in own]):
-                tensor = masked(tensor, keep.of(own))
+            if _per_token([values[i] for i in present], [lengths[i] for i in present]):
+                tensor = masked(tensor, keep.of(present))
             row = LOSS + name.removeprefix(f"{LOSS}{update}/")
-            found.append(("loss", row + ("" if replica is None else f"@{replica}"), tensor))
-    return tensor_rows(found)
+            tensors.append(("loss", row + ("" if replica is None else f"@{replica}"), tensor))
+    return tensor_rows(tensors)
 
 
 def _found(
@@ -117,7 +117,7 @@ def _found(
     where: str,
     skipped: set[str] | None,
 ) -> list[tuple[str, str, Tensor]]:
-    found: list[tuple[str, str, Tensor]] = []
+    entries: list[tuple[str, str, Tensor]] = []
     for name in names:
         for replica, values in columns[name].items():
             tensors = _tensors(name, values, where)
@@ -129,8 +129,8 @@ def _found(
                     tensor = Tensor("int64", tensor.array.astype("<i8"))
                 if name not in _UNMASKED and _per_token(values, lengths):
                     tensor = masked(tensor, keep.of(range(len(lengths))))
-                found.append((phase, row + part + ("" if replica is None else f"@{replica}"), tensor))
-    return found
+                entries.append((phase, row + part + ("" if replica is None else f"@{replica}"), tensor))
+    return entries
 
 
 def tensor_rows(tensors: Iterable[tuple[str, str, Tensor]]) -> list[Row]:
@@ -163,10 +163,10 @@ def phase_of(metric: str) -> str:
     if metric.startswith(("rollout/", "multi_turn/", "passrate/")):
         phase = NAMES.get(metric.partition("/")[2], ("input", ""))[0]
         return "loss" if phase == "input" else phase
-    own = metric.removeprefix("critic-")
-    if own == "grad_norm":
+    name = metric.removeprefix("critic-")
+    if name == "grad_norm":
         return "grad"
-    return "update" if own.startswith("lr-") else "loss"
+    return "update" if name.startswith("lr-") else "loss"
 
 
 def masked(tensor: Tensor, keep: npt.NDArray[np.bool_]) -> Tensor:
@@ -224,13 +224,14 @@ def concatenated(values: Sequence[Any], what: str) -> Tensor | None:
     if all(kind for _, kind in tensors):  # of Python's own: the dtype is that of all together
         return _listed(_end_to_end([array for array, _ in tensors]))
     typed = [part if isinstance(part, Tensor) else _listed(np.asarray(part)) for part, _ in tensors]
-    dtypes = {one.dtype for one in typed}
+    dtypes = {tensor.dtype for tensor in typed}
     if len(dtypes) > 1:
         floats = any("float" in dtype for dtype in dtypes)
         typed = [
-            Tensor("float64", one.floats()) if floats else Tensor("int64", one.array.astype("<i8")) for one in typed
+            Tensor("float64", tensor.floats()) if floats else Tensor("int64", tensor.array.astype("<i8"))
+            for tensor in typed
         ]
-    return Tensor(typed[0].dtype, _end_to_end([one.array for one in typed]))
+    return Tensor(typed[0].dtype, _end_to_end([tensor.array for tensor in typed]))
 
 
 def _end_to_end(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -244,11 +245,13 @@ def _tensors(name: str, values: Sequence[Any], where: str) -> dict[str, Tensor]:
     """A column's tensors by what follows its name; several for a column of dicts, none for one of no numbers."""
     dicts = [value for value in values if isinstance(value, dict)]
     if dicts and all(value is None or isinstance(value, dict) for value in values):
-        keys = sorted({key for one in dicts for key in one if isinstance(key, str)})
-        parts = {key: concatenated([one[key] for one in dicts if one.get(key) is not None], where) for key in keys}
+        keys = sorted({key for entry in dicts for key in entry if isinstance(key, str)})
+        parts = {
+            key: concatenated([entry[key] for entry in dicts if entry.get(key) is not None], where) for key in keys
+        }
         return {f"/{key}": part for key, part in parts.items() if part is not None}
-    found = concatenated(values, f"{where}, {name}")
-    return {} if found is None else {"": found}
+    tensor = concatenated(values, f"{where}, {name}")
+    return {} if tensor is None else {"": tensor}
 
 
 def _numbers(value: Any) -> tuple[Any, bool] | None:
@@ -287,8 +290,8 @@ def _listed(array: npt.NDArray[Any]) -> Tensor:
     wide = array.astype("<f8")
     with np.errstate(over="ignore", invalid="ignore"):
         narrow = wide.astype("<f4")
-        kept = bool(((narrow.astype("<f8") == wide) | np.isnan(wide)).all())
-    return Tensor("float32", narrow) if kept else Tensor("float64", wide)
+        exact = bool(((narrow.astype("<f8") == wide) | np.isnan(wide)).all())
+    return Tensor("float32", narrow) if exact else Tensor("float64", wide)
 
 
 def _per_token(values: Sequence[Any], lengths: Sequence[int]) -> bool:
@@ -322,10 +325,10 @@ class _Mask:
 
     def _one(self, sample: int) -> npt.NDArray[np.bool_]:
         mask = None if self._masks is None else self._masks[sample]
-        own = None if mask is None else _numbers(mask)
-        if own is None:
+        numbers = None if mask is None else _numbers(mask)
+        if numbers is None:
             return np.ones(self._lengths[sample], bool)
-        array = own[0].floats() if isinstance(own[0], Tensor) else np.asarray(own[0], np.float64)
+        array = numbers[0].floats() if isinstance(numbers[0], Tensor) else np.asarray(numbers[0], np.float64)
         if array.size != self._lengths[sample]:
             raise ReproError(
                 f"{self._where}: a loss mask has {array.size} numbers for {self._lengths[sample]} tokens: "

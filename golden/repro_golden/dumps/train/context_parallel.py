@@ -62,12 +62,12 @@ def ranges(total: int, response: int, rank: int, size: int, padded: int | None =
         raise ReproError(f"a sequence of {total} tokens does not fit the {padded} to which it is said to be padded")
     chunk = -(-(total if padded is None else padded) // (2 * size))
     first = total - response - 1  # the position whose logit predicts the response's first token
-    found = []
+    spans = []
     for number in (rank, 2 * size - 1 - rank):
         start = min(max(number * chunk - first, 0), response)
         stop = min(max((number + 1) * chunk - first, start), response)
-        found.append((start, stop))
-    return found[0], found[1]
+        spans.append((start, stop))
+    return spans[0], spans[1]
 
 
 def held(total: int, response: int, rank: int, size: int, padded: int | None = None) -> int:
@@ -121,15 +121,15 @@ def joined(
     size = len(parts)
     pieces: list[tuple[int, Any]] = []
     for rank, part in enumerate(parts):
-        own, rows, at = ranges(total, response, rank, size, padded), _rows(part), 0
-        wanted = sum(stop - start for start, stop in own)
+        spans, rows, at = ranges(total, response, rank, size, padded), _rows(part), 0
+        wanted = sum(stop - start for start, stop in spans)
         if len(rows) != wanted:
             name = rank if ranks is None else ranks[rank]
             raise ReproError(
                 f"{what}: rank {name} holds {len(rows)} values, and as context-parallel rank {rank} of {size} it has "
                 f"{wanted} of the response's {response} tokens"
             )
-        for start, stop in own:
+        for start, stop in spans:
             pieces.append((start, rows[at : at + stop - start]))
             at += stop - start
     # empty pieces lie at an end of the response, where their order plays no part
@@ -148,16 +148,16 @@ def padded_lengths(found: Iterable[Held], size: int) -> list[int]:
     Returns:
         One for every chunk length that explains all lengths, shortest first; those that cut alike count once.
     """
-    shown = list(found)
-    longest = max((one.total for one in shown), default=0)
+    parts = list(found)
+    longest = max((part.total for part in parts), default=0)
     start = max(1, -(-longest // (2 * size)))
     lengths, cuts = [], set[tuple[Ranges, ...]]()
     for chunk in range(start, start + _PADDINGS):
         padded = 2 * size * chunk
-        if all(held(one.total, one.response, one.rank, size, padded) == one.tokens for one in shown):
-            own = tuple(ranges(one.total, one.response, one.rank, size, padded) for one in shown)
-            if own not in cuts:
-                cuts.add(own)
+        if all(held(part.total, part.response, part.rank, size, padded) == part.tokens for part in parts):
+            cut_ranges = tuple(ranges(part.total, part.response, part.rank, size, padded) for part in parts)
+            if cut_ranges not in cuts:
+                cuts.add(cut_ranges)
                 lengths.append(padded)
         if chunk >= longest:  # every sequence lies in the first chunk: longer ones cut alike
             break
@@ -174,4 +174,4 @@ def _like(values: V, parts: Sequence[Any]) -> V:
         return replace(values, array=np.concatenate(parts))
     if isinstance(values, np.ndarray):
         return np.concatenate(parts)  # type: ignore[return-value]  # V is an array here
-    return type(values)(one for part in parts for one in part)  # type: ignore[call-arg]  # a list or a tuple
+    return type(values)(value for part in parts for value in part)  # type: ignore[call-arg]  # a list or a tuple

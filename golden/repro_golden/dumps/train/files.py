@@ -131,8 +131,8 @@ def read_train_dump(
     if isinstance(value.get("rollout_data"), dict):
         return _rank(path, value, system)
     samples = value.get("samples")
-    if isinstance(samples, list) and all(isinstance(one, dict) for one in samples):
-        if any("response_length" in one or "status" in one for one in samples) or ("rank" not in value and samples):
+    if isinstance(samples, list) and all(isinstance(row, dict) for row in samples):
+        if any("response_length" in row or "status" in row for row in samples) or ("rank" not in value and samples):
             raise ReproError(
                 f"{path} is a rollout dump, no train dump: train dumps are what --save-debug-train-data writes "
                 "(--dump-details puts them into train_data)"
@@ -163,25 +163,25 @@ def _format_2(path: Path, value: dict[str, Any]) -> TrainDump:
     shards: Any = value.get("dp_shards", [])
     if not _dicts(samples) or not _dicts(shards):
         raise ReproError(f"{path}: samples and dp_shards must be lists of dicts: record it again")
-    told = [dict(one) for one in shards]
-    for shard in told:
+    layout = [dict(shard) for shard in shards]
+    for shard in layout:
         for name in ("rank", "data_parallel_rank"):
             if shard.get(name) is not None:
                 shard[name] = _whole_number(path, shard, name, RANKS)
-    found = TrainDump(
+    dump = TrainDump(
         path,
         "slime",
         "format 2",
         _whole_number(path, value, "rollout_id", _ROLLOUTS),
         _whole_number(path, value, "rank", RANKS),
-        [dict(one) for one in samples],
+        [dict(sample) for sample in samples],
         _whole(path, value),
-        told,
+        layout,
         0,
         1,
         "thd",
     )
-    return _checked(found)
+    return _checked(dump)
 
 
 def _rank(path: Path, value: dict[str, Any], system: System | None) -> TrainDump:
@@ -211,7 +211,7 @@ def _rank(path: Path, value: dict[str, Any], system: System | None) -> TrainDump
         else:
             per_sample[_IDS.get(name, name)] = column
     split = {name: _entries(column) for name, column in per_sample.items()}
-    found = TrainDump(
+    dump = TrainDump(
         path,
         "miles" if named or system == "miles" or (system is None and _MILES & set(columns)) else "slime",
         "rank",
@@ -224,22 +224,22 @@ def _rank(path: Path, value: dict[str, Any], system: System | None) -> TrainDump
         _whole_number(path, value, "cp_size", CP_SIZES + 1, least=1) if "cp_size" in named else None,
         named.get("qkv_format"),
     )
-    if found.cp_rank is not None and not 0 <= found.cp_rank < (found.cp_size or 1):
-        raise ReproError(f"{path}: context-parallel rank {found.cp_rank} of {found.cp_size} does not exist")
-    if found.qkv_format not in (None, "thd", "bshd"):
-        raise ReproError(f"{path}: qkv_format {shown(found.qkv_format)} is neither thd nor bshd")
-    return _checked(found)
+    if dump.cp_rank is not None and not 0 <= dump.cp_rank < (dump.cp_size or 1):
+        raise ReproError(f"{path}: context-parallel rank {dump.cp_rank} of {dump.cp_size} does not exist")
+    if dump.qkv_format not in (None, "thd", "bshd"):
+        raise ReproError(f"{path}: qkv_format {shown(dump.qkv_format)} is neither thd nor bshd")
+    return _checked(dump)
 
 
 def _lists(path: Path, value: dict[str, Any], rows: list[dict[str, Any]]) -> TrainDump:
     _check_names(path, rows)
     present = [
-        n for n in dict.fromkeys(name for one in rows for name in one) if any(one.get(n) is not None for one in rows)
+        n for n in dict.fromkeys(name for row in rows for name in row) if any(row.get(n) is not None for row in rows)
     ]
     # their sample_index is the place in this rank's list; a sample's own index is only in the column sample_indices
     dropped = {"sample_index", "decoded_tokens", *WHOLE_FIELDS, *LAYOUT_FIELDS}
-    samples = [{_IDS.get(n, n): one.get(n) for n in present if n not in dropped} for one in rows]
-    whole = {n: [one.get(n) for one in rows] for n in WHOLE_FIELDS if n in present}
+    samples = [{_IDS.get(n, n): row.get(n) for n in present if n not in dropped} for row in rows]
+    whole = {n: [row.get(n) for row in rows] for n in WHOLE_FIELDS if n in present}
     rollout_id, rank = _whole_number(path, value, "rollout_id", _ROLLOUTS), _whole_number(path, value, "rank", RANKS)
     return _checked(TrainDump(path, "relax", "lists", rollout_id, rank, samples, whole, [{"rank": rank}]))
 
@@ -300,11 +300,11 @@ def _whole(path: Path, value: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ReproError: one is no list.
     """
-    found = {name: value[name] for name in WHOLE_FIELDS if value.get(name) is not None}
-    for name, column in found.items():
+    columns = {name: value[name] for name in WHOLE_FIELDS if value.get(name) is not None}
+    for name, column in columns.items():
         if length_of(column) is None:
             raise ReproError(f"{path}: {name} is a {type(column).__name__}, no list of numbers: record it again")
-    return found
+    return columns
 
 
 def first_missing(numbers: Collection[int], below: int) -> int | None:
@@ -324,8 +324,8 @@ def first_missing(numbers: Collection[int], below: int) -> int | None:
 
 def _length(value: Any) -> int | None:
     """A number of tokens as an int; None for what is none, or beyond all that there can be."""
-    found = _integer(value)
-    return found if found is not None and abs(found) < _TOKENS else None
+    number = _integer(value)
+    return number if number is not None and abs(number) < _TOKENS else None
 
 
 def _integer(value: Any) -> int | None:
@@ -344,16 +344,16 @@ def _entries(column: Any) -> Sequence[Any]:
 
 
 def _whole_number(path: Path, value: Mapping[str, Any], name: str, below: int, *, least: int = 0) -> int:
-    found = _integer(value.get(name))
-    if found is None or not least <= found < below:
+    number = _integer(value.get(name))
+    if number is None or not least <= number < below:
         raise ReproError(
             f"{path}: {name} is {shown(value.get(name))}, no whole number from {least} to {below - 1}: record it again"
         )
-    return found
+    return number
 
 
 def _dicts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+    return isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
 
 
 def _keys(value: Mapping[Any, Any]) -> str:
@@ -381,27 +381,27 @@ def slime_train_dump(rollout_id: int, shards: Sequence[Shard]) -> dict[str, Any]
     whole: dict[str, Any] = {}
     for shard in shards:
         count = len(shard.columns["response_lengths"])
-        told: dict[str, Any] = {"rank": shard.rank, "data_parallel_rank": shard.data_parallel_rank}
+        shard_layout: dict[str, Any] = {"rank": shard.rank, "data_parallel_rank": shard.data_parallel_rank}
         for name in _IDS:
             value = shard.columns.get(name)
-            told[name] = None if value is None else list(value)
-        own: dict[str, Any] = {}
+            shard_layout[name] = None if value is None else list(value)
+        per_sample: dict[str, Any] = {}
         for name, column in shard.columns.items():
             if name in WHOLE_FIELDS:
                 whole.setdefault(name, column)
             elif name in LAYOUT_FIELDS or length_of(column) != count:
-                told[name] = told.get(name, column)
+                shard_layout[name] = shard_layout.get(name, column)
             elif name not in _IDS:
-                own[name] = column
+                per_sample[name] = column
         for i in range(count):
             sample: dict[str, Any] = {"data_parallel_rank": shard.data_parallel_rank}
             for name, single in _IDS.items():
                 if shard.columns.get(name) is not None:
                     sample[single] = shard.columns[name][i]
-            samples.append(sample | {name: _entry(column, i) for name, column in own.items()})
-        layout.append(told)
+            samples.append(sample | {name: _entry(column, i) for name, column in per_sample.items()})
+        layout.append(shard_layout)
     order = next(
-        (key for key in ("rollout_position", "sample_index") if all(one.get(key) is not None for one in samples)), None
+        (key for key in ("rollout_position", "sample_index") if all(s.get(key) is not None for s in samples)), None
     )
     if samples and order:
         samples.sort(key=lambda sample: sample[order])
@@ -424,8 +424,8 @@ def miles_train_dump(
     qkv_format: str = "thd",
 ) -> dict[str, Any]:
     """One rank's file of Miles; per-token columns are the rank's own part (`context_parallel.cut`)."""
-    told = {"cp_rank": cp_rank, "cp_size": cp_size, "qkv_format": qkv_format}
-    return rank_train_dump(rollout_id, rank, columns) | told
+    layout = {"cp_rank": cp_rank, "cp_size": cp_size, "qkv_format": qkv_format}
+    return rank_train_dump(rollout_id, rank, columns) | layout
 
 
 def relax_train_dump(rollout_id: int, rank: int, columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -433,11 +433,11 @@ def relax_train_dump(rollout_id: int, rank: int, columns: Mapping[str, Any]) -> 
 
     Columns that are neither list nor tuple are dropped, and a column that is too short goes on as None.
     """
-    kept = {name: column for name, column in columns.items() if isinstance(column, (list, tuple))}
+    lists = {name: column for name, column in columns.items() if isinstance(column, (list, tuple))}
     samples = []
-    for i in range(len(kept["tokens"])):
+    for i in range(len(lists["tokens"])):
         sample: dict[str, Any] = {"sample_index": i}
-        for name, column in kept.items():
+        for name, column in lists.items():
             sample[name] = _listed(column[i]) if i < len(column) else None
         samples.append(sample | {"decoded_tokens": []})
     return {"rollout_id": rollout_id, "rank": rank, "samples": samples}

@@ -80,14 +80,14 @@ def joined(
         ReproError: files of several rollouts, a rank missing or twice, parts that do not fit, or samples that cannot be
             told apart although they are not interchangeable.
     """
-    files = sorted(dumps, key=lambda one: one.rank)
+    files = sorted(dumps, key=lambda dump: dump.rank)
     where = _check_ranks(files, ranks)
     where_text = f"rollout {where}"
-    if not any(one.samples for one in files):
+    if not any(dump.samples for dump in files):
         raise ReproError(f"the train dumps of {where_text} hold no samples: nothing was trained on")
     grouped = placed(files, cp_size, where_text)
     merged: dict[str, dict[int, list[Any]]] = {}
-    names = dict.fromkeys(name for one in files for sample in one.samples for name in sample)
+    names = dict.fromkeys(name for dump in files for sample in dump.samples for name in sample)
     for name in names:
         merged[name] = _column(name, grouped, where_text)
     one_each = {name: _agreed(column) for name, column in merged.items() if column}
@@ -101,7 +101,7 @@ def joined(
         if name not in _NO_COLUMN
     }
     positions = _positions([samples[i] for i in order], [indices[i] for i in order], rollout)
-    counts = {one.updates for one in files} - {None}
+    counts = {dump.updates for dump in files} - {None}
     if len(counts) > 1:
         raise ReproError(f"{where_text}: its ranks were trained in {sorted(c for c in counts if c)} updates")
     return Joined(
@@ -110,7 +110,7 @@ def joined(
         columns,
         _whole(files, grouped, positions, problems, where_text),
         counts.pop() if counts else None,
-        {int(shard.get("rank") or 0): shard for one in files for shard in one.layout},
+        {int(shard.get("rank") or 0): shard for dump in files for shard in dump.layout},
         grouped,
         problems,
     )
@@ -124,27 +124,27 @@ def _check_ranks(files: Sequence[TrainDump], ranks: int | None) -> int:
     """
     if not files:
         raise ReproError("there is no train dump to join")
-    rollouts = {one.rollout_id for one in files}
+    rollouts = {dump.rollout_id for dump in files}
     if len(rollouts) > 1:
         raise ReproError(f"train dumps of rollouts {sorted(rollouts)} are joined one rollout at a time")
     (rollout,) = rollouts
-    forms = {one.form for one in files}
+    forms = {dump.form for dump in files}
     if len(forms) > 1:
         raise ReproError(f"rollout {rollout} has train dumps in two forms ({' and '.join(sorted(forms))}): of one run?")
     if files[0].form == "format 2":
         if len(files) > 1:
-            names = ", ".join(one.path.name for one in files[:3])
+            names = ", ".join(dump.path.name for dump in files[:3])
             raise ReproError(f"rollout {rollout} has {len(files)} train dumps, and slime writes one ({names})")
         return rollout
-    found = Counter(one.rank for one in files)
-    if twice := [rank for rank, count in found.items() if count > 1]:
+    counts = Counter(dump.rank for dump in files)
+    if twice := [rank for rank, count in counts.items() if count > 1]:
         raise ReproError(f"rollout {rollout} has two train dumps of rank {twice[0]}: of two runs?")
-    want = ranks or max(found) + 1
-    if (first := first_missing(found, want)) is not None:
-        missing = list(islice((rank for rank in range(first, want) if rank not in found), 9))
+    want = ranks or max(counts) + 1
+    if (first := first_missing(counts, want)) is not None:
+        missing = list(islice((rank for rank in range(first, want) if rank not in counts), 9))
         listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         raise ReproError(f"rollout {rollout} lacks the train dump of rank {listed} (of {want} ranks)")
-    if extra := sorted(rank for rank in found if rank >= want):
+    if extra := sorted(rank for rank in counts if rank >= want):
         raise ReproError(f"rollout {rollout} has a train dump of rank {extra[0]}, but there are {want} ranks")
     return rollout
 
@@ -161,7 +161,7 @@ def _column(name: str, grouped: Placed, where: str) -> dict[int, list[Any]]:
             parts.append([(group.dumps[0].rank, [None] * len(group.dumps[0].samples))])
             continue
         if not group.sharded(name):
-            every = [dump for own in holders.values() for dump in own]
+            every = [dump for replicas in holders.values() for dump in replicas]
             parts.append([(dump.rank, [sample.get(name) for sample in dump.samples]) for dump in every])
             continue
         if (missing := first_missing(holders, group.cp_size)) is not None:
@@ -179,23 +179,23 @@ def _column(name: str, grouped: Placed, where: str) -> dict[int, list[Any]]:
     ):
         raise ReproError(f"{where}: the samples of rank {lacking[0]} have no {name}, and those of others have")
     fullest = max(parts, key=len)
-    found: dict[int, list[Any]] = {}
+    by_rank: dict[int, list[Any]] = {}
     for r, (rank, _) in enumerate(fullest):
         chosen = [part[min(r, len(part) - 1)][1] for part in parts]  # a group with fewer replicas stands in each
-        found[rank] = [value for values in chosen for value in values]
-    return found
+        by_rank[rank] = [value for values in chosen for value in values]
+    return by_rank
 
 
 def _together(name: str, group: Group, dumps: Sequence[TrainDump], where: str) -> tuple[int, list[Any]]:
     """A column's parts of all context-parallel ranks, put together, and the lowest of the ranks."""
-    found: list[Any] = []
+    values: list[Any] = []
     ranks = [dump.rank for dump in dumps]
     for i, sample in enumerate(dumps[0].samples):
         parts = [dump.samples[i].get(name) for dump in dumps]
         what = f"{where}, {name} of sample {labelled(sample, i)}"
         if any(part is None for part in parts):
             if all(part is None for part in parts):
-                found.append(None)
+                values.append(None)
                 continue
             raise ReproError(f"{what}: rank {ranks[next(k for k, p in enumerate(parts) if p is None)]} has none of it")
         if len({(type(part), getattr(part, "dtype", None)) for part in parts}) > 1:
@@ -205,10 +205,10 @@ def _together(name: str, group: Group, dumps: Sequence[TrainDump], where: str) -
         total, response = sample["total_lengths"], sample["response_lengths"]
         padded = group.padded(i)
         try:
-            found.append(context_parallel.joined(parts, total, response, padded=padded, what=what, ranks=ranks))
+            values.append(context_parallel.joined(parts, total, response, padded=padded, what=what, ranks=ranks))
         except ValueError:  # numpy's
             raise ReproError(f"{what}: the parts of ranks {ranks} have other shapes") from None
-    return min(ranks), found
+    return min(ranks), values
 
 
 def _agreed(column: Mapping[int, list[Any]]) -> dict[int | None, list[Any]]:
@@ -227,12 +227,12 @@ def _rows(columns: Mapping[str, Mapping[int | None, list[Any]]], count: int) -> 
 def _indices(
     samples: Sequence[Mapping[str, Any]], rollout: Sequence[Mapping[str, Any]] | None, where: str, problems: list[str]
 ) -> list[int | None]:
-    own = [sample.get("sample_index") for sample in samples]
-    known = [one for one in own if type(one) is int]
-    if len(known) == len(own):
+    indices = [sample.get("sample_index") for sample in samples]
+    known = [index for index in indices if type(index) is int]
+    if len(known) == len(indices):
         return list(known)
     if known:
-        raise ReproError(f"{where}: {len(own) - len(known)} of {len(own)} samples have no index")
+        raise ReproError(f"{where}: {len(indices) - len(known)} of {len(indices)} samples have no index")
     if rollout is None or not samples:
         return [None] * len(samples)
     return _by_content(samples, rollout, where, problems)
@@ -243,10 +243,10 @@ def _by_content(
 ) -> list[int | None]:
     """The indices of samples that the rollout dump holds with the same content."""
     held: dict[bytes, list[int]] = {}
-    for one in rollout:
-        if type(one.get("index")) is int:
-            key = _content(one.get("tokens"), one.get("response_length"), one.get("rollout_log_probs"))
-            held.setdefault(key, []).append(one["index"])
+    for entry in rollout:
+        if type(entry.get("index")) is int:
+            key = _content(entry.get("tokens"), entry.get("response_length"), entry.get("rollout_log_probs"))
+            held.setdefault(key, []).append(entry["index"])
     wanted: dict[bytes, list[int]] = {}
     for i, sample in enumerate(samples):
         key = _content(sample.get("tokens"), sample.get("response_lengths"), sample.get("rollout_log_probs"))
@@ -254,7 +254,7 @@ def _by_content(
     if any(len(places) > len(held.get(key, ())) for key, places in wanted.items()):
         problems.append(f"{where}: the train dumps hold samples that the rollout dump lacks: their indices are unknown")
         return [None] * len(samples)
-    found: list[int | None] = [None] * len(samples)
+    indices: list[int | None] = [None] * len(samples)
     for key, places in wanted.items():
         inputs = {_inputs_of(samples[i]) for i in places}
         if len(held[key]) > 1 and len(inputs) > 1:
@@ -265,8 +265,8 @@ def _by_content(
         # what nothing tells apart may stand under any of its indices, so long as each layout chooses the same
         ordered = sorted(places, key=lambda i: _outputs_of(samples[i]))
         for i, index in zip(ordered, sorted(held[key]), strict=False):
-            found[i] = index
-    return found
+            indices[i] = index
+    return indices
 
 
 def _content(tokens: Any, response: Any, log_probs: Any) -> bytes:
@@ -306,12 +306,12 @@ def _positions(
     samples: Sequence[Mapping[str, Any]], indices: Sequence[int | None], rollout: Sequence[Mapping[str, Any]] | None
 ) -> list[Any]:
     """Where in the rollout dump each sample stands; None where neither dump says."""
-    own = [sample.get("rollout_position") for sample in samples]
-    if rollout is None or any(one is not None for one in own):
-        return own
-    places = {one["index"]: place for place, one in enumerate(rollout) if type(one.get("index")) is int}
+    positions = [sample.get("rollout_position") for sample in samples]
+    if rollout is None or any(position is not None for position in positions):
+        return positions
+    places = {entry["index"]: place for place, entry in enumerate(rollout) if type(entry.get("index")) is int}
     if len(places) < len(rollout):
-        return own
+        return positions
     return [None if index is None else places.get(index) for index in indices]
 
 
@@ -322,15 +322,15 @@ def _whole(
     problems: list[str],
     where: str,
 ) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
-    for name in dict.fromkeys(name for one in files for name in one.whole):
-        seen = [list(_plain(one.whole[name])) for one in files if name in one.whole]
+    columns: dict[str, list[Any]] = {}
+    for name in dict.fromkeys(name for dump in files for name in dump.whole):
+        seen = [list(_plain(dump.whole[name])) for dump in files if name in dump.whole]
         if files[0].form == "lists" and len(grouped.groups) > 1:
             continue  # Relax cuts it to the length of the rank's list: whose rewards these are is not known
-        if len({bits_of(one) for one in seen}) > 1:
+        if len({bits_of(version) for version in seen}) > 1:
             problems.append(f"{where}: ranks hold several versions of {name}")
         values = seen[0]
         if sorted(p for p in positions if type(p) is int) == list(range(len(values))):
             values = [values[p] for p in positions]
-        found[name] = values
-    return found
+        columns[name] = values
+    return columns

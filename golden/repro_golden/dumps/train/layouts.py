@@ -94,17 +94,17 @@ def bits_of(value: Any) -> bytes:
     if isinstance(value, float):
         return b"f" + struct.pack("<d", value)
     if isinstance(value, (list, tuple)):
-        if value and all(type(one) is float for one in value):
+        if value and all(type(item) is float for item in value):
             return b"F" + struct.pack(f"<{len(value)}d", *value)
-        if all(type(one) is int and -_WIDE < one < _WIDE for one in value):
+        if all(type(item) is int and -_WIDE < item < _WIDE for item in value):
             return b"I" + repr(list(value)).encode()
-        return b"L" + b"".join(struct.pack("<Q", len(one)) + one for one in map(bits_of, value))
+        return b"L" + b"".join(struct.pack("<Q", len(part)) + part for part in map(bits_of, value))
     if isinstance(value, dict):
         return b"D" + b"".join(sorted(bits_of([_key(k), v]) for k, v in value.items()))
     if isinstance(value, Record):
         return b"R" + bits_of([value.name, value.made, value.state, value.args, value.kwargs, value.items])
     if isinstance(value, set | frozenset):
-        return b"S" + b"".join(sorted(_key(one).encode() for one in value))
+        return b"S" + b"".join(sorted(_key(item).encode() for item in value))
     text = hex(value) if type(value) is int else repr(value)  # Python writes no decimal of thousands of digits
     return f"{type(value).__name__}:{text}".encode()
 
@@ -134,16 +134,16 @@ def placed(files: Sequence[TrainDump], cp_size: int | None, where: str) -> Place
         ReproError: no layout explains the lengths, or several do.
     """
     by_samples: dict[bytes, list[TrainDump]] = {}
-    for one in files:
-        known = all(type(sample.get("sample_index")) is int for sample in one.samples)
+    for dump in files:
+        known = all(type(sample.get("sample_index")) is int for sample in dump.samples)
         names = ("sample_index", "rollout_position", "response_lengths", "total_lengths") + (
             () if known else ("tokens",)
         )
-        key = bits_of([[sample.get(name) for name in names] for sample in one.samples])
-        by_samples.setdefault(key, []).append(one)
+        key = bits_of([[sample.get(name) for name in names] for sample in dump.samples])
+        by_samples.setdefault(key, []).append(dump)
     groups = [Group(dumps) for dumps in by_samples.values()]
     for group in groups:
-        if all(one.cp_rank is not None for one in group.dumps):
+        if all(dump.cp_rank is not None for dump in group.dumps):
             _told(group, where)
         else:
             _found(group, cp_size, where)
@@ -152,15 +152,15 @@ def placed(files: Sequence[TrainDump], cp_size: int | None, where: str) -> Place
 
 def _told(group: Group, where: str) -> None:
     """The layout that the files state, made sure of."""
-    sizes = {one.cp_size or 1 for one in group.dumps}
+    sizes = {dump.cp_size or 1 for dump in group.dumps}
     if len(sizes) > 1:
         raise ReproError(
             f"{where}: ranks that hold the same samples give their context-parallel size as {sorted(sizes)}"
         )
     group.cp_size = sizes.pop()
-    group.cp_ranks = [one.cp_rank or 0 for one in group.dumps]
+    group.cp_ranks = [dump.cp_rank or 0 for dump in group.dumps]
     if (missing := first_missing(group.cp_ranks, group.cp_size)) is not None:
-        ranks = [one.rank for one in group.dumps]
+        ranks = [dump.rank for dump in group.dumps]
         raise ReproError(
             f"{where}: the samples of ranks {ranks} lack the part of context-parallel rank {missing} of "
             f"{group.cp_size}: its train dump is missing"
@@ -175,28 +175,28 @@ def _paddings(group: Group, where: str) -> list[int | None] | None:
     first = group.dumps[0]
     if group.dumps[0].qkv_format == "thd":
         return None
-    said = [sample.get("max_seq_lens") for sample in first.samples]
-    if said and all(type(one) is int for one in said):
-        return said
+    lengths = [sample.get("max_seq_lens") for sample in first.samples]
+    if lengths and all(type(length) is int for length in lengths):
+        return lengths
     if first.qkv_format is None:
         return None
     held = _held(group.dumps, group.cp_ranks)
-    found = context_parallel.padded_lengths(held, group.cp_size)
-    if len(found) != 1:
-        told = f"{len(found)} lengths explain the parts" if found else "no length explains the parts"
-        raise ReproError(f"{where} was padded (qkv_format bshd) to a length that its dumps do not say: {told}")
-    return [found[0]] * len(first.samples)
+    candidates = context_parallel.padded_lengths(held, group.cp_size)
+    if len(candidates) != 1:
+        reason = f"{len(candidates)} lengths explain the parts" if candidates else "no length explains the parts"
+        raise ReproError(f"{where} was padded (qkv_format bshd) to a length that its dumps do not say: {reason}")
+    return [candidates[0]] * len(first.samples)
 
 
 def _held(dumps: Sequence[TrainDump], cp_ranks: Sequence[int]) -> list[Held]:
-    found = []
+    parts = []
     for dump, cp_rank in zip(dumps, cp_ranks, strict=True):
         name = _probe(dump)
         for sample in dump.samples if name else ():
             length = length_of(sample.get(str(name)))
             if length is not None:
-                found.append(Held(sample["total_lengths"], sample["response_lengths"], cp_rank, length))
-    return found
+                parts.append(Held(sample["total_lengths"], sample["response_lengths"], cp_rank, length))
+    return parts
 
 
 def _probe(dump: TrainDump) -> str | None:
@@ -231,7 +231,7 @@ def _found(group: Group, cp_size: int | None, where: str) -> None:
         ReproError: none fits, or several do.
     """
     count = len(group.dumps)
-    partial = [(one, part) for one in group.dumps if (part := _partial(one)) is not None]
+    partial = [(dump, part) for dump in group.dumps if (part := _partial(dump)) is not None]
     if cp_size is None and not partial:
         group.cp_size, group.cp_ranks = 1, [0] * count
         return
@@ -244,8 +244,8 @@ def _found(group: Group, cp_size: int | None, where: str) -> None:
             if (count // size) % tensor == 0 and _fits(group, cp_ranks, size):
                 fitting.append((size, cp_ranks))
     if len(fitting) > 1:
-        fitting = [one for one in fitting if _replicas_agree(group, one[1])] or fitting
-    ranks = [one.rank for one in group.dumps]
+        fitting = [layout for layout in fitting if _replicas_agree(group, layout[1])] or fitting
+    ranks = [dump.rank for dump in group.dumps]
     if not fitting:
         if not partial:
             raise ReproError(f"{where}: ranks {ranks} hold whole responses, which are no parts of {cp_size}")
@@ -255,7 +255,7 @@ def _found(group: Group, cp_size: int | None, where: str) -> None:
             f"ranks {ranks} makes a whole of it: the train dump of another context-parallel rank is missing"
         )
     if len({tuple(cp_ranks) for _, cp_ranks in fitting}) > 1 and not all(
-        _same_parts(group, fitting[0][1], one[1]) for one in fitting[1:]
+        _same_parts(group, fitting[0][1], layout[1]) for layout in fitting[1:]
     ):
         raise ReproError(
             f"{where}: the lengths of ranks {ranks} fit several layouts; the dumps do not say which: give cp_size"
@@ -296,16 +296,16 @@ def _replicas_agree(group: Group, cp_ranks: Sequence[int]) -> bool:
     return True
 
 
-def _same_parts(group: Group, one: Sequence[int], other: Sequence[int]) -> bool:
+def _same_parts(group: Group, first: Sequence[int], other: Sequence[int]) -> bool:
     """Whether two layouts give each part the same values, so that it does not matter which is true."""
 
     def parts(cp_ranks: Sequence[int]) -> dict[tuple[int, str], bytes]:
-        found: dict[tuple[int, str], bytes] = {}
+        bits: dict[tuple[int, str], bytes] = {}
         for dump, cp_rank in zip(group.dumps, cp_ranks, strict=True):
             for name in CP_FIELDS:
                 values = [sample.get(name) for sample in dump.samples]
                 if any(value is not None for value in values):
-                    found.setdefault((cp_rank, name), bits_of(values))
-        return found
+                    bits.setdefault((cp_rank, name), bits_of(values))
+        return bits
 
-    return parts(one) == parts(other)
+    return parts(first) == parts(other)

@@ -156,8 +156,8 @@ def _bars(bar: Any, session: Any, on_bars: set[str]) -> None:
         return {f"{SHOWN}{name}": value for name, value in numbers.items()}
 
     def postfix(ordered_dict: Any = None, refresh: Any = True, **more: Any) -> Mapping[str, Any]:  # noqa: ARG001
-        given = {**dict(ordered_dict or {}), **more}
-        return shown({name: _from_text(value) if isinstance(value, str) else value for name, value in given.items()})
+        values = {**dict(ordered_dict or {}), **more}
+        return shown({name: _from_text(value) if isinstance(value, str) else value for name, value in values.items()})
 
     _listen(bar, "set_postfix", postfix, session)
     for method in ("set_postfix_str", "set_description", "set_description_str"):
@@ -182,15 +182,15 @@ def _listen(owner: Any, method: str, scalars: Callable[..., Mapping[str, Any]], 
 
     @functools.wraps(log)
     def call(logger: Any, *args: Any, **kwargs: Any) -> Any:
-        found: dict[str, Any] = {}
+        numbers: dict[str, Any] = {}
         with contextlib.suppress(Exception):
             for name, value in scalars(*args, **kwargs).items():
                 if hasattr(value, "detach") and value.numel() == 1:
-                    found[str(name)] = value
+                    numbers[str(name)] = value
                 elif isinstance(value, (int, float)) or getattr(value, "shape", None) == ():
                     with contextlib.suppress(TypeError, ValueError):  # a text, say
-                        found[str(name)] = float(value)
-        for name, value in found.items():
+                        numbers[str(name)] = float(value)
+        for name, value in numbers.items():
             session.metric(name, value)
         return log(logger, *args, **kwargs)
 

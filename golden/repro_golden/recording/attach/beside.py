@@ -121,8 +121,8 @@ class Beside:
         for root in self._roots:
             modules = [part.module() for part in root.parts]
             tensors += [tensor for module in modules if module is not None for tensor in module._parameters.values()]
-        found = {id(tensor): tensor for tensor in tensors if tensor is not None and tensor.grad is not None}
-        return list(({id(p): p for p in known} | found).values())
+        with_grad = {id(tensor): tensor for tensor in tensors if tensor is not None and tensor.grad is not None}
+        return list(({id(p): p for p in known} | with_grad).values())
 
     def _refresh(self, step: int, parameters: Iterable[torch.Tensor], *, end: bool = False) -> bool:
         """Whether it was time to search."""
@@ -244,18 +244,18 @@ class Beside:
 
     def _find_roots(self, modules: list[torch.nn.Module]) -> None:
         inner = {id(child) for m in modules for child in m._modules.values() if child is not None}
-        found: list[tuple[torch.nn.Module, bool, list[_Part]]] = []
+        roots: list[tuple[torch.nn.Module, bool, list[_Part]]] = []
         for root in (m for m in modules if id(m) not in inner):
             parts = list(walk(root, "", None, set()))
             stepped = any(id(p) in self._held for _, module, _ in parts for p in module._parameters.values())
-            own = [_Part(weakref.ref(m), path, config) for path, m, config in parts if m._parameters or m._buffers]
-            if own:
-                found.append((root, stepped, own))
-        alone = sum(stepped for _, stepped, _ in found) == 1
-        names = self._called.of([root for root, _, _ in found], "")
+            holders = [_Part(weakref.ref(m), path, config) for path, m, config in parts if m._parameters or m._buffers]
+            if holders:
+                roots.append((root, stepped, holders))
+        alone = sum(stepped for _, stepped, _ in roots) == 1
+        names = self._called.of([root for root, _, _ in roots], "")
         self._roots = [
-            _Root("" if stepped and alone else name, stepped, own)
-            for (name, _), (_, stepped, own) in zip(names, found, strict=True)
+            _Root("" if stepped and alone else name, stepped, holders)
+            for (name, _), (_, stepped, holders) in zip(names, roots, strict=True)
         ]
 
     def _find_leaves(self, tensors: Iterable[torch.Tensor], owned: set[int]) -> None:
@@ -274,8 +274,8 @@ class Beside:
             shapes.append(
                 shapes_of(p for m in modules if m is not None for p in m._parameters.values() if p is not None)
             )
-        several = [each for each in shapes if sum(each.values()) > 1]
-        return [each for number, each in enumerate(several) if each not in several[:number]]
+        several = [counts for counts in shapes if sum(counts.values()) > 1]
+        return [counts for number, counts in enumerate(several) if counts not in several[:number]]
 
     def _find_copies(
         self,
@@ -309,11 +309,11 @@ class Beside:
         for name, container in reached:
             if id(container) in known or len(container) > _WIDE * test.most or not test.passes(container, named=True):
                 continue
-            own = {id(t) for _, t in tensors_in(container)}
+            ids = {id(t) for _, t in tensors_in(container)}
             others = {id(t) for label, c in gone if label.partition("#")[0] != name for _, t in tensors_in(c)}
-            if own & (taken | others):  # another list of the same tensors has nothing new
+            if ids & (taken | others):  # another list of the same tensors has nothing new
                 continue
-            taken |= own
+            taken |= ids
             there.append((unused(name, there), container))
         used = {label for label, _ in there}
         self._copies = there + [pair for pair in gone if pair[0] not in used]
@@ -326,16 +326,16 @@ class Beside:
         taken = {id(t) for _, container in self._copies for _, t in tensors_in(container)}
         new = []
         for container in alive:
-            own = {id(t) for _, t in tensors_in(container)}
-            if id(container) in known or own & taken or not test.passes(container, named=True):
+            ids = {id(t) for _, t in tensors_in(container)}
+            if id(container) in known or ids & taken or not test.passes(container, named=True):
                 continue
-            new.append((container, own))
+            new.append((container, ids))
         names = names_of([container for container, _ in new]) if new else {}
-        for container, own in new:
+        for container, ids in new:
             name = names.get(id(container))
-            if own & taken or (name is None and (end or not test.passes(container, named=False))):
+            if ids & taken or (name is None and (end or not test.passes(container, named=False))):
                 continue
-            taken |= own
+            taken |= ids
             self._copies.append((unused(name or "copy", self._copies), container))
 
     def _owned(self, parameters: Sequence[torch.Tensor]) -> Owned:
@@ -376,7 +376,7 @@ class _Alive(NamedTuple):
             # a subclass may import half the world when it is asked for its values
             filled = [m for m in mappings if dict.__len__(m)]
             containers = [m for m in filled if is_tensor(next(iter(dict.values(m))))]
-        containers += [each for each in lists if each and each is not tensors and is_tensor(each[0])]
+        containers += [items for items in lists if items and items is not tensors and is_tensor(items[0])]
         lists.clear()  # it has itself in it, and would keep all of this alive until garbage is collected
         ready = [o for o in optimizers if hasattr(o, "param_groups")]
         return cls(modules_of(modules), ready, tensors, containers)
@@ -408,10 +408,10 @@ class _Called:
         """
         names = {id(o): name for o in objects if (name := self._known(o))}
         new = [o for o in objects if id(o) not in names]
-        found = names | (names_of(new) if new else {})
+        all_names = names | (names_of(new) if new else {})
         used: Counter[str] = Counter()
         for item in objects:
-            name = found.get(id(item), fallback or type(item).__name__)
+            name = all_names.get(id(item), fallback or type(item).__name__)
             self._names[id(item)] = (weakref.ref(item), name)
             used[name] += 1
             yield name if used[name] == 1 else f"{name}#{used[name] - 1}", item

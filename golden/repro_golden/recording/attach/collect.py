@@ -68,8 +68,8 @@ class _Rank:
     @property
     def end(self) -> dict[str, Any] | None:
         """What it said when it ended: ``steps`` and ``stopped``."""
-        found: dict[str, Any] | None = _read(self.log.with_suffix(".end"))
-        return found
+        closing: dict[str, Any] | None = _read(self.log.with_suffix(".end"))
+        return closing
 
     def read(self) -> None:
         """Take what was written since."""
@@ -95,13 +95,13 @@ class _Rank:
         for label, rows in self._window.items():
             common = [row for row in rows if family(row.phase, row.name) in BESIDE]
             anew = {file_of(row.phase, row.name) for row in rows}
-            kept = [row for row in beside if file_of(row.phase, row.name) not in anew | {None}]
-            beside = kept + common
+            unchanged = [row for row in beside if file_of(row.phase, row.name) not in anew | {None}]
+            beside = unchanged + common
             self._window[label] = [row for row in rows if family(row.phase, row.name) not in BESIDE]
         for place, (label, rows) in enumerate(sorted(self._window.items()), 1):
             number = self._numbers.setdefault(label, len(self._numbers))
-            own = [_told_apart(row, number) for row in rows] if number else rows
-            self.ready.append((label, own + beside if place == len(self._window) else own))
+            numbered = [_told_apart(row, number) for row in rows] if number else rows
+            self.ready.append((label, numbered + beside if place == len(self._window) else numbered))
         self._window.clear()
 
 
@@ -159,10 +159,10 @@ class Gathering:
         if refused := next(iter(sorted(self._raw.glob("refused-*"))), None):
             raise ReproError(refused.read_text(encoding="utf-8"))
         if not self._ranks:
-            found = self._find()
-            if not found or len(found) < self._wanted(found):
+            ranks = self._find()
+            if not ranks or len(ranks) < self._wanted(ranks):
                 return []
-            self._open(found)
+            self._open(ranks)
         records = []
         for rank in self._ranks:
             rank.read()
@@ -210,9 +210,9 @@ class Gathering:
             closing["modules"] = sorted({name for end in ends if end for name in end["modules"]})
             places = {name: folder for end in ends if end for name, folder in end.get("places", {}).items()}
             closing["sources"] = {name: state for name, folder in places.items() if (state := state_of(Path(folder)))}
-            told = [*(_read(path) or {} for path in sorted(self._raw.glob("note-*.json")))]
-            told += [end.get("unread", {}) for end in ends if end]
-            seen = {name: why for notes in told for name, why in notes.items()}
+            unread = [*(_read(path) or {} for path in sorted(self._raw.glob("note-*.json")))]
+            unread += [end.get("unread", {}) for end in ends if end]
+            seen = {name: why for notes in unread for name, why in notes.items()}
             closing["unread"] = {name: why for name, why in seen.items() if _plain_file(name) not in self._bytes}
             self._writer.close(closing | ({"terminal": terminal} if terminal else {}))
         dumps = self._raw / "dumps"
@@ -243,8 +243,8 @@ class Gathering:
         return len(labels) > 1 and all(rank.labels == self._ranks[0].labels for rank in self._ranks)
 
     def _find(self, *, whole: bool = True) -> list[_Rank]:
-        found = [_Rank(log) for log in sorted(self._raw.glob("rank-*.log"))]
-        return [rank for rank in found if rank.about or not whole]
+        ranks = [_Rank(log) for log in sorted(self._raw.glob("rank-*.log"))]
+        return [rank for rank in ranks if rank.about or not whole]
 
     def _wanted(self, ranks: Sequence[_Rank]) -> int:
         return self._want or max(int(rank.about["world"]) for rank in ranks)
@@ -259,17 +259,17 @@ class Gathering:
             raise ReproError(
                 f"no step was recorded whole (exit code {code}): it ended in its first, or a line on stderr says why"
             )
-        found = sorted(rank.about["rank"] for rank in ranks)
+        present = sorted(rank.about["rank"] for rank in ranks)
         if any(rank.about["recorder"] != RECORDER for rank in ranks):
             raise ReproError("the program imports another version of repro_golden: use one in both environments")
-        if len(set(found)) < len(found):
-            twice = next(r for r in found if found.count(r) > 1)
-            raise ReproError(f"{found.count(twice)} processes trained as rank {twice}: trace one program at a time")
+        if len(set(present)) < len(present):
+            twice = next(r for r in present if present.count(r) > 1)
+            raise ReproError(f"{present.count(twice)} processes trained as rank {twice}: trace one program at a time")
         want = self._wanted(ranks)
-        if found != list(range(want)):
-            missing = sorted(set(range(want)) - set(found))
+        if present != list(range(want)):
+            missing = sorted(set(range(want)) - set(present))
             raise ReproError(
-                f"{len(found)} of {want} ranks recorded steps (missing: {missing or 'none'}, found: {found}): "
+                f"{len(present)} of {want} ranks recorded steps (missing: {missing or 'none'}, found: {present}): "
                 "resources.ranks (--ranks) says how many there must be"
             )
         if outside := next((rank.about["outside"] for rank in ranks if rank.about["outside"]), None):
@@ -384,12 +384,12 @@ def _lacking(phase: str, name: str, held: Mapping[tuple[str, str], Sequence[tupl
     What has no placement is every rank's. The gradient of a part of a weight is at least on the ranks that have the
     updated weight's part, and the other way round; a distributed optimizer cuts the two otherwise, and says so.
     """
-    own = held[phase, name]
-    have = {rank for rank, _ in own}
-    if not _placed([row for _, row in own]):
+    rows = held[phase, name]
+    have = {rank for rank, _ in rows}
+    if not _placed([row for _, row in rows]):
         return len(have) < ranks
     other = held.get(("update" if phase == "grad" else "grad", name), ()) if phase in ("grad", "update") else ()
-    alike = {row.placement for _, row in own} == {row.placement for _, row in other}
+    alike = {row.placement for _, row in rows} == {row.placement for _, row in other}
     return alike and not {rank for rank, _ in other} <= have
 
 
@@ -397,13 +397,13 @@ def _foreign_lacking(
     phase: str, name: str, held: Mapping[tuple[str, str], Sequence[tuple[int, Row]]], ranks: int
 ) -> bool:
     """The same of a foreign program: a rank that has a parameter has its gradient, and all skip a step or none does."""
-    own = held[phase, name]
-    if _placed([row for _, row in own]):
+    rows = held[phase, name]
+    if _placed([row for _, row in rows]):
         return False
     if phase == "update" and name.rpartition("/")[2] == "skipped":
-        return len(own) < ranks
+        return len(rows) < ranks
     owners = held.get(("update", name), ()) if phase == "grad" else ()
-    return bool(owners) and len(own) != len(owners)
+    return bool(owners) and len(rows) != len(owners)
 
 
 def _placed(rows: Sequence[Row]) -> bool:

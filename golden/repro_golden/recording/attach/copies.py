@@ -33,12 +33,12 @@ class Owned(NamedTuple):
         parameters: Iterable[torch.Tensor],
     ) -> Owned:
         """Collect it."""
-        found = {id(p): p for p in parameters}
-        others = [p.grad for p in found.values() if p.grad is not None]
+        tensors = {id(p): p for p in parameters}
+        others = [p.grad for p in tensors.values() if p.grad is not None]
         for module in modules:
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None:
-                    found[id(tensor)] = tensor
+                    tensors[id(tensor)] = tensor
         for optimizer in optimizers:
             for state in list(optimizer.state.values()):
                 for value in list(state.values()) if type(state) is dict else [state]:
@@ -46,7 +46,7 @@ class Owned(NamedTuple):
                         others.append(value)
                     elif not isinstance(value, (int, float)):
                         others += [leaf for _, leaf in leaves(value) if is_tensor(leaf)]
-        return cls(list(found.values()), others)
+        return cls(list(tensors.values()), others)
 
     def ids(self) -> set[int]:
         """Of all."""
@@ -79,7 +79,7 @@ class CopyTest:
             return False
         tensors = tensors_in(container)
         looks = shapes_of(t for _, t in tensors if not t.requires_grad and t.grad_fn is None)
-        whole = any(_within(each, looks) for each in self._wholes)
+        whole = any(_within(shapes, looks) for shapes in self._wholes)
         if not whole and (is_list or not named or not self._some(tensors, looks)):
             return False
         if self._known is None:
@@ -94,7 +94,7 @@ class CopyTest:
         if (
             len(tensors) < 2
             or sum(looks.values()) < len(tensors)
-            or not any(_within(looks, each) for each in self._wholes)
+            or not any(_within(looks, shapes) for shapes in self._wholes)
         ):
             return False
         floats = all(t.is_floating_point() or t.is_complex() for _, t in tensors)

@@ -35,12 +35,12 @@ def outside(home: str | None, place: str | None) -> list[str]:
     if home is None or place is None or home == place:
         return []
     home, place = home.rstrip(os.sep) + os.sep, place.rstrip(os.sep) + os.sep
-    found = []
+    strangers = []
     for name, module in list(sys.modules.items()):
         file = str(getattr(module, "__file__", None) or "")
         if file.startswith(home) and not file.startswith(place) and not any(part in file for part in _KEPT):
-            found.append(name)
-    return sorted(found)
+            strangers.append(name)
+    return sorted(strangers)
 
 
 # -- the process that reads a trainer's command line: flags are added to it, and what became of them is written down
@@ -72,14 +72,14 @@ def enter(asked: Mapping[str, Any], home: str | None = None, place: str | None =
         asked: ``flags``, added as they are; ``redirect``, values of flags that are added where the command line has
             the flag; and ``out``, the folder that receives what parsers say.
     """
-    own = [word.partition("=")[0] for word in sys.argv[1:] if word.startswith(FLAG)]
+    flags = [word.partition("=")[0] for word in sys.argv[1:] if word.startswith(FLAG)]
     added = [*asked["flags"]]
     for flag, value in asked["redirect"].items():
-        if flag in own:
+        if flag in flags:
             added += [flag, value]
     # nodes that share the folder may have a process of this number too
     path = Path(asked["out"]) / f"parsers-{os.getpid()}-{time.time_ns()}.jsonl"
-    _append(path, {"own": own, "variables": {n: os.environ.get(n) for n in asked["variables"]}})
+    _append(path, {"own": flags, "variables": {n: os.environ.get(n) for n in asked["variables"]}})
     if added and sys.argv[-len(added) :] != added:  # else it has started itself anew with what it had
         sys.argv.extend(added)
     ours = [word.partition("=")[0] for word in added if word.startswith(FLAG)]
@@ -91,21 +91,21 @@ def _listen(path: Path, ours: Sequence[str], strangers: Callable[[], Sequence[st
 
     @functools.wraps(parse)
     def parse_known_args(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found, rest = parse(self, *args, **kwargs)
-        _append(path, {**_said(self, found, rest, ours), "outside": list(strangers())[:3]})
-        return found, rest
+        namespace, extras = parse(self, *args, **kwargs)
+        _append(path, {**_said(self, namespace, extras, ours), "outside": list(strangers())[:3]})
+        return namespace, extras
 
     argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign]
 
 
-def _said(parser: Any, found: Any, rest: Sequence[Any], ours: Sequence[str]) -> dict[str, Any]:
+def _said(parser: Any, namespace: Any, extras: Sequence[Any], ours: Sequence[str]) -> dict[str, Any]:
     """What one parser has and made of the command line; values of our flags as text."""
     actions = parser._option_string_actions
-    values = {flag: getattr(found, actions[flag].dest, None) for flag in ours if flag in actions}
+    values = {flag: getattr(namespace, actions[flag].dest, None) for flag in ours if flag in actions}
     return {
         "options": sorted(actions),
         "abbreviates": bool(parser.allow_abbrev),
-        "rest": [str(word) for word in rest],
+        "rest": [str(word) for word in extras],
         "values": {flag: value if isinstance(value, bool) else str(value) for flag, value in values.items()},
     }
 

@@ -46,18 +46,18 @@ def states(*, seeded: bool = False) -> dict[str, torch.Tensor]:
         seeded: Leave out those that the program has not been seen to seed.
     """
     known = getattr(sys, SEEDED, ())
-    found = {} if seeded and "torch" not in known else {"torch": torch.get_rng_state()}
+    snapshot = {} if seeded and "torch" not in known else {"torch": torch.get_rng_state()}
     gpus = not seeded or {"torch", "torch.cuda"} & set(known)
     if gpus and torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        found |= {f"cuda:{k}": device for k, device in enumerate(torch.cuda.get_rng_state_all())}
+        snapshot |= {f"cuda:{k}": device for k, device in enumerate(torch.cuda.get_rng_state_all())}
     if not seeded or "random" in known:
         version, words, normal = random.getstate()
         left = b"" if normal is None else struct.pack("<d", normal)
-        found["random"] = _bytes(struct.pack("<q", version) + array.array("Q", words).tobytes() + left)
+        snapshot["random"] = _bytes(struct.pack("<q", version) + array.array("Q", words).tobytes() + left)
     if "numpy" in sys.modules and (not seeded or "numpy.random" in known):
         kind, keys, *rest = sys.modules["numpy"].random.get_state()
-        found["numpy"] = _bytes(str(kind).encode() + keys.tobytes() + repr([float(part) for part in rest]).encode())
-    return found
+        snapshot["numpy"] = _bytes(str(kind).encode() + keys.tobytes() + repr([float(part) for part in rest]).encode())
+    return snapshot
 
 
 def _bytes(raw: bytes) -> torch.Tensor:

@@ -44,13 +44,13 @@ def _installed() -> dict[str, tuple[str, str, metadata.Distribution]]:
 
     `Distribution.metadata` parses a package's whole description each time it is asked: half a second of every command.
     """
-    found: dict[str, tuple[str, str, metadata.Distribution]] = {}
-    for one in metadata.distributions():
-        text = one.read_text("METADATA") or one.read_text("PKG-INFO") or one.read_text("") or ""
+    installed: dict[str, tuple[str, str, metadata.Distribution]] = {}
+    for dist in metadata.distributions():
+        text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or dist.read_text("") or ""
         head = {key.lower(): value for key, value in reversed(_HEADER.findall(text.partition("\n\n")[0]))}
         if name := head.get("name"):
-            found.setdefault(re.sub("[-_.]+", "-", name).lower(), (name, head.get("version", ""), one))
-    return found
+            installed.setdefault(re.sub("[-_.]+", "-", name).lower(), (name, head.get("version", ""), dist))
+    return installed
 
 
 def loaded() -> list[str]:
@@ -72,15 +72,15 @@ def places(*own: str | None) -> dict[str, str]:
         own: Where the code under test lies, which is left out.
     """
     tops = [Path(__file__).parents[3], sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *own]
-    known, found = [f"{top}{os.sep}" for top in tops if top], {}
+    known, folders = [f"{top}{os.sep}" for top in tops if top], {}
     for name in loaded():
         module = sys.modules.get(name)
         files = [*(getattr(module, "__path__", None) or ()), getattr(module, "__file__", None) or ""]
         folder = str(Path(files[0]).absolute().parent) if files[0] else ""
         installed = any(part in folder for part in ("site-packages", "dist-packages"))
         if folder and not installed and not f"{folder}{os.sep}".startswith(tuple(known)):
-            found[name] = folder
-    return found
+            folders[name] = folder
+    return folders
 
 
 def tree_of(path: Path) -> str | None:
@@ -91,11 +91,11 @@ def tree_of(path: Path) -> str | None:
 
 def modules() -> dict[str, str]:
     """Of each top-level module that a package brought, the package's normalised name."""
-    found: dict[str, str] = {}
-    for key, (_, _, one) in _installed().items():
-        for name in (one.read_text("top_level.txt") or "").split() or _tops(one.read_text("RECORD") or ""):
-            found.setdefault(name, key)
-    return found
+    packages: dict[str, str] = {}
+    for key, (_, _, dist) in _installed().items():
+        for name in (dist.read_text("top_level.txt") or "").split() or _tops(dist.read_text("RECORD") or ""):
+            packages.setdefault(name, key)
+    return packages
 
 
 def _tops(record: str) -> set[str]:
@@ -116,26 +116,26 @@ def build(root: Path) -> str:
     """
     facts = [sys.executable, sys.version, sys.prefix, sys.base_prefix]
     folders, root = set(), root.resolve()
-    for key, (_, version, one) in sorted(_installed().items()):
+    for key, (_, version, dist) in sorted(_installed().items()):
         if key == _OURS:
             continue
-        link = one.read_text("direct_url.json") or ""
-        facts += [key, version, one.read_text("RECORD") or "", link]
-        folders |= {_in_place(one, link)}
+        link = dist.read_text("direct_url.json") or ""
+        facts += [key, version, dist.read_text("RECORD") or "", link]
+        folders |= {_in_place(dist, link)}
     for folder in sorted(folder for folder in folders if folder and root not in (folder, *folder.parents)):
         facts += sources(folder)
     return hashlib.sha256("\0".join(facts).encode(errors="surrogateescape")).hexdigest()[:32]
 
 
-def _in_place(one: metadata.Distribution, link: str) -> Path | None:
+def _in_place(dist: metadata.Distribution, link: str) -> Path | None:
     """The folder that a package is imported from in place; None for one that was copied."""
     try:
-        told = json.loads(link) if link else {}
-        if told.get("dir_info", {}).get("editable"):
-            return Path(unquote(urlsplit(told["url"]).path)).resolve()
+        direct_url = json.loads(link) if link else {}
+        if direct_url.get("dir_info", {}).get("editable"):
+            return Path(unquote(urlsplit(direct_url["url"]).path)).resolve()
     except (ValueError, KeyError, AttributeError):
         return None
-    beside = Path(str(one.locate_file("")))  # `setup.py develop` leaves its notes beside the code
+    beside = Path(str(dist.locate_file("")))  # `setup.py develop` leaves its notes beside the code
     return None if link or beside.name in ("site-packages", "dist-packages") else beside.resolve()
 
 
@@ -157,7 +157,7 @@ def say(threads: int, ranks: int) -> None:
     """Print the identity that a process here would have, and what it could import, as one line of JSON."""
     from repro_golden.case.identity import collect
 
-    found = collect(os.environ, threads=threads, ranks=ranks).to_mapping()
+    identity = collect(os.environ, threads=threads, ranks=ranks).to_mapping()
     print(json.dumps({
-        "identity": found, "packages": importable(), "build": build(Path.cwd()), "modules": modules(),
+        "identity": identity, "packages": importable(), "build": build(Path.cwd()), "modules": modules(),
     }))  # fmt: skip

@@ -104,39 +104,39 @@ def parameters(optimizer: Any) -> list[list[torch.Tensor]] | None:
     """
     if not is_megatron(optimizer):
         return None
-    found: list[list[torch.Tensor]] = []
-    for one in _single(optimizer):
-        if hasattr(one, "gbuf_ranges"):
-            found += [[p for p in buffer.params if p.requires_grad] for buffer in one.buffers]
+    by_group: list[list[torch.Tensor]] = []
+    for member in _single(optimizer):
+        if hasattr(member, "gbuf_ranges"):
+            by_group += [[p for p in buffer.params if p.requires_grad] for buffer in member.buffers]
         else:
-            copied = {id(main): p for p, main in _copies(one)}
-            found += [[copied.get(id(p), p) for p in group["params"]] for group in one.optimizer.param_groups]
-    return found
+            copied = {id(main): p for p, main in _copies(member)}
+            by_group += [[copied.get(id(p), p) for p in group["params"]] for group in member.optimizer.param_groups]
+    return by_group
 
 
 def mains(optimizer: Any) -> dict[int, Main]:
     """By a parameter's id, what is updated in its place, if that is not itself."""
-    found: dict[int, Main] = {}
-    for one in _single(optimizer):
-        if hasattr(one, "gbuf_ranges"):
-            found |= _shards(one)
+    by_parameter: dict[int, Main] = {}
+    for member in _single(optimizer):
+        if hasattr(member, "gbuf_ranges"):
+            by_parameter |= _shards(member)
         else:
-            state = one.optimizer.state
-            own = {id(p): Main(p, None, _of(state, p), False) for group in one.optimizer.param_groups
-                   for p in group["params"]}  # fmt: skip
-            copied = {id(p): own.pop(id(main)) for p, main in _copies(one) if id(main) in own}
-            found |= own | copied
-    return found
+            state = member.optimizer.state
+            updated = {id(p): Main(p, None, _of(state, p), False) for group in member.optimizer.param_groups
+                       for p in group["params"]}  # fmt: skip
+            copied = {id(p): updated.pop(id(main)) for p, main in _copies(member) if id(main) in updated}
+            by_parameter |= updated | copied
+    return by_parameter
 
 
 def groups(optimizer: Any) -> list[dict[str, Any]]:
     """Parameter groups whose settings differ: experts have their own groups only where they are spread over ranks."""
-    found: dict[str, dict[str, Any]] = {}
-    for one in _single(optimizer):
-        for group in one.optimizer.param_groups:
+    distinct: dict[str, dict[str, Any]] = {}
+    for member in _single(optimizer):
+        for group in member.optimizer.param_groups:
             about = {key: value for key, value in group.items() if key not in _OF_THE_LAYOUT}
-            found.setdefault(repr(sorted((key, repr(value)) for key, value in about.items())), group)
-    return list(found.values())
+            distinct.setdefault(repr(sorted((key, repr(value)) for key, value in about.items())), group)
+    return list(distinct.values())
 
 
 _OF_THE_LAYOUT = ("params", "is_expert_parallel", "step", "lr")
@@ -151,22 +151,24 @@ def _single(optimizer: Any) -> Iterator[Any]:
         yield optimizer
 
 
-def _copies(one: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _copies(member: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Parameters and their fp32 copies."""
-    pairs = zip(getattr(one, "float16_groups", ()), getattr(one, "fp32_from_float16_groups", ()), strict=True)
+    pairs = zip(getattr(member, "float16_groups", ()), getattr(member, "fp32_from_float16_groups", ()), strict=True)
     for models, copies in pairs:
         yield from zip(models, copies, strict=True)
 
 
-def _shards(one: Any) -> dict[int, Main]:
+def _shards(member: Any) -> dict[int, Main]:
     """Of a distributed optimizer."""
-    late = bool(one.ddp_config.overlap_param_gather)
-    found = {id(p): Main(None, (0, 0), {}, late) for buffer in one.buffers for p in buffer.params if p.requires_grad}
-    for parameter, (group, order) in one.model_param_group_index_map.items():
-        main = one.optimizer.param_groups[group]["params"][order]
-        own = one._get_model_param_range_map(parameter)["param"]
-        found[id(parameter)] = Main(main, (own.start, own.end), _of(one.optimizer.state, main), late)
-    return found
+    late = bool(member.ddp_config.overlap_param_gather)
+    shards = {
+        id(p): Main(None, (0, 0), {}, late) for buffer in member.buffers for p in buffer.params if p.requires_grad
+    }
+    for parameter, (group, order) in member.model_param_group_index_map.items():
+        main = member.optimizer.param_groups[group]["params"][order]
+        span = member._get_model_param_range_map(parameter)["param"]
+        shards[id(parameter)] = Main(main, (span.start, span.end), _of(member.optimizer.state, main), late)
+    return shards
 
 
 def _of(state: Mapping[Any, Any], parameter: torch.Tensor) -> Mapping[Any, Any]:

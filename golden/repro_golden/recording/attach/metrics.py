@@ -58,14 +58,14 @@ class Metrics:
         _put(self._now if early else self._late, name, value)
 
     def _left_out(self, name: str) -> bool:
-        told = measures_time(name) or of_the_machine(name)
-        return told or any(fnmatch.fnmatchcase(name, glob) for glob in self._ignore)
+        volatile = measures_time(name) or of_the_machine(name)
+        return volatile or any(fnmatch.fnmatchcase(name, glob) for glob in self._ignore)
 
     def end(self) -> dict[str, Any]:
         """The numbers of the step that ends: floats and tensors."""
         self._ended = True
-        found, self._now = self._now, {}
-        return found
+        numbers, self._now = self._now, {}
+        return numbers
 
     def left(self) -> None:
         """There is no further step: what was kept for one belongs to the last."""
@@ -79,10 +79,10 @@ class Metrics:
 
     def late(self) -> dict[str, float]:
         """The numbers that belong to the step that has ended, once all of them are there."""
-        found, self._late = self._late, {}
+        numbers, self._late = self._late, {}
         return {
             name: v.value() if isinstance(v, _Coming) else float(v.item() if isinstance(v, torch.Tensor) else v)
-            for name, v in found.items()
+            for name, v in numbers.items()
         }
 
 
@@ -95,8 +95,8 @@ def _put(step: dict[str, Any], name: str, value: Any) -> None:
     before = step.get(name)
     if isinstance(before, float) and isinstance(value, (int, float)) and before != value:
         taken = next((k for k in range(1, _MOST) if f"{name}#{k}" not in step), 0)
-        rest = f"{name}#{taken or 'more'}"
-        step[rest] = before + (0.0 if taken else step.get(rest, 0.0))
+        alias = f"{name}#{taken or 'more'}"
+        step[alias] = before + (0.0 if taken else step.get(alias, 0.0))
     step[name] = float(value) if isinstance(value, (int, float)) else value
 
 

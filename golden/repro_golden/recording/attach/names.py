@@ -46,28 +46,28 @@ class Names:
         known = self._of.get(optimizer)
         if known is not None and known[0] == held:
             return known[1]
-        found: dict[str, torch.Tensor] = {}
+        named: dict[str, torch.Tensor] = {}
         for g, group in enumerate(groups):
             for k, parameter in enumerate(group):
                 name = unique = self._known(parameter, f"param_groups.{g}.{k}")[1]
                 count = 0
-                while unique in found:
+                while unique in named:
                     count += 1
                     unique = f"{name}#{count}"
-                found[unique] = parameter
-        found = dict(sorted(found.items()))
-        self._of[optimizer] = (held, found)
-        return found
+                named[unique] = parameter
+        named = dict(sorted(named.items()))
+        self._of[optimizer] = (held, named)
+        return named
 
     def places(self, parameters: dict[str, torch.Tensor]) -> dict[str, Placement]:
         """Where parameters lie in the tensors of one process, by name: those that are a part of theirs."""
-        found: dict[str, Placement] = {}
+        placements: dict[str, Placement] = {}
         for name, parameter in parameters.items():
             _, path, config = self._known(parameter, name)
             place = megatron.placement(path, parameter, config)
             if place is not None:
-                found[name] = place
-        return found
+                placements[name] = place
+        return placements
 
     def of_module(self, module: torch.nn.Module) -> str:
         """A module's path; '' for a root."""
@@ -94,12 +94,12 @@ class Names:
         parameters: Known[torch.Tensor] = {}
         named: Known[torch.nn.Module] = {}
         for root in (m for m in modules if id(m) not in inner):
-            own: set[int] = set()  # within one root the first name stands, as in `named_parameters`
+            seen: set[int] = set()  # within one root the first name stands, as in `named_parameters`
             for path, module, config in walk(root, "", None, set()):
                 _take(named, module, path, config)
                 for key, parameter in module._parameters.items():
-                    if parameter is not None and id(parameter) not in own:
-                        own.add(id(parameter))
+                    if parameter is not None and id(parameter) not in seen:
+                        seen.add(id(parameter))
                         name = f"{path}.{key}" if path else key
                         _take(parameters, parameter, megatron.parameter_path(name, parameter, module), config)
         self._parameters = {k: v for k, v in self._parameters.items() if v[0]() is not None} | parameters

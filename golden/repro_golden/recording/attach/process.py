@@ -54,14 +54,14 @@ def _distributed() -> bool:
 
 def _switches() -> dict[str, str]:
     """The determinism switches as they are in effect, not as they were asked for."""
-    found = {
+    switches = {
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "cudnn.deterministic": torch.backends.cudnn.deterministic,
         "cudnn.benchmark": torch.backends.cudnn.benchmark,
         "float32 matmul precision": torch.get_float32_matmul_precision(),
         "threads": torch.get_num_threads(),
     }
-    return {name: str(value) for name, value in found.items()}
+    return {name: str(value) for name, value in switches.items()}
 
 
 def _groups() -> dict[str, list[int]]:
@@ -69,8 +69,8 @@ def _groups() -> dict[str, list[int]]:
     if not _distributed():
         return {}
     world = torch.distributed.distributed_c10d._world
-    own = world.pg_names  # among the others there is one stand-in for all groups that this process is not in
-    return {str(own[group]): sorted(ranks) for group, ranks in world.pg_group_ranks.items() if group in own}
+    names = world.pg_names  # among the others there is one stand-in for all groups that this process is not in
+    return {str(names[group]): sorted(ranks) for group, ranks in world.pg_group_ranks.items() if group in names}
 
 
 def terminal(
@@ -93,10 +93,10 @@ def terminal(
             for name, tensor in held.items():
                 local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
                 tensors[f"{k}/{kind}/{name}"] = local.detach()
-    found = _prints(of_parts(tensors))
+    prints = _prints(of_parts(tensors))
     for name in sorted({name for _, name, _ in logged}):
-        found[f"metric {name}"] = _hash([f"{step} {value}" for step, n, value in logged if n == name])
-    return found | {f"{FIRST}{name}": value for name, value in first.items()} | generators()
+        prints[f"metric {name}"] = _hash([f"{step} {value}" for step, n, value in logged if n == name])
+    return prints | {f"{FIRST}{name}": value for name, value in first.items()} | generators()
 
 
 def generators() -> dict[str, str]:
@@ -112,7 +112,7 @@ def _prints(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     reading.add(list(tensors.values()))
     lanes = [scan.lanes for (scan,) in reading.finish().result()]
     parts = zip(tensors.items(), lanes, strict=True)
-    return {name: f"{own.a:016x}{own.b:016x} {t.dtype} {list(t.shape)}" for (name, t), own in parts}
+    return {name: f"{pair.a:016x}{pair.b:016x} {t.dtype} {list(t.shape)}" for (name, t), pair in parts}
 
 
 def _hash(value: object) -> str:

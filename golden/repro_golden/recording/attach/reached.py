@@ -45,7 +45,7 @@ class Reached:
         met: set[str] = set()
         level = list(variables(met, self._modules if end else {"__main__"}))
         self._modules = self._modules if end else met
-        found: list[tuple[str, Any]] = []
+        containers: list[tuple[str, Any]] = []
         seen: set[int] = set()
         left = _MOST
         for depth in range(_DEPTH):
@@ -70,11 +70,11 @@ class Reached:
                         continue
                 seen.add(id(value))
                 holders.append((kind, value))
-            found += here.values()
+            containers += here.values()
             seen |= here.keys()
             if depth + 1 < _DEPTH:
                 level = [pair for kind, holder in holders for pair in _held(kind, holder)]
-        return found
+        return containers
 
     def _decide(self, type_: type) -> int:
         top = str(getattr(type_, "__module__", "")).partition(".")[0]

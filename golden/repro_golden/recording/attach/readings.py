@@ -105,16 +105,16 @@ class Held:
         Numbers of a kind are one tensor, ``number/KIND``. What lies in the state under another key than a parameter,
         and in the optimizer's public attributes, is ``own/KEY``.
         """
-        found: dict[str, Reading] = {}
-        own = self._mains()
+        readings: dict[str, Reading] = {}
+        mains = self._mains()
         copies = self.mains()
         if copies.tensors:
-            found["main"] = copies
+            readings["main"] = copies
         optimizer = self._optimizer()
-        states = None if own else getattr(optimizer, "state", _NOTHING)
+        states = None if mains else getattr(optimizer, "state", _NOTHING)
         numbers: dict[str, list[float]] = {}
         for name, parameter in self.parameters.items():
-            main = own.get(id(parameter))
+            main = mains.get(id(parameter))
             values: Mapping[Any, Any] = _NOTHING
             if states is not None:
                 values = states.get(parameter, _NOTHING)
@@ -125,15 +125,15 @@ class Held:
                     numbers.setdefault(kind, []).append(value)
                     continue
                 kind = "main" if kind == "master_param" else kind
-                held = found.get(kind)
+                held = readings.get(kind)
                 if held is None:
-                    held = found[kind] = Reading({}, {})
+                    held = readings[kind] = Reading({}, {})
                 self._shard(*held, name, value, parameter, None if main is None else main.flat)
         if optimizer is not None:
-            _beside(optimizer, states or _NOTHING, found, numbers)
+            _beside(optimizer, states or _NOTHING, readings, numbers)
         if numbers:
-            found["number"] = Reading({kind: _tensor_of(values) for kind, values in sorted(numbers.items())}, {})
-        return {kind: found[kind] for kind in sorted(found)}
+            readings["number"] = Reading({kind: _tensor_of(values) for kind, values in sorted(numbers.items())}, {})
+        return {kind: readings[kind] for kind in sorted(readings)}
 
     def _mains(self) -> dict[int, Main]:
         optimizer = self._optimizer()
@@ -185,9 +185,9 @@ class Held:
 def _slice(place: Placement | None, shape: tuple[int, ...], start: int, stop: int) -> Placement:
     """A slice of a flattened parameter. One with nothing in it still says of which tensor it is."""
     place = place or whole("", shape)
-    found = place.flat(start, stop)
+    sliced = place.flat(start, stop)
     nothing = Part("", place.parts[0].shape, (0,), 0, (1,), 0, (1,))
-    return found if found.parts else Placement(found.shape, (nothing,))
+    return sliced if sliced.parts else Placement(sliced.shape, (nothing,))
 
 
 _AGAIN = 100_000
@@ -216,23 +216,23 @@ def everything(
     opened, inside, again = set[int](), set[int](), 0
     stack: list[tuple[Iterator[tuple[str, Any]], int, Any]] = [(iter([(path, value)]), 0, None)]
     while stack:
-        items, own, _ = stack[-1]  # the last is kept alive: another could get its id
+        items, ident, _ = stack[-1]  # the last is kept alive: another could get its id
         for name, item in items:
             if id(item) in inside:
                 continue
-            shown = plain(item)
-            inner = _items(name, shown)
+            stand_in = plain(item)
+            inner = _items(name, stand_in)
             again += inner is not None and id(item) in opened
             if inner is None or again > _AGAIN:
                 used[name] += 1
-                yield name if used[name] == 1 else f"{name}#{used[name] - 1}", shown
+                yield name if used[name] == 1 else f"{name}#{used[name] - 1}", stand_in
                 continue
             opened.add(id(item))
             inside.add(id(item))
-            stack.append((inner, id(item), (item, shown)))
+            stack.append((inner, id(item), (item, stand_in)))
             break
         else:
-            inside.discard(own)
+            inside.discard(ident)
             stack.pop()
 
 
@@ -256,10 +256,10 @@ _SORTED = (int, float, str, bytes, type(None))
 
 def folded(values: Iterable[bytes]) -> torch.Tensor:
     """What stands for any number of values, in their order."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for value in values:
-        found.update(len(value).to_bytes(8, "little") + value)
-    return torch.frombuffer(bytearray(found.digest()), dtype=torch.uint8)
+        hasher.update(len(value).to_bytes(8, "little") + value)
+    return torch.frombuffer(bytearray(hasher.digest()), dtype=torch.uint8)
 
 
 def of_parts(tensors: Tensors) -> Tensors:
@@ -282,17 +282,17 @@ def of_parts(tensors: Tensors) -> Tensors:
 
 
 def _beside(
-    optimizer: Any, states: Mapping[Any, Any], found: dict[str, Reading], numbers: dict[str, list[float]]
+    optimizer: Any, states: Mapping[Any, Any], readings: dict[str, Reading], numbers: dict[str, list[float]]
 ) -> None:
     """What an optimizer keeps that is no parameter's."""
-    kept = states.items() if isinstance(states, Mapping) else ()
-    loose = {str(key): value for key, value in kept if not isinstance(key, torch.Tensor)}
+    items = states.items() if isinstance(states, Mapping) else ()
+    loose = {str(key): value for key, value in items if not isinstance(key, torch.Tensor)}
     if not megatron.is_megatron(optimizer):
         loose |= {k: v for k, v in vars(optimizer).items() if not k.startswith("_") and k not in _OURS}
     for path, value in leaves(loose):
         if isinstance(value, torch.Tensor):
             if not value.requires_grad and value.grad_fn is None:
-                found.setdefault("own", Reading({}, {})).tensors[path] = value
+                readings.setdefault("own", Reading({}, {})).tensors[path] = value
         else:
             numbers[f"own.{path}"] = [value]
     for number, group in enumerate(getattr(optimizer, "param_groups", ())):

@@ -78,8 +78,8 @@ def run_traced(
     try:
         code = _run(command, environment_for(asked, os.environ), raw, output)
         with contextlib.closing(Gathering(raw, out, header, ranks)) as gathering:
-            found = gathering.finish(command, code)
-        return 0 if found.stopped else code, found
+            collected = gathering.finish(command, code)
+        return 0 if collected.stopped else code, collected
     finally:
         shutil.rmtree(raw, ignore_errors=True)
 

@@ -60,9 +60,9 @@ def _telling(save: Any, session: Any) -> Any:
     @functools.wraps(save)
     def call(*args: Any, **kwargs: Any) -> Any:
         out = save(*args, **kwargs)
-        given = inspect.signature(save).bind(*args, **kwargs).arguments
-        value, file = list(given.values())[:2]
-        texts = {name: text for name, text in dict(given.get("metadata") or {}).items() if name != "format"}
+        arguments = inspect.signature(save).bind(*args, **kwargs).arguments
+        value, file = list(arguments.values())[:2]
+        texts = {name: text for name, text in dict(arguments.get("metadata") or {}).items() if name != "format"}
         session.saved(_path(file), {**value, "__metadata__": texts} if texts else value)
         return out
 
@@ -187,10 +187,10 @@ def content(value: Any) -> tuple[Tensors, str]:
     and integers of more than 64 bits. Of modules that are saved whole, the numbers and texts of their parts count too.
     Left out is what measures time, speed or memory by its name, what is the time, and what `_PASSING` fits.
     """
-    found = _Content()
+    collected = _Content()
     for path, item in everything(value, plain=_plain):
-        found.add(path or "value", item)
-    return found.rows(), found.left_out()
+        collected.add(path or "value", item)
+    return collected.rows(), collected.left_out()
 
 
 class _Content:
@@ -239,7 +239,7 @@ class _Content:
 
     def rows(self) -> Tensors:
         """By the names that they have in the trace."""
-        found = dict(sorted(of_parts(self._tensors).items()))
+        tensors = dict(sorted(of_parts(self._tensors).items()))
         # where the numbers of one list end and those of the next begin
         lengths = self._lengths.items() if len(self._lengths) > 1 else ()
         kinds: list[tuple[str, Iterable[tuple[str, float]], torch.dtype]] = [
@@ -249,20 +249,20 @@ class _Content:
         ]
         for kind, numbers, dtype in kinds:
             if values := [number for _, number in sorted(numbers)]:
-                found[_free(kind, found)] = torch.tensor(values, dtype=dtype, device="cpu")
+                tensors[_free(kind, tensors)] = torch.tensor(values, dtype=dtype, device="cpu")
         if self._texts:
-            found[_free("texts", found)] = folded(text for _, text in sorted(self._texts))
-        return found
+            tensors[_free("texts", tensors)] = folded(text for _, text in sorted(self._texts))
+        return tensors
 
     def left_out(self) -> str:
         """What is not among them, in words."""
-        told = [
+        remarks = [
             _number_of(self._passing, "text", "that look like paths or dates"),
             _number_of(len(self._timed), "value", f"of time or memory ({_some(self._timed)})"),
             _number_of(len(self._dark), "tensor", f"({_some(self._dark)})"),
             _number_of(self._others.total(), "object", f"({_some(self._others)})"),
         ]
-        return ", ".join(words for words in told if words)
+        return ", ".join(remark for remark in remarks if remark)
 
 
 _measures_time = functools.lru_cache(4096)(measures_time)

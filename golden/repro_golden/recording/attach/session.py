@@ -195,9 +195,9 @@ class Session:
             from repro_golden.recording.tap import perturbed_by_one_ulp
 
             perturbed_by_one_ulp(local)
-        own = [self._step, phase, f"{name}@{rank}"]
+        at_rank = [self._step, phase, f"{name}@{rank}"]
         for wanted in self.settings.dump:
-            if whole and local is tensor and list(wanted) in (own, at):
+            if whole and local is tensor and list(wanted) in (at_rank, at):
                 dump(self.settings.out, [self._step, phase, wanted[2]], tensor, rank)
 
     # -- steps
@@ -241,8 +241,8 @@ class Session:
         alike = self._alike[label]
         self._alike[label] += 1
         # the terminal state is theirs, so for that they are kept alive
-        kept = (lambda: optimizer) if self.settings.terminal else weakref.ref(optimizer)
-        self._met[id(optimizer)] = (kept, f"{label} {alike:04d}")
+        reference = (lambda: optimizer) if self.settings.terminal else weakref.ref(optimizer)
+        self._met[id(optimizer)] = (reference, f"{label} {alike:04d}")
         if self.settings.record:
             again = self._seen["input", "start/"]
             self._seen["input", "start/"] += 1
@@ -377,8 +377,8 @@ class Session:
             numbers = {row.name: number_of(row) for row in signals.loose if row.name in early and row.dtype == "metric"}
             numbers |= late
         if self.settings.terminal:
-            kept = {name: value for name, value in numbers.items() if not name.startswith(SHOWN)}
-            self._logged += [(self._step - 1, name, value.hex()) for name, value in sorted(kept.items())]
+            logged = {name: value for name, value in numbers.items() if not name.startswith(SHOWN)}
+            self._logged += [(self._step - 1, name, value.hex()) for name, value in sorted(logged.items())]
 
     def _stop(self) -> None:
         """End this process, with its files flushed and no more: the steps that were asked for are made."""
@@ -416,13 +416,13 @@ class Session:
         A program has taken down its process groups by now, so what asks for them then is not read.
         """
         try:
-            found = list(self._ending())
+            readings = list(self._ending())
         except (AssertionError, RuntimeError, ValueError) as error:
             self.around.unread["the state at the end"] = one_line(f"{type(error).__name__}: {error}")[:100]
             # without a sign of it this run would pass for one that was stopped, whose last files prove nothing
             self._late().take("update", UNREAD, {"": torch.zeros(1)}, None)
             return
-        for prefix, reading in found:
+        for prefix, reading in readings:
             if reading.tensors:
                 self._late().take("update", f"end/{prefix}", of_parts(reading.tensors), reading.places or None)
 

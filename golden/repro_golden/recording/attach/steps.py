@@ -157,7 +157,7 @@ class Turns:
 
     def _apart(self, labels: tuple[str, ...], other: tuple[str, ...], thread: int) -> bool:
         """Whether another turn was by a thread that lives, and neither's optimizers were ever used by the other."""
-        alive = {each.ident for each in threading.enumerate()}
+        alive = {t.ident for t in threading.enumerate()}
         mine = threading.get_ident()
         shared = any(mine in self._users[o] for o in other) or any(thread in self._users[m] for m in labels)
         return thread in alive and not shared

@@ -15,10 +15,10 @@ def unmatched(trace: Trace, activations: Sequence[str], metrics: Sequence[str]) 
     """In words, the globs of modules and patterns of metrics that fit nothing in a trace; '' where all do."""
     rows = [row for index in range(len(trace.steps)) for row in trace.rows(index)] if activations else []
     modules = {re.split(r"\.?output(?:\.|$)", row.name)[0] for row in rows if row.phase == "forward"}
-    found = {name for step in trace.steps for name in step.compared}
+    compared = {name for step in trace.steps for name in step.compared}
     none = [f"no module fits {glob!r}" for glob in activations if not fnmatch.filter(modules, glob)]
     for text in metrics:
         named = set(re.compile(text).groupindex) - {"name", "value"}
-        if named and not named & found:
+        if named and not named & compared:
             none.append(f"no number was found by {text!r}")
     return ", ".join(none)

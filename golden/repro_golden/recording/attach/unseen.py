@@ -99,6 +99,6 @@ def _start(number: int) -> int:
 
 def _command(number: int) -> str:
     with contextlib.suppress(OSError):
-        words = Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0")
-        return b" ".join(words).decode(errors="replace").strip()[:200]
+        argv = Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0")
+        return b" ".join(argv).decode(errors="replace").strip()[:200]
     return f"process {number}"

@@ -60,10 +60,10 @@ class Facts:
 
     def changed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """The tensors that a call changes in place."""
-        found = list[torch.Tensor]()
+        tensors = list[torch.Tensor]()
         for place, name in self._changed:
-            sort(args[place] if place < len(args) else kwargs.get(name), found, [])
-        return found
+            sort(args[place] if place < len(args) else kwargs.get(name), tensors, [])
+        return tensors
 
 
 def told(value: Any, tensors: list[torch.Tensor]) -> str:
@@ -102,8 +102,8 @@ def sort(value: Any, tensors: list[torch.Tensor], numbers: list[Any]) -> None:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """What this process holds of a tensor that several share."""
-    found: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return found
+    shard: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return shard
 
 
 def look(tensor: torch.Tensor) -> tuple[str, list[int]]:
@@ -200,7 +200,7 @@ class Modules:
         if names is None:
             names = {id(inner): name for name, inner in outermost.named_modules()}
             self._names[outermost] = names
-        own = names.get(id(module))
-        if own is None:  # made, or attached, during the pass
-            own = type(module).__name__
-        return f"{type(outermost).__name__}.{own}" if own else type(outermost).__name__
+        path = names.get(id(module))
+        if path is None:  # made, or attached, during the pass
+            path = type(module).__name__
+        return f"{type(outermost).__name__}.{path}" if path else type(outermost).__name__

@@ -148,13 +148,15 @@ class OperationRecorder(TorchDispatchMode):
     def close(self) -> None:
         """Write the stream's end; only now it goes by its own name."""
         with _unseen():
-            found: dict[Any, list[str]] = {
+            by_source: dict[Any, list[str]] = {
                 None: [_hex(s[0].lanes.a, s[0].lanes.b) for s in self._collector.finish().result()]
             }
-            found |= {
-                one: [_hex(*lanes) for lanes in one.result()] for one in self._singles.values() if one is not None
+            by_source |= {
+                single: [_hex(*lanes) for lanes in single.result()]
+                for single in self._singles.values()
+                if single is not None
             }
-            contents = [found[source][number] for source, number in self._readings]
+            contents = [by_source[source][number] for source, number in self._readings]
         self._line({"contents": contents})
         self._line({"end": self._problem, "compiled": _compiles()})
         self._flush()
@@ -173,8 +175,8 @@ class OperationRecorder(TorchDispatchMode):
         self._shown, self._back = phase, self._back and phase in ("grad", "update")
         with self._guarded(), _unseen():
             entry = self._entry(OBSERVED, f"{phase} {name}", self._phase())
-            tensors = [(name + key, local(found)) for key, found in group.items() if isinstance(found, torch.Tensor)]
-            entry["in"] = self._values([found for _, found in tensors], [key for key, _ in tensors])
+            tensors = [(name + key, local(tensor)) for key, tensor in group.items() if isinstance(tensor, torch.Tensor)]
+            entry["in"] = self._values([tensor for _, tensor in tensors], [key for key, _ in tensors])
             if isinstance(value, (int, float)):
                 makers = [self._numbers[repr(float(value))]] if repr(float(value)) in self._numbers else []
                 entry["in"] = [["float", [], repr(float(value)), makers, name]]
@@ -270,14 +272,14 @@ class OperationRecorder(TorchDispatchMode):
             self._of_node.setdefault(number, index)
         facts, tensors, numbers = self._facts(func), list[torch.Tensor](), list[Any]()
         sort(out, tensors, numbers)
-        given = list[torch.Tensor]()
-        sort([args, kwargs], given, [])
-        every = [*tensors, *(t for t in facts.changed(args, kwargs) if all(t is not one for one in tensors))]
+        inputs = list[torch.Tensor]()
+        sort([args, kwargs], inputs, [])
+        every = [*tensors, *(t for t in facts.changed(args, kwargs) if all(t is not other for other in tensors))]
         for number in numbers:
             entry["out"].append([type(number).__name__, [], repr(number), [], ""])
             self._numbers[repr(number)] = index
         self._dumped("out", every)
-        known = {memory_of(tensor) for tensor in given}
+        known = {memory_of(tensor) for tensor in inputs}
         for tensor in every:
             memory = memory_of(tensor)
             if memory not in known:  # new, and nothing of what was there before
@@ -310,14 +312,14 @@ class OperationRecorder(TorchDispatchMode):
         self, tensors: Sequence[torch.Tensor], names: Sequence[str] = (), *, made: bool = False
     ) -> list[list[Any]]:
         """Notes on tensors; their contents are filled in when the stream is written."""
-        found = []
+        notes = []
         for place, tensor in enumerate(tensors):
             memory = memory_of(tensor)
             signature = signature_of(tensor, memory)
             number = self._number(tensor, memory, signature)
             makers = [] if made else self._makers(memory, signature)
-            found.append([*look(tensor), number, makers, names[place] if names else ""])
-        return found
+            notes.append([*look(tensor), number, makers, names[place] if names else ""])
+        return notes
 
     def _number(self, tensor: torch.Tensor, memory: Memory, signature: Signature) -> int | str:
         """What a tensor holds, or the number of its reading; the last one serves as long as nobody says he wrote."""
@@ -352,11 +354,11 @@ class OperationRecorder(TorchDispatchMode):
         return None, self._read - 1
 
     def _makers(self, memory: Memory, signature: Signature) -> list[int]:
-        since, found = self._since.get(memory, -1), []
+        since, makers = self._since.get(memory, -1), []
         maker = self._made.get(signature, -1)
         if maker >= max(since, 0):
-            found.append(maker)
-        return found + [writer for writer in self._wrote.get(memory, ()) if writer not in found]
+            makers.append(maker)
+        return makers + [writer for writer in self._wrote.get(memory, ()) if writer not in makers]
 
     def _facts(self, func: Any) -> Facts:
         facts = self._known.get(func)
@@ -376,23 +378,23 @@ class OperationRecorder(TorchDispatchMode):
 
     def _stack(self) -> int:
         frame: FrameType | None = sys._getframe(2)
-        found: list[tuple[CodeType, int]] = []
+        frames: list[tuple[CodeType, int]] = []
         while frame is not None:
             code = frame.f_code
-            kept = self._kept.get(code)
-            if kept is None:
+            relevant = self._kept.get(code)
+            if relevant is None:
                 file = code.co_filename
-                kept = self._kept[code] = not file.startswith((_OURS, *_PASSED_OVER))
-            if kept:
-                found.append((code, frame.f_lineno))
+                relevant = self._kept[code] = not file.startswith((_OURS, *_PASSED_OVER))
+            if relevant:
+                frames.append((code, frame.f_lineno))
             frame = frame.f_back
-        key = tuple(found)
+        key = tuple(frames)
         number = self._stacks.get(key)
         if number is None:
             number = self._stacks[key] = len(self._stacks)
-            files = [code.co_filename.removeprefix(self._root) for code, _ in found]
-            names = [qualified(code) for code, _ in found]
-            self._line({"frames": list(zip(files, (line for _, line in found), names, strict=True))})
+            files = [code.co_filename.removeprefix(self._root) for code, _ in frames]
+            names = [qualified(code) for code, _ in frames]
+            self._line({"frames": list(zip(files, (line for _, line in frames), names, strict=True))})
         return number
 
     # -- the file

@@ -63,7 +63,7 @@ def uv_command(root: Path, lock: str, python: str) -> list[str]:
         listed = tomllib.loads((root / lock).read_text(encoding="utf-8")).get("package", [])
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{lock} is not TOML: {error}") from None
-    local = [one["name"] for one in listed if {"editable", "directory"} & set(one.get("source", {}))]
+    local = [package["name"] for package in listed if {"editable", "directory"} & set(package.get("source", {}))]
     project = str((root / lock).parent)
     return ["uv", "sync", "--frozen", "--project", project, "--python", python,
             *(word for name in local for word in ("--no-install-package", name))]  # fmt: skip
@@ -86,8 +86,8 @@ def pip_options(root: Path, locks: Sequence[str]) -> list[str]:
                 included.add(path)
             elif _LOCAL.match(line):
                 raise ValueError(f"{name} installs the commit's own code ({line.strip()}): name it in env PYTHONPATH")
-    kept = [name for name in names if name not in included]
-    return [word for n in kept for word in ("-c" if PurePosixPath(n).name.startswith("constraints") else "-r", n)]
+    outermost = [name for name in names if name not in included]
+    return [word for n in outermost for word in ("-c" if PurePosixPath(n).name.startswith("constraints") else "-r", n)]
 
 
 # -- environments that a commit's own lock files ask for: built once for each content, kept for later probes
@@ -125,10 +125,10 @@ class Environment:
 
     def variables(self, subject: CommandSubject) -> dict[str, str]:
         """What tells tools that they run in it, and `uv run` to leave it as it is."""
-        found = {"VIRTUAL_ENV": str(self.folder)} if (self.folder / "pyvenv.cfg").is_file() else {}
+        variables = {"VIRTUAL_ENV": str(self.folder)} if (self.folder / "pyvenv.cfg").is_file() else {}
         if subject.setup == "uv":
-            found |= {"UV_PROJECT_ENVIRONMENT": str(self.folder), "UV_NO_SYNC": "1"}
-        return found
+            variables |= {"UV_PROJECT_ENVIRONMENT": str(self.folder), "UV_NO_SYNC": "1"}
+        return variables
 
     def to_mapping(self) -> dict[str, object]:
         """What a trace's header says of it."""
@@ -141,20 +141,20 @@ def environment_changes(a: Header, b: Header) -> list[Difference]:
     Where environments were built from other lock files and hold the same packages, that alone is said.
     """
     identities = [Identity.from_mapping(header.identity) for header in (a, b)]
-    found = [d for d in identities[0].differences(identities[1]) if d.part == "environment"]
+    changes = [d for d in identities[0].differences(identities[1]) if d.part == "environment"]
     built = [header.subject.get("environment") or {} for header in (a, b)]
-    before, after = (versions_of(one.get("packages", ())) for one in built)
+    before, after = (versions_of(environment.get("packages", ())) for environment in built)
     if all(built):
-        known = {canonicalize_name(d.key) for d in found}
-        found += [
+        known = {canonicalize_name(d.key) for d in changes}
+        changes += [
             Difference("environment", name, before.get(name, ""), after.get(name, ""))
             for name in sorted({*before, *after})
             if before.get(name) != after.get(name) and name not in known
         ]
-    keys = [str(one.get("key", "")) for one in built]
-    if not found and keys[0] != keys[1]:
-        found.append(Difference("environment", "lock files", *keys))
-    return found
+    keys = [str(environment.get("key", "")) for environment in built]
+    if not changes and keys[0] != keys[1]:
+        changes.append(Difference("environment", "lock files", *keys))
+    return changes
 
 
 @contextlib.contextmanager
@@ -186,10 +186,10 @@ class _Recipe:
         self._python = interpreter(subject, place.root, place.home)
         self._tokens = {"root": str(place.home or place.root), "python": self._python}
         binary, real = Path(self._python).stat(), str(Path(self._python).resolve())
-        own = self._python.replace(str(place.root), ".")
+        python = self._python.replace(str(place.root), ".")
         about = {
             "setup": replaced(subject.setup, self._tokens), "shell": subject.shell, "env": subject.env,
-            "python": [own, real, binary.st_size, binary.st_mtime_ns], "machine": platform.machine(),
+            "python": [python, real, binary.st_size, binary.st_mtime_ns], "machine": platform.machine(),
             "locks": {name: self._content(name) for name in subject.locks},
             "variables": variables_digest(case),  # compilers, indexes and switches of a build are told by them
         }  # fmt: skip

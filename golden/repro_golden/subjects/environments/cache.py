@@ -131,7 +131,7 @@ def kept(
         slot, began = Slot(base, key, hidden, (lock.fileno(),), cancel), time.time()
         while True:
             _wait(lock, fcntl.LOCK_SH, cancel)
-            if (found := slot.whole()) is not None:
+            if (mark := slot.whole()) is not None:
                 break
             fcntl.flock(lock, fcntl.LOCK_UN)
             _wait(lock, fcntl.LOCK_EX, cancel)
@@ -142,7 +142,7 @@ def kept(
             finally:
                 fcntl.flock(lock, fcntl.LOCK_UN)  # also for a process of the build that escaped us
         try:
-            yield found
+            yield mark
         finally:
             fcntl.flock(lock, fcntl.LOCK_UN)
 
@@ -188,12 +188,12 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def _sweep(base: Path, most: int, own: str) -> None:
+def _sweep(base: Path, most: int, current: str) -> None:
     """Remove what killed processes left half built, and the least recently used beyond `most`; never one in use."""
     used = {path.stem: path.stat().st_mtime for path in base.glob("*.built")}
     half = [path.name for path in base.iterdir() if path.is_dir() and path.name not in used]
     excess = len(used) - most
-    for key in [*half, *sorted(used.keys() - {own}, key=lambda key: used[key])]:
+    for key in [*half, *sorted(used.keys() - {current}, key=lambda key: used[key])]:
         if key in used and excess <= 0:
             return
         with contextlib.suppress(OSError), (base / f"{key}.lock").open("a") as lock:

@@ -78,14 +78,12 @@ class Overlay:
 
     def variables(self, found: Mapping[str, str]) -> dict[str, str]:
         """What tells tools that they run in it, in place of what `found` says."""
-        made = {"PATH": os.pathsep.join([*self.scripts, found.get("PATH", os.defpath)])}
+        env = {"PATH": os.pathsep.join([*self.scripts, found.get("PATH", os.defpath)])}
         if (self.folder / "pyvenv.cfg").is_file():
-            made |= {"VIRTUAL_ENV": str(self.folder), "UV_PROJECT_ENVIRONMENT": str(self.folder), "UV_NO_SYNC": "1"}
+            env |= {"VIRTUAL_ENV": str(self.folder), "UV_PROJECT_ENVIRONMENT": str(self.folder), "UV_NO_SYNC": "1"}
         if self.folder.name == self.key and {"numba", "llvmlite"} & set(self.moved):
-            made["NUMBA_CACHE_DIR"] = str(
-                self.folder / "numba"
-            )  # else what one compiled would be overwritten by others
-        return made
+            env["NUMBA_CACHE_DIR"] = str(self.folder / "numba")  # else what one compiled would be overwritten by others
+        return env
 
     def notice(self, variables: Mapping[str, str], root: Path, log: Path) -> None:
         """Look for other copies of the packages that moved, which PYTHONPATH would have found first.
@@ -99,8 +97,8 @@ class Overlay:
         if not path:
             return
         for name, version, where in asked(self.python, OUTSHONE, json.dumps(path), *self.moved, variables=variables):
-            shown = where.replace(f"{root}{os.sep}", "")
-            message = f"{name} {version} is hidden by {shown}: take its folder off PYTHONPATH in subject.env"
+            relative = where.replace(f"{root}{os.sep}", "")
+            message = f"{name} {version} is hidden by {relative}: take its folder off PYTHONPATH in subject.env"
             raise ChildFailure("build", -1, message, str(log))
 
     def to_mapping(self) -> dict[str, object]:
@@ -142,8 +140,8 @@ def held_overlay(
     checked = _checked(pins)
     wanted = {name: version for name, version in checked.items() if not base.has(name, version)}
     if not wanted:
-        prefix, own = Path(base.said["prefix"]), [str(Path(base_python).parent)]
-        yield Overlay(prefix, base.key({}, ()), base_python, _listed(base.packages), own, sorted(checked))
+        prefix, base_scripts = Path(base.said["prefix"]), [str(Path(base_python).parent)]
+        yield Overlay(prefix, base.key({}, ()), base_python, _listed(base.packages), base_scripts, sorted(checked))
         return
     fetching = _fetching() | variables
     key = base.key(wanted, _index_of(index, fetching))
@@ -159,16 +157,16 @@ def held_overlay(
 def _variables(case: Case, subject: CommandSubject | CoreSubject, place: Place, python: str) -> dict[str, str]:
     """Those of the case, of which none leads to the code: no environment holds it."""
     tokens = {"root": str(place.home or place.root), "python": python}
-    found = base_environment(case) | {name: replaced(value, tokens) for name, value in subject.env.items()}
-    found["PATH"] = os.pathsep.join([str(Path(python).parent), found.get("PATH", os.defpath)])
-    return {name: value for name, value in found.items() if name not in _NOT_OURS}
+    variables = base_environment(case) | {name: replaced(value, tokens) for name, value in subject.env.items()}
+    variables["PATH"] = os.pathsep.join([str(Path(python).parent), variables.get("PATH", os.defpath)])
+    return {name: value for name, value in variables.items() if name not in _NOT_OURS}
 
 
 def _fetching() -> dict[str, str]:
     """What an installer of releases needs to reach an index and looks like a secret; nothing else gets it."""
     secret = {name: name.upper() for name in withheld(os.environ)}
-    kept = [name for name, upper in secret.items() if upper.startswith(("PIP_", "UV_")) or upper in _WAYS]
-    return {name: os.environ[name] for name in kept if name not in _NOT_OURS}
+    names = [name for name, upper in secret.items() if upper.startswith(("PIP_", "UV_")) or upper in _WAYS]
+    return {name: os.environ[name] for name in names if name not in _NOT_OURS}
 
 
 _WAYS = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NETRC")
@@ -188,8 +186,8 @@ def _checked(pins: Mapping[str, str]) -> dict[str, str]:
 def _index_of(index: str | None, variables: Mapping[str, str]) -> list[str]:
     """What decides where packages come from, without credentials."""
     names = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_PRE", "PIP_CONSTRAINT")
-    told = {name: variables[name] for name in names if name in variables} | ({"PIP_INDEX_URL": index} if index else {})
-    return [redacted(f"{name}={value}") for name, value in sorted(told.items())]
+    env = {name: variables[name] for name in names if name in variables} | ({"PIP_INDEX_URL": index} if index else {})
+    return [redacted(f"{name}={value}") for name, value in sorted(env.items())]
 
 
 def _serves(wanted: str, version: str) -> bool:
@@ -216,9 +214,9 @@ class _Base:
         Raises:
             ReproError: it has no version of it, so that there is nothing to replace.
         """
-        if (found := self.packages.get(name)) is None:
+        if (package := self.packages.get(name)) is None:
             raise ReproError(f"{self.python} has no {name}: install it there, or correct its name")
-        return not found[2] and _serves(version, found[1])
+        return not package[2] and _serves(version, package[1])
 
     @property
     def packages(self) -> Packages:
@@ -282,9 +280,9 @@ class _Recipe:
                     f"{name} holds libraries alone, which others load from beside themselves: vary it with what needs"
                     " it, or with subject.lock, in environments of their own"
                 )
-        self._link_libraries(moved, Path(next(one["pure"] for one in new.values())))
+        self._link_libraries(moved, Path(next(package["pure"] for package in new.values())))
         self._put_behind(new, old)
-        self._copy_scripts(slot, {script for one in old.values() for script in one["scripts"]})
+        self._copy_scripts(slot, {script for package in old.values() for script in package["scripts"]})
         self._see(slot, python, new)
         packages = self._asked(python, ABOUT)["packages"]
         if left := unmet(self.base.packages, packages, moved, self.base.marks):
@@ -293,17 +291,17 @@ class _Recipe:
             slot.fail(left[0] + (f" (and {len(left) - 1} more)" if left[1:] else ""))
         return {"pins": dict(self.pins), "moved": sorted(moved), "packages": _listed(packages)}
 
-    def _asked(self, python: str, script: str, *words: str) -> Any:
-        return asked(python, script, *words, variables=self.variables)
+    def _asked(self, python: str, script: str, *arguments: str) -> Any:
+        return asked(python, script, *arguments, variables=self.variables)
 
     def _moved(self, slot: Slot, python: str, pins: str) -> Packages:
         """What the overlay holds by itself, once all that its packages need and the base has not came along."""
         for _ in range(_DEPTH):
-            own: Packages = self._asked(python, ABOUT)["packages"]
-            after = {**self.base.packages, **own}
-            needs, wishes = lacking(own, self.pins, self.base.packages, after, self.base.marks)
+            installed: Packages = self._asked(python, ABOUT)["packages"]
+            after = {**self.base.packages, **installed}
+            needs, wishes = lacking(installed, self.pins, self.base.packages, after, self.base.marks)
             if not needs:
-                return own
+                return installed
             try:
                 self._install(slot, python, [*needs, *wishes], f"what {pins} needs")
             except ChildFailure:
@@ -337,15 +335,15 @@ class _Recipe:
         if not subprocess.run(has, env=dict(self.variables), capture_output=True, check=False).returncode:
             pip = [self.base.python, "-m", "pip", "--python", python, "install", "--no-input"]
             # a credential has no business in a list of processes
-            own = {"PIP_INDEX_URL": self.index} if self.index else {}
+            env = {"PIP_INDEX_URL": self.index} if self.index else {}
             if pip_settings(self.base.python, self.fetching).get("retries") == "0":
-                own["PIP_RETRIES"] = "1"  # without any it says nothing of a network that fails it
-            return "pip install", [*pip, "--disable-pip-version-check", "--no-deps"], {**self.fetching, **own}
+                env["PIP_RETRIES"] = "1"  # without any it says nothing of a network that fails it
+            return "pip install", [*pip, "--disable-pip-version-check", "--no-deps"], {**self.fetching, **env}
         folders = os.pathsep.join([self.variables["PATH"], str(Path(sys.executable).parent)])
         if (uv := shutil.which("uv", path=folders)) is None:
             raise ReproError(f"{self.base.python} has no pip of 22.3 or later, and there is no uv on PATH: install one")
-        own = {"UV_DEFAULT_INDEX": self.index} if self.index else {}
-        return "uv pip install", [uv, "pip", "install", "--python", python, "--no-deps"], {**self.fetching, **own}
+        env = {"UV_DEFAULT_INDEX": self.index} if self.index else {}
+        return "uv pip install", [uv, "pip", "install", "--python", python, "--no-deps"], {**self.fetching, **env}
 
     def _link_libraries(self, moved: Packages, pure: Path) -> None:
         """Put the base's packages of libraries alone that the moved ones need beside those, which look for them there.
@@ -353,61 +351,61 @@ class _Recipe:
         Otherwise the loader would find none, or the system's.
         """
         after = {**self.base.packages, **moved}
-        found: dict[str, Any] = {}
+        reached: dict[str, Any] = {}
         ring = set(moved)
         while ring:  # through packages that offer nothing to import, such as cuda-toolkit
             needed = {canonicalize_name(need.name) for _, need in declared(ring, after, self.base.marks)}
-            names = sorted((needed & self.base.packages.keys()) - moved.keys() - found.keys())
+            names = sorted((needed & self.base.packages.keys()) - moved.keys() - reached.keys())
             asked_ = self._asked(self.base.python, MODULES, *names) if names else {}
-            found |= asked_
-            ring = {name for name, one in asked_.items() if not one["code"]}
-        for one in found.values():
-            for path in one["libraries"] if one["bare"] else ():
+            reached |= asked_
+            ring = {name for name, package in asked_.items() if not package["code"]}
+        for package in reached.values():
+            for path in package["libraries"] if package["bare"] else ():
                 target = pure / path
                 if not path.startswith((".", "/")) and not target.exists():
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    target.symlink_to(Path(one["home"]) / path)
+                    target.symlink_to(Path(package["home"]) / path)
 
     def _put_behind(self, new: Mapping[str, Any], old: Mapping[str, Any]) -> None:
         """Make the base importable, but for what its copies of the moved packages alone had."""
-        ours = {root for one in new.values() for root in one["roots"]}
+        ours = {root for package in new.values() for root in package["roots"]}
         hidden = {
-            root: one["home"].rstrip("/")
-            for one in old.values()
-            for root in one["roots"]
-            if not any(root == own or _within(root, own) or _within(own, root) for own in ours)
+            root: package["home"].rstrip("/")
+            for package in old.values()
+            for root in package["roots"]
+            if not any(root == our_root or _within(root, our_root) or _within(our_root, root) for our_root in ours)
         }
-        told = {root: f"{name} {one['version']}" for name, one in new.items() for root in one["roots"]}
-        for root in [root for root in told if root.split(".")[0] in COMMON]:
-            del told[root]
-        text = BEHIND.format(hidden=hidden, ours=told, folders=self.base.said["folders"])
-        pure = Path(next(one["pure"] for one in new.values()))
+        versions = {root: f"{name} {package['version']}" for name, package in new.items() for root in package["roots"]}
+        for root in [root for root in versions if root.split(".")[0] in COMMON]:
+            del versions[root]
+        text = BEHIND.format(hidden=hidden, ours=versions, folders=self.base.said["folders"])
+        pure = Path(next(package["pure"] for package in new.values()))
         (pure / f"{_HIDE}.py").write_text(text, encoding="utf-8")
         (pure / _LINK).write_text(f"import {_HIDE}\n", encoding="utf-8")
 
     def _copy_scripts(self, slot: Slot, gone: set[str]) -> None:
         """The base's Python programs, such as torchrun, started by the overlay's Python: else they would leave it."""
-        own = Path(self.base.python).parent
+        base_bin = Path(self.base.python).parent
         ours = slot.folder / "bin"
         start = re.compile(
             rb"\A(?:#!|#!/bin/sh\n'''exec' [\"']?)"
-            + re.escape(os.fsencode(own))
+            + re.escape(os.fsencode(base_bin))
             + rb"/python[\d.]*\b[^\n]*\n(?:' '''\n)?"
         )
         # a path in a "#!" line may be too long, or hold a blank
         head = b"#!/bin/sh\n'''exec' \"" + os.fsencode(ours / "python") + b'" "$0" "$@"\n\' \'\'\'\n'
-        for path in own.iterdir():
+        for path in base_bin.iterdir():
             if path.name in gone or (ours / path.name).exists() or not path.is_file() or not os.access(path, os.R_OK):
                 continue
             with path.open("rb") as file:
-                if found := start.match(file.read(1024)):
-                    file.seek(found.end())
+                if match := start.match(file.read(1024)):
+                    file.seek(match.end())
                     (ours / path.name).write_bytes(head + file.read())
                     (ours / path.name).chmod(0o755)
 
     def _see(self, slot: Slot, python: str, new: Mapping[str, Any]) -> None:
         """Whether a process in it gets the versions that it holds, and those the pinned ones."""
-        wanted = canonical_json({name: one["roots"] for name, one in new.items()})
+        wanted = canonical_json({name: package["roots"] for name, package in new.items()})
         for name, (version, origins) in self._asked(python, SEEN, wanted).items():
             ours = self.pins.get(name, new[name]["version"])
             if not _serves(ours, version) or version != new[name]["version"]:

@@ -109,14 +109,14 @@ def parse_range(text: str) -> VersionRange:
     name = name.strip()
     if not (equal and dots and _NAME.fullmatch(name)):
         raise ReproError(f"{text!r} is no range of versions: write NAME==LOW..HIGH, such as torch==2.12.0..2.13.0")
-    found = VersionRange(canonicalize_name(name), _version(text, low), _version(text, high))
-    if found.low.local != found.high.local:
+    parsed = VersionRange(canonicalize_name(name), _version(text, low), _version(text, high))
+    if parsed.low.local != parsed.high.local:
         raise ReproError(f"{text!r} varies the build with the version: give both ends the same +label, or none")
-    if found.low == found.high:
+    if parsed.low == parsed.high:
         raise ReproError(f"{text!r} holds one version: give two that differ")
-    if found.low > found.high:
-        raise ReproError(f"{text!r} runs downwards: write {found.name}=={found.high}..{found.low}")
-    return found
+    if parsed.low > parsed.high:
+        raise ReproError(f"{text!r} runs downwards: write {parsed.name}=={parsed.high}..{parsed.low}")
+    return parsed
 
 
 def _version(text: str, version: str) -> Version:
@@ -140,28 +140,28 @@ def releases(range: VersionRange, *, index: str | None = None, python: str = sys
     """
     urls = index_urls(index, python)
     able = _Interpreter.of(python)
-    found: dict[Version, list[_File]] = {}
+    files: dict[Version, list[_File]] = {}
     for version, file in _files(range.name, _project(range.name, urls)):
         if range.low.local is None:
             version = Version(version.public)  # any build serves who names none
         if version.local == range.low.local:
-            found.setdefault(version, []).append(file)
+            files.setdefault(version, []).append(file)
     for end in (range.low, range.high):
-        if end not in found:
-            raise ReproError(f"{range.name} has no {end} on {redacted(' and '.join(urls))}: {_nearest(end, found)}")
+        if end not in files:
+            raise ReproError(f"{range.name} has no {end} on {redacted(' and '.join(urls))}: {_nearest(end, files)}")
     early = range.low.is_prerelease or range.high.is_prerelease
-    within = sorted(v for v in found if range.low <= v <= range.high and (early or not v.is_prerelease))
-    made = [Release(v, _yanked(found[v]), able.lacks(found[v])) for v in within]
-    for release, others in ((made[0], made), (made[-1], made[::-1])):
+    within = sorted(v for v in files if range.low <= v <= range.high and (early or not v.is_prerelease))
+    candidates = [Release(v, _yanked(files[v]), able.lacks(files[v])) for v in within]
+    for release, others in ((candidates[0], candidates), (candidates[-1], candidates[::-1])):
         if release.problem is not None:
             serves = next((str(other.version) for other in others if other.problem is None), None)
             cure = f"begin or end at {serves}" if serves else "no version in the range serves: choose another"
             raise ReproError(f"{range.name} {release.version} {release.problem}: {cure}")
-    return made
+    return candidates
 
 
-def _nearest(end: Version, found: Mapping[Version, Sequence[_File]]) -> str:
-    near = [max((v for v in found if v < end), default=None), min((v for v in found if v > end), default=None)]
+def _nearest(end: Version, versions: Mapping[Version, Sequence[_File]]) -> str:
+    near = [max((v for v in versions if v < end), default=None), min((v for v in versions if v > end), default=None)]
     names = " and ".join(str(v) for v in near if v is not None)
     return f"the nearest are {names}" if all(near) else f"the nearest is {names}" if names else "no version is there"
 
@@ -274,12 +274,12 @@ def index_urls(
     Raises:
         ReproError: pip is told to use none.
     """
-    told = os.environ if variables is None else variables
-    settings = pip_settings(python, told)
+    environment = os.environ if variables is None else variables
+    settings = pip_settings(python, environment)
     if not index and settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
         raise ReproError("pip is set to use no index: name one with --index-url")
-    own = index or settings.get("index-url") or told.get("UV_DEFAULT_INDEX") or _PYPI
-    return list(dict.fromkeys(url.rstrip("/") for url in [own, *settings.get("extra-index-url", "").split()]))
+    index_url = index or settings.get("index-url") or environment.get("UV_DEFAULT_INDEX") or _PYPI
+    return list(dict.fromkeys(url.rstrip("/") for url in [index_url, *settings.get("extra-index-url", "").split()]))
 
 
 def readable(names: Iterable[str], urls: Sequence[str]) -> None:
@@ -296,30 +296,30 @@ def readable(names: Iterable[str], urls: Sequence[str]) -> None:
 
 def pip_settings(python: str, variables: Mapping[str, str]) -> dict[str, str]:
     """The settings of pip for an install, by option: its files first, then the variables, which win."""
-    found = dict(_pip_files(python, variables.get("PIP_CONFIG_FILE")))
+    settings = dict(_pip_files(python, variables.get("PIP_CONFIG_FILE")))
     for name in ("index-url", "extra-index-url", "no-index", "retries"):
-        if told := variables.get(f"PIP_{name.upper().replace('-', '_')}"):
-            found[name] = told
-    return found
+        if value := variables.get(f"PIP_{name.upper().replace('-', '_')}"):
+            settings[name] = value
+    return settings
 
 
 @functools.cache
 def _pip_files(python: str, file: str | None) -> dict[str, str]:
     """What pip's files say, in the order in which they win."""
-    told = os.environ | ({"PIP_CONFIG_FILE": file} if file else {})
+    environment = os.environ | ({"PIP_CONFIG_FILE": file} if file else {})
     command = [python, "-m", "pip", "config", "list", "--disable-pip-version-check"]
     try:
-        done = subprocess.run(command, env=told, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         lines = done.stdout.splitlines() if done.returncode == 0 else []
     except OSError:
         lines = []  # who asks the interpreter itself says so
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for section in ("global", "install"):
         for line in lines:
             key, _, value = line.partition("=")
             if key.startswith(f"{section}."):
-                found[key.removeprefix(f"{section}.")] = str(ast.literal_eval(value))
-    return found
+                settings[key.removeprefix(f"{section}.")] = str(ast.literal_eval(value))
+    return settings
 
 
 # -- reading an index
@@ -356,13 +356,13 @@ def _project(name: str, urls: Sequence[str]) -> list[_File]:
 
 def _page(url: str) -> list[_File] | None:
     """What an index says of a package; None where it has none of that name."""
-    shown = redacted(url)
+    safe_url = redacted(url)
     try:
         parts = urlsplit(url)
     except ValueError:
         parts = urlsplit("")
     if parts.scheme not in ("http", "https", "file"):
-        raise ReproError(f"{shown} is no index: name one that begins with https://, http:// or file://")
+        raise ReproError(f"{safe_url} is no index: name one that begins with https://, http:// or file://")
     try:
         kind, raw = _fetched(url + "index.html" if parts.scheme == "file" else url)
     except urllib.error.HTTPError as error:
@@ -370,20 +370,20 @@ def _page(url: str) -> list[_File] | None:
             if error.code in (404, 410):
                 return None
             if error.code in (401, 403):
-                raise ReproError(f"{shown} refuses us ({error.code}): correct its name or credentials") from None
-            raise MachineFailureError(f"cannot read {shown} ({error.code} {error.reason}): run again") from None
+                raise ReproError(f"{safe_url} refuses us ({error.code}): correct its name or credentials") from None
+            raise MachineFailureError(f"cannot read {safe_url} ({error.code} {error.reason}): run again") from None
     except urllib.error.URLError as error:
         if isinstance(error.reason, FileNotFoundError | NotADirectoryError):
             return None
-        raise MachineFailureError(f"cannot read {shown} ({redacted(str(error.reason))}): run again") from None
+        raise MachineFailureError(f"cannot read {safe_url} ({redacted(str(error.reason))}): run again") from None
     except (OSError, http.client.HTTPException) as error:
         raise MachineFailureError(
-            f"cannot read {shown} ({redacted(str(error)) or type(error).__name__}): run again"
+            f"cannot read {safe_url} ({redacted(str(error)) or type(error).__name__}): run again"
         ) from None
     try:
         return _from_json(raw) if kind == _JSON else _from_html(raw)
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise MachineFailureError(f"{shown} does not answer as an index does: run again, or correct it") from None
+        raise MachineFailureError(f"{safe_url} does not answer as an index does: run again, or correct it") from None
 
 
 def _fetched(url: str) -> tuple[str, bytes]:
@@ -394,8 +394,8 @@ def _fetched(url: str) -> tuple[str, bytes]:
     request = urllib.request.Request(parts._replace(netloc=host).geturl(), headers=headers)  # noqa: S310 - see _page
     if user:
         name, _, password = user.partition(":")
-        told = base64.b64encode(f"{unquote(name)}:{unquote(password)}".encode()).decode()
-        request.add_unredirected_header("Authorization", f"Basic {told}")
+        credentials = base64.b64encode(f"{unquote(name)}:{unquote(password)}".encode()).decode()
+        request.add_unredirected_header("Authorization", f"Basic {credentials}")
     bundle = os.environ.get("PIP_CERT") or os.environ.get("REQUESTS_CA_BUNDLE")  # as pip does
     secure = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=bundle))
     with urllib.request.build_opener(secure, _SameHost).open(request, timeout=_PATIENCE) as answer:
@@ -407,11 +407,11 @@ class _SameHost(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, req: Any, *rest: Any) -> Any:
         """The next request."""
-        made = super().redirect_request(req, *rest)
-        told = req.unredirected_hdrs.get("Authorization")
-        if made and told and urlsplit(made.full_url)[:2] == urlsplit(req.full_url)[:2]:
-            made.add_unredirected_header("Authorization", told)
-        return made
+        redirected = super().redirect_request(req, *rest)
+        authorization = req.unredirected_hdrs.get("Authorization")
+        if redirected and authorization and urlsplit(redirected.full_url)[:2] == urlsplit(req.full_url)[:2]:
+            redirected.add_unredirected_header("Authorization", authorization)
+        return redirected
 
 
 def _from_json(raw: bytes) -> list[_File]:
@@ -446,8 +446,8 @@ class _Anchors(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """A file."""
-        said = dict(attrs)
-        if tag == "a" and (link := said.get("href")):
+        attributes = dict(attrs)
+        if tag == "a" and (link := attributes.get("href")):
             name = unquote(urlsplit(link).path.rpartition("/")[2])
-            yanked = " ".join((said["data-yanked"] or "").split()) if "data-yanked" in said else None
-            self.files.append(_File(name, said.get("data-requires-python") or "", yanked))
+            yanked = " ".join((attributes["data-yanked"] or "").split()) if "data-yanked" in attributes else None
+            self.files.append(_File(name, attributes.get("data-requires-python") or "", yanked))

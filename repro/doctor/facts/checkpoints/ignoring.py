@@ -81,12 +81,12 @@ class Ignoring:
 
 def ignoring_of(config: HfConfig | None) -> Ignoring | None:
     """The list of a config that is quantised by compressed-tensors; None for others."""
-    found = (text_values(config.values) if config else {}).get("quantization_config")
-    if not isinstance(found, dict) or found.get("quant_method") != "compressed-tensors":
+    quantization = (text_values(config.values) if config else {}).get("quantization_config")
+    if not isinstance(quantization, dict) or quantization.get("quant_method") != "compressed-tensors":
         return None
-    if not _is_packed(found):
+    if not _is_packed(quantization):
         return None
-    rules = found.get("ignore")
+    rules = quantization.get("ignore")
     texts = tuple(rule for rule in (rules if isinstance(rules, list) else []) if isinstance(rule, str))
     patterns: dict[str, re.Pattern[str]] = {}
     refused: dict[str, str] = {}
@@ -137,11 +137,11 @@ class Taken:
 def taken(ignoring: Ignoring, checkpoint: HfCheckpoint) -> list[Taken]:
     """The weights that the list leaves to be packed, and those that the checkpoint holds packed and are no Linear."""
     tensors = checkpoint.tensors
-    found = {name: Taken(name, tensors[name].shape, False) for name in ignoring.packed(tensors)}
+    weights = {name: Taken(name, tensors[name].shape, False) for name in ignoring.packed(tensors)}
     stored = sorted(name for name in packed_names(tensors) if not is_linear(name) and not ignoring.ignores(name))
     for nth, name in enumerate(stored):
-        found[name] = Taken(name, _unpacked(checkpoint, f"{name}_shape") if nth < _SHAPES else (), True)
-    return [found[name] for name in sorted(found)]
+        weights[name] = Taken(name, _unpacked(checkpoint, f"{name}_shape") if nth < _SHAPES else (), True)
+    return [weights[name] for name in sorted(weights)]
 
 
 def _unpacked(checkpoint: HfCheckpoint, name: str) -> tuple[int, ...]:
@@ -159,10 +159,10 @@ def _unpacked(checkpoint: HfCheckpoint, name: str) -> tuple[int, ...]:
 def cure_of(found: Iterable[Taken]) -> str:
     """What to add to the list for these weights: a pattern for each kind of them."""
     kinds: dict[str, list[Taken]] = {}
-    for one in found:
-        kinds.setdefault(kind_of(one.name), []).append(one)
-    rules = [_rule(kind, [one.name for one in members]) for kind, members in kinds.items()]
-    again = any(one.stored for members in kinds.values() for one in members)
+    for weight in found:
+        kinds.setdefault(kind_of(weight.name), []).append(weight)
+    rules = [_rule(kind, [weight.name for weight in members]) for kind, members in kinds.items()]
+    again = any(weight.stored for members in kinds.values() for weight in members)
     return (
         f"add {', '.join(map(json.dumps, dict.fromkeys(rules)))} to quantization_config.ignore of config.json"
         + (" and convert the checkpoint again with that list" if again else "")

@@ -77,21 +77,21 @@ def kind_of(name: str) -> str:
 
 def stacks(names: Iterable[str]) -> dict[str, Stack]:
     """All stacks of layers, by name."""
-    found: dict[str, Stack] = {}
+    by_name: dict[str, Stack] = {}
     for name in names:
         where = place(name)
         if where is None:
             continue
-        experts = found.setdefault(where.stack, Stack(where.stack)).layers[where.layer][where.rest]
+        experts = by_name.setdefault(where.stack, Stack(where.stack)).layers[where.layer][where.rest]
         if where.expert is not None:
             experts.add(where.expert)
-    return found
+    return by_name
 
 
 def main_stack(names: Iterable[str]) -> Stack | None:
     """The language model's own layers: the stack with most tensors that is not of pictures, sound or a draft."""
-    own = [stack for stack in stacks(names).values() if not _OTHER.search(stack.name)]
-    return max(own, key=lambda stack: (sum(map(len, stack.layers.values())), stack.name), default=None)
+    candidates = [stack for stack in stacks(names).values() if not _OTHER.search(stack.name)]
+    return max(candidates, key=lambda stack: (sum(map(len, stack.layers.values())), stack.name), default=None)
 
 
 def is_router(name: str, shape: tuple[int, ...]) -> bool:
@@ -101,14 +101,14 @@ def is_router(name: str, shape: tuple[int, ...]) -> bool:
 
 def ranges(numbers: Iterable[int]) -> str:
     """``0-2, 5``."""
-    found: list[list[int]] = []
+    spans: list[list[int]] = []
     for value in sorted(set(numbers)):
-        if found and value == found[-1][1] + 1:
-            found[-1][1] = value
+        if spans and value == spans[-1][1] + 1:
+            spans[-1][1] = value
         else:
-            found.append([value, value])
-    shown = [str(a) if a == b else f"{a}-{b}" for a, b in found[:12]]
-    return ", ".join(shown) + (f" and {len(found) - 12} more" if len(found) > 12 else "")
+            spans.append([value, value])
+    texts = [str(a) if a == b else f"{a}-{b}" for a, b in spans[:12]]
+    return ", ".join(texts) + (f" and {len(spans) - 12} more" if len(spans) > 12 else "")
 
 
 def number(value: Any) -> int | None:
@@ -169,7 +169,7 @@ def _has_experts(text: Mapping[str, Any], layer: int) -> bool | None:
     if isinstance(kinds, list) and layer < len(kinds):
         return str(kinds[layer]) != "dense"
     dense = text.get("mlp_only_layers")
-    if isinstance(dense, list) and layer in [one for one in dense if type(one) is int]:
+    if isinstance(dense, list) and layer in [index for index in dense if type(index) is int]:
         return False
     first, frequency = number(text.get("first_k_dense_replace")), text.get("moe_layer_freq")
     if isinstance(frequency, list):

@@ -38,12 +38,12 @@ def _contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Sever
     types = values.get("layer_types")
     if isinstance(types, list) and layers and len(types) < layers:
         yield f"layer_types has {len(types)} entries for {layers} layers", "layer_types", None
-    words = number(values.get("vocab_size"))
-    said = values.get("eos_token_id")
-    for token in said if isinstance(said, list) else [said]:
-        if words and type(token) is int and token >= words:
+    vocab_size = number(values.get("vocab_size"))
+    eos = values.get("eos_token_id")
+    for token in eos if isinstance(eos, list) else [eos]:
+        if vocab_size and type(token) is int and token >= vocab_size:
             yield (
-                f"eos_token_id {token} is beyond vocab_size {words}: generation never ends on it",
+                f"eos_token_id {token} is beyond vocab_size {vocab_size}: generation never ends on it",
                 "eos_token_id",
                 "warning",
             )
@@ -61,10 +61,10 @@ def _contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Sever
 def _hf_config(config: HfConfig) -> Iterator[Found]:
     values = text_values(config.values)
     if not isinstance(config.values.get("model_type"), str):
-        said = "there is no model_type: AutoConfig cannot tell which model it is"
-        yield Found(said, Where(str(config.path), item="model_type"), "warning", "likely")
-    for said, key, severity in _contradictions(values):
-        yield Found(said, Where(str(config.path), item=key, value=str(values.get(key))[:80]), severity)
+        message = "there is no model_type: AutoConfig cannot tell which model it is"
+        yield Found(message, Where(str(config.path), item="model_type"), "warning", "likely")
+    for message, key, severity in _contradictions(values):
+        yield Found(message, Where(str(config.path), item=key, value=str(values.get(key))[:80]), severity)
 
 
 _PLAIN = frozenset({"BF16", "F16", "F32"})
@@ -89,12 +89,12 @@ def _hf_config_shapes(checkpoint: HfCheckpoint) -> Iterator[Found]:
         (n for key in ("n_routed_experts", "num_experts", "num_local_experts") if (n := number(values.get(key)))), None
     )
     stack = main_stack(checkpoint.tensors)
-    said: set[str] = set()
+    reported: set[str] = set()
     for name in sorted(checkpoint.tensors):
         info, where = checkpoint.tensors[name], place(name)
         inside = where is not None and stack is not None and where.stack == stack.name
         table = name in TABLES
-        if len(info.shape) != 2 or info.dtype not in _PLAIN or kind_of(name) in said:
+        if len(info.shape) != 2 or info.dtype not in _PLAIN or kind_of(name) in reported:
             continue
         if table and hidden and info.shape[1] != hidden:
             wrong = f"hidden_size {hidden}"
@@ -104,7 +104,7 @@ def _hf_config_shapes(checkpoint: HfCheckpoint) -> Iterator[Found]:
             wrong = f"hidden_size {hidden}"
         else:
             continue
-        said.add(kind_of(name))
+        reported.add(kind_of(name))
         shape = " x ".join(map(str, info.shape))
         where_ = Where(str(checkpoint.path / info.file), item=name, value=shape)
         yield Found(f"{name} is {shape}, and the config says {wrong}", where_)
@@ -166,18 +166,18 @@ def _hf_model_args(launch: Launch, config: HfConfig) -> Iterator[Found]:
 )
 def _hf_vocab(checkpoint: HfCheckpoint, tokenizer: Tokenizer | None) -> Iterator[Found]:
     values = text_values(checkpoint.config.values) if checkpoint.config else {}
-    said = number(values.get("vocab_size"))
+    vocab_size = number(values.get("vocab_size"))
     for name in sorted(checkpoint.tensors):
         info = checkpoint.tensors[name]
         if name not in TABLES or len(info.shape) != 2:
             continue
         rows = info.shape[0]
         where = Where(str(checkpoint.path / info.file), item=name, value=f"{rows} rows")
-        if said and rows < said:
-            yield Found(f"{name} has {rows} rows, and the config says vocab_size {said}", where)
-        elif said and rows > said:
+        if vocab_size and rows < vocab_size:
+            yield Found(f"{name} has {rows} rows, and the config says vocab_size {vocab_size}", where)
+        elif vocab_size and rows > vocab_size:
             yield Found(
-                f"{name} has {rows} rows, more than vocab_size {said} of the config", where, "warning", "likely"
+                f"{name} has {rows} rows, more than vocab_size {vocab_size} of the config", where, "warning", "likely"
             )
         if tokenizer is not None and tokenizer.size and rows < tokenizer.size and name.endswith("embed_tokens.weight"):
             text = f"{name} has {rows} rows, and {tokenizer.path} has token ids up to {tokenizer.size - 1}"
@@ -203,12 +203,12 @@ def _template_without_instruct(launch: Launch, tokenizer: Tokenizer | None) -> I
         return
     where = launch.where("--apply-chat-template")
     if tokenizer is not None and tokenizer.template is None:
-        said = f"--apply-chat-template, and the tokenizer of {tokenizer.path} has no chat template: transformers raises"
-        yield Found(said, Where(where.path, where.line, str(tokenizer.path), "no template"), "error", "certain")
+        text = f"--apply-chat-template, and the tokenizer of {tokenizer.path} has no chat template: transformers raises"
+        yield Found(text, Where(where.path, where.line, str(tokenizer.path), "no template"), "error", "certain")
         return
     model = launch.value("--hf-checkpoint") or ""
     name = model.rstrip("/").rpartition("/")[2]
     if _BASE.search(name):
-        said = f"--apply-chat-template with {name}, by its name a base model that was not trained on a template"
+        text = f"--apply-chat-template with {name}, by its name a base model that was not trained on a template"
         place = launch.where("--hf-checkpoint")
-        yield Found(said, Where(place.path, place.line, "--hf-checkpoint", model))
+        yield Found(text, Where(place.path, place.line, "--hf-checkpoint", model))

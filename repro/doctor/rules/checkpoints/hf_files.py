@@ -33,8 +33,8 @@ def _config(checkpoint: HfCheckpoint) -> Iterator[Found]:
     assert checkpoint.config is not None
     values = text_values(checkpoint.config.values)
     key = "torch_dtype" if "torch_dtype" in values else "dtype"
-    said = values.get(key)
-    named = _NAMES.get(said.removeprefix("torch.")) if isinstance(said, str) else None
+    configured = values.get(key)
+    named = _NAMES.get(configured.removeprefix("torch.")) if isinstance(configured, str) else None
     sizes: Counter[str] = Counter()
     for info in checkpoint.tensors.values():
         if info.dtype in _NAMES.values():
@@ -43,9 +43,9 @@ def _config(checkpoint: HfCheckpoint) -> Iterator[Found]:
         return
     most = max(sizes, key=lambda dtype: (sizes[dtype], dtype))
     if most != named:
-        cure = f"write {key} as the weights are, or convert the weights to {said}"
-        found = f"the config says {key} {said}, and most weights are {most}"
-        yield Found(found, Where(str(checkpoint.config.path), item=key, value=str(said)), cure=cure)
+        cure = f"write {key} as the weights are, or convert the weights to {configured}"
+        message = f"the config says {key} {configured}, and most weights are {most}"
+        yield Found(message, Where(str(checkpoint.config.path), item=key, value=str(configured)), cure=cure)
 
 
 @rule(
@@ -81,15 +81,15 @@ def _size(checkpoint: HfCheckpoint, path: str) -> Iterator[Found]:
         return
     held = sum(math.prod(info.shape) * BITS.get(info.dtype, 8) // 8 for info in checkpoint.tensors.values())
     if held != checkpoint.total_size:
-        said = f"the index says {checkpoint.total_size} bytes in all, and the shards hold {held}"
+        message = f"the index says {checkpoint.total_size} bytes in all, and the shards hold {held}"
         cure = "nothing, if the index was kept from before a change of dtype; otherwise write the checkpoint again"
         severity: Severity = "warning" if held < 0.99 * checkpoint.total_size else "note"
-        yield Found(said, Where(path, item="metadata.total_size"), severity, "possible", cure)
+        yield Found(message, Where(path, item="metadata.total_size"), severity, "possible", cure)
 
 
 def _shown(names: Sequence[str]) -> str:
-    shown = ", ".join(name[:120] for name in names[:3])
-    return f"{len(names)} tensor{'s' if len(names) > 1 else ''} ({shown}{', ...' if len(names) > 3 else ''})"
+    listed = ", ".join(name[:120] for name in names[:3])
+    return f"{len(names)} tensor{'s' if len(names) > 1 else ''} ({listed}{', ...' if len(names) > 3 else ''})"
 
 
 @rule(
@@ -122,9 +122,9 @@ def _hf_index(checkpoint: HfCheckpoint) -> Iterator[Found]:
             Where(path, item=absent[0], value=index[absent[0]]),
         )
     if moved:
-        said = f"the index gives another shard than the one that holds {_shown(moved)}"
+        message = f"the index gives another shard than the one that holds {_shown(moved)}"
         where = Where(path, item=moved[0], value=index[moved[0]])
-        yield Found(f"{said} ({checkpoint.tensors[moved[0]].file})", where)
+        yield Found(f"{message} ({checkpoint.tensors[moved[0]].file})", where)
     unnamed = sorted(n for n, info in checkpoint.tensors.items() if n not in index and info.file in set(index.values()))
     if unnamed:
         yield Found(
@@ -150,15 +150,15 @@ def _fewer(checkpoint: HfCheckpoint, stack: Stack, values: Mapping[str, Any]) ->
                 continue
             full = max(wider, key=lambda other: (sets[other], len(other), sorted(other)))
             peers = sum(count for other, count in sets.items() if full <= other)
-            those = sorted(layer for layer, own in layers.items() if own == keys)
+            those = sorted(layer for layer, held in layers.items() if held == keys)
             missing = sorted(full - keys)
-            shown = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+            names = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
             who = f"layers {ranges(those)} have" if len(those) > 1 else f"layer {those[0]} has"
-            said = (
-                f"{stack.name}: {who} {len(keys)} of the {len(full)} tensors of {peers} {kind} peers: without {shown}"
+            message = (
+                f"{stack.name}: {who} {len(keys)} of the {len(full)} tensors of {peers} {kind} peers: without {names}"
             )
             where = Where(str(checkpoint.path), item=f"{stack.name}.{those[0]}.{missing[0]}")
-            yield Found(said, where, _severity(checkpoint, stack, missing, those, peers))
+            yield Found(message, where, _severity(checkpoint, stack, missing, those, peers))
 
 
 def _severity(
@@ -176,12 +176,12 @@ def _severity(
 
 def _holes(checkpoint: HfCheckpoint, stack: Stack, values: Mapping[str, Any]) -> Iterator[Found]:
     """Experts that are missing in the numbering of a layer."""
-    said = expert_count(values)
+    configured = expert_count(values)
     for layer, rests in sorted(stack.layers.items()):
         groups = [experts for rest, experts in rests.items() if "experts.*" in rest]
         if not groups:
             continue
-        count = max(max((max(e) + 1 for e in groups if e), default=0), said or 0)
+        count = max(max((max(e) + 1 for e in groups if e), default=0), configured or 0)
         if count > 100_000:
             continue
         missing = {n for experts in groups for n in set(range(count)) - experts} if count else set()
@@ -192,7 +192,7 @@ def _holes(checkpoint: HfCheckpoint, stack: Stack, values: Mapping[str, Any]) ->
                 if "experts.*" in rest and missing & (set(range(count)) - experts)
             )
             where = Where(str(checkpoint.path), item=f"{stack.name}.{layer}.{rest}")
-            whose = f"the config says {said}" if said else f"the highest is {count - 1}"
+            whose = f"the config says {configured}" if configured else f"the highest is {count - 1}"
             yield Found(f"{stack.name}.{layer}: experts {ranges(missing)} lack tensors ({whose})", where)
 
 
@@ -210,10 +210,10 @@ def _hf_layer_keys(checkpoint: HfCheckpoint) -> Iterator[Found]:
     values = checkpoint.config.values if checkpoint.config else {}
     names = {*checkpoint.tensors, *(checkpoint.index or {})}
     main = main_stack(names)
-    for stack in sorted(stacks(names).values(), key=lambda one: one.name):
-        own = values if main is not None and stack.name == main.name else {}
-        yield from _fewer(checkpoint, stack, own)
-        yield from _holes(checkpoint, stack, own)
+    for stack in sorted(stacks(names).values(), key=lambda s: s.name):
+        config = values if main is not None and stack.name == main.name else {}
+        yield from _fewer(checkpoint, stack, config)
+        yield from _holes(checkpoint, stack, config)
 
 
 _AHEAD = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules")
@@ -250,11 +250,11 @@ def _hf_layer_missing(checkpoint: HfCheckpoint) -> Iterator[Found]:
     draft = next((n for key in _AHEAD if (n := number(text_values(values).get(key)))), 0)
     beyond = {layer for layer in stack.layers if layer >= count + draft}
     if beyond:
-        said = (
+        message = (
             f"{stack.name} has layer{'s' if len(beyond) > 1 else ''} {ranges(beyond)}, and the config says {count}"
             + (f" and {draft} to predict ahead" if draft else "")
         )
-        yield Found(said, where, "warning", "likely", "give the config the number of layers that the weights have")
+        yield Found(message, where, "warning", "likely", "give the config the number of layers that the weights have")
 
 
 _MOST = 8
@@ -271,20 +271,20 @@ _MOST = 8
     sources=("Miles guide: Debugging", "THUDM/slime@dd4851f26 (#2256): a block of zeros becomes NaN in FP8"),
 )
 def _hf_not_finite(checkpoint: HfCheckpoint) -> Iterator[Found]:
-    found = 0
+    total = 0
     for name in sorted(checkpoint.tensors):
         stats = checkpoint.scan(name)
         if not (stats.nan or stats.inf):
             continue
-        found += 1
-        if found <= _MOST:
+        total += 1
+        if total <= _MOST:
             parts = [f"{count} {what}" for count, what in ((stats.nan, "NaN"), (stats.inf, "inf")) if count]
             info = checkpoint.tensors[name]
             where = Where(str(checkpoint.path / info.file), item=name, value=" and ".join(parts))
             seen = "" if stats.whole else " in the parts that were looked at"
             yield Found(f"{name} ({info.dtype}) has {' and '.join(parts)}{seen}", where)
-    if found > _MOST:
-        yield Found(f"{found - _MOST} more tensors are not finite", Where(str(checkpoint.path)))
+    if total > _MOST:
+        yield Found(f"{total - _MOST} more tensors are not finite", Where(str(checkpoint.path)))
 
 
 _TOTAL = re.compile(r"-of-(\d{5,6})\.safetensors$", re.ASCII)
@@ -304,14 +304,14 @@ def _hf_shard_extra(checkpoint: HfCheckpoint) -> Iterator[Found]:
     totals = sorted({match[1] for name in checkpoint.shards if (match := _TOTAL.search(name))})
     if checkpoint.index is None:
         if len(totals) > 1:
-            said = f"shards of several conversions lie here: of {', of '.join(totals)}"
-            yield Found(said, Where(str(checkpoint.path)), cure="keep the shards of one conversion and its index")
+            message = f"shards of several conversions lie here: of {', of '.join(totals)}"
+            yield Found(message, Where(str(checkpoint.path)), cure="keep the shards of one conversion and its index")
         return
     extra = sorted(set(checkpoint.shards) - set(checkpoint.index.values()))
     if extra:
-        shown = ", ".join(extra[:4]) + (f" and {len(extra) - 4} more" if len(extra) > 4 else "")
+        names = ", ".join(extra[:4]) + (f" and {len(extra) - 4} more" if len(extra) > 4 else "")
         files = f"{len(checkpoint.shards)} safetensors files, and the index names {len(set(checkpoint.index.values()))}"
-        yield Found(f"not in the index: {shown} ({files})", Where(str(checkpoint.path / INDEX), item=extra[0]))
+        yield Found(f"not in the index: {names} ({files})", Where(str(checkpoint.path / INDEX), item=extra[0]))
 
 
 _NUMBERED = re.compile(r"(model.*?)-?(\d{5,6})-of-(\d{5,6})\.safetensors", re.ASCII)
@@ -336,8 +336,8 @@ def _hf_shard_missing(checkpoint: HfCheckpoint) -> Iterator[Found]:
         for file in sorted(lost)[:_MOST]:
             tensors = sorted(lost[file])
             more = f" and {len(tensors) - 2} more" if len(tensors) > 2 else ""
-            said = f"{file[:200]} is missing, and {len(tensors)} tensors with it ({', '.join(tensors[:2])}{more})"
-            yield Found(said, Where(str(checkpoint.path / INDEX), item=file[:200]))
+            text = f"{file[:200]} is missing, and {len(tensors)} tensors with it ({', '.join(tensors[:2])}{more})"
+            yield Found(text, Where(str(checkpoint.path / INDEX), item=file[:200]))
         if len(lost) > _MOST:
             yield Found(
                 f"{len(lost) - _MOST} more shards of the index are missing", Where(str(checkpoint.path / INDEX))
@@ -351,10 +351,10 @@ def _hf_shard_missing(checkpoint: HfCheckpoint) -> Iterator[Found]:
     for (prefix, total), numbers in sorted(groups.items()):
         width, count = len(total), int(total)
         if 0 < count <= 100_000 and (missing := sorted(set(range(1, count + 1)) - numbers)):
-            shown = ", ".join(f"{prefix}-{n:0{width}d}-of-{total}.safetensors" for n in missing[:3])
+            names = ", ".join(f"{prefix}-{n:0{width}d}-of-{total}.safetensors" for n in missing[:3])
             more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            said = f"{len(numbers)} of {count} shards are there, without {shown}{more}; there is no index either"
-            yield Found(said, Where(str(checkpoint.path)))
+            text = f"{len(numbers)} of {count} shards are there, without {names}{more}; there is no index either"
+            yield Found(text, Where(str(checkpoint.path)))
 
 
 _KEY = "tie_word_embeddings"
@@ -363,8 +363,8 @@ _KEY = "tie_word_embeddings"
 def _tied(values: Mapping[str, Any]) -> bool | None:
     """What the config says; None where it does not, or says both."""
     inner = values.get("text_config")
-    said = {value for one in (values, inner) if isinstance(one, dict) and type(value := one.get(_KEY)) is bool}
-    return said.pop() if len(said) == 1 else None
+    flags = {value for table in (values, inner) if isinstance(table, dict) and type(value := table.get(_KEY)) is bool}
+    return flags.pop() if len(flags) == 1 else None
 
 
 def _generates(values: Mapping[str, Any]) -> bool:
@@ -403,9 +403,9 @@ def _hf_tied_embeddings(checkpoint: HfCheckpoint) -> Iterator[Found]:
         assert head is not None
         alike = checkpoint.tensors[head][1:] == checkpoint.tensors[embedding][1:]
         if alike and checkpoint.scan(head).digest != checkpoint.scan(embedding).digest:
-            said = f"{head} differs from {embedding}, and the config ties them: every loader drops {head}"
+            message = f"{head} differs from {embedding}, and the config ties them: every loader drops {head}"
             cure = f"set {_KEY} to false (and --untie-embeddings-and-output-weights), or convert the tied model again"
-            yield Found(said, where, None, "likely", cure)
+            yield Found(message, where, None, "likely", cure)
     elif not tied and head is None and _generates(checkpoint.config.values):
         cure = f"set {_KEY} to true if the model ties them, or convert the output layer again"
         yield Found(f"there is no lm_head.weight, and the config does not tie it to {embedding}", where, cure=cure)
@@ -445,16 +445,16 @@ def _looked_at(name: str, info: TensorInfo, model: str) -> bool:
 def _zero(checkpoint: HfCheckpoint, kind: str, names: list[str]) -> Found:
     info = checkpoint.tensors[names[0]]
     where = Where(str(checkpoint.path / info.file), item=names[0], value="0")
-    said = f"{_count(kind, names)}: {_shape(checkpoint, names[0])} of zeros"
+    message = f"{_count(kind, names)}: {_shape(checkpoint, names[0])} of zeros"
     if len(info.shape) < 2:
-        said += ", which a norm that multiplies by its weight turns into a layer of zeros"
-        return Found(said, where, "warning", "likely")
+        message += ", which a norm that multiplies by its weight turns into a layer of zeros"
+        return Found(message, where, "warning", "likely")
     if is_router(names[0], info.shape):
-        said += ": a router that was quantised by mistake, or that no conversion wrote, looks like this"
+        message += ": a router that was quantised by mistake, or that no conversion wrote, looks like this"
     cure = ""
     if kind != names[0]:
         cure = "compare with peers in other layers and convert again; then run with --check-weight-update-equal"
-    return Found(said, where, cure=cure)
+    return Found(message, where, cure=cure)
 
 
 def _count(kind: str, names: list[str]) -> str:
@@ -493,5 +493,5 @@ def _hf_zero_tensor(checkpoint: HfCheckpoint) -> Iterator[Found]:
     for kind, names in others.items():
         value = checkpoint.scan(names[0]).constant
         where = Where(str(checkpoint.path / checkpoint.tensors[names[0]].file), item=names[0], value=f"{value:.6g}")
-        said = f"{_count(kind, names)}: every element of {_shape(checkpoint, names[0])} is {value:.6g}"
-        yield Found(said, where, "warning", "likely")
+        message = f"{_count(kind, names)}: every element of {_shape(checkpoint, names[0])} is {value:.6g}"
+        yield Found(message, where, "warning", "likely")

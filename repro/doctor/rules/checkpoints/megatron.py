@@ -53,9 +53,9 @@ def _checkpoint_iteration(checkpoint: MegatronCheckpoint) -> Iterator[Found]:
     elif not any(checkpoint.files[iteration].values()):
         yield Found(f"{TRACKER} names {word}, but {folder} holds no data", where, cure=cure)
     elif whole and 0 <= iteration < whole[-1]:
-        said = f"{TRACKER} names {word}, and there is a newer {folder_of(checkpoint, whole[-1]).name}"
+        message = f"{TRACKER} names {word}, and there is a newer {folder_of(checkpoint, whole[-1]).name}"
         hint = "if the newer one is complete and wanted, write its number into the tracker or give --ckpt-step"
-        yield Found(said, where, "note", "possible", hint)
+        yield Found(message, where, "note", "possible", hint)
 
 
 _LOADS = ("--load", "--ref-load")
@@ -75,10 +75,10 @@ def _number(value: Any) -> bool:
 
 def _found(launch: Launch, checkpoint: MegatronCheckpoint, flag: str, asked: str, held: str, *, sure: bool) -> Found:
     what = "loads, and is another model" if flag in _SOFT else "does not load"
-    said = f"saved with {flag[2:].replace('-', '_')} {held}, and the launch says {asked}: it {what}"
+    message = f"saved with {flag[2:].replace('-', '_')} {held}, and the launch says {asked}: it {what}"
     place = launch.where(flag)
     return Found(
-        said, Where(place.path, place.line, flag, asked), None if sure else "warning", None if sure else "possible",
+        message, Where(place.path, place.line, flag, asked), None if sure else "warning", None if sure else "possible",
         f"give {flag} {held}, or the checkpoint of this model; {checkpoint.path} is not it",
     )  # fmt: skip
 
@@ -124,16 +124,16 @@ _RANK = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?/", re.ASCII)
 def _saved(checkpoint: MegatronCheckpoint, files: Any) -> dict[str, int]:
     """Sizes of the save: of its arguments, else of the ranks' folders."""
     args = checkpoint.args or {}
-    found = {key: args[key] for _, key, _ in _FLAGS if type(args.get(key)) is int}
+    sizes = {key: args[key] for _, key, _ in _FLAGS if type(args.get(key)) is int}
     ranks = [match.groups() for name in files if (match := _RANK.match(name))]
-    if ranks and not found:
-        found["tensor_model_parallel_size"] = max(int(rank[0]) for rank in ranks) + 1
+    if ranks and not sizes:
+        sizes["tensor_model_parallel_size"] = max(int(rank[0]) for rank in ranks) + 1
         if any(len(rank) == 3 and rank[2] is not None for rank in ranks):
-            found["pipeline_model_parallel_size"] = max(int(rank[1] or 0) for rank in ranks) + 1
-            found["expert_model_parallel_size"] = max(int(rank[2] or 0) for rank in ranks) + 1
+            sizes["pipeline_model_parallel_size"] = max(int(rank[1] or 0) for rank in ranks) + 1
+            sizes["expert_model_parallel_size"] = max(int(rank[2] or 0) for rank in ranks) + 1
         elif not any(rank[1] for rank in ranks):
-            found["pipeline_model_parallel_size"] = 1
-    return found
+            sizes["pipeline_model_parallel_size"] = 1
+    return sizes
 
 
 @rule(
@@ -161,13 +161,13 @@ def _checkpoint_parallelism(launch: Launch, checkpoint: MegatronCheckpoint) -> I
         if asked is None or held is None or asked == held:
             continue
         where = Where(str(checkpoint.path), item=key, value=str(held))
-        said = f"saved with {short} {held}, and the launch asks for {short} {asked:g} ({launch.where(name)})"
+        message = f"saved with {short} {held}, and the launch asks for {short} {asked:g} ({launch.where(name)})"
         if distributed or short == "CP":
             why = "context parallelism cuts no weights" if short == "CP" else "a distributed checkpoint is cut anew"
-            yield Found(f"{said}: {why}", where, "note", cure="nothing, if that is meant")
+            yield Found(f"{message}: {why}", where, "note", cure="nothing, if that is meant")
         else:
             cure = f"give {name} {held}, or convert the checkpoint to torch_dist, which loads into any layout"
-            yield Found(said, where, None if sure else "warning", None if sure else "possible", cure)
+            yield Found(message, where, None if sure else "warning", None if sure else "possible", cure)
 
 
 _WEIGHTS = (".distcp", ".pt", ".safetensors", ".metadata")
@@ -189,11 +189,11 @@ def _checkpoint_tracker(checkpoint: MegatronCheckpoint) -> Iterator[Found]:
     weights = sorted(i for i, files in checkpoint.files.items() if any(name.endswith(_WEIGHTS) for name in files))
     if checkpoint.tracker is None:
         if iteration_of(checkpoint.path.absolute().name) is not None:
-            said = "this is the folder of one iteration, which has no tracker of its own"
+            message = "this is the folder of one iteration, which has no tracker of its own"
             cure = (
                 f"give the folder above, and --ckpt-step for another iteration than its newest ({checkpoint.path.name})"
             )
-            yield Found(said, Where(str(checkpoint.path)), "note", cure=cure)
+            yield Found(message, Where(str(checkpoint.path)), "note", cure=cure)
         elif weights:
             newest = folder_of(checkpoint, weights[-1]).name
             word = "release" if weights[-1] < 0 else str(weights[-1])
@@ -233,26 +233,26 @@ def _broken(files: Mapping[str, int], extents: Mapping[str, int] | None) -> Iter
 
 def _ranks(files: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     """Ranks that are missing in the grid of ``mp_rank_TT_PPP``."""
-    found: set[tuple[int, ...]] = set()
+    ranks: set[tuple[int, ...]] = set()
     for name in files:
         match = _CHECKPOINT_TRUNCATED_RANK.match(name)
         if match:
-            found.add((int(match[1]), *(int(part) for part in match[2].split("_")[1:])))
-    lengths = {len(rank) for rank in found}
-    if len(lengths) != 1 or len(found) > 100_000:
+            ranks.add((int(match[1]), *(int(part) for part in match[2].split("_")[1:])))
+    lengths = {len(rank) for rank in ranks}
+    if len(lengths) != 1 or len(ranks) > 100_000:
         return
-    sizes = [max(rank[axis] for rank in found) + 1 for axis in range(lengths.pop())]
+    sizes = [max(rank[axis] for rank in ranks) + 1 for axis in range(lengths.pop())]
     total = 1
     for size in sizes:
         total *= size
-    if total > 100_000 or total == len(found):
+    if total > 100_000 or total == len(ranks):
         return
     for flat in range(total):
         rank: list[int] = []
         for size in reversed(sizes):
             rank.insert(0, flat % size)
             flat //= size
-        if tuple(rank) not in found:
+        if tuple(rank) not in ranks:
             name = f"mp_rank_{rank[0]:02d}" + "".join(f"_{part:03d}" for part in rank[1:])
             yield name, f"is missing: the other ranks make a grid of {' x '.join(map(str, sizes))}"
 
@@ -270,16 +270,18 @@ def _checkpoint_truncated(checkpoint: MegatronCheckpoint) -> Iterator[Found]:
     newest = max(checkpoint.files, default=None)
     for iteration, files in sorted(checkpoint.files.items()):
         folder = folder_of(checkpoint, iteration)
-        found = list(_broken(files, checkpoint.extents.get(iteration)))
-        for name, what in found[:_MOST]:
+        broken = list(_broken(files, checkpoint.extents.get(iteration)))
+        for name, what in broken[:_MOST]:
             severity: Severity | None = None if iteration in (newest, *checkpoint.extents) else "warning"
             yield Found(f"{folder.name}/{name} {what}", Where(str(folder / name)), severity)
-        if len(found) > _MOST:
-            yield Found(f"{folder.name} has {len(found) - _MOST} more such files", Where(str(folder)))
+        if len(broken) > _MOST:
+            yield Found(f"{folder.name} has {len(broken) - _MOST} more such files", Where(str(folder)))
     for name, why in sorted(checkpoint.damage.items()):
         lost = "cut short" in why or "is empty" in why or "breaks off" in why
         already = any(
-            name.endswith(f"/{one}") and not size for files in checkpoint.files.values() for one, size in files.items()
+            name.endswith(f"/{file}") and not size
+            for files in checkpoint.files.values()
+            for file, size in files.items()
         )
         if not already:
             yield Found(
@@ -343,12 +345,12 @@ def _ckpt_step(launch: Launch, checkpoint: MegatronCheckpoint | None) -> Iterato
             continue
         there = _iterations(launch, checkpoint, folders)
         if there is not None and int(step) not in there[1]:
-            source, found = there
-            has = f"it has {ranges(found)}" if found else "it has none"
-            choice = f"{'one of ' if len(found) > 1 else ''}{ranges(found)}"
+            source, iterations = there
+            has = f"it has {ranges(iterations)}" if iterations else "it has none"
+            choice = f"{'one of ' if len(iterations) > 1 else ''}{ranges(iterations)}"
             yield Found(
                 f"{flag} {int(step)}: {source} has no iter_{int(step):07d} ({has})", where,
-                cure=f"give {choice}, or drop {flag} to load the newest" if found else "",
+                cure=f"give {choice}, or drop {flag} to load the newest" if iterations else "",
             )  # fmt: skip
 
 
@@ -377,13 +379,13 @@ def _ref_load_missing(launch: Launch) -> Iterator[Found]:
     where = launch.where("--ref-load")
     if not exists(ref):
         if kl:
-            said = f"--ref-load {ref} does not exist here: the trainer raises FileNotFoundError"
-            yield Found(said, where, certainty="likely")
+            text = f"--ref-load {ref} does not exist here: the trainer raises FileNotFoundError"
+            yield Found(text, where, certainty="likely")
         else:
             yield Found(f"--ref-load {ref} does not exist", where, "warning", "likely")
     elif not exists(ref / TRACKER) and not exists(ref / "config.json") and iteration_of(ref.name) is None:
-        said = f"--ref-load {ref} has neither {TRACKER} nor config.json: it is no checkpoint that the trainers load"
-        yield Found(said, where, "error" if kl else "warning", "likely")
+        text = f"--ref-load {ref} has neither {TRACKER} nor config.json: it is no checkpoint that the trainers load"
+        yield Found(text, where, "error" if kl else "warning", "likely")
 
 
 @rule(
@@ -450,15 +452,15 @@ def _silent_finetune(launch: Launch, checkpoint: MegatronCheckpoint | None) -> I
     then = f"training starts at rollout 0 from {instead}, without optimizer and random state"
     save = named(launch, "--save")
     if exists(load / "config.json"):
-        said = f"--load {load} is a Hugging Face folder, which starts a fresh run: no optimizer, no random state"
-        yield Found(said, where, "note")
+        message = f"--load {load} is a Hugging Face folder, which starts a fresh run: no optimizer, no random state"
+        yield Found(message, where, "note")
     elif has_checkpoints(load):
-        said = f"--load {load} holds iterations but no {TRACKER}: {then}"
+        message = f"--load {load} holds iterations but no {TRACKER}: {then}"
         cure = f"write the iteration to load into {load / TRACKER}, or give the folder that holds it"
-        yield Found(said, where, cure=cure)
+        yield Found(message, where, cure=cure)
     elif save is not None and same(save, load):
-        said = f"--load {load} has nothing yet: a first run, {then}"
-        yield Found(said, where, "note")
+        message = f"--load {load} has nothing yet: a first run, {then}"
+        yield Found(message, where, "note")
     elif not exists(load):
         yield Found(f"--load {load} does not exist: {then}", where, "warning", "likely", _near(launch, load))
     else:

@@ -42,28 +42,28 @@ _LIST = json.dumps(list(RECOMMENDED))
 _TABLE = re.compile(r"(?:^|\.)(?:embed_tokens|word_embeddings|wte|lm_head|router)\.weight$")
 
 
-def _no_linear(found: list[Taken], checkpoint: HfCheckpoint, launch: Launch | None, path: str) -> Iterator[Found]:
+def _no_linear(weights: list[Taken], checkpoint: HfCheckpoint, launch: Launch | None, path: str) -> Iterator[Found]:
     """One finding for each matrix that is no Linear, and one cure for all."""
-    cure = cure_of(found)
+    cure = cure_of(weights)
     sure = decides(launch, checkpoint)
-    for one in found:
-        grave = _grave(one, checkpoint) and (one.stored or not bridged(launch))
+    for weight in weights:
+        grave = _grave(weight, checkpoint) and (weight.stored or not bridged(launch))
         # whether a gate is quantised differs between engines
-        certainty: Certainty = "possible" if is_gate(one.name) else "likely"
-        if grave and (sure or one.stored):
+        certainty: Certainty = "possible" if is_gate(weight.name) else "likely"
+        if grave and (sure or weight.stored):
             certainty = "certain"
-        done = "is stored packed" if one.stored else "would be packed to INT4 in the weight sync"
-        what = "a gate" if is_gate(one.name) else "no Linear"
-        where = Where(path, item=_ITEM, value=str(one))
-        yield Found(f"{one} {done}, and is {what}", where, None if grave else "warning", certainty, cure)
+        done = "is stored packed" if weight.stored else "would be packed to INT4 in the weight sync"
+        what = "a gate" if is_gate(weight.name) else "no Linear"
+        where = Where(path, item=_ITEM, value=str(weight))
+        yield Found(f"{weight} {done}, and is {what}", where, None if grave else "warning", certainty, cure)
 
 
-def _grave(one: Taken, checkpoint: HfCheckpoint) -> bool:
+def _grave(weight: Taken, checkpoint: HfCheckpoint) -> bool:
     """Whether no engine has this weight packed: a language model's tables, but for a head that may be."""
-    if one.name not in TABLES and not _TABLE.search(one.name):
+    if weight.name not in TABLES and not _TABLE.search(weight.name):
         return False
     tied = checkpoint.config is not None and checkpoint.config.values.get("tie_word_embeddings") is True
-    return not (one.name.endswith("lm_head.weight") and (one.stored or tied))
+    return not (weight.name.endswith("lm_head.weight") and (weight.stored or tied))
 
 
 @rule(
@@ -83,22 +83,22 @@ def _int4_ignore(checkpoint: HfCheckpoint, launch: Launch | None) -> Iterator[Fo
     if ignoring is None or checkpoint.config is None:
         return
     path = str(checkpoint.config.path)
-    found = [one for one in taken(ignoring, checkpoint) if not is_router(one.name, one.shape or (0, 0))]
-    yield from _no_linear([one for one in found if not is_linear(one.name)], checkpoint, launch, path)
+    weights = [weight for weight in taken(ignoring, checkpoint) if not is_router(weight.name, weight.shape or (0, 0))]
+    yield from _no_linear([weight for weight in weights if not is_linear(weight.name)], checkpoint, launch, path)
     stored = packed_names(checkpoint.tensors)
     groups: dict[str, list[Taken]] = {}
-    for one in found if stored else []:
-        if is_linear(one.name):
-            groups.setdefault(kind_of(one.name), []).append(one)
+    for weight in weights if stored else []:
+        if is_linear(weight.name):
+            groups.setdefault(kind_of(weight.name), []).append(weight)
     for members in groups.values():
         more = f" and {len(members) - 1} of its kind" if len(members) > 1 else ""
-        said = f"{members[0]}{more} would be packed to INT4 in the weight sync, and is stored unpacked here"
-        yield Found(said, Where(path, item=_ITEM, value=str(members[0])), "warning", "likely", cure_of(members))
-    kept = sorted(name for name in stored if ignoring.ignores(name))
-    if kept:
-        said = f"{len(kept)} weights are stored packed although the list ignores them, first {kept[0]}"
+        message = f"{members[0]}{more} would be packed to INT4 in the weight sync, and is stored unpacked here"
+        yield Found(message, Where(path, item=_ITEM, value=str(members[0])), "warning", "likely", cure_of(members))
+    ignored = sorted(name for name in stored if ignoring.ignores(name))
+    if ignored:
+        message = f"{len(ignored)} weights are stored packed although the list ignores them, first {ignored[0]}"
         yield Found(
-            said, Where(path, item=_ITEM, value=kept[0]), "warning", "likely",
+            message, Where(path, item=_ITEM, value=ignored[0]), "warning", "likely",
             "the sync will send them unpacked, which the engine does not expect: take the rule out that matches them",
         )  # fmt: skip
 
@@ -113,8 +113,8 @@ def _idle(ignoring: Ignoring, rule: str, names: list[str], where: Where) -> Iter
         hint = f"write 're:.*{rule[3:]}': patterns are matched from the start of the name"
         yield Found(f"{rule!r} matches only inside of names, and so nothing", where, "warning", "certain", hint)
     elif pattern is None and _REGEX.search(rule):
-        said = f"{rule!r} looks like a pattern, and without re: it is compared as text"
-        yield Found(said, where, "warning", "likely", f"write 're:{rule}'")
+        message = f"{rule!r} looks like a pattern, and without re: it is compared as text"
+        yield Found(message, where, "warning", "likely", f"write 're:{rule}'")
     elif rule not in RECOMMENDED:  # that list is for several models, and each has some of it
         yield Found(
             f"{rule!r} matches no weight of this checkpoint",
@@ -168,18 +168,18 @@ def _int4_router(checkpoint: HfCheckpoint, launch: Launch | None) -> Iterator[Fo
     if ignoring is None or checkpoint.config is None:
         return
     # a packed router may not say its shape: its name must do
-    routers = [one for one in taken(ignoring, checkpoint) if is_router(one.name, one.shape or (0, 0))]
+    routers = [router for router in taken(ignoring, checkpoint) if is_router(router.name, router.shape or (0, 0))]
     cure = cure_of(routers)
     sure = decides(launch, checkpoint)
-    for one in routers:
-        where = Where(str(checkpoint.config.path), item="quantization_config.ignore", value=str(one))
-        if one.stored:
-            said = f"the router {one} is stored packed, and the ignore list has no rule for it"
-            yield Found(said, where, cure=cure)
+    for router in routers:
+        where = Where(str(checkpoint.config.path), item="quantization_config.ignore", value=str(router))
+        if router.stored:
+            message = f"the router {router} is stored packed, and the ignore list has no rule for it"
+            yield Found(message, where, cure=cure)
         else:
-            said = f"the router {one} would be packed to INT4 in the weight sync"
+            message = f"the router {router} would be packed to INT4 in the weight sync"
             idle = bridged(launch)
-            yield Found(said, where, "warning" if idle else None, None if sure else "likely", cure)
+            yield Found(message, where, "warning" if idle else None, None if sure else "likely", cure)
 
 
 _SMALLEST = 64
@@ -208,20 +208,20 @@ def _matrices(checkpoint: HfCheckpoint) -> list[str]:
     "--decoder-first-pipeline-num-layers and uneven stages), then convert again",
     sources=("Miles guide: Debugging", "slime guide: Debugging", "Relax guide: Debugging"),
 )
-def _layer_offset(one: HfCheckpoint, other: HfCheckpoint) -> Iterator[Found]:
-    if str(one.path) >= str(other.path):
+def _layer_offset(reference: HfCheckpoint, other: HfCheckpoint) -> Iterator[Found]:
+    if str(reference.path) >= str(other.path):
         return  # the pair comes in both orders
     shifts: dict[int, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     known: dict[tuple[str, str, str], int] = {}
-    for name in _matrices(one):
+    for name in _matrices(reference):
         where = place(name)
         assert where is not None
-        known.setdefault((where.stack, f"{where.rest}/{where.expert}", one.scan(name).digest), where.layer)
+        known.setdefault((where.stack, f"{where.rest}/{where.expert}", reference.scan(name).digest), where.layer)
     for name in _matrices(other):
         where = place(name)
         assert where is not None
         digest = other.scan(name).digest
-        if name in one.tensors and one.scan(name).digest == digest:
+        if name in reference.tensors and reference.scan(name).digest == digest:
             continue
         source = known.get((where.stack, f"{where.rest}/{where.expert}", digest))
         if source is not None and source != where.layer:
@@ -229,11 +229,11 @@ def _layer_offset(one: HfCheckpoint, other: HfCheckpoint) -> Iterator[Found]:
     for shift, layers in sorted(shifts.items()):
         first = min(layers)
         sources = ranges(layer - shift for layer in layers)
-        said = (
-            f"layers {ranges(layers)} of {other.path} hold what {one.path} has in layers {sources}: "
+        message = (
+            f"layers {ranges(layers)} of {other.path} hold what {reference.path} has in layers {sources}: "
             f"shifted by {abs(shift)} {'up' if shift > 0 else 'down'}"
         )
-        yield Found(said, Where(str(other.path / other.tensors[layers[first][0]].file), item=layers[first][0]))
+        yield Found(message, Where(str(other.path / other.tensors[layers[first][0]].file), item=layers[first][0]))
 
 
 @rule(
@@ -267,15 +267,15 @@ def _layers_equal(checkpoint: HfCheckpoint) -> Iterator[Found]:
     shifts: dict[tuple[str, int], list[tuple[int, int, int]]] = defaultdict(list)
     for (stack, first, later), shared in sorted(pairs.items()):
         shifts[stack, later - first].append((first, later, shared))
-    for (stack, shift), found in sorted(shifts.items()):
-        copies = [layer for _, layer, _ in found]
-        whole = all(shared == totals[stack, layer] for _, layer, shared in found)
+    for (stack, shift), matches in sorted(shifts.items()):
+        copies = [layer for _, layer, _ in matches]
+        whole = all(shared == totals[stack, layer] for _, layer, shared in matches)
         how = "all" if whole else "some"
-        sources = ranges(first for first, _, _ in found)
-        said = f"{stack}: layers {ranges(copies)} have {how} matrices of layers {sources} ({shift} before)"
+        sources = ranges(first for first, _, _ in matches)
+        message = f"{stack}: layers {ranges(copies)} have {how} matrices of layers {sources} ({shift} before)"
         name = names[stack, copies[0]]
         where_ = Where(str(checkpoint.path / checkpoint.tensors[name].file), item=name)
-        yield Found(said, where_, None if whole else "warning")
+        yield Found(message, where_, None if whole else "warning")
 
 
 _MOST = 10
@@ -283,13 +283,13 @@ _LARGEST = 1 << 28
 """Elements of a tensor whose difference is computed; of larger ones it is only said that they differ."""
 
 
-def _unlike(one: HfConfig | None, other: HfConfig | None) -> bool:
+def _unlike(config: HfConfig | None, other: HfConfig | None) -> bool:
     """Whether two configs are of two models: another width, depth or vocabulary."""
-    if one is None or other is None:
+    if config is None or other is None:
         return False
     sizes = [
         (layer_count(c.values), *(number(text_values(c.values).get(key)) for key in ("hidden_size", "vocab_size")))
-        for c in (one, other)
+        for c in (config, other)
     ]
     return any(None not in pair and pair[0] != pair[1] for pair in zip(*sizes, strict=True))
 
@@ -300,15 +300,15 @@ def _quantization(checkpoint: HfCheckpoint) -> object:
     return values.get("quantization_config") or None
 
 
-def _difference(one: HfCheckpoint, other: HfCheckpoint, name: str) -> tuple[float, str]:
+def _difference(reference: HfCheckpoint, other: HfCheckpoint, name: str) -> tuple[float, str]:
     """The largest difference, and how to say it."""
-    info, dtypes = one.tensors[name], f"{one.tensors[name].dtype} against {other.tensors[name].dtype}"
-    cast = "" if one.tensors[name].dtype == other.tensors[name].dtype else f" ({dtypes})"
+    info, dtypes = reference.tensors[name], f"{reference.tensors[name].dtype} against {other.tensors[name].dtype}"
+    cast = "" if reference.tensors[name].dtype == other.tensors[name].dtype else f" ({dtypes})"
     size = math.prod(info.shape)
-    if size > _LARGEST or any(c.tensors[name].dtype.startswith(("F4", "F6", "C")) for c in (one, other)):
+    if size > _LARGEST or any(c.tensors[name].dtype.startswith(("F4", "F6", "C")) for c in (reference, other)):
         return math.nan, f"not the same bytes{cast}"
     with np.errstate(invalid="ignore", over="ignore"):
-        a, b = one.read(name).astype(np.float64), other.read(name).astype(np.float64)
+        a, b = reference.read(name).astype(np.float64), other.read(name).astype(np.float64)
         gap = np.abs(a - b)
         gap[(a == b) | (np.isnan(a) & np.isnan(b))] = 0.0
     if np.isnan(gap).any():
@@ -326,36 +326,36 @@ def _difference(one: HfCheckpoint, other: HfCheckpoint, name: str) -> tuple[floa
     cure="look at the conversion of the named tensors; if one of the two was trained further, this is as it should be",
     sources=("Miles guide: Debugging", "slime guide: Debugging", "Relax guide: Debugging"),
 )
-def _weights_differ(one: HfCheckpoint, other: HfCheckpoint) -> Iterator[Found]:
-    if str(one.path) >= str(other.path):
+def _weights_differ(reference: HfCheckpoint, other: HfCheckpoint) -> Iterator[Found]:
+    if str(reference.path) >= str(other.path):
         return  # the pair comes in both orders
-    if _unlike(one.config, other.config):
+    if _unlike(reference.config, other.config):
         return
-    twins = _quantization(one) != _quantization(other)  # one was made from the other, to hold less
-    shared = sorted(set(one.tensors) & set(other.tensors))
-    if len(shared) < (0.0 if twins else 0.5) * min(len(one.tensors), len(other.tensors)) or not shared:
+    twins = _quantization(reference) != _quantization(other)  # one was made from the other, to hold less
+    shared = sorted(set(reference.tensors) & set(other.tensors))
+    if len(shared) < (0.0 if twins else 0.5) * min(len(reference.tensors), len(other.tensors)) or not shared:
         return  # two models, not one twice
     if twins:
-        shared = [name for name in shared if one.tensors[name].dtype == other.tensors[name].dtype]
-    for here, there in () if twins else ((one, other), (other, one)):
+        shared = [name for name in shared if reference.tensors[name].dtype == other.tensors[name].dtype]
+    for here, there in () if twins else ((reference, other), (other, reference)):
         gone = sorted(set(here.tensors) - set(there.tensors))
         if gone:
-            shown = ", ".join(gone[:3]) + (", ..." if len(gone) > 3 else "")
+            names = ", ".join(gone[:3]) + (", ..." if len(gone) > 3 else "")
             where = Where(str(there.path), item=gone[0])
-            yield Found(f"{there.path} lacks {count(len(gone), 'tensor')} that {here.path} has: {shown}", where)
-    unlike = [n for n in shared if one.tensors[n].shape != other.tensors[n].shape]
+            yield Found(f"{there.path} lacks {count(len(gone), 'tensor')} that {here.path} has: {names}", where)
+    unlike = [n for n in shared if reference.tensors[n].shape != other.tensors[n].shape]
     for name in unlike[:_MOST]:
-        shapes = [list(checkpoint.tensors[name].shape) for checkpoint in (one, other)]
-        said = f"{name} is {shapes[0]} in {one.path} and {shapes[1]} in {other.path}"
-        yield Found(said, Where(str(other.path / other.tensors[name].file), item=name))
+        shapes = [list(checkpoint.tensors[name].shape) for checkpoint in (reference, other)]
+        text = f"{name} is {shapes[0]} in {reference.path} and {shapes[1]} in {other.path}"
+        yield Found(text, Where(str(other.path / other.tensors[name].file), item=name))
     alike = [name for name in shared if name not in set(unlike)]
-    differing = [name for name in alike if one.scan(name).digest != other.scan(name).digest]
+    differing = [name for name in alike if reference.scan(name).digest != other.scan(name).digest]
     trained = len(differing) > 0.9 * len(alike)  # a step of training moves nearly all; a bad mapping moves some
-    found = [(name, _difference(one, other, name)) for name in differing[:_MOST]]
-    for name, (most, said) in found:
+    differences = [(name, _difference(reference, other, name)) for name in differing[:_MOST]]
+    for name, (most, text) in differences:
         if most != 0:
-            where = Where(str(other.path / other.tensors[name].file), item=name, value=said)
-            yield Found(f"{name} differs: {said}", where, "note" if trained else None)
+            where = Where(str(other.path / other.tensors[name].file), item=name, value=text)
+            yield Found(f"{name} differs: {text}", where, "note" if trained else None)
     if len(differing) > _MOST:
-        said = f"{len(differing)} of {len(alike)} tensors differ" + (", as after training" if trained else "")
-        yield Found(said, Where(str(other.path)), "note" if trained else None)
+        text = f"{len(differing)} of {len(alike)} tensors differ" + (", as after training" if trained else "")
+        yield Found(text, Where(str(other.path)), "note" if trained else None)

@@ -31,14 +31,14 @@ def _data_already_templated(data: PromptData, launch: Launch | None) -> Iterable
     line, marker = next(iter(seen.marked.items()))
     where = Where(str(data.path), line, seen.prompt or "", marker)
     share = seen.marks / seen.prompts
-    said = f"{seen.marks} of {seen.prompts} prompts hold {marker} or its like"
+    message = f"{seen.marks} of {seen.prompts} prompts hold {marker} or its like"
     if not keys.template:
         if share > 0.5:
             cure = "leave --apply-chat-template away with this file"
-            yield Found(f"{said}: they are templated already", where, "note", "likely", cure)
+            yield Found(f"{message}: they are templated already", where, "note", "likely", cure)
         return
     severity: Severity = "error" if share > 0.5 and keys.sure else "warning"
-    yield Found(f"{said}, and --apply-chat-template is given: the template is applied twice", where, severity)
+    yield Found(f"{message}, and --apply-chat-template is given: the template is applied twice", where, severity)
 
 
 _SHARE = 0.01
@@ -163,12 +163,12 @@ def _lacking(
     elif not given:
         severity, certainty = absent(launch, "error")
     near = _near(key, seen, common)
-    said = f"{flag} is {key!r}" if given else f"{flag} is not given, so {key!r} is read"
+    message = f"{flag} is {key!r}" if given else f"{flag} is not given, so {key!r} is read"
     rows = "no row has it" if count == seen.rows else f"{count} of {seen.rows} rows lack it"
     others = ", ".join(map(repr, list(seen.keys)[:8]))
     where = Where(str(data.path), lines[0] if lines else None, key)
     cure = f"{flag} {near}" if near else ""
-    return Found(f"{said}, and {rows} (rows have {others})", where, severity, certainty, cure)
+    return Found(f"{message}, and {rows} (rows have {others})", where, severity, certainty, cure)
 
 
 def _near(key: str, seen: Survey, common: Sequence[str]) -> str:
@@ -287,7 +287,7 @@ def _counted(data: PromptData, seen: Survey, key: str, limit: float, count: Call
     candidates = {line for line, n in zip(seen.lines, seen.characters, strict=True) if n > limit * _LEAST}
     if not candidates or len(candidates) > _COUNTED:
         return _estimated(seen, limit)
-    found: list[tuple[int, int, int]] = []
+    too_long: list[tuple[int, int, int]] = []
     for number, (line, row) in enumerate(data.rows()):
         if number >= ROWS:
             break
@@ -295,11 +295,11 @@ def _counted(data: PromptData, seen: Survey, key: str, limit: float, count: Call
             text = text_of(row.get(key))
             tokens = count(text)
             if tokens > limit:
-                found.append((tokens, line, len(text)))
-    if not found:
+                too_long.append((tokens, line, len(text)))
+    if not too_long:
         return None
-    tokens, line, characters = max(found)
-    return _Long(len(found), line, characters, tokens, exact=True)
+    tokens, line, characters = max(too_long)
+    return _Long(len(too_long), line, characters, tokens, exact=True)
 
 
 def _counter(tokenizer: Tokenizer | None) -> Callable[[str], int] | None:
@@ -341,10 +341,10 @@ def _data_too_long(data: PromptData, launch: Launch, tokenizer: Tokenizer | None
     long = _counted(data, seen, keys.prompt, limit, count) if count else _estimated(seen, limit)
     if long is None:
         return
-    said = "are dropped before training" if filtered else "leave no room for a response"
+    consequence = "are dropped before training" if filtered else "leave no room for a response"
     yield Found(
         f"{long.prompts} of {seen.prompts} prompts are {'' if long.exact else 'far '}beyond {flag} {limit:.0f}, the "
-        f"longest of {'' if long.exact else 'about '}{long.tokens:.0f} tokens: they {said}",
+        f"longest of {'' if long.exact else 'about '}{long.tokens:.0f} tokens: they {consequence}",
         Where(str(data.path), long.line, keys.prompt, f"{long.characters} characters"),
         "warning" if long.prompts == len(seen.lines) or not filtered else None,
         "certain" if long.exact else None,

@@ -27,7 +27,7 @@ def _values(
     launch: Launch | None,
 ) -> Iterator[Found]:
     """Rewards that no trainer can use: each kind once."""
-    told: set[str] = set()
+    reported: set[str] = set()
     for sample, reward in zip(samples, rewards, strict=True):
         value = reward.get(key) if isinstance(reward, Mapping) and key else reward
         if isinstance(reward, Mapping) and key and key not in reward:
@@ -38,8 +38,8 @@ def _values(
             what = f"returns {'None' if value is None else 'a ' + str(getattr(value, 'kind', type(value).__name__))}"
         else:
             what = "" if math.isfinite(value) else f"returns {value}"
-        if what and what not in told:
-            told.add(what)
+        if what and what not in reported:
+            reported.add(what)
             yield Found(f"{function.name} {what}", _where(rollout, sample, value))
 
 
@@ -77,7 +77,7 @@ def _meaning(
     key: str | None,
 ) -> Iterator[Found]:
     """Rewards that teach nothing, and rewards other than those that the run recorded."""
-    responses = {one["response"] for one in samples}
+    responses = {sample["response"] for sample in samples}
     if len(responses) >= _ENOUGH and len(set(numbers)) == 1 and numbers[0] is not None:
         yield Found(
             f"{function.name} gives {numbers[0]:g} to all of {len(responses)} different responses",
@@ -136,7 +136,7 @@ def _where(rollout: Rollout, sample: Mapping[str, Any], value: Any) -> Where:
     ),
 )
 def _reward_function(function: RewardFunction, rollout: Rollout, launch: Launch | None) -> Iterable[Found]:
-    samples = [one for one in rollout.dump.samples if isinstance(one.get("response"), str)]
+    samples = [sample for sample in rollout.dump.samples if isinstance(sample.get("response"), str)]
     samples = samples[:: max(1, -(-len(samples) // _MOST))]
     if not samples:
         return
@@ -156,4 +156,4 @@ def _reward_function(function: RewardFunction, rollout: Rollout, launch: Launch 
     yield from wrong
     yield from _repeats(function, rollout, samples, once, again)
     if not wrong:
-        yield from _meaning(function, rollout, samples, [_number(one, key) for one in once], again, once, key)
+        yield from _meaning(function, rollout, samples, [_number(reward, key) for reward in once], again, once, key)

@@ -37,9 +37,9 @@ def _loss_mask_all_zero(rollout: Rollout) -> Iterator[Found]:
         mask = floats(sample["loss_mask"])
         if mask is None or mask.any() or not len(mask):
             return
-    rest = f", {removed} of them by remove_sample" if removed else ""
+    suffix = f", {removed} of them by remove_sample" if removed else ""
     yield Found(
-        f"all {len(responses)} samples are masked whole{rest}: no token of the rollout is trained on",
+        f"all {len(responses)} samples are masked whole{suffix}: no token of the rollout is trained on",
         Where(str(rollout.path), item="remove_sample" if removed else "loss_mask", value="1" if removed else "0"),
         severity="warning" if removed else None,  # a filter may mean it
     )
@@ -60,7 +60,7 @@ def _loss_mask_all_zero(rollout: Rollout) -> Iterator[Found]:
 )
 def _loss_mask_whole_prompt(rollout: Rollout) -> Iterator[Found]:
     dump = rollout.dump
-    found = []
+    violations = []
     for place, sample in enumerate(dump.samples):
         total, response = length(sample["tokens"]) or 0, sample["response_length"]
         if dump.evaluation or sample["remove_sample"] or not total or not sample["prompt"]:
@@ -68,14 +68,14 @@ def _loss_mask_whole_prompt(rollout: Rollout) -> Iterator[Found]:
         mask = floats(sample["loss_mask"])
         over = mask is not None and len(mask) == total > response
         if over and mask is not None and mask[: total - response].any():
-            found.append(
+            violations.append(
                 (place, f"its mask has {total} entries for {response} response tokens and trains on the prompt")
             )
         elif response == total and (mask is None or mask.all()):
-            found.append((place, f"all {total} tokens are its response, though it has a prompt"))
-    if found:
-        place, how = found[0]
-        count = f"{len(found)} of {len(dump.samples)} samples train on their prompt: sample {place}: {how}"
+            violations.append((place, f"all {total} tokens are its response, though it has a prompt"))
+    if violations:
+        place, how = violations[0]
+        count = f"{len(violations)} of {len(dump.samples)} samples train on their prompt: sample {place}: {how}"
         yield Found(count, Where(str(rollout.path), item=f"loss_mask of sample {place}"))
 
 
@@ -131,8 +131,8 @@ def _aligned(
 
 def _by_text(place: int, spans: Sequence[Span], text: str, mask: Floats, log_probs: Floats | None) -> _Seen | None:
     """With the text alone: a mask without a 0 leaves no tool's answer out, nor one with fewer gaps than answers."""
-    span = max(spans, key=lambda one: one.end - one.start)
-    share = sum(one.end - one.start for one in spans) / max(len(text), 1)
+    span = max(spans, key=lambda s: s.end - s.start)
+    share = sum(s.end - s.start for s in spans) / max(len(text), 1)
     if mask.all():
         what = f"{len(spans)} answers of tools ({span.marker}) are in its response, and its mask has no 0"
         zeros = None
@@ -190,12 +190,12 @@ def _longest_zero(values: Floats) -> int:
 def _tool_response_in_loss(rollout: Rollout, tokenizer: Tokenizer | None) -> Iterator[Found]:
     if rollout.dump.evaluation:
         return
-    found = [one for place, sample in enumerate(rollout.dump.samples) if (one := _sample(place, sample, tokenizer))]
-    if not found:
+    hits = [hit for place, sample in enumerate(rollout.dump.samples) if (hit := _sample(place, sample, tokenizer))]
+    if not hits:
         return
     order: tuple[Severity, ...] = ("error", "warning", "note")
-    worst = min(found, key=lambda one: order.index(one.severity))
-    count = f"; {len(found)} of {len(rollout.dump.samples)} samples are like it" if len(found) > 1 else ""
+    worst = min(hits, key=lambda hit: order.index(hit.severity))
+    count = f"; {len(hits)} of {len(rollout.dump.samples)} samples are like it" if len(hits) > 1 else ""
     yield Found(
         f"sample {worst.sample}: {worst.text}{count}",
         Where(str(rollout.path), item=f"loss_mask of sample {worst.sample}", value=worst.marker),

@@ -18,21 +18,21 @@ from repro_golden.base.checks import Found, Where, rule
 def _groups(step: TrainStep) -> dict[bytes, list[int]]:
     """Samples that were sampled from the same prompt, by its tokens."""
     tokens, lengths = next(columns(step, "tokens"), None), next(columns(step, "response_lengths"), None)
-    found: dict[bytes, list[int]] = defaultdict(list)
+    groups: dict[bytes, list[int]] = defaultdict(list)
     if tokens is None or lengths is None:
-        return found
+        return groups
     for place, (ids, length) in enumerate(zip(tokens.values, lengths.values, strict=True)):
         if ids is not None and length is not None and len(length) == 1 and 0 <= length[0] <= len(ids):
-            found[ids[: len(ids) - int(length[0])].tobytes()].append(place)
-    return found
+            groups[ids[: len(ids) - int(length[0])].tobytes()].append(place)
+    return groups
 
 
 def _differ(rewards: Sequence[object] | None, group: Sequence[int], count: int) -> bool:
     """Whether the samples of a group earned several rewards, where the dump says which is whose."""
     if rewards is None or len(rewards) != count:
         return False
-    own: Floats = np.array([value for i in group if isinstance(value := rewards[i], float | int)], dtype=np.float64)
-    return len(own) == len(group) and len(np.unique(own)) > 1
+    earned: Floats = np.array([value for i in group if isinstance(value := rewards[i], float | int)], dtype=np.float64)
+    return len(earned) == len(group) and len(np.unique(earned)) > 1
 
 
 @rule(
@@ -50,25 +50,25 @@ def _advantages_constant(step: TrainStep) -> Iterator[Found]:
     advantages = next(columns(step, "advantages"), None)
     if advantages is None:
         return
-    kept = masks(step)
-    own: dict[int, set[float]] = {}
+    loss_masks = masks(step)
+    levels: dict[int, set[float]] = {}
     for place, values in enumerate(advantages.values):
-        mask = kept[place]
+        mask = loss_masks[place]
         if values is None or (mask is not None and len(mask) != len(values)):
             continue
         trained = values if mask is None else values[mask]
         if len(trained):
-            own[place] = set((trained + 0.0).tolist())  # -0.0 becomes 0.0
-    groups = [[i for i in group if i in own] for group in _groups(step).values()]
+            levels[place] = set((trained + 0.0).tolist())  # -0.0 becomes 0.0
+    groups = [[i for i in group if i in levels] for group in _groups(step).values()]
     groups = [group for group in groups if len(group) > 1]
     if not groups:
         return
-    dead = [group for group in groups if len(set().union(*(own[i] for i in group))) == 1]
+    dead = [group for group in groups if len(set().union(*(levels[i] for i in group))) == 1]
     rewards = step.joined.whole.get("raw_reward")
     lost = [group for group in dead if _differ(rewards, group, len(step.joined.indices))]
     where = Where(str(step.path), item="advantages")
     if len(dead) == len(groups):
-        level = next(iter(own[dead[0][0]]))
+        level = next(iter(levels[dead[0][0]]))
         yield Found(
             f"rollout {step.rollout_id}: in each of its {len(groups)} groups all advantages are equal ({level:g} in "
             "the first)",
@@ -107,8 +107,8 @@ _ENOUGH = 64
     sources=("THUDM/slime#245 (rollout_log_probs cast to bf16, fixed in 9a291fca7)",),
 )
 def _dump_log_probs_rounded(rollout: Rollout) -> Iterator[Found]:
-    each = [floats(sample.get("rollout_log_probs")) for sample in rollout.dump.samples]
-    known = [one for one in each if one is not None]
+    log_probs = [floats(sample.get("rollout_log_probs")) for sample in rollout.dump.samples]
+    known = [array for array in log_probs if array is not None]
     if not known:
         return
     values = np.unique(np.concatenate(known))
@@ -151,20 +151,20 @@ class _NotFinite(NamedTuple):
 
 def _not_finite(step: TrainStep) -> list[_NotFinite]:
     """Columns with values that are not finite, each with the first of them."""
-    kept = masks(step)
-    found: dict[str, _NotFinite] = {}
+    loss_masks = masks(step)
+    by_column: dict[str, _NotFinite] = {}
     for column in columns(step):
-        each = [(place, values) for place, values in enumerate(column.values) if values is not None]
-        wrong = [(place, values, odd) for place, values in each if (odd := ~np.isfinite(values)).any()]
-        if not wrong or column.name in found:
+        present = [(place, values) for place, values in enumerate(column.values) if values is not None]
+        wrong = [(place, values, odd) for place, values in present if (odd := ~np.isfinite(values)).any()]
+        if not wrong or column.name in by_column:
             continue
         place, values, odd = wrong[0]
         token = int(odd.argmax())
-        mask = kept[place]
+        mask = loss_masks[place]
         masked = mask is not None and len(mask) == len(values) and not mask[token]
-        count = sum(int(one.sum()) for _, _, one in wrong)
-        found[column.name] = _NotFinite(column.name, count, len(wrong), place, token, float(values[token]), masked)
-    return list(found.values())
+        count = sum(int(bad.sum()) for _, _, bad in wrong)
+        by_column[column.name] = _NotFinite(column.name, count, len(wrong), place, token, float(values[token]), masked)
+    return list(by_column.values())
 
 
 def _where_of(step: TrainStep, bad: _NotFinite) -> Where:
@@ -237,15 +237,15 @@ def _dump_nan_hidden(step: TrainStep, series: Series) -> Iterator[Found]:
         names = _METRICS.get(bad.column)
         if names is None:
             continue
-        told = [
+        reported = [
             ("rollout", step.rollout_id, n, v)
             for n in names
             if (v := _of(series.rollouts, step.rollout_id, n)) is not None
         ]
-        told += [("step", k, n, v) for k in numbers for n in names if (v := _of(series.steps, k, n)) is not None]
-        if not told or not all(math.isfinite(value) for *_, value in told):
+        reported += [("step", k, n, v) for k in numbers for n in names if (v := _of(series.steps, k, n)) is not None]
+        if not reported or not all(math.isfinite(value) for *_, value in reported):
             continue  # it shows, or there is nothing to see it in
-        kind, number, name, value = told[0]
+        kind, number, name, value = reported[0]
         where = series.where(kind, number, name, value)
         yield Found(
             f"{_text_of(step, bad)}; and {name} of {kind} {number} is {value:.6g} ({where.path}), as if all were well",

@@ -38,22 +38,22 @@ def _check(check: Rule, rollout: Rollout, launch: Launch | None, config: HfConfi
         layers = layers or 1  # which number it is plays no part in this check
     size = launch.number("--n-samples-per-prompt") if launch else None
     batch = batch_of(dump, int(size) if size else None, layers, topk)
-    found = list(check.check(batch)) if isinstance(batch, check.inputs) else []
-    if not found or (check.id == "mask-all-zero" and len(found) == len(dump.samples)):
+    findings = list(check.check(batch)) if isinstance(batch, check.inputs) else []
+    if not findings or (check.id == "mask-all-zero" and len(findings) == len(dump.samples)):
         return  # of a whole rollout `loss-mask-all-zero` says it
     listed = "; ".join(
-        one.message if one.where.sample is None else f"sample {one.where.sample}: {one.message}"
-        for one in found[:_SHOWN]
+        finding.message if finding.where.sample is None else f"sample {finding.where.sample}: {finding.message}"
+        for finding in findings[:_SHOWN]
     )
-    more = f"; and {len(found) - _SHOWN} more, {len(found)} in all" if len(found) > _SHOWN else ""
-    first = found[0].where
+    more = f"; and {len(findings) - _SHOWN} more, {len(findings)} in all" if len(findings) > _SHOWN else ""
+    first = findings[0].where
     item = first.item if first.sample is None else f"{first.item} of sample {first.sample}"
-    yield Found(listed + more, Where(str(rollout.path), item=item), _severity(check, rollout, len(found), launch))
+    yield Found(listed + more, Where(str(rollout.path), item=item), _severity(check, rollout, len(findings), launch))
 
 
-def _severity(check: Rule, rollout: Rollout, found: int, launch: Launch | None) -> Severity | None:
+def _severity(check: Rule, rollout: Rollout, count: int, launch: Launch | None) -> Severity | None:
     """Where something else explains what was found, it is no error."""
-    if check.id == "reward-missing" and found == len(rollout.dump.samples):
+    if check.id == "reward-missing" and count == len(rollout.dump.samples):
         return "warning"  # a program that never sets it scores elsewhere, or distils
     if launch is None:
         return None

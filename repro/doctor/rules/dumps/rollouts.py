@@ -26,8 +26,8 @@ def _blank(value: Any) -> bool:
     """Whether there is nothing in a prompt or response: no text, or a chat none of whose messages has any."""
     if isinstance(value, str):
         return not value.strip()
-    if isinstance(value, list) and all(isinstance(one, dict) for one in value):
-        return not any(one.get("content") or one.get("tool_calls") for one in value)
+    if isinstance(value, list) and all(isinstance(message, dict) for message in value):
+        return not any(message.get("content") or message.get("tool_calls") for message in value)
     return False
 
 
@@ -176,8 +176,8 @@ def _how(sample: Mapping[str, Any], token: int, run: int, side: str, pad: int | 
 
 
 def _ids(value: Any) -> Array | None:
-    found = numbers(value)
-    return found if found is not None and found.ndim == 1 and found.dtype.kind in "iu" else None
+    ids = numbers(value)
+    return ids if ids is not None and ids.ndim == 1 and ids.dtype.kind in "iu" else None
 
 
 def _run(ids: Array) -> int:
@@ -199,27 +199,27 @@ def _run(ids: Array) -> int:
 def _dump_padded(rollout: Rollout, config: HfConfig | None) -> Iterator[Found]:
     samples = rollout.dump.samples
     tokens = [_ids(sample["tokens"]) for sample in samples]
-    known = [one for one in tokens if one is not None and len(one)]
+    known = [ids for ids in tokens if ids is not None and len(ids)]
     if not known:
         return
     pad, eos = config_number(config, "pad_token_id"), config_number(config, "eos_token_id")
-    equal_lengths = len(known) > 2 and len({len(one) for one in known}) == 1
+    equal_lengths = len(known) > 2 and len({len(ids) for ids in known}) == 1
     for side, which in (("end", slice(None, None, -1)), ("beginning", slice(None))):
         runs = [
-            (i, int(one[which][0]), _run(one[which])) for i, one in enumerate(tokens) if one is not None and len(one)
+            (i, int(ids[which][0]), _run(ids[which])) for i, ids in enumerate(tokens) if ids is not None and len(ids)
         ]
         long = [(i, token, run) for i, token, run in runs if run >= _RUN]
-        found = [
+        padded = [
             (i, token, run, how) for i, token, run in long if (how := _how(samples[i], token, run, side, pad, eos))
         ]
         # a batch whose samples all have one length, and runs of one id of several lengths: it was made a rectangle
-        if not found and equal_lengths and _rectangle(long, len(known)):
-            found = [(i, token, run, "all samples have one length") for i, token, run in long]
-        if found:
-            i, token, run, how = found[0]
+        if not padded and equal_lengths and _rectangle(long, len(known)):
+            padded = [(i, token, run, "all samples have one length") for i, token, run in long]
+        if padded:
+            i, token, run, how = padded[0]
             certainty: Certainty = "certain" if how.startswith("pad_token_id") else "likely"
             yield Found(
-                f"{len(found)} of {len(known)} samples have padding at their {side}: sample {i} has {run} tokens "
+                f"{len(padded)} of {len(known)} samples have padding at their {side}: sample {i} has {run} tokens "
                 f"{token} "
                 f"there ({how})",
                 Where(str(rollout.path), item=f"tokens of sample {i}", value=f"{token} x {run}"),
@@ -244,22 +244,22 @@ _OTHER_COUNT = (
     sources=("Miles FAQ (samples of a rollout)", "THUDM/slime@624b824a8 slime/utils/arguments.py:1971"),
 )
 def _dump_sample_count(rollout: Rollout, launch: Launch) -> Iterator[Found]:
-    prompts, each = launch.number("--rollout-batch-size"), launch.number("--n-samples-per-prompt", 1)
-    if rollout.dump.evaluation or not prompts or not each:
+    prompts, per_prompt = launch.number("--rollout-batch-size"), launch.number("--n-samples-per-prompt", 1)
+    if rollout.dump.evaluation or not prompts or not per_prompt:
         return
-    wanted, found = int(prompts * each), executions(rollout)
-    if found == wanted:
+    wanted, count = int(prompts * per_prompt), executions(rollout)
+    if count == wanted:
         return
     explained = [flag for flag in _OTHER_COUNT if launch.has(flag)]
-    text = f"{found} samples, and {prompts:g} prompts x {each:g} samples are {wanted}"
+    text = f"{count} samples, and {prompts:g} prompts x {per_prompt:g} samples are {wanted}"
     step = launch.number("--global-batch-size")
-    if step and found % step:
-        text += f"; {found} do not divide into batches of {step:g}"
+    if step and count % step:
+        text += f"; {count} do not divide into batches of {step:g}"
     if explained:
         text += f" (the launch has {explained[0]}, which may change the number)"
     yield Found(
         text,
-        Where(str(rollout.path), item="samples", value=str(found)),
+        Where(str(rollout.path), item="samples", value=str(count)),
         severity="note" if explained else None,
         certainty="possible" if explained else None,
     )
@@ -279,19 +279,19 @@ def _dump_sample_count(rollout: Rollout, launch: Launch) -> Iterator[Found]:
     ),
 )
 def _dump_stale_weights(rollout: Rollout, launch: Launch | None) -> Iterator[Found]:
-    found = weight_versions(rollout.dump)
-    if rollout.dump.evaluation or len(found) < 2:
+    versions = weight_versions(rollout.dump)
+    if rollout.dump.evaluation or len(versions) < 2:
         return
-    told = launch.number("--max-staleness") if launch else None
-    allowed = max(int(told), 1) if told else 1
-    oldest, newest = min(found), max(found)
+    staleness = launch.number("--max-staleness") if launch else None
+    allowed = max(int(staleness), 1) if staleness else 1
+    oldest, newest = min(versions), max(versions)
     if newest - oldest <= allowed:
         return
     overlaps = launch is not None and (launch.asynchronous or launch.has("--partial-rollout"))
     yield Found(
         f"weights of versions {oldest} to {newest} in one rollout: the oldest are {newest - oldest} updates behind, "
-        f"{allowed} is what " + ("the launch allows" if told else "sampling one rollout ahead explains"),
-        Where(str(rollout.path), item=f"weight_versions of sample {found[oldest]}", value=str(oldest)),
+        f"{allowed} is what " + ("the launch allows" if staleness else "sampling one rollout ahead explains"),
+        Where(str(rollout.path), item=f"weight_versions of sample {versions[oldest]}", value=str(oldest)),
         certainty="likely" if overlaps or launch is None else "certain",
     )
 

@@ -52,11 +52,11 @@ def _train_columns_lengths(step: TrainStep) -> Iterator[Found]:
             if usual not in (0, 1) or not odd or 4 * len(odd) > count:
                 continue
             i, over = odd[0]
-            rest = f"{usual} more than tokens" if usual else "as many as tokens"
+            expected = f"{usual} more than tokens" if usual else "as many as tokens"
             yield Found(
                 f"{name} of rollout {step.rollout_id} has {responses[i] + over} entries for the {responses[i]} "
                 "tokens of "
-                f"{sample_name(step, i)}; {count} other samples have {rest}",
+                f"{sample_name(step, i)}; {count} other samples have {expected}",
                 Where(str(step.path), item=f"{name} of {sample_name(step, i)}", value=str(responses[i] + over)),
             )
             break
@@ -229,7 +229,7 @@ def _train_rollout_tokens_differ(step: TrainStep, rollout: Rollout) -> Iterator[
             if not same or any(sample.get("multimodal_train_inputs") for sample in same):
                 continue  # which samples there are is another matter; images may become more tokens
             theirs = [floats(sample.get(other)) for sample in same]
-            wrong = [p for p in places if not any(_equal(column.values[p], one) for one in theirs)]
+            wrong = [p for p in places if not any(_equal(column.values[p], values) for values in theirs)]
             differ += [(index, column.values[p], theirs[0]) for p in wrong]
         if differ:
             index, ours, others = differ[0]

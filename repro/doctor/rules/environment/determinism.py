@@ -81,12 +81,12 @@ def _found(code: PythonCode, function: str, step: Step, built: Step) -> Found:
 )
 def _determinism_after_model(code: PythonCode) -> Iterator[Found]:
     for function, steps in code.functions.items():
-        told: set[str] = set()
+        reported: set[str] = set()
         for at, step in enumerate(steps):
             late = _late(steps, at) if step.kind == "switch" or step.name in _READ else None
             name = step.name if step.kind == "variable" else "switch"
-            if late and name not in told:
-                told.add(name)
+            if late and name not in reported:
+                reported.add(name)
                 yield _found(code, function, step, late)
 
 
@@ -194,15 +194,15 @@ _WITHOUT = {
 
 def _missing(launch: Launch) -> list[str]:
     """What belongs to the set and is not there, as far as it applies."""
-    found: list[str] = []
+    missing: list[str] = []
     if trains(launch):
-        found += [] if launch.has(TRAINER) else [TRAINER]
+        missing += [] if launch.has(TRAINER) else [TRAINER]
         alone = ranks(launch) == 1
         wanted = [name for name in SET if not (name == NCCL_ALGO and alone) and not (name == NVTE and fsdp(launch))]
-        found += [name for name in wanted if seen(launch, name) is None]
+        missing += [name for name in wanted if seen(launch, name) is None]
     if samples(launch) and not launch.has(ENGINES) and not launch.has(TRUE_ON_POLICY):
-        found.append(ENGINES)
-    return found
+        missing.append(ENGINES)
+    return missing
 
 
 @rule(
@@ -256,8 +256,8 @@ def _determinism_hash_seed(launch: Launch) -> Iterator[Found]:
         yield Found(f"PYTHONHASHSEED={value[:40]} is no seed: Python does not start with it", where, "error")
     elif asked(launch) and value in (None, "", "random"):
         where = variable.where if variable else Where(str(launch.path), item="PYTHONHASHSEED")
-        said = "is random" if value == "random" else "is not set"
-        message = f"PYTHONHASHSEED {said}: sets of texts are iterated in another order in each process"
+        state = "is random" if value == "random" else "is not set"
+        message = f"PYTHONHASHSEED {state}: sets of texts are iterated in another order in each process"
         yield Found(message, where, "warning" if value == "random" else "note")
 
 
@@ -273,16 +273,16 @@ def _clusters(launch: Launch) -> list[int]:
 def _set_too_late(launch: Launch, name: str, variable: Variable, clusters: list[int]) -> Iterator[Found]:
     here = variable.where.path == str(launch.path) and variable.where.line is not None
     line, nodes = variable.where.line or 0, size(launch, "--actor-num-nodes")
-    said = f"{name}={variable.value[:40]} is set for the submitting shell alone"
+    setting = f"{name}={variable.value[:40]} is set for the submitting shell alone"
     if not clusters:
-        message = f"{said}, and the cluster is started elsewhere: its actors do not see it"
+        message = f"{setting}, and the cluster is started elsewhere: its actors do not see it"
         yield Found(message, variable.where, "warning", "likely")
     elif variable.origin == "prefix" or (here and line > max(clusters)):
-        message = f"{said}, after `ray start`: its actors do not see it"
+        message = f"{setting}, after `ray start`: its actors do not see it"
         needed = asked_of_trainer(launch) is not None and trains(launch) and name in SET
         yield Found(message, variable.where, "error" if needed else "warning", "likely")
     elif nodes is not None and nodes > 1:
-        message = f"{said}: actors on the other {nodes - 1} of {nodes} nodes do not see it"
+        message = f"{setting}: actors on the other {nodes - 1} of {nodes} nodes do not see it"
         yield Found(message, variable.where, "warning", "likely")
 
 
@@ -389,8 +389,8 @@ def _place(where: Where) -> str:
     return f"line {where.line}" if where.line is not None else "before"
 
 
-def _flag(given: Sequence[Flag]) -> Iterator[Found]:
-    for before, after in pairwise(given):
+def _flag(flags: Sequence[Flag]) -> Iterator[Found]:
+    for before, after in pairwise(flags):
         if (before.name, before.values) == (after.name, after.values):
             continue
         old, new = " ".join((before.name, *before.values)), " ".join((after.name, *after.values))
@@ -423,7 +423,7 @@ def _determinism_overridden(launch: Launch) -> Iterator[Found]:
     for name in _FLAGS:
         yield from _flag([flag for flag in launch.given if flag.name in (name, _twin(name))])
     for name in _VARIABLES:
-        yield from _variable(name, [variable for given, variable in launch.settings if given == name])
+        yield from _variable(name, [variable for key, variable in launch.settings if key == name])
 
 
 def _racing(launch: Launch) -> str | None:
@@ -449,8 +449,8 @@ def _racing(launch: Launch) -> str | None:
 def _determinism_rollout_order(launch: Launch) -> Iterator[Found]:
     asking, racing = asked_of_engines(launch), _racing(launch)
     if asking is not None and racing is not None:
-        given = " ".join((racing, *launch.flags[racing].values[:1]))
-        message = f"{asking.item} with {given}: the samples that are ready first are trained on, and that is a race"
+        flag = " ".join((racing, *launch.flags[racing].values[:1]))
+        message = f"{asking.item} with {flag}: the samples that are ready first are trained on, and that is a race"
         yield Found(message, launch.where(racing))
 
 

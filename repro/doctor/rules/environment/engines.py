@@ -245,11 +245,11 @@ def _thread_count(machine: Machine, launch: Launch | None, golden: Golden | None
     pinned = False
     for name in _VARIABLES:
         variable = seen(launch, name) if launch else None
-        own = (machine.variables or {}).get(name)
-        text = known_text(variable) if variable else own
+        inherited = (machine.variables or {}).get(name)
+        text = known_text(variable) if variable else inherited
         where = variable.where if variable else Where(machine.source, item=name)
         where = Where(where.path, where.line, name, text or "")
-        pinned = pinned or variable is not None or own is not None
+        pinned = pinned or variable is not None or inherited is not None
         if text is None:
             continue
         # a list is one number for each level of nesting

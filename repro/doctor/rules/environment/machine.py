@@ -37,8 +37,8 @@ def _cuda_connections(launch: Launch) -> Iterator[Found]:
     # Python launchers start it by execute_train, which sets 1
     if value == "1" or (variable is not None and value is None) or (variable is None and programmed(launch)):
         return
-    said = f"is {value[:20]}" if value is not None else "is not set"
-    message = f"CUDA_DEVICE_MAX_CONNECTIONS {said} with {name} {sizes[name]}: Megatron stops on GPUs before Blackwell"
+    state = f"is {value[:20]}" if value is not None else "is not set"
+    message = f"CUDA_DEVICE_MAX_CONNECTIONS {state} with {name} {sizes[name]}: Megatron stops on GPUs before Blackwell"
     yield Found(message, variable.where if variable else Where(str(launch.path), item="CUDA_DEVICE_MAX_CONNECTIONS"))
 
 
@@ -58,13 +58,13 @@ def _cuda_visible(machine: Machine, launch: Launch | None) -> Iterable[Found]:
         return
     place = variable.where if variable else Where(machine.source)
     where = Where(place.path, place.line, "CUDA_VISIBLE_DEVICES", text)
-    entries = [one.strip() for one in text.split(",")] if text.strip() else []
+    entries = [entry.strip() for entry in text.split(",")] if text.strip() else []
     if not entries or entries[0] == "-1":
         if machine.gpus:
             yield Found(f"CUDA_VISIBLE_DEVICES={text!r} hides all {machine.gpus} GPUs", where)
         return
     # what is not a number is a UUID or a part of a GPU
-    numbers = [int(one) for one in entries if one.isdecimal() and len(one) < 9]
+    numbers = [int(entry) for entry in entries if entry.isdecimal() and len(entry) < 9]
     beyond = [number for number in numbers if machine.gpus is not None and number >= machine.gpus]
     if beyond and machine.gpus:
         seen_ones = entries.index(str(beyond[0])) if str(beyond[0]) in entries else 0
@@ -102,21 +102,21 @@ _DETERMINISTIC = {
 )
 def _env_contradicts_launch(machine: Machine, launch: Launch) -> Iterable[Found]:
     flag = determinism(launch, sampling=False)
-    for name, own in sorted((machine.variables or {}).items()):
+    for name, inherited in sorted((machine.variables or {}).items()):
         variable = seen(launch, name)
-        where = Where(machine.source, item=name, value=own)
+        where = Where(machine.source, item=name, value=inherited)
         if variable is not None:
             value = known_text(variable)
-            if value is None or value == own:
+            if value is None or value == inherited:
                 continue
             if variable.origin == "export" and launch.submitted:
                 yield Found(
-                    f"{name} is {value!r} in the script and {own!r} on the machine: a submitted job's workers see what "
-                    "Ray was started with, not what the script exports",
+                    f"{name} is {value!r} in the script and {inherited!r} on the machine: a submitted job's workers "
+                    "see what Ray was started with, not what the script exports",
                     variable.where, "warning", "possible", f'put "{name}": "{value}" into the job\'s env_vars',
                 )  # fmt: skip
-        elif flag and name in _DETERMINISTIC and not re.fullmatch(_DETERMINISTIC[name], own, re.IGNORECASE):
-            yield Found(f"{flag} is given, and the machine's {name}={own} goes against it", where)
+        elif flag and name in _DETERMINISTIC and not re.fullmatch(_DETERMINISTIC[name], inherited, re.IGNORECASE):
+            yield Found(f"{flag} is given, and the machine's {name}={inherited} goes against it", where)
 
 
 _INTERFACE, _NO_IB = "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE"

@@ -112,11 +112,11 @@ def _torch(machine: Machine) -> Iterable[Found]:
 
 def _libraries(packages: Mapping[str, str]) -> list[tuple[str, ...]]:
     """CUDA libraries that are installed for more than one CUDA: both lie in the same folder."""
-    found: dict[str, list[str]] = {}
+    by_library: dict[str, list[str]] = {}
     for name in sorted(packages):
         if match := _CUDA.fullmatch(name):
-            found.setdefault(match[1], []).append(name)
-    return [tuple(names) for names in found.values()]
+            by_library.setdefault(match[1], []).append(name)
+    return [tuple(names) for names in by_library.values()]
 
 
 def _public(version: str) -> str:
@@ -133,8 +133,8 @@ def _release(version: str) -> tuple[int, ...]:
         return ()
 
 
-def _listed(found: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {version}".strip() for name, version in found.items())
+def _listed(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}".strip() for name, version in versions.items())
 
 
 def _where(machine: Machine, name: str) -> Where:
@@ -157,9 +157,9 @@ def _where(machine: Machine, name: str) -> Where:
 def _package_mismatch(machine: Machine) -> Iterable[Found]:
     packages = machine.packages
     for names in _TOGETHER:
-        found = {name: public for name in names if (public := _public(packages.get(name, "")))}
-        if len(set(found.values())) > 1:
-            yield Found(f"{_listed(found)} must be of one version", _where(machine, next(iter(found))))
+        versions = {name: public for name in names if (public := _public(packages.get(name, "")))}
+        if len(set(versions.values())) > 1:
+            yield Found(f"{_listed(versions)} must be of one version", _where(machine, next(iter(versions))))
     for names in (*_SHARED, *_libraries(packages)):
         both = {name: packages[name] for name in names if name in packages}
         if len(both) > 1:
@@ -248,10 +248,10 @@ def _package_missing(machine: Machine, launch: Launch) -> Iterable[Found]:
     for need in _asked(launch):
         if any(name in machine.packages for name in need.packages) or machine.modules.intersection(need.modules):
             continue
-        given = f"{need.flag} {need.value}".strip()
+        flag = f"{need.flag} {need.value}".strip()
         severity, certainty = absent(launch, "error", "likely")
         yield Found(
-            f"{given or launch.system or 'the trainer'} needs {need.packages[0]}, which is not installed",
+            f"{flag or launch.system or 'the trainer'} needs {need.packages[0]}, which is not installed",
             launch.where(need.flag) if need.flag else Where(machine.source, item=need.packages[0]),
             severity,
             certainty,

@@ -63,8 +63,8 @@ def _colocate_async(launch: Launch) -> Iterator[Found]:
     if launch.asynchronous and launch.has("--colocate") and not launch.has("--debug-rollout-only"):
         gpus = ranks(launch)
         message = f"--colocate is given to {launch.entry}, which refuses it"
-        rest = f"; training takes {gpus}" if gpus else ""
-        cure = f"drop --colocate and give sampling its own GPUs with --rollout-num-gpus{rest}; or start train.py"
+        usage = f"; training takes {gpus}" if gpus else ""
+        cure = f"drop --colocate and give sampling its own GPUs with --rollout-num-gpus{usage}; or start train.py"
         yield Found(message, launch.where("--colocate"), cure=cure)
 
 
@@ -148,10 +148,10 @@ def _miles(launch: Launch) -> Iterator[Found]:
 )
 @tempered("error")
 def _exclusive_flags(launch: Launch) -> Iterator[Found]:
-    for one, other, systems in _PAIRS:
-        excused = one == "--num-epoch" and launch.has("--num-rollout")
-        if launch.system in (None, *systems) and launch.has(one) and launch.has(other) and not excused:
-            message = f"{one} and {other} are both given: the trainer refuses them"
+    for flag, other, systems in _PAIRS:
+        excused = flag == "--num-epoch" and launch.has("--num-rollout")
+        if launch.system in (None, *systems) and launch.has(flag) and launch.has(other) and not excused:
+            message = f"{flag} and {other} are both given: the trainer refuses them"
             yield Found(message, launch.where(other), None if launch.system else "warning")
     if launch.system == "miles":
         yield from _miles(launch)
@@ -305,8 +305,8 @@ def _required_with(launch: Launch) -> Iterator[Found]:
     for need in _NEEDS:
         if not _applies(need, launch) or any(launch.has(name) for name in need.any_of):
             continue
-        given = " ".join((need.flag, *launch.flags[need.flag].values[:1]))
-        message = f"{given} needs {' or '.join(need.any_of)}, which is not given: the trainer stops at its arguments"
+        flag = " ".join((need.flag, *launch.flags[need.flag].values[:1]))
+        message = f"{flag} needs {' or '.join(need.any_of)}, which is not given: the trainer stops at its arguments"
         yield Found(message, launch.where(need.flag), *absent(launch, "error"), cure=f"add {need.any_of[0]}")
     if not launch.has("--num-rollout") and not launch.has("--num-epoch") and launch.has("--rollout-batch-size"):
         message = "neither --num-rollout nor --num-epoch is given: the trainer stops at its arguments"

@@ -60,11 +60,11 @@ def _steps(total: int, steps: int) -> str:
     return f"{_STEPS} {near} with {_GLOBAL} {total // near}"
 
 
-def _fitting(prompts: int, each: int, batch: int) -> str:
+def _fitting(prompts: int, per_prompt: int, batch: int) -> str:
     """Numbers of prompts that fit: the nearest ones."""
-    step = batch // math.gcd(batch, each)
+    step = batch // math.gcd(batch, per_prompt)
     below, above = prompts // step * step, (prompts // step + 1) * step
-    return f"{_PROMPTS} " + (f"{below} or {above}" if below else f"{above}") + f" with {each} samples each"
+    return f"{_PROMPTS} " + (f"{below} or {above}" if below else f"{above}") + f" with {per_prompt} samples each"
 
 
 @rule(
@@ -86,19 +86,19 @@ def _batch_invariant(launch: Launch) -> Iterator[Found]:
     # lists of adapters and data-dependent batches have sizes of their own
     if not launch.has(_PROMPTS) or any(launch.has(name) for name in _OTHERWISE):
         return
-    prompts, each = size(launch, _PROMPTS), size(launch, _SAMPLES)
+    prompts, per_prompt = size(launch, _PROMPTS), size(launch, _SAMPLES)
     batch, steps = size(launch, _GLOBAL), size(launch, _STEPS)
-    if prompts is None or each is None:
+    if prompts is None or per_prompt is None:
         return
-    total = prompts * each
-    shown = f"{prompts} x {each} = {total} samples of a rollout"
+    total = prompts * per_prompt
+    product = f"{prompts} x {per_prompt} = {total} samples of a rollout"
     sure: tuple[Severity, Certainty] = ("error", "certain") if launch.has(_SAMPLES) else absent(launch, "error")
     severity, certainty = sure
     if launch.has(_STEPS) and launch.has(_GLOBAL):
         if steps is None or batch is None or total == batch * steps:
             return
         cure = f"{_GLOBAL} {total // steps}" if total % steps == 0 else _steps(total, steps)
-        message = f"{shown} are not {batch} x {steps} = {batch * steps}"
+        message = f"{product} are not {batch} x {steps} = {batch * steps}"
         if batch == total // steps:
             # the trainers compare after `//`, and take this
             message += f": the trainer rounds down, and trains on {batch * steps} of them"
@@ -107,18 +107,18 @@ def _batch_invariant(launch: Launch) -> Iterator[Found]:
             yield Found(message, launch.where(_GLOBAL), severity, certainty, cure)
     elif launch.has(_STEPS) and steps is not None and total % steps:
         message = (
-            f"{shown} do not divide into {steps} steps: the trainer rounds down, {total % steps} are never trained on"
+            f"{product} do not divide into {steps} steps: the trainer rounds down, {total % steps} are never trained on"
         )
         yield Found(message, launch.where(_STEPS), severity, certainty)
     elif launch.has(_GLOBAL) and batch is not None and trains(launch):
         if total < batch:
-            message = f"{shown} are fewer than a global batch of {batch}"
+            message = f"{product} are fewer than a global batch of {batch}"
             yield Found(message, launch.where(_GLOBAL), severity, certainty, f"{_GLOBAL} {total}, or more prompts")
         elif total % batch:
             message = (
-                f"{shown} do not divide into global batches of {batch}: {total % batch} are left over in each rollout"
+                f"{product} do not divide into global batches of {batch}: {total % batch} are left over in each rollout"
             )
-            yield Found(message, launch.where(_GLOBAL), "warning", certainty, _fitting(prompts, each, batch))
+            yield Found(message, launch.where(_GLOBAL), "warning", certainty, _fitting(prompts, per_prompt, batch))
 
 
 @rule(
@@ -197,8 +197,8 @@ def _kl_without_ref(launch: Launch) -> Iterator[Found]:
     asking = "--use-kl-loss" if launch.has("--use-kl-loss") else "--kl-coef" if nonzero(launch, "--kl-coef") else ""
     if not asking or launch.has("--ref-load") or (launch.system == "relax" and sft(launch)):
         return
-    given = f"{asking} {launch.value(asking)}" if asking == "--kl-coef" else asking
-    message = f"{given} asks for a reference model, and --ref-load is not given: the trainer stops with a TypeError"
+    flag = f"{asking} {launch.value(asking)}" if asking == "--kl-coef" else asking
+    message = f"{flag} asks for a reference model, and --ref-load is not given: the trainer stops with a TypeError"
     yield Found(message, launch.where(asking), *absent(launch, "error"))
 
 

@@ -25,14 +25,14 @@ from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
 )
 @tempered("error")
 def _continuation_lost(launch: Launch) -> Iterator[Found]:
-    words = severed(launch)
-    if words is None:
+    argv = severed(launch)
+    if argv is None:
         return
-    count = sum(word.startswith("--") for word in words)
-    message = f"a command begins with {words[0][:60]}: its {count} flags never reach the trainer"
+    count = sum(word.startswith("--") for word in argv)
+    message = f"a command begins with {argv[0][:60]}: its {count} flags never reach the trainer"
     message += f", which gets {len(launch.given)}"
     here = [flag.where.line for flag in launch.given if flag.where.line and flag.where.path == str(launch.path)]
-    yield Found(message, Where(str(launch.path), max(here, default=None), words[0][:80]))
+    yield Found(message, Where(str(launch.path), max(here, default=None), argv[0][:80]))
 
 
 @rule(
@@ -121,15 +121,15 @@ def _flag_not_a_number(launch: Launch) -> Iterator[Found]:
     sources=("Python: argparse, the action `store`",),
 )
 def _flag_repeated(launch: Launch) -> Iterator[Found]:
-    given: dict[str, list[Flag]] = {}
+    by_name: dict[str, list[Flag]] = {}
     for flag in launch.given:
-        given.setdefault(flag.name, []).append(flag)
-    for name, flags in given.items():
+        by_name.setdefault(flag.name, []).append(flag)
+    for name, flags in by_name.items():
         values = list(dict.fromkeys(" ".join(flag.values) for flag in flags))
         if len(values) > 1:
             places = ", ".join(str(flag.where.line) for flag in flags if flag.where.line is not None)
-            shown = " and then ".join(value[:60] or "nothing" for value in values[:4])
-            message = f"{name} is given as {shown}: the last one holds" + (f" (lines {places})" if places else "")
+            listed = " and then ".join(value[:60] or "nothing" for value in values[:4])
+            message = f"{name} is given as {listed}: the last one holds" + (f" (lines {places})" if places else "")
             # a model's file with defaults, and launchers of Python, are made to be overridden
             meant = len({flag.where.path for flag in flags}) > 1 or launch.path.suffix == ".py"
             yield Found(message, flags[-1].where, "note" if meant else None)

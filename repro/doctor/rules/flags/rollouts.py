@@ -61,15 +61,15 @@ def _context_length(launch: Launch, config: HfConfig | None) -> Iterator[Found]:
     if not samples(launch):
         return
     engine, asked, positions = launch.number(_ENGINE), _asked(launch), _positions(config)
-    own = any(launch.has(name) for name in _OWN_LENGTHS)
-    every = not context and not own and engine is not None and response is not None and response >= engine
+    custom = any(launch.has(name) for name in _OWN_LENGTHS)
+    every = not context and not custom and engine is not None and response is not None and response >= engine
     if engine and asked and (every or asked[0] > engine):
-        tokens, flags, shown = asked
+        tokens, flags, flag = asked
         message = f"{flags} {tokens} is more than {_ENGINE} {engine:.0f} holds"
         if every:
             message += " beside a prompt: SGLang refuses each request"
         cure = f"{_ENGINE} {tokens} and what the longest prompt takes, or shorter responses"
-        yield Found(message, launch.where(shown), "error" if every else "warning", "likely", cure)
+        yield Found(message, launch.where(flag), "error" if every else "warning", "likely", cure)
     limit, name = (engine, _ENGINE) if engine else (asked[0], asked[1]) if asked else (None, "")
     override = launch.env.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
     if config is not None and positions and limit and limit > positions and override is None:
@@ -123,29 +123,29 @@ def _reward_key(launch: Launch) -> Iterator[Found]:
     # metadata of a row may name another type, and own code may do anything
     if any(launch.has(name) for name in _OWN_REWARDS) or launch.system == "relax":
         return
-    given, key = launch.value("--rm-type"), launch.value("--reward-key")
-    if given is None:
+    rm_type, key = launch.value("--rm-type"), launch.value("--reward-key")
+    if rm_type is None:
         if not launch.has("--rm-type") and not open_ended(launch):
             message = "no reward: neither --rm-type nor --custom-rm-path is given"
             cure = "--rm-type TYPE or --custom-rm-path MODULE.FUNCTION, unless each row's metadata names its rm_type"
             yield Found(message, launch.where("--rm-type"), "warning", "likely", cure)
         return
-    kind, where = given.strip().removeprefix("boxed_"), launch.where("--rm-type")
+    kind, where = rm_type.strip().removeprefix("boxed_"), launch.where("--rm-type")
     if kind in _FIELDS and not launch.has("--reward-key"):
-        message = f"--rm-type {given} gives a dict ({', '.join(_FIELDS[kind])}), and --reward-key is not given"
+        message = f"--rm-type {rm_type} gives a dict ({', '.join(_FIELDS[kind])}), and --reward-key is not given"
         yield Found(message, where, *absent(launch, "error", "likely"), cure=f"--reward-key {_FIELDS[kind][0]}")
     elif kind in _FIELDS and key is not None and key not in _FIELDS[kind]:
-        message = f"--reward-key {key[:40]} is not in what --rm-type {given} gives: {', '.join(_FIELDS[kind])}"
+        message = f"--reward-key {key[:40]} is not in what --rm-type {rm_type} gives: {', '.join(_FIELDS[kind])}"
         yield Found(message, launch.where("--reward-key"), "error", "likely", f"--reward-key {_FIELDS[kind][0]}")
     elif kind in _NUMBERS - {"remote_rm"} and key:
-        message = f"--rm-type {given} gives a number: --reward-key {key[:40]} looks for a key in it and fails"
+        message = f"--rm-type {rm_type} gives a number: --reward-key {key[:40]} looks for a key in it and fails"
         yield Found(message, launch.where("--reward-key"), "error", "likely", "remove --reward-key")
     elif kind not in _NUMBERS and kind not in _FIELDS:
-        yield Found(f"--rm-type {given[:40]} is none that slime or Miles knows", where, "warning", "likely")
+        yield Found(f"--rm-type {rm_type[:40]} is none that slime or Miles knows", where, "warning", "likely")
     if kind == "remote_rm" and not launch.has("--rm-url"):
         yield Found("--rm-type remote_rm has no --rm-url to ask", where, *absent(launch, "error"), cure="--rm-url URL")
     if kind in _GRADE and not any(launch.has(name) for name in _LABELLED):
-        message = f"--rm-type {given} grades against a label, and --label-key is not given: labels are None"
+        message = f"--rm-type {rm_type} grades against a label, and --label-key is not given: labels are None"
         yield Found(message, where, *absent(launch, "error", "likely"), cure="--label-key KEY of the data's answer")
 
 
@@ -175,7 +175,7 @@ def _rollout_path_missing(launch: Launch) -> Iterator[Found]:
         return
     try:
         missing = path.parent.is_dir() and not path.exists()
-        beside = sorted(one.name for one in path.parent.iterdir() if one.suffix == ".pt")[:3] if missing else []
+        beside = sorted(entry.name for entry in path.parent.iterdir() if entry.suffix == ".pt")[:3] if missing else []
     except (OSError, ValueError):
         return
     if missing:
@@ -256,9 +256,9 @@ def _rollout_path_template(launch: Launch) -> Iterator[Found]:
 _NAME, _ROLLOUT_SUBSAMPLE_LOAD = "--load-debug-rollout-data-subsample", "--load-debug-rollout-data"
 
 
-def _fitting(total: int, each: int | None) -> str:
+def _fitting(total: int, group: int | None) -> str:
     """The smallest share that takes a whole group from both ends."""
-    return f"{min(1.0, 2 * (each or 1) / total):.4g}" if total else "1"
+    return f"{min(1.0, 2 * (group or 1) / total):.4g}" if total else "1"
 
 
 @rule(
@@ -287,12 +287,12 @@ def _rollout_subsample(launch: Launch, rollout: Rollout | None) -> Iterator[Foun
             f"{_NAME} {share:g} is no share between 0 and 1", launch.where(_NAME), "warning", cure=f"{_NAME} 0.5"
         )
         return
-    prompts, each = size(launch, "--rollout-batch-size"), size(launch, "--n-samples-per-prompt")
+    prompts, group = size(launch, "--rollout-batch-size"), size(launch, "--n-samples-per-prompt")
     certainty: Certainty = "likely" if rollout is None else "certain"
     if rollout is not None:
         total, of = len(rollout.dump.samples), f"the {len(rollout.dump.samples)} samples of {rollout.path.name}"
-    elif prompts is not None and each is not None and launch.has("--rollout-batch-size"):
-        total, of = prompts * each, f"{prompts} x {each} samples"
+    elif prompts is not None and group is not None and launch.has("--rollout-batch-size"):
+        total, of = prompts * group, f"{prompts} x {group} samples"
     else:
         return
     taken = int(total * share)
@@ -303,12 +303,12 @@ def _rollout_subsample(launch: Launch, rollout: Rollout | None) -> Iterator[Foun
             launch.where(_NAME),
             "error" if rollout else "warning",
             certainty,
-            f"{_NAME} {_fitting(total, each)}",
+            f"{_NAME} {_fitting(total, group)}",
         )
-    elif each is not None and each > 1 and (taken // 2 % each or (taken - taken // 2) % each):
+    elif group is not None and group > 1 and (taken // 2 % group or (taken - taken // 2) % group):
         front, end = taken // 2, taken - taken // 2
-        message = f"{share:g} of {of} takes {front} from the front and {end} from the end: groups of {each} are cut"
-        yield Found(message, launch.where(_NAME), "warning", certainty, f"{_NAME} {_fitting(total, each)}")
+        message = f"{share:g} of {of} takes {front} from the front and {end} from the end: groups of {group} are cut"
+        yield Found(message, launch.where(_NAME), "warning", certainty, f"{_NAME} {_fitting(total, group)}")
 
 
 @rule(
@@ -358,8 +358,8 @@ def _enough(launch: Launch, longest: int, cap: int) -> int | None:
     if world is None or world > _WORLD or tensor is None or pipeline is None:
         factor = math.ceil(longest / cap / current)
         return current * (1 << (factor - 1).bit_length())
-    found = (n for n in range(current + 1, world + 1) if n * cap >= longest and world % (n * tensor * pipeline) == 0)
-    return next(found, None)
+    sizes = (n for n in range(current + 1, world + 1) if n * cap >= longest and world % (n * tensor * pipeline) == 0)
+    return next(sizes, None)
 
 
 @rule(
@@ -422,13 +422,13 @@ def _ending(tokenizer: Tokenizer) -> str | None:
 def _stop_tokens(launch: Launch, tokenizer: Tokenizer | None) -> Iterator[Found]:
     if not samples(launch):
         return
-    ids, words = launch.flags.get(_IDS), launch.flags.get(_WORDS)
+    ids, stops = launch.flags.get(_IDS), launch.flags.get(_WORDS)
     for value in ids.values if ids else ():
         if not value.isdecimal() and "$" not in value and "`" not in value:
             yield Found(f"{_IDS} {value[:40]} is no token id", launch.where(_IDS), "error", "certain")
-    if words and any(not value for value in words.values):
+    if stops and any(not value for value in stops.values):
         yield Found(f"{_WORDS} holds an empty text", launch.where(_WORDS), "warning", "certain")
-    if ids or words or tokenizer is None or not launch.has("--apply-chat-template"):
+    if ids or stops or tokenizer is None or not launch.has("--apply-chat-template"):
         return
     where = Where(str(tokenizer.path), item="eos", value=tokenizer.eos or "")
     if tokenizer.eos is None and not tokenizer.eos_ids:

@@ -38,8 +38,8 @@ def _colocate_memory(launch: Launch) -> Iterator[Found]:
     elif launch.has("--colocate") and trains(launch):
         stays = launch.has("--no-offload-train") or launch.has("--no-offload-rollout")
         if share > _HIGH or (stays and share > 0.6):
-            kept = ", and nothing is offloaded" if stays else ""
-            message = f"the engines keep {share:g} of each GPU's memory that the trainer needs too (--colocate){kept}"
+            more = ", and nothing is offloaded" if stays else ""
+            message = f"the engines keep {share:g} of each GPU's memory that the trainer needs too (--colocate){more}"
             lower = "0.7, or 0.6" if share > 0.7 else "0.6"
             yield Found(
                 message,
@@ -102,21 +102,21 @@ _OTHERS = ("--sglang-config", "--prefill-num-servers", "--rollout-external-engin
     sources=("Relax guide: Debugging", "Miles FAQ", "THUDM/slime@624b824a8 slime/utils/arguments.py:45-60"),
 )
 def _engine_gpus(launch: Launch) -> Iterator[Found]:
-    each = size(launch, _EACH)
-    if each is None or not launch.has(_EACH) or not samples(launch) or any(launch.has(name) for name in _OTHERS):
+    engine = size(launch, _EACH)
+    if engine is None or not launch.has(_EACH) or not samples(launch) or any(launch.has(name) for name in _OTHERS):
         return
     shared = launch.has("--colocate") and not launch.has(_GPUS)
     gpus = ranks(launch) if shared else size(launch, _GPUS) if launch.has(_GPUS) else None
-    if gpus is None or gpus % each == 0:
+    if gpus is None or gpus % engine == 0:
         return
     what = "nodes x GPUs per node" if shared else _GPUS
-    if gpus < each:
-        message = f"{what} {gpus} is less than the {each} GPUs of one engine: no engine can start"
+    if gpus < engine:
+        message = f"{what} {gpus} is less than the {engine} GPUs of one engine: no engine can start"
         yield Found(message, launch.where(_EACH), cure=f"{_EACH} {gpus}, or more GPUs")
         return
-    message = f"{what} {gpus} does not divide by {each} GPUs of an engine: {gpus % each} are left without one"
-    fits = max(n for n in range(1, each + 1) if gpus % n == 0) if each <= 4096 else 1
-    yield Found(message, launch.where(_EACH), "warning", cure=f"{_EACH} {fits}, or {gpus // each * each} GPUs")
+    message = f"{what} {gpus} does not divide by {engine} GPUs of an engine: {gpus % engine} are left without one"
+    fits = max(n for n in range(1, engine + 1) if gpus % n == 0) if engine <= 4096 else 1
+    yield Found(message, launch.where(_EACH), "warning", cure=f"{_EACH} {fits}, or {gpus // engine * engine} GPUs")
 
 
 _ROLLOUT = "--rollout-num-gpus"
@@ -133,12 +133,12 @@ def _needed(launch: Launch) -> tuple[int, str] | None:
         return None
     if launch.has("--debug-rollout-only"):
         return (rollout, f"{_ROLLOUT} {rollout} =") if rollout else (train, "nodes x GPUs per node =")
-    shown = f"{size(launch, '--actor-num-nodes')} nodes x {size(launch, '--actor-num-gpus-per-node', 8)}"
+    training = f"{size(launch, '--actor-num-nodes')} nodes x {size(launch, '--actor-num-gpus-per-node', 8)}"
     if not samples(launch):
-        return train, f"{shown} = {train}"
+        return train, f"{training} = {train}"
     if launch.has("--colocate"):
-        return max(train, rollout), f"{shown} (colocated) = {max(train, rollout)}"
-    return train + rollout, f"{shown} + {rollout} for sampling = {train + rollout}"
+        return max(train, rollout), f"{training} (colocated) = {max(train, rollout)}"
+    return train + rollout, f"{training} + {rollout} for sampling = {train + rollout}"
 
 
 def _had(launch: Launch, machine: Machine | None) -> Iterator[tuple[int, str, Where]]:
@@ -147,8 +147,8 @@ def _had(launch: Launch, machine: Machine | None) -> Iterator[tuple[int, str, Wh
         return
     counts = [
         int(count)
-        for words in launch.commands
-        if words[:2] == ("ray", "start") and (count := _after(words, "--num-gpus")).isdecimal() and len(count) < 6
+        for argv in launch.commands
+        if argv[:2] == ("ray", "start") and (count := _after(argv, "--num-gpus")).isdecimal() and len(count) < 6
     ]
     if counts and launch.submitted:
         line = next((n for n, text in enumerate(launch.text.splitlines(), 1) if "ray start" in text), None)
@@ -156,7 +156,7 @@ def _had(launch: Launch, machine: Machine | None) -> Iterator[tuple[int, str, Wh
         return
     visible = known_text(seen(launch, "CUDA_VISIBLE_DEVICES"))
     if visible is not None:
-        number = len([one for one in visible.split(",") if one.strip()])
+        number = len([entry for entry in visible.split(",") if entry.strip()])
         where = launch.env["CUDA_VISIBLE_DEVICES"].where
         yield number, "CUDA_VISIBLE_DEVICES names", where
     if machine is not None and machine.gpus:
@@ -169,10 +169,10 @@ def _more_nodes(line: str) -> bool:
     return joins or re.match(r"[^#]*\b(srun|ssh|pdsh|mpirun)\b", line) is not None
 
 
-def _after(words: tuple[str, ...], name: str) -> str:
-    for number, word in enumerate(words):
-        if word == name and number + 1 < len(words):
-            return words[number + 1]
+def _after(argv: tuple[str, ...], name: str) -> str:
+    for number, word in enumerate(argv):
+        if word == name and number + 1 < len(argv):
+            return argv[number + 1]
         if word.startswith(f"{name}="):
             return word.partition("=")[2]
     return ""
@@ -267,8 +267,8 @@ def _max_tokens_per_gpu(launch: Launch) -> Iterator[Found]:
         yield Found(message, launch.where("--max-tokens-per-gpu"), "error", cure=cure)
     response = launch.number("--rollout-max-response-len")
     if response and (start := math.ceil(response / context_parallel)) * _FAR < cap:
-        said = f"response {response:.0f} / CP {context_parallel}"
-        message = f"--max-tokens-per-gpu {cap} is {cap / start:.1f} times the safe start of {start} ({said})"
+        formula = f"response {response:.0f} / CP {context_parallel}"
+        message = f"--max-tokens-per-gpu {cap} is {cap / start:.1f} times the safe start of {start} ({formula})"
         yield Found(
             message,
             launch.where("--max-tokens-per-gpu"),
@@ -361,12 +361,12 @@ def _parallel_world(launch: Launch) -> Iterator[Found]:
     )
     for names in groups:
         # a product of those that are known must divide too
-        known = {name: one for name in names if launch.has(name) and (one := size(launch, name)) is not None}
+        known = {name: degree for name in names if launch.has(name) and (degree := size(launch, name)) is not None}
         product = math.prod(known.values())
         if product > 1 and world % product:
-            shown = " x ".join(f"{name} {one}" for name, one in known.items())
-            nodes, each = size(launch, _NODES), size(launch, _PARALLEL_WORLD_EACH, 8)
-            message = f"{shown} = {product} does not divide {nodes} nodes x {each} GPUs = {world}"
+            factors = " x ".join(f"{name} {degree}" for name, degree in known.items())
+            nodes, per_node = size(launch, _NODES), size(launch, _PARALLEL_WORLD_EACH, 8)
+            message = f"{factors} = {product} does not divide {nodes} nodes x {per_node} GPUs = {world}"
             largest = max(known, key=lambda name: known[name])
             cure = f"use a multiple of {product} GPUs, or smaller sizes"
             yield Found(message, launch.where(largest), *sure, cure)

@@ -38,12 +38,12 @@ from repro_golden.case.identity import Identity
     sources=("docs/reference/formats.md (golden runs)",),
 )
 def _golden_incomplete(golden: Golden) -> Iterator[Found]:
-    case, made = golden.record["case"], len(golden.trace.steps)
+    case, recorded = golden.record["case"], len(golden.trace.steps)
     wanted = case.get("steps") if isinstance(case, Mapping) else None
-    if type(wanted) is int and made < wanted:
+    if type(wanted) is int and recorded < wanted:
         yield Found(
-            f"it has {made} of the {wanted} steps of its case",
-            Where(str(golden.path / "trace" / "steps.jsonl"), item="steps", value=str(made)),
+            f"it has {recorded} of the {wanted} steps of its case",
+            Where(str(golden.path / "trace" / "steps.jsonl"), item="steps", value=str(recorded)),
         )
     states = golden.record.get("states")
     lost = (
@@ -97,17 +97,17 @@ def _columns(golden: Golden) -> Iterator[Found]:
     sources=("NVIDIA/Megatron-LM tests/functional_tests (golden values of 5 decimals until 2026-09)",),
 )
 def _golden_rounded(values: GoldenValues) -> Iterator[Found]:
-    found: dict[str, list[str]] = {}
+    by_rounding: dict[str, list[str]] = {}
     for name, steps in values.metrics.items():
         finite = [value for value in steps.values() if np.isfinite(value)]
         if is_schedule(name) or len(finite) < 2:
             continue
         decimals, digits = rounded_decimals(finite), rounded_digits(finite)
         if decimals is not None:
-            found.setdefault(f"{decimals} decimals", []).append(name)
+            by_rounding.setdefault(f"{decimals} decimals", []).append(name)
         elif digits is not None:
-            found.setdefault(f"{digits} significant digits", []).append(name)
-    for how, names in found.items():
+            by_rounding.setdefault(f"{digits} significant digits", []).append(name)
+    for how, names in by_rounding.items():
         listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         value = next(iter(values.metrics[names[0]].values()))
         yield Found(
@@ -257,10 +257,10 @@ def _golden_tampered(golden: Golden) -> Iterator[Found]:
                 f"run.json and the trace's header differ in {name}: {', '.join(changed[:4])}", Where(run, item=name)
             )
     known = recorded_md5(golden.path)
-    if known is not None and (found := pointer_md5(golden.path)) is not None and found != known:
+    if known is not None and (actual := pointer_md5(golden.path)) is not None and actual != known:
         yield Found(
             f"its files are not those of {golden.path.name}.dvc",
-            Where(f"{golden.path}.dvc", item="md5", value=f"{known}.dir, files have {found}.dir"),
+            Where(f"{golden.path}.dvc", item="md5", value=f"{known}.dir, files have {actual}.dir"),
         )
     known = record.get("expected", record["identity"])  # by which it is found again
     if golden.root is not None and isinstance(known, Mapping):
@@ -319,7 +319,7 @@ def _golden_unproved(golden: Golden) -> Iterator[Found]:
     sources=("docs/reference/determinism.md", "areal-project/AReaL#1544 (flags that had no effect)"),
 )
 def _golden_unreproducible(golden: Golden) -> Iterator[Found]:
-    proof = next((one for one in proofs_of(golden) if str(one.get("name", "")).startswith(REPRODUCED)), None)
+    proof = next((entry for entry in proofs_of(golden) if str(entry.get("name", "")).startswith(REPRODUCED)), None)
     detail = str(proof.get("detail", ""))[:300] if proof else ""
     if noise := golden.record.get("noise"):
         spread = noise.get("spread") if isinstance(noise, Mapping) else None
@@ -391,9 +391,9 @@ def _of_rows(golden: Golden, told: set[str]) -> Iterator[Found]:
         )
 
 
-def _names(told: set[str]) -> set[str]:
-    """Metrics that were told of already: ``step 3 grad_norm`` is one of grad_norm."""
-    return {item.split(" ", 2)[-1] for item in told}
+def _names(reported: set[str]) -> set[str]:
+    """Metrics that were reported already: ``step 3 grad_norm`` is one of grad_norm."""
+    return {item.split(" ", 2)[-1] for item in reported}
 
 
 def _recorded(record: Mapping[str, object]) -> bool:
@@ -419,4 +419,4 @@ def _golden_vacuous(values: GoldenValues) -> Iterator[Found]:
     seen = list(_of_metrics(values))
     yield from seen
     if values.golden is not None:
-        yield from _of_rows(values.golden, told={one.where.item for one in seen})
+        yield from _of_rows(values.golden, told={finding.where.item for finding in seen})

@@ -81,15 +81,15 @@ def _ladder(log: Log, launch: Launch | None) -> tuple[list[str], list[str]]:
     ]
     for done, name, step in rungs:
         (taken if done else left).append(name if done else step.format(name))
-    told = launch is not None or bool(log.series.flags)  # else nothing says how it was launched
+    known = launch is not None or bool(log.series.flags)  # else nothing says how it was launched
     if argument("sglang_speculative_algorithm", launch, log) or said(log, "speculative_algorithm='"):
         left.append("remove --sglang-speculative-algorithm: draft and main model may differ")
-    elif not told:
+    elif not known:
         left.append("switch speculative decoding off, if it is on: draft and main model may differ")
     backends = (argument("sglang_moe_a2a_backend", launch, log), argument("moe_token_dispatcher_type", launch, log))
     if "deepep" in backends or "flex" in backends or argument("sglang_enable_deepep_moe", launch, log):
         left.append("turn DeepEP off")
-    elif not told:
+    elif not known:
         left.append("turn DeepEP off, if it is on")
     if variables.get("CUDA_ENABLE_COREDUMP_ON_EXCEPTION") == "1":
         taken.append("a CUDA core dump")
@@ -99,10 +99,10 @@ def _ladder(log: Log, launch: Launch | None) -> tuple[list[str], list[str]]:
 
 
 def _fraction(log: Log, launch: Launch | None) -> float | None:
-    given = argument("sglang_mem_fraction_static", launch, log)
+    configured = argument("sglang_mem_fraction_static", launch, log)
     printed = next((m for hit in said(log, "mem_fraction_static=") if (m := _FRACTION.search(hit.text))), None)
     try:
-        return float(given if given is not None else printed[1] if printed else "")
+        return float(configured if configured is not None else printed[1] if printed else "")
     except ValueError:
         return None
 

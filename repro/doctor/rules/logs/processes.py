@@ -185,7 +185,7 @@ def _cause(facts: dict[str, str], lines: Sequence[str]) -> str:
     phrases=_RANK_DIED_SEEN,
 )
 def _rank_died(log: Log) -> Iterator[Found]:
-    told: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
     ranks: set[str] = set()
     for hit in said(log, *_RANK_DIED_SEEN):
         if _CONTEXT in hit.text:
@@ -202,9 +202,9 @@ def _rank_died(log: Log) -> Iterator[Found]:
             if who[1] in ranks:
                 continue
             facts["rank"] = who[1]
-        if told and (who in told or who == ("", "")):
+        if reported and (who in reported or who == ("", "")):
             continue
-        told.add(who)
+        reported.add(who)
         ranks.add(facts.get("rank", ""))
         name = facts.get("class") or "a process of Ray's"
         places = [f"{what} {facts[what]}" for what in ("rank", "pid", "ip") if what in facts]
@@ -214,7 +214,7 @@ def _rank_died(log: Log) -> Iterator[Found]:
             log.where(hit),
             severity="warning" if goes_on(log, hit) else None,
         )
-        if len(told) == _MOST:
+        if len(reported) == _MOST:
             return
 
 
@@ -322,20 +322,20 @@ def _last_line(lines: list[str]) -> str:
 def _traceback(log: Log) -> Iterator[Found]:
     hits = said(log, _HEAD)[-_LOOKED_AT:]
     explained = _explained() if hits else ()
-    told: set[str] = set()
+    reported: set[str] = set()
     for hit in hits:
         lines = below(log, hit, 150)
         last = _last_line(lines)
-        if not last or last in told or last.startswith(_ENDED):
+        if not last or last in reported or last.startswith(_ENDED):
             continue
         end = lines.index(next(line for line in lines if last in line))
         if any(phrase in line for line in lines[: end + 3] for phrase in explained):
             continue
-        told.add(last)
+        reported.add(last)
         yield Found(
             f"an exception: {last[:240]}",
             log.where(Hit(hit.line + end, hit.offset, last)),
             severity="note" if goes_on(log, hit) else None,
         )
-        if len(told) == _TRACEBACK_MOST:
+        if len(reported) == _TRACEBACK_MOST:
             return

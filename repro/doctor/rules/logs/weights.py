@@ -69,9 +69,9 @@ def _another(log: Log, loaded: list[Hit], load: str | None, ref: str | None, sav
         )
 
 
-def _same(one: str, other: str) -> bool:
+def _same(path: str, other: str) -> bool:
     """Whether two paths are the same, as far as text tells: a relative one may be the other's end."""
-    a, b = os.path.normpath(one), os.path.normpath(other)
+    a, b = os.path.normpath(path), os.path.normpath(other)
     return a == b or any(not x.startswith("/") and y.endswith(f"/{x}") for x, y in ((a, b), (b, a)))
 
 
@@ -98,14 +98,14 @@ def _checkpoint_never_loaded(log: Log, launch: Launch | None) -> Iterator[Found]
         return
     if argument("debug_rollout_only", launch, log) not in (None, "False"):
         return
-    given = {name: argument(name, launch, log) for name in ("load", "ref_load", "pretrained_checkpoint")}
+    paths = {name: argument(name, launch, log) for name in ("load", "ref_load", "pretrained_checkpoint")}
     loaded = _loaded(log, fsdp=argument("train_backend", launch, log) == "fsdp")
     if loaded:
-        yield from _another(log, loaded, given["load"], given["ref_load"], argument("save", launch, log))
+        yield from _another(log, loaded, paths["load"], paths["ref_load"], argument("save", launch, log))
         return
-    named = {name: value for name, value in given.items() if value not in _NOTHING}
-    told = launch is not None or "load" in log.series.flags
-    if told and not named:  # a run from scratch
+    named = {name: value for name, value in paths.items() if value not in _NOTHING}
+    known = launch is not None or "load" in log.series.flags
+    if known and not named:  # a run from scratch
         return
     (kind, number), line = next(iter(log.series.lines.items()), (("", 0), None))
     wanted = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in named.items())

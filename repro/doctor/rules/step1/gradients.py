@@ -136,8 +136,8 @@ _LATER_DIVERGENCE_LEAST = 4
 
 
 def _garbled(dump: RolloutDump) -> Garble | None:
-    found = judged(dump)
-    return found if found.judged >= _LATER_DIVERGENCE_LEAST and found.share > _MANY else None
+    garble = judged(dump)
+    return garble if garble.judged >= _LATER_DIVERGENCE_LEAST and garble.share > _MANY else None
 
 
 @rule(
@@ -153,16 +153,16 @@ def _garbled(dump: RolloutDump) -> Garble | None:
 def _later_divergence(rollout: Rollout) -> Iterator[Found]:
     if rollout.first is None:
         return
-    found = began(rollout, _garbled)
-    if found is None:
+    garble = began(rollout, _garbled)
+    if garble is None:
         return
     before = judged(rollout.first)
     if before.share > CLEAN:
         return  # it began so: `garbled-first-rollout`
-    place, reason = found.garbled[0]
+    place, reason = garble.garbled[0]
     text = rollout.dump.samples[place].get("response")
     yield Found(
-        f"{len(found.garbled)} of {found.judged} responses of rollout {rollout.dump.rollout_id} are garbled "
+        f"{len(garble.garbled)} of {garble.judged} responses of rollout {rollout.dump.rollout_id} are garbled "
         f"({reason}), and {len(before.garbled)} of {before.judged} of rollout {rollout.first.rollout_id} were",
         Where(
             str(rollout.path), item=f"sample {place} response", value=shown(text[:80]) if isinstance(text, str) else ""
@@ -187,16 +187,16 @@ _LEAST_FIRST = 10.0
     sources=("slime guide: Troubleshooting",),
 )
 def _loss_explodes(series: Series, launch: Launch | None) -> Iterator[Found]:
-    found = []
+    rising = []
     for metric in _METRICS:
         sizes = [Point(point.number, abs(point.value)) for point in curve(series, "step", metric)]
         rise = rises(sizes, least=_LOSS_EXPLODES_LEAST, least_first=_LEAST_FIRST)
         if rise is not None:
-            found.append((rise, metric))
-    if not found:
+            rising.append((rise, metric))
+    if not rising:
         return
-    rise, metric = min(found, key=lambda one: one[0].at.number)
-    others = [name for _, name in found if name != metric]
+    rise, metric = min(rising, key=lambda pair: pair[0].at.number)
+    others = [name for _, name in rising if name != metric]
     also = f"; so does {' and '.join(others)}" if others else ""
     fp16 = switched_on(setting(launch, series, "--fp16"))
     yield Found(

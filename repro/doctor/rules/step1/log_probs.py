@@ -34,16 +34,16 @@ _INSTRUCT = re.compile(r"instruct|chat|(?:^|[-_/])it(?:[-_/]|$)|think", re.IGNOR
     sources=("Miles guide: Debugging", "slime guide: Debugging", "Relax guide: Debugging"),
 )
 def _chat_template_log_probs(series: Series, launch: Launch | None, tokenizer: Tokenizer | None) -> Iterator[Found]:
-    own = series.rollouts.get(0, {}).get("log_probs")
-    if own is None or not math.isfinite(own) or not _ELEVATED <= -own < _LARGE:
+    mean = series.rollouts.get(0, {}).get("log_probs")
+    if mean is None or not math.isfinite(mean) or not _ELEVATED <= -mean < _LARGE:
         return
     model = setting(launch, series, "--hf-checkpoint") or ""
     applied = launch is not None and launch.has("--apply-chat-template")
     instruct = bool(_INSTRUCT.search(model)) or applied or (tokenizer is not None and "instruct" in str(tokenizer.path))
     yield Found(
-        f"the mean log-prob of rollout 0 is {own:.3g} per token, "
+        f"the mean log-prob of rollout 0 is {mean:.3g} per token, "
         + ("and an instruct model is above -0.7" if instruct else "which an instruct model does not have"),
-        series.where("rollout", 0, "log_probs", own),
+        series.where("rollout", 0, "log_probs", mean),
         "warning" if instruct else "note",
         "likely" if instruct else "possible",
     )
@@ -142,28 +142,30 @@ _LOG_PROBS_LARGE_ROUNDING = 1e-6
 )
 def _log_probs_large(series: Series) -> Iterator[Found]:
     rollout = series.rollouts.get(0, {})
-    own, engine = rollout.get("log_probs"), rollout.get("rollout_log_probs")
-    if own is None or not math.isfinite(own):
+    mean, engine = rollout.get("log_probs"), rollout.get("rollout_log_probs")
+    if mean is None or not math.isfinite(mean):
         return
-    where = series.where("rollout", 0, "log_probs", own)
-    if own > _LOG_PROBS_LARGE_ROUNDING:
-        yield Found(f"the mean log-prob of rollout 0 is {own:.3g}, above 0: these are no log-probs", where, "error")
+    where = series.where("rollout", 0, "log_probs", mean)
+    if mean > _LOG_PROBS_LARGE_ROUNDING:
+        yield Found(f"the mean log-prob of rollout 0 is {mean:.3g}, above 0: these are no log-probs", where, "error")
         return
-    if -own < _LARGE:
+    if -mean < _LARGE:
         return
-    said = f"the mean log-prob of rollout 0 is {own:.3g} per token, as of {math.exp(min(-own, 50.0)):.3g} equal choices"
+    text = (
+        f"the mean log-prob of rollout 0 is {mean:.3g} per token, as of {math.exp(min(-mean, 50.0)):.3g} equal choices"
+    )
     if engine is None or not math.isfinite(engine):
-        yield Found(said, where)
-    elif engine - own > _APART:
+        yield Found(text, where)
+    elif engine - mean > _APART:
         yield Found(
-            f"{said}, and the engine that sampled them says {engine:.3g}: the trainer's weights are others",
+            f"{text}, and the engine that sampled them says {engine:.3g}: the trainer's weights are others",
             where,
             cure="check the conversion of the checkpoint that --load or --ref-load names (rotary base, layer numbers "
             "at pipeline stages), and that the log says that it was loaded",
         )
     else:
         yield Found(
-            f"{said}; the engine that sampled them says the same, so it is the weights, the prompts or the temperature",
+            f"{text}; the engine that sampled them says the same, so it is the weights, the prompts or the temperature",
             where,
         )
 
@@ -185,13 +187,13 @@ _BOUND = 5e-3
 def _r3_log_probs(step: TrainStep, launch: Launch | None) -> Iterator[Found]:
     if step.rollout_id != 0 or not (replays_routing(launch) or has_column(step.joined, "rollout_routed_experts")):
         return
-    own, ref = sample_means(step.joined, "log_probs"), sample_means(step.joined, "ref_log_probs")
-    if own is None or ref is None or abs(own - ref) <= _BOUND:
+    policy, ref = sample_means(step.joined, "log_probs"), sample_means(step.joined, "ref_log_probs")
+    if policy is None or ref is None or abs(policy - ref) <= _BOUND:
         return
     yield Found(
-        f"with routing replay, the means of log_probs and ref_log_probs of rollout 0 lie {abs(own - ref):.3g} apart, "
-        f"more than {_BOUND:g}",
-        Where(str(step.path), item="log_probs, ref_log_probs", value=f"{own:.6g}, {ref:.6g}"),
+        f"with routing replay, the means of log_probs and ref_log_probs of rollout 0 lie {abs(policy - ref):.3g} "
+        f"apart, more than {_BOUND:g}",
+        Where(str(step.path), item="log_probs, ref_log_probs", value=f"{policy:.6g}, {ref:.6g}"),
     )
 
 
@@ -219,20 +221,20 @@ def _ref_log_probs_differ(step: TrainStep, launch: Launch | None) -> Iterator[Fo
     tokens = differ = 0
     means: list[float] = []
     worst: tuple[float, str, float, float] | None = None
-    for one in counted(joined, "log_probs", "ref_log_probs"):
-        own, ref = one.values
+    for sample in counted(joined, "log_probs", "ref_log_probs"):
+        policy, ref = sample.values
         # NaN in both is equal here: that they are no numbers is another rule's
-        other = ~((own == ref) | (np.isnan(own) & np.isnan(ref)))
-        tokens += own.size
+        other = ~((policy == ref) | (np.isnan(policy) & np.isnan(ref)))
+        tokens += policy.size
         differ += int(other.sum())
         with np.errstate(invalid="ignore"):
-            gap = np.where(other, np.nan_to_num(np.abs(own - ref), nan=np.inf), 0.0)
+            gap = np.where(other, np.nan_to_num(np.abs(policy - ref), nan=np.inf), 0.0)
         if gap.size:
             means.append(float(gap.mean()))
             at = int(gap.argmax())
             if gap[at] > (worst[0] if worst else 0.0):
-                place = f"{sample_name(joined, one.row)} response token {one.positions[at]}"
-                worst = (float(gap[at]), place, float(own[at]), float(ref[at]))
+                place = f"{sample_name(joined, sample.row)} response token {sample.positions[at]}"
+                worst = (float(gap[at]), place, float(policy[at]), float(ref[at]))
     if worst is None:
         return
     mean = float(np.mean(means))
@@ -280,10 +282,10 @@ def _gap(series: Series) -> tuple[Kind, str, float] | None:
     ),
 )
 def _train_rollout_gap(series: Series, launch: Launch | None) -> Iterator[Found]:
-    found = _gap(series)
-    if found is None or not math.isfinite(found[2]) or found[2] < _SEEN:
+    measured = _gap(series)
+    if measured is None or not math.isfinite(measured[2]) or measured[2] < _SEEN:
         return
-    kind, name, gap = found
+    kind, name, gap = measured
     severity: Severity = "error" if gap > _OTHER else "warning" if gap > _LIKELY else "note"
     moe = is_moe(launch, series) and not replays_routing(launch, series)
     cure = (

@@ -14,14 +14,14 @@ from repro_golden.dumps.rollout.files import RolloutDump
 
 def _beside(series: Series, since: int) -> str:
     """What else changed: the share of responses cut at the limit, and their length."""
-    said = []
+    changes = []
     for metric, name in (("truncated", "truncated responses"), ("response_lengths", "response length")):
         points = curve(series, "rollout", metric)
         before = [p.value for p in points if p.number < since]
         after = [p.value for p in points if p.number >= since]
         if before and after and abs(after[-1] - before[0]) > 0.3 * max(abs(before[0]), 0.1):
-            said.append(f"{name} {before[0]:.3g} before, {after[-1]:.3g} now")
-    return "; " + ", ".join(said) if said else ""
+            changes.append(f"{name} {before[0]:.3g} before, {after[-1]:.3g} now")
+    return "; " + ", ".join(changes) if changes else ""
 
 
 @rule(
@@ -69,8 +69,8 @@ def _reward_constant(rollout: Rollout, launch: Launch | None) -> Iterator[Found]
         groups = [group for group in groups_of(dump, key) or () if len(group.rewards) > 1]
         if len(groups) < 2 or any(len(set(group.rewards)) > 1 for group in groups):
             return None
-        one = len({group.rewards[0] for group in groups}) == 1
-        return groups if one or estimator in _BY_GROUP else None
+        same = len({group.rewards[0] for group in groups}) == 1
+        return groups if same or estimator in _BY_GROUP else None
 
     if rollout.dump.evaluation or (groups := began(rollout, constant)) is None:
         return
@@ -172,6 +172,6 @@ def _reward_key_data(rollout: Rollout, launch: Launch | None) -> Iterator[Found]
     def seen(dump: RolloutDump) -> Found | None:
         return _dicts(rollout, dump, launch) or _labels(rollout, dump)
 
-    found = began(rollout, seen)
-    if found is not None:
-        yield found
+    finding = began(rollout, seen)
+    if finding is not None:
+        yield finding

@@ -47,9 +47,9 @@ def _chat_template_missing(rollout: Rollout, tokenizer: Tokenizer, launch: Launc
     seen = verdicts(rollout, tokenizer)
     if seen is None:
         return
-    marks, found = seen
-    bare = [one for one in found if one[1] in ("missing", "other")]
-    if not bare or len(bare) <= _MOST * len(found):
+    marks, prompts = seen
+    bare = [prompt for prompt in prompts if prompt[1] in ("missing", "other")]
+    if not bare or len(bare) <= _MOST * len(prompts):
         return
     model = (launch.value("--hf-checkpoint") if launch else None) or ""
     instruct = bool(_INSTRUCT.search(model) or _INSTRUCT.search(tokenizer.path.name))
@@ -57,7 +57,7 @@ def _chat_template_missing(rollout: Rollout, tokenizer: Tokenizer, launch: Launc
     other = foreign(text, marks) if how == "other" else None
     what = f"have the marks of another template ({other})" if other else "have no chat template applied"
     yield Found(
-        f"{len(bare)} of {len(found)} prompts {what}: {shown(marks.opening)} of {tokenizer.path} is not in them",
+        f"{len(bare)} of {len(prompts)} prompts {what}: {shown(marks.opening)} of {tokenizer.path} is not in them",
         Where(str(rollout.path), item=f"sample {place} prompt", value=shown(text)),
         "warning" if instruct or other else "note",
         "likely" if instruct or other else "possible",
@@ -77,18 +77,18 @@ def _chat_template_missing(rollout: Rollout, tokenizer: Tokenizer, launch: Launc
 )
 def _chat_template_twice(rollout: Rollout, tokenizer: Tokenizer, launch: Launch | None) -> Iterator[Found]:
     seen = verdicts(rollout, tokenizer)
-    found = seen[1] if seen else []
-    nested = [one for one in found if one[1] == "twice"]
+    prompts = seen[1] if seen else []
+    nested = [prompt for prompt in prompts if prompt[1] == "twice"]
     if not nested:
         return
-    severity: Severity = "error" if len(nested) > _MOST * len(found) else "warning"
-    given = launch is not None and launch.has(_APPLY)
+    severity: Severity = "error" if len(nested) > _MOST * len(prompts) else "warning"
+    applied = launch is not None and launch.has(_APPLY)
     yield Found(
-        f"the chat template is applied twice in {len(nested)} of {len(found)} prompts: a rendered prompt stands inside "
-        "a user's message",
+        f"the chat template is applied twice in {len(nested)} of {len(prompts)} prompts: a rendered prompt stands "
+        "inside a user's message",
         Where(str(rollout.path), item=f"sample {nested[0][0]} prompt", value=shown(nested[0][2])),
         severity,
-        cure=f"take {_APPLY} away, or give data whose prompts are messages" if given else "",
+        cure=f"take {_APPLY} away, or give data whose prompts are messages" if applied else "",
     )
 
 
@@ -105,13 +105,13 @@ _WHY = (
 _GARBLED_FIRST_ROLLOUT_SOURCES = ("Miles guide: Debugging", "slime guide: Debugging", "Relax guide: Debugging")
 
 
-def _said(found: Garble) -> str:
-    count = len(found.garbled)
-    return f"{count} of {found.judged} responses are garbled; of the first one, {found.garbled[0][1]}"
+def _said(garble: Garble) -> str:
+    count = len(garble.garbled)
+    return f"{count} of {garble.judged} responses are garbled; of the first one, {garble.garbled[0][1]}"
 
 
-def _where(rollout: Rollout, found: Garble) -> Where:
-    place = found.garbled[0][0]
+def _where(rollout: Rollout, garble: Garble) -> Where:
+    place = garble.garbled[0][0]
     text = rollout.dump.samples[place].get("response")
     return Where(
         str(rollout.path), item=f"sample {place} response", value=shown(text[:80]) if isinstance(text, str) else ""
@@ -130,23 +130,23 @@ def _where(rollout: Rollout, found: Garble) -> Where:
 def _garbled_first_rollout(rollout: Rollout) -> Iterator[Found]:
     if rollout.dump.evaluation or rollout.first is not None:
         return
-    found = judged(rollout.dump)
-    by_itself = found.judged >= _LEAST and found.share > CLEAN
-    by_chance = found.fresh is not None and found.fresh > FRESH and len(rollout.dump.samples) >= _LEAST
+    garble = judged(rollout.dump)
+    by_itself = garble.judged >= _LEAST and garble.share > CLEAN
+    by_chance = garble.fresh is not None and garble.fresh > FRESH and len(rollout.dump.samples) >= _LEAST
     if not by_itself and not by_chance:
         return
     number = rollout.dump.rollout_id
     later = f"; whether rollouts before {number} were in order is not known here" if number else ""
     if not by_itself:
         yield Found(
-            f"{found.fresh:.0%} of the tokens of all responses are distinct, as if drawn by chance{later}",
+            f"{garble.fresh:.0%} of the tokens of all responses are distinct, as if drawn by chance{later}",
             Where(str(rollout.path), item="tokens"),
             certainty="possible",
         )
         return
-    sure = found.by_text > _MOST * found.judged and number == 0
+    sure = garble.by_text > _MOST * garble.judged and number == 0
     severity: Severity = "error" if sure else "warning"
-    yield Found(_said(found) + later, _where(rollout, found), severity)
+    yield Found(_said(garble) + later, _where(rollout, garble), severity)
 
 
 _LINES = 8
@@ -178,13 +178,13 @@ def _line(log: Log, hit: Hit) -> str:
 
 def _text(line: str) -> str:
     """Prompt and response that a line shows; '' for a line in another form."""
-    found = _SAMPLE.search(line)
-    if found is None:
+    match = _SAMPLE.search(line)
+    if match is None:
         return ""
-    if found["preview"] is not None:
-        return _CUT.sub("", found["preview"]).replace("\\n", "\n")
+    if match["preview"] is not None:
+        return _CUT.sub("", match["preview"]).replace("\\n", "\n")
     return _ESCAPE.sub(
-        lambda one: chr(int(one[1] or one[2], 16)) if one[1] or one[2] else _ESCAPED.get(one[3], one[3]), found["text"]
+        lambda m: chr(int(m[1] or m[2], 16)) if m[1] or m[2] else _ESCAPED.get(m[3], m[3]), match["text"]
     )
 
 
@@ -232,8 +232,8 @@ class _Seen(NamedTuple):
 
 def _one_thing(dump: RolloutDump) -> bool:
     """Whether most responses are one character or token again and again."""
-    found = judged(dump)
-    return found.single > _GARBLED * found.judged
+    garble = judged(dump)
+    return garble.single > _GARBLED * garble.judged
 
 
 def _look(dump: RolloutDump, ids: frozenset[int], eos: str | None) -> _Seen:
@@ -277,25 +277,25 @@ def _never_eos(rollout: Rollout, launch: Launch | None, tokenizer: Tokenizer | N
     eos = tokenizer.eos if tokenizer else None
 
     def never(dump: RolloutDump) -> _Seen | None:
-        found = _look(dump, ids, eos)
-        enough = found.samples >= _NEVER_EOS_LEAST and found.truncated >= _ALL * found.samples
-        return found if enough and not found.ended and not _one_thing(dump) else None
+        tally = _look(dump, ids, eos)
+        enough = tally.samples >= _NEVER_EOS_LEAST and tally.truncated >= _ALL * tally.samples
+        return tally if enough and not tally.ended and not _one_thing(dump) else None
 
     seen = None if rollout.dump.evaluation else began(rollout, never)
     if seen is None:
         return
     limit = launch.value("--rollout-max-response-len") if launch else None
     if seen.went_on:
-        said = f"; {seen.went_on} of them went on after an end token (ids {', '.join(map(str, sorted(ids)))})"
+        detail = f"; {seen.went_on} of them went on after an end token (ids {', '.join(map(str, sorted(ids)))})"
     elif seen.ended is not None:
-        said = ", and none holds an end token"
+        detail = ", and none holds an end token"
     else:
-        said = ""
+        detail = ""
     cure = ""
     if ids:
         cure = f"--rollout-stop-token-ids {' '.join(map(str, sorted(ids)))}; then {_never_eos.cure}"
     yield Found(
-        f"{seen.truncated} of {seen.samples} responses were cut at the limit{said}",
+        f"{seen.truncated} of {seen.samples} responses were cut at the limit{detail}",
         Where(
             str(rollout.path),
             item=f"sample {seen.place} status",
@@ -327,7 +327,9 @@ _OPENED = re.compile(
 def _prompt_marks_doubled(rollout: Rollout, tokenizer: Tokenizer | None) -> Iterator[Found]:
     if tokenizer is not None:
         return  # `chat-template-twice` compares with the template itself
-    texts = [(n, one["prompt"]) for n, one in enumerate(rollout.dump.samples) if isinstance(one.get("prompt"), str)]
+    texts = [
+        (n, sample["prompt"]) for n, sample in enumerate(rollout.dump.samples) if isinstance(sample.get("prompt"), str)
+    ]
     twice = [(n, match[0]) for n, text in texts if (match := _OPENED.search(text[:100_000]))]
     if twice:
         at, seen = twice[0]
@@ -356,12 +358,12 @@ def _cut(dump: RolloutDump) -> tuple[int, int] | None:
     sources=("Miles FAQ", "THUDM/slime@624b824a8 slime/observability/rollout_metrics.py:151"),
 )
 def _truncated_ratio(rollout: Rollout, launch: Launch | None) -> Iterator[Found]:
-    found = None if rollout.dump.evaluation else began(rollout, _cut)
-    if found is None or found[0] >= _ALL * found[1]:
+    counts = None if rollout.dump.evaluation else began(rollout, _cut)
+    if counts is None or counts[0] >= _ALL * counts[1]:
         return
     limit = launch.value("--rollout-max-response-len") if launch else None
     yield Found(
-        f"{found[0]} of {found[1]} responses ({found[0] / found[1]:.0%}) were cut at the limit"
+        f"{counts[0]} of {counts[1]} responses ({counts[0] / counts[1]:.0%}) were cut at the limit"
         + (f" of {limit} tokens" if limit else ""),
-        Where(str(rollout.path), item="status truncated", value=f"{found[0]}/{found[1]}"),
+        Where(str(rollout.path), item="status truncated", value=f"{counts[0]}/{counts[1]}"),
     )
