@@ -10,6 +10,8 @@ import history_kit as kit
 import pytest
 from conftest import Repo
 
+from repro_golden.trace import Trace
+
 SCALE, OTHER = "scale = 1.0", "scale = 1.5"
 CASE = (
     kit.CASE.replace("steps = 6", "steps = 2")
@@ -144,12 +146,14 @@ def test_what_is_refused(repo: Repo, tmp_path: Path) -> None:
 
 @pytest.mark.campaign
 def test_traces_of_a_changed_checkout_are_refused(tmp_path: Path) -> None:
-    """What was recorded from no commit has no source to name lines in."""
+    """What was recorded from no commit has no source to name lines in; a trace that lies there is no such change."""
     repo = kit.start(tmp_path, kit.TRAIN, None)
-    for name in ("a", "b"):
+    for name, added in (("a", ""), ("b", ""), ("c", "# a change\n")):
+        (repo.root / "train.py").write_text(kit.TRAIN + added)
         done = repo.repro("trace", "--out", name, "--", sys.executable, "train.py", "--steps", "1")
         assert done.returncode == 0, done.stderr
-    assert "was recorded from" in refused(repo, "a", "b")
+    assert Trace(repo.root / "b").header.subject["commit"] == repo.git("rev-parse", "HEAD")
+    assert "c is of no commit: its checkout had changes" in refused(repo, "a", "c")
 
 
 @pytest.mark.campaign

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from attach_kit import PRELUDE, PROGRAMS, TORCHRUN
@@ -409,3 +410,23 @@ def test_a_disk_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> No
     assert (recorded, code) == (out, 7)
     told = [line for line in errors.splitlines() if line.startswith("repro:")]
     assert len(told) == 1 and "operations of step 1 are not recorded" in told[0]
+
+
+def test_memory_that_was_freed_is_forgotten(tmp_path: Path) -> None:
+    """What lay at the address of a new tensor before is neither its content, nor is its maker the new one's.
+
+    `torch.tensor`, NumPy and data loaders fill memory unseen. Which one they get is chance elsewhere than here, so that
+    two recordings of one program differed.
+    """
+    memory = np.zeros(8, np.float32)
+    with recording(tmp_path):
+        for k in range(5):
+            made = torch.from_numpy(memory)
+            made.fill_(k)
+            del made
+            memory[:] = -k - 1
+            torch.from_numpy(memory)
+    read = [o.inputs[0] for o in named(read_stream(tmp_path / NAME), "lift_fresh")]  # the first look at each
+    values = [0.0, -1.0, -1.0, -2.0, -2.0, -3.0, -3.0, -4.0, -4.0, -5.0]
+    assert [value.content for value in read] == [lanes(torch.full((8,), value)) for value in values]
+    assert not any(value.makers for value in read)

@@ -79,9 +79,15 @@ class Checkout:
         return self.state / "tmp"
 
     def commit_without(self, folder: Path) -> str | None:
-        """The commit that the working tree is, whatever lies in one folder; None where that has changes of its own."""
+        """The commit that the working tree is, whatever lies in one folder; None where that has changes of its own.
+
+        Traces that git does not track are none.
+        """
         commit = self.git.text("rev-parse", "--verify", "--quiet", "HEAD^{commit}", none=1)
-        left_out = [*NOT_CODE, *([str(folder.relative_to(self.root))] if folder.is_relative_to(self.root) else [])]
+        headers = self.git.names("ls-files", "-z", "--others", "--exclude-standard", "--", ":(top,glob)**/header.json")
+        traces = [PurePosixPath(header).parent for header in headers]
+        left_out = [*NOT_CODE, *(str(path) for path in traces if (self.root / path / "steps.jsonl").is_file())]
+        left_out += [str(folder.relative_to(self.root))] if folder.is_relative_to(self.root) else []
         return commit if commit and not _changed(self.git, [PurePosixPath()], left_out) else None
 
     def place(self, case: Case) -> Place:

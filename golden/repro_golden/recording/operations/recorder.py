@@ -22,6 +22,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -95,8 +96,9 @@ class OperationRecorder(TorchDispatchMode):
         self._made: dict[Signature, int] = {}
         self._wrote: dict[Memory, list[int]] = {}
         self._since: dict[Memory, int] = {}
+        self._holders: dict[Memory, StorageWeakRef] = {}
         self._numbers: dict[str, int] = {}
-        self._values_of: dict[Signature, tuple[int | str, tuple[int, int]]] = {}
+        self._values_of: dict[Signature, tuple[int | str, tuple[int, int, int]]] = {}
         self._readings: list[tuple[Any, int]] = []
         self._singles: dict[torch.device, Any] = {}
         self._small: Callable[[torch.Tensor], tuple[int, int] | None] = _nothing
@@ -282,6 +284,7 @@ class OperationRecorder(TorchDispatchMode):
         known = {memory_of(tensor) for tensor in inputs}
         for tensor in every:
             memory = memory_of(tensor)
+            self._forget_freed(memory, tensor)
             if memory not in known:  # new, and nothing of what was there before
                 self._since[memory] = index
             if not facts.view:
@@ -315,15 +318,32 @@ class OperationRecorder(TorchDispatchMode):
         notes = []
         for place, tensor in enumerate(tensors):
             memory = memory_of(tensor)
+            self._forget_freed(memory, tensor)
             signature = signature_of(tensor, memory)
             number = self._number(tensor, memory, signature)
             makers = [] if made else self._makers(memory, signature)
             notes.append([*look(tensor), number, makers, names[place] if names else ""])
         return notes
 
+    def _forget_freed(self, memory: Memory, tensor: torch.Tensor) -> None:
+        """Forget what is known of an address where what lay there was freed.
+
+        `torch.tensor`, NumPy and data loaders make tensors unseen, in memory that operations wrote before.
+        """
+        if memory[0] == "none":
+            return
+        storage, holder = tensor.untyped_storage(), self._holders.get(memory)
+        if holder is not None and (holder.cdata == storage._cdata or not holder.expired()):
+            return  # the same, or another way to what is still there
+        self._holders[memory] = StorageWeakRef(storage)
+        if holder is not None:
+            self._since[memory] = self._count
+            self._wrote.pop(memory, None)
+            self._empty.discard(memory)
+
     def _number(self, tensor: torch.Tensor, memory: Memory, signature: Signature) -> int | str:
         """What a tensor holds, or the number of its reading; the last one serves as long as nobody says he wrote."""
-        state = (self._wrote.get(memory, [-1])[-1], tensor._version)
+        state = (self._wrote.get(memory, [-1])[-1], tensor._version, self._since.get(memory, -1))
         known = self._values_of.get(signature)
         if known is not None and known[1] == state:
             return known[0]
