@@ -8,6 +8,7 @@ from pathlib import Path
 from repro.doctor.artefacts.kinds import Log
 from repro.doctor.artefacts.log import read_log
 from repro.doctor.catalogue import catalogue, subject_of
+from repro.doctor.logs import explained
 from repro_golden.base.checks import Found, Rule
 
 STAMP = "2026-11-20 15:47:01"
@@ -98,7 +99,7 @@ def write(path: Path, lines: list[str]) -> Path:
 
 def read(folder: Path, lines: list[str], name: str = "train.log") -> Log:
     """A log file of these lines, read by the reader for all rules of logs."""
-    return read_log(write(folder / name, lines), PHRASES)
+    return read_log(write(folder / name, lines), PHRASES, explained())
 
 
 def found(log: Log, only: str | None = None) -> Mapping[str, list[Found]]:

@@ -35,9 +35,9 @@ def diagnosis(log: Path, verdict: str = "") -> str:
     """
     if lacking("doctor"):
         return ""
-    from repro.doctor.artefacts.log import LOG
     from repro.doctor.catalogue import catalogue, subject_of
     from repro.doctor.examine import examine
+    from repro.doctor.logs import LOG
     from repro.doctor.recognise import Seen
     from repro.doctor.show import brief
 

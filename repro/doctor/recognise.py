@@ -16,15 +16,15 @@ __all__ = ["READERS", "Seen", "recognise"]
 
 READERS = (
     "traces:GOLDEN", "traces:TRACE", "megatron:MEGATRON", "hf:HF", "tokenizer:TOKENIZER", "runs:RUN_FOLDER",
-    "parsers:PARSERS", "log:RAY_SESSION", "runs:ROLLOUT_DUMP", "traces:FOREIGN_GOLDEN", "hf:CONFIG", "case:CASE",
-    "launch:LAUNCH", "python_code:PYTHON", "machine:FREEZE", "prompts:PROMPTS", "log:LOG",
+    "parsers:PARSERS", ".logs:RAY_SESSION", "runs:ROLLOUT_DUMP", "traces:FOREIGN_GOLDEN", "hf:CONFIG", "case:CASE",
+    "launch:LAUNCH", "python_code:PYTHON", "machine:FREEZE", "prompts:PROMPTS", ".logs:LOG",
 )  # fmt: skip
-"""Every reader, as ``module:name`` below `artefacts`, in the order in which they are asked."""
+"""Every reader, as ``module:name`` below `artefacts`, or with a dot beside it, in the order in which they are asked."""
 
 _NAMES = (
     ("*.pt", "runs:ROLLOUT_DUMP"), ("config.json", "hf:CONFIG"), ("*.sh", "launch:LAUNCH"),
     ("*.jsonl", "prompts:PROMPTS"),
-    ("requirements*.txt", "machine:FREEZE"), ("*.lock", "machine:FREEZE"), ("*.log", "log:LOG"),
+    ("requirements*.txt", "machine:FREEZE"), ("*.lock", "machine:FREEZE"), ("*.log", ".logs:LOG"),
 )  # fmt: skip
 """What a file that the user names must be by its name, where its content does not show it: then it is corrupt."""
 
@@ -54,7 +54,7 @@ class Seen:
 @functools.cache
 def _reader(name: str) -> Reader:
     module, _, attribute = name.partition(":")
-    reader: Reader = getattr(importlib.import_module(f"repro.doctor.artefacts.{module}"), attribute)
+    reader: Reader = getattr(importlib.import_module(f".{module}", "repro.doctor.artefacts"), attribute)
     return reader
 
 

@@ -253,6 +253,7 @@ class Log:
         counts: By phrase, how many lines hold it.
         series: Its metrics.
         rank: Of the process, where the file's name or its lines say so.
+        explained: Phrases that rules of severity error look for: they say more of an exception than its traceback.
         around: Reads the lines from a number to a number (inclusive) of the file again, without line ends.
     """
 
@@ -263,6 +264,7 @@ class Log:
     counts: Mapping[str, int]
     series: Series
     rank: int | None
+    explained: Sequence[str]
     around: Callable[[int, int], list[str]]
 
     def where(self, hit: Hit) -> Where:

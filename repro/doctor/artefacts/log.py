@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from repro.doctor.artefacts.scan import Scan, safe, scan
 from repro_golden.base.errors import ReproError
 from repro_golden.base.printed import labelled
 
-__all__ = ["LOG", "RAY_SESSION", "log_files", "phrases", "read_log"]
+__all__ = ["log_files", "log_reader", "read_log", "session_reader"]
 
 _HEAD = 64 << 10
 _METRICS = 50_000
@@ -55,29 +55,21 @@ _RANK_LINE = re.compile(rb"(?:\[|[ _])rank(\d{1,6})\]|\bRANK=(\d{1,6})\b")
 _MAGIC = (b"PK\x03\x04", b"\x7fELF", b"\x80\x02", b"\x80\x04", b"\x89HDF", b"PAR1", b"\x93NUMPY", b"SQLite format")
 
 
-def phrases() -> tuple[str, ...]:
-    """What all rules that read logs look for."""
-    from repro.doctor.catalogue import catalogue  # it imports the rules, and those the artefacts
-
-    rules = [rule for rule in catalogue().values() if Log in (*rule.inputs, *rule.uses)]
-    return tuple(dict.fromkeys(phrase for rule in rules for phrase in rule.phrases))
-
-
-def read_log(path: Path, sought: tuple[str, ...] | None = None) -> Log:
+def read_log(path: Path, sought: Sequence[str], explained: Sequence[str] = ()) -> Log:
     """Read a log file, gzip or plain, once.
 
     Args:
         path: The file.
-        sought: What to look for; None: what all rules do.
+        sought: What to look for.
+        explained: See `Log`.
 
     Raises:
         ReproError: it can not be read, or its gzip is corrupt.
     """
     numbers = _Numbers(path)
-    wanted = phrases() if sought is None else sought
     takers = dict.fromkeys(_ANCHORS, numbers.metrics) | {_ARGUMENT: numbers.argument}
     with _opened(path) as file:
-        scanned = scan(_Bounded(file, path), wanted, takers=takers)
+        scanned = scan(_Bounded(file, path), sought, takers=takers)
     return Log(
         path=path,
         size=scanned.size,
@@ -86,6 +78,7 @@ def read_log(path: Path, sought: tuple[str, ...] | None = None) -> Log:
         counts=scanned.counts,
         series=numbers.series(),
         rank=_rank(path),
+        explained=tuple(explained),
         around=functools.partial(_around, path, scanned),
     )
 
@@ -243,8 +236,7 @@ def _is_json(head: bytes) -> bool:
     return True
 
 
-def _read(path: Path) -> Iterator[object]:
-    log = read_log(path)
+def _artefacts(log: Log) -> Iterator[object]:
     yield log
     if log.series.steps or log.series.rollouts or log.series.flags:
         yield log.series
@@ -267,17 +259,6 @@ def log_files(folder: Path) -> list[Path]:
     return paths
 
 
-def _read_folder(path: Path) -> Iterator[object]:
-    failed: list[ReproError] = []
-    for file in log_files(path):
-        try:
-            yield from _read(file)
-        except ReproError as error:
-            failed.append(error)
-    if failed:  # only now, so that one file does not hide the others
-        raise failed[0]
-
-
 def _names(path: Path) -> list[str]:
     try:
         with os.scandir(path) as entries:
@@ -294,5 +275,22 @@ def _fits_session(path: Path) -> bool:
     return any(_RAY_FILE.match(name) and _NAME.search(name) for name in inside)
 
 
-LOG = Reader("log", _fits, _read)
-RAY_SESSION = Reader("Ray session", _fits_session, _read_folder)
+def log_reader(read: Callable[[Path], Log]) -> Reader:
+    """Of files, by what reads one of them."""
+    return Reader("log", _fits, lambda path: _artefacts(read(path)))
+
+
+def session_reader(read: Callable[[Path], Log]) -> Reader:
+    """Of the folders of Ray's sessions, likewise."""
+
+    def all_of(folder: Path) -> Iterator[object]:
+        failed: list[ReproError] = []
+        for file in log_files(folder):
+            try:
+                yield from _artefacts(read(file))
+            except ReproError as error:
+                failed.append(error)
+        if failed:  # only now, so that one file does not hide the others
+            raise failed[0]
+
+    return Reader("Ray session", _fits_session, all_of)

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from repro.doctor.artefacts.kinds import NotRead, Reader, Rollout, Series, TrainStep
-from repro.doctor.facts.tokens import counted, has_column, sample_means
 from repro_golden.base.errors import ReproError
 from repro_golden.dumps.rollout.files import NAME, RolloutDump, dump_files, read_rollout_dump
 from repro_golden.dumps.run.events import EventLog
@@ -20,6 +19,7 @@ from repro_golden.dumps.run.record_rows import SideRecords
 from repro_golden.dumps.run.records import grad_norm_name, number_of
 from repro_golden.dumps.train.files import read_train_dump
 from repro_golden.dumps.train.joining import Joined, joined
+from repro_golden.dumps.train.tokens import counted, has_column, sample_means
 
 __all__ = ["ROLLOUT_DUMP", "RUN_FOLDER", "sizes_of", "within"]
 

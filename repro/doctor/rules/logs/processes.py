@@ -279,20 +279,8 @@ _PREFIX = re.compile(r"^(?:\([^()]*(?:\([^()]*\))?[^()]* pid=\d+[^)]*\) ?|\[rank
 _LAST = re.compile(r"^(?:[A-Za-z_][\w.]*)(?:: .*|)$")
 _ENDED = ("KeyboardInterrupt", "SystemExit", "CancelledError", "asyncio.exceptions.CancelledError", "GeneratorExit")
 _TRACEBACK_MOST, _LOOKED_AT = 3, 20
-
-
-def _explained() -> tuple[str, ...]:
-    """What other rules look for and say more about."""
-    from repro.doctor.catalogue import catalogue
-
-    return tuple(
-        phrase
-        for rule in catalogue().values()
-        if rule.id != "traceback" and rule.severity == "error" and Log in rule.inputs
-        for phrase in rule.phrases
-        # a line of a key stands for one rule among many, and that of a weight sync for none that explains an error
-        if phrase not in ("KeyError: ", "Timer update_weights start")
-    )
+_OF_MANY = ("KeyError: ", "Timer update_weights start")
+"""A line of a key stands for one rule among many, and that of a weight sync for none that explains an error."""
 
 
 def _last_line(lines: list[str]) -> str:
@@ -321,7 +309,7 @@ def _last_line(lines: list[str]) -> str:
 )
 def _traceback(log: Log) -> Iterator[Found]:
     hits = said(log, _HEAD)[-_LOOKED_AT:]
-    explained = _explained() if hits else ()
+    explained = [phrase for phrase in log.explained if phrase not in _OF_MANY]
     reported: set[str] = set()
     for hit in hits:
         lines = below(log, hit, 150)

@@ -10,8 +10,8 @@ import numpy as np
 
 from repro.doctor.artefacts.kinds import Launch, Series, Tokenizer, TrainStep
 from repro.doctor.facts.curves import Kind, first_kl, is_moe, kl_where, replays_routing, setting
-from repro.doctor.facts.tokens import counted, has_column, sample_means, sample_name
 from repro_golden.base.checks import Found, Severity, Where, rule
+from repro_golden.dumps.train.tokens import counted, has_column, sample_means, sample_name
 
 _ELEVATED = 0.7
 """Nats. The guides say about 0.8, the loss of instruction tuning on text that others wrote; of its own text, sampled at
