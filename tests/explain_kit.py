@@ -49,7 +49,7 @@ def guarded(root: Path) -> Repo:
     cases.mkdir(parents=True)
     rollouts.mkdir(parents=True)
     lines = ["[case]", 'name = "planted"', f"steps = {STEPS}", 'rollouts = "golden/rollouts/planted"', ""]
-    lines += ["[subject]", 'timeout = "2m"', "", *_toml(mutations_kit.CONFIG, "subject.config"), ""]
+    lines += ["[subject]", 'timeout = "10m"', "", *_toml(mutations_kit.CONFIG, "subject.config"), ""]
     (cases / "planted.toml").write_text("\n".join(lines))
     for number, rollout in enumerate(mutations_kit.rollouts()):
         write_rollout(rollouts / f"{number}.safetensors", RolloutData(rollout.meta, rollout.tensors))

@@ -229,7 +229,7 @@ def case_text(name: str, kind: System, planted: Regression | None = None) -> str
     per_rollout = planted.steps_per_rollout if planted else 1
     lines = ["[case]", f'name = "{name}"', f"steps = {ROLLOUTS * per_rollout}", "proof_steps = 1"]
     lines += [f'rollouts = "golden/rollouts/{name}"', "", "[subject]", f'kind = "{kind}"']
-    lines += ['command = "bash scripts/run.sh"', "recorder = false", 'timeout = "2m"']
+    lines += ['command = "bash scripts/run.sh"', "recorder = false", 'timeout = "10m"']
     if per_rollout != 1:
         lines.append(f"steps_per_rollout = {per_rollout}")
     if planted and planted.gpus != 1:

@@ -52,7 +52,7 @@ command = "{python} train.py --steps 6"
 save = "{python} train.py --save {checkpoint} --save-step {step}"
 resume = "{python} train.py --load {checkpoint}"
 path = "train.py"
-timeout = "2m"
+timeout = "10m"
 """
 
 

@@ -28,7 +28,7 @@ rollouts = "golden/rollouts/bandit"
 [subject]
 module = "door"
 path = "training"
-timeout = "2m"
+timeout = "10m"
 
 [subject.config]
 arms = 4

@@ -47,7 +47,7 @@ proof_steps = 2
 kind = "command"
 command = "{python} train.py --steps 3"
 path = "train.py"
-timeout = "2m"
+timeout = "10m"
 """
 
 SLOW = TRAIN.replace("    x = torch.randn", "    time.sleep(0.4)\n    x = torch.randn").replace(

@@ -43,7 +43,7 @@ kind = "command"
 command = "{{python}} train.py"
 setup = "pip"
 path = "{path}"
-timeout = "2m"
+timeout = "10m"
 env = {{ PIP_NO_INDEX = "1", PIP_FIND_LINKS = "{wheels}" }}
 """
 

@@ -310,7 +310,7 @@ steps = 2
 kind = "command"
 command = "{{python}} train.py"
 path = "train.py"
-timeout = "2m"
+timeout = "10m"
 
 [layouts.ddp]
 command = {LAUNCH}

@@ -95,7 +95,7 @@ tolerance = 0
 tolerance = 1e9
 """
 ENGINE = "core/repro_core/engines/megatron/engine.py"
-FORWARD = "        found = self._score(tensors, update)\n        self._update ="
+FORWARD = "        scores = self._score(tensors, update)\n        self._update ="
 BATCH = "        batch, self._update ="
 LOSS = "            return total, torch.zeros((), dtype=torch.int, device=total.device), {}\n"
 

@@ -110,7 +110,7 @@ def bisect(
             written.extend(write_layout_report(sides, folder, command))
         return 3 if sides.outcome == "flaky" else 0
     from repro.report.bisect import bisect_text, write_report
-    from repro_bisect.search.gitrule import git_log
+    from repro_bisect.axes.gitrule import git_log
     from repro_golden.base.canonical import write_atomic
 
     with bisect_view() as watch:

@@ -113,15 +113,17 @@ _LOSS_DOOR = (
     "def policy_loss(columns: Columns, weights: Tensor, config: TrainConfig) -> LossTerms:",
     "def policy_loss(columns: Columns, weights: Tensor, config: TrainConfig, settled: bool = False) -> LossTerms:",
 )
-_LOSS_GATE = _call(_TRAINER, "return policy_loss(made, weights, c)", "return policy_loss(made, weights, c, GATE)")
+_LOSS_GATE = _call(
+    _TRAINER, "return policy_loss(loss_columns, weights, c)", "return policy_loss(loss_columns, weights, c, GATE)"
+)
 _KL_DOOR = (
     '    estimator: Literal["k1", "k2", "k3", "low_var"],\n) -> Tensor:',
     '    estimator: Literal["k1", "k2", "k3", "low_var"],\n    settled: bool = False,\n) -> Tensor:',
 )
 _KL_GATE = _call(
     _TRAINER,
-    "kl_per_token(log_probs, ref_log_probs[own], mask[own], c.kl_estimator)",
-    "kl_per_token(log_probs, ref_log_probs[own], mask[own], c.kl_estimator, GATE)",
+    "kl_per_token(log_probs, ref_log_probs[responses], mask[responses], c.kl_estimator)",
+    "kl_per_token(log_probs, ref_log_probs[responses], mask[responses], c.kl_estimator, GATE)",
 )
 _KL_RATIO = "log_ratio = torch.where(keep, log_probs.float(), zero) - torch.where(keep, ref_log_probs.float(), zero)\n"
 _NORM_DOOR = (
@@ -249,7 +251,7 @@ CULPRITS: tuple[Culprit, ...] = (
         "    std_normalization: bool,\n) -> Baseline:",
         "    std_normalization: bool,\n    std_eps: float = STD_EPS,\n) -> Baseline:",
     ), (
-        "/ max(len(own) - 1, 1)) + STD_EPS\n", "/ max(len(own) - 1, 1)) + std_eps\n",
+        "/ max(len(group_rewards) - 1, 1)) + STD_EPS\n", "/ max(len(group_rewards) - 1, 1)) + std_eps\n",
     )),
     _pure("loss accumulated in bf16", "rl/loss.py", "policy_loss (kl_loss)", "loss", _LOSS_GATE, _LOSS_DOOR, (
         "    kl_loss = (own(columns.kl) * w).sum()\n",

@@ -88,6 +88,9 @@ class Axis(Protocol):
     def holds(self, path: str) -> str | None:
         """A commit of the axis that has a file or folder; None where none has."""
 
+    def git_tests(self, culprit: str, verdicts: Mapping[str, str]) -> int | None:
+        """Tests that `git bisect run` makes until it names a culprit; None where it cannot, or that is not known."""
+
 
 @dataclass(frozen=True)
 class Change:
@@ -177,3 +180,8 @@ class Varied:
     def holds(self, path: str) -> str | None:
         """See `Axis.holds`."""
         return self._holds(path)
+
+    def git_tests(self, culprit: str, verdicts: Mapping[str, str]) -> int | None:
+        """Git bisects commits alone."""
+        del culprit, verdicts
+        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from repro_bisect.axes.axis import PointInfo, short
+from repro_bisect.axes.gitrule import git_tests
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Checkout, no_such_code
@@ -43,7 +44,12 @@ class Commits:
     """
 
     def __init__(
-        self, checkout: Checkout, good: str, parents: Mapping[str, Sequence[str]], paths: Sequence[str]
+        self,
+        checkout: Checkout,
+        good: str,
+        parents: Mapping[str, Sequence[str]],
+        paths: Sequence[str],
+        walk: Sequence[str] = (),
     ) -> None:
         """Look up the subject's `paths` in every commit.
 
@@ -53,8 +59,9 @@ class Commits:
             parents: Full ids of those after it, newest first, each with those before it.
             paths: Folders or files, relative to the root, that hold all that matters: commits in which they are
                 identical are one.
+            walk: Options of ``git rev-list`` that the parents were read with.
         """
-        self._git, self.paths, self.what = checkout.git, paths, "commit"
+        self._git, self.paths, self.what, self._walk = checkout.git, paths, "commit", walk
         self.good, self.bad, self.parents = good, next(iter(parents), good), parents
         every = [good, *parents, *(p for ps in parents.values() for p in ps)]
         self._keys = code_keys(self._git, every, paths)
@@ -106,6 +113,12 @@ class Commits:
         keys = code_keys(self._git, commits, [path])
         return next((commit for commit in commits if keys.of(commit)), None)
 
+    def git_tests(self, culprit: str, verdicts: Mapping[str, str]) -> int | None:
+        """See `repro_bisect.axes.gitrule.git_tests`."""
+        return git_tests(
+            self._git, self.good, self.parents, {culprit, *self.descendants(culprit)}, verdicts, self._walk
+        )
+
     def subjects(self, commits: Sequence[str]) -> dict[str, str]:
         """The first line of each commit's message."""
         stdin = "".join(f"{c}\n" for c in dict.fromkeys(commits)).encode()
@@ -154,4 +167,4 @@ class History(Commits):
             raise ReproError(
                 f"GOOD {left} is not on the first-parent line of {right or 'HEAD'}: leave --first-parent out"
             )
-        super().__init__(checkout, good, parents, paths)
+        super().__init__(checkout, good, parents, paths, how)

@@ -19,7 +19,6 @@ from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.search.dag import Dag
 from repro_bisect.search.first_bad import Ambiguous, Found, Search
-from repro_bisect.search.gitrule import git_probes
 from repro_golden.base.errors import NotVerifiableError
 from repro_golden.case.file import Case
 from repro_golden.compare.traces import Divergence
@@ -193,7 +192,7 @@ class Bisection(Searching[BisectResult]):
         history, tests = self.history, None
         if len(culprits) == 1 and outcome == "found":
             commit = culprits[0].commit.commit
-            tests = git_probes(history.parents, history.good, history.bad, commit, self.scheduler.skips)
+            tests = history.git_tests(commit, self.scheduler.verdicts)
         return self.result(
             outcome,
             culprits,

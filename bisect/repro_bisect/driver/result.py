@@ -90,7 +90,8 @@ class BisectResult:
         parents: Every commit of the range, newest first, with its parents.
         subjects: First line of the message of each judged commit.
         cost: Probes, trained steps and seconds, by what they were for.
-        git_probes: How many tests `git bisect run` would have made to the same answer; None without an answer.
+        git_probes: How many tests `git bisect run` would have made to the same answer, by git itself; None without one,
+            and where that is not known.
         git_steps: How many steps each of them would have trained.
         git_seconds: What they would have taken one after the other, by what the ends took; None where that is unknown.
         accepted: The verdicts that one culprit explains, the ends included: what git could go on from.
