@@ -129,7 +129,7 @@ def test_releases_that_cannot_be_tested(packaged: Repo, index: Index) -> None:
 @pytest.fixture
 def flagged(tmp_path: Path) -> Repo:
     """A repository whose trainer has flags that do nothing, and two that move the numbers together."""
-    return kit.start(tmp_path, TRAIN, kit.CASE.replace('timeout = "10m"', 'timeout = "2m"\nenv = { OLD = "1" }'))
+    return kit.start(tmp_path, TRAIN, kit.CASE.replace('timeout = "10m"', 'timeout = "10m"\nenv = { OLD = "1" }'))
 
 
 SET = """\

@@ -50,6 +50,29 @@ def test_a_command_needs_no_case(tmp_path: Path) -> None:
     repo.git("bisect", "reset")
 
 
+@pytest.mark.parametrize("predicate", ["bitwise", pytest.param("exit", marks=pytest.mark.whole)])
+def test_quick_ends_with_the_name(tmp_path: Path, predicate: str) -> None:
+    """Neither confirmed nor explained, which is said; without it the same command goes on from the journal."""
+    repo = start(tmp_path, case=None)
+    for number in range(3):
+        note(repo, f"{number}")
+    old, new = (SCALE, "scale = 1.0 + 1e-6\n") if predicate == "bitwise" else (SCALE, "raise SystemExit(1)\n")
+    culprit = edit(repo, old, new, "Warm up")
+    note(repo, "after")
+    command = ("bisect", "HEAD~4..HEAD", "--when", predicate, "-j", "1")
+    done = repo.repro(*command, "--quick", *COMMAND)
+    assert done.returncode == 0, done.stderr
+    assert "\nNot confirmed: full replays may say otherwise." in done.stdout
+    assert f"{culprit[:10]} " in done.stdout.splitlines()[0] and "confirming" not in done.stderr
+    assert ", 0 for the confirmation" in done.stdout or predicate == "exit"
+    answer = json.loads(repo.repro(*command, "--json", *COMMAND).stdout)
+    assert answer["culprit"]["commit"] == culprit and answer["confirmed"] is True
+    assert answer["cost"]["reused"] > 2
+    assert answer["seconds"] >= answer["cost"]["seconds"]  # one after the other, the explanation's too
+    done = repo.repro(*command, "--quick", "--all", *COMMAND)
+    assert done.returncode == 2 and "give one of them" in done.stderr
+
+
 def test_a_command_that_leaves_no_trace_is_an_error(tmp_path: Path) -> None:
     """With any predicate but `exit`, a program that trains nothing ends the search in one line that says so."""
     repo = start(tmp_path, case=None)

@@ -40,6 +40,7 @@ __all__ = ["bisect"]
 )
 @click.option("--fresh", is_flag=True, help="Use nothing that earlier bisects found.")
 @click.option("--try-skips", is_flag=True, help="Try also every commit that is presumed to fail like those around it.")
+@click.option("--quick", is_flag=True, help="End with the culprit's name: neither confirm nor explain it.")
 @click.option("--explain/--no-explain", "why", default=True, help="Also name the operation and the line; the default.")
 @click.option("--export", type=click.Path(path_type=Path), help="Also write what is known as a `git bisect log`.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the report (Markdown and HTML).")
@@ -64,6 +65,7 @@ def bisect(
     confidence: float | None,
     fresh: bool,
     try_skips: bool,
+    quick: bool,
     why: bool,
     export: Path | None,
     out: Path | None,
@@ -92,11 +94,11 @@ def bisect(
     case = case_of(checkout, name, line)
     open_end = bool(line.words) and line.steps is None and when != "exit"
     options = Options(jobs, ray, when, paths, first_parent, every, fresh, confidence, open_end, why, diagnosis)
-    options = replace(options, try_skips=try_skips)
+    options = replace(options, try_skips=try_skips, quick=quick)
     chosen = {"package": package, "flags": flags, "layout": layout, "index_url": index_url}
     axis = axis_of(checkout, case, commits, options, at=at, tolerance=tolerance, **chosen)  # type: ignore[arg-type]
     values = {"--when": when, "--all": every, "--confidence": confidence, "--export": export, "--try-skips": try_skips}
-    _refuse(axis, values)
+    _refuse(axis, values | {"--quick": quick})
     ends = axis_parameters(axis, index_url)
     command = again(checkout.root, case, **ends, name=None if line.words else case.name)
     folder = out or checkout.state / "reports" / _folder(axis, case)
@@ -129,9 +131,11 @@ def _refuse(axis: Axis, values: dict[str, Any]) -> None:
 
     refused = ["--export"] if axis.what != "commit" else []
     if isinstance(axis, FlagSet):
-        refused += ["--all", "--confidence", "--try-skips"]
+        refused += ["--all", "--confidence", "--try-skips", "--quick"]
     if isinstance(axis, LayoutLine):
-        refused += ["--when", "--all", "--confidence", "--try-skips"]
+        refused += ["--when", "--all", "--confidence", "--try-skips", "--quick"]
+    if values["--quick"] and values["--all"]:
+        raise ReproError("--quick ends with the first name, and --all goes on from a confirmed one: give one of them")
     if wrong := next((flag for flag in refused if values[flag]), None):
         raise ReproError(f"{wrong} is not for a search along a {axis.what}: leave it out")
 

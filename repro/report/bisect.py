@@ -140,7 +140,14 @@ def why_lines(culprit: Culprit, *, beside: bool = False, plotted: bool = False) 
 
 
 def noise_line(result: BisectResult, what: str = "commit") -> str:
-    """Where verdicts are noisy: how noisy, and the likeliest culprits; where they may be, that they may."""
+    """Where verdicts are noisy: how noisy, and the likeliest culprits; where they may be, that they may.
+
+    And where nothing bears the name out, that.
+    """
+    if not result.confirmed:
+        return (
+            "Not confirmed: full replays may say otherwise. The same command without `--quick` makes them and explains."
+        )
     if not result.posterior:
         return ""
     if result.rates is None:

@@ -94,6 +94,8 @@ class Bisection(Searching[BisectResult]):
         while waiting:
             interval = waiting.popleft()
             answer, confirmed = self._search_one(interval)
+            if self.options.quick and confirmed:
+                return self._result("found", [confirmed.culprit], confirmed=False)
             if isinstance(self.predicate, Exit):
                 return self._noisy(
                     f"a second run of {short(confirmed.culprit.commit.commit)} or its parent says otherwise"
@@ -147,6 +149,11 @@ class Bisection(Searching[BisectResult]):
             self.has_answer()
             if isinstance(answer, Ambiguous):
                 return answer, None
+            if self.options.quick:
+                tested = range_search.tested.get(answer.commit)
+                seen = range_search.divergence(tested) if tested and isinstance(tested.answer, Trace) else end
+                where = seen if isinstance(seen, Divergence) else end
+                return answer, Confirmed(Culprit(self.history.info(answer.commit), where, None), None, None, None)
             confirmed = confirm(self.scheduler, range_search, answer.commit, interval, end)
             if confirmed is not None:
                 return answer, confirmed

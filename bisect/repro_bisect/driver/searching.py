@@ -37,12 +37,12 @@ class Searching(ABC, Generic[R]):
     result_type: type[R]
 
     def __init__(self, scheduler: Scheduler, ends: Endpoints) -> None:
-        """Search the scheduler's axis."""
+        """Search the scheduler's axis; its clock starts with the scheduler's."""
         self.scheduler, self.ends = scheduler, ends
         self.history, self.prober, self.predicate = scheduler.history, scheduler.prober, scheduler.prober.predicate
         self.one_step = False
         self.answered: float | None = None
-        self._began = time.monotonic()
+        self._began = scheduler.began
 
     @abstractmethod
     def search(self) -> R:
@@ -63,7 +63,8 @@ class Searching(ABC, Generic[R]):
         if not explain or result.outcome != "found":
             return result
         culprits = [self._why(checkout, culprit) for culprit in result.culprits]
-        return replace(result, culprits=culprits, cost=self.prober.cost)
+        seconds = time.monotonic() - self._began
+        return replace(result, culprits=culprits, cost=self.prober.cost, seconds=seconds)
 
     def _why(self, checkout: Checkout, culprit: Culprit) -> Culprit:
         info, divergence = culprit.commit, culprit.divergence

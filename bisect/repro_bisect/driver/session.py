@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ class Options:
         examine: Takes the log of a probe that fails, and what is said of that anyway; says in one line what else is
             known of it, or ''.
         try_skips: Presume of no commit that it fails like those around it: try it.
+        quick: End with the culprit's name: neither confirm nor explain it.
     """
 
     jobs: int | None = None
@@ -60,6 +62,7 @@ class Options:
     explain: bool = False
     examine: Callable[[Path, str], str] | None = None
     try_skips: bool = False
+    quick: bool = False
 
 
 def commits_of(checkout: Checkout, case: Case, spec: str, options: Options) -> History:
@@ -96,6 +99,7 @@ def session(
         ReproError: the case's rollouts are not there, its command would run the checkout's code in place of a
             commit's, or the cluster cannot be used.
     """
+    began = time.monotonic()
     refuse_tracked(checkout.git, case)
     store, rollouts = Store(checkout.root), check_rollouts(checkout, case)
     identity = identity_of(case, checkout.root)
@@ -118,7 +122,7 @@ def session(
             watch(Event(f"the golden run of GOOD is not used: {error}"))
             golden = None
         with ThreadPoolExecutor(max_workers=executor.slots) as pool:
-            scheduler = Scheduler(prober, axis, pool, watch)
+            scheduler = Scheduler(prober, axis, pool, watch, began)
             try:
                 yield scheduler, golden
             except BaseException:  # what is under way never outlives it

@@ -61,7 +61,10 @@ class PendingProbe:
 class Scheduler:
     """What all searches of one bisect share: the threads, what is under way, and what is known."""
 
-    def __init__(self, prober: Prober, history: Axis, pool: ThreadPoolExecutor, watch: Watch) -> None:
+    def __init__(
+        self, prober: Prober, history: Axis, pool: ThreadPoolExecutor, watch: Watch, began: float | None = None
+    ) -> None:
+        self.began = time.monotonic() if began is None else began
         self.prober, self.history, self.pool, self.watch = prober, history, pool, watch
         self.pending_probes: dict[Future[Any], PendingProbe] = {}
         self.verdicts: dict[str, str] = {}
