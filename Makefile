@@ -1,4 +1,4 @@
-# make demo | test | test-all | campaign | mutants | check | bench. Each makes the virtual environment it needs.
+# make demo | test | test-all | campaign | mutants | real | check | bench. Each makes the environment it needs.
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 SEED ?= 7
 unexport PYTHONDONTWRITEBYTECODE # or each process that the tests start would compile all of us
 
-.PHONY: demo test test-all campaign mutants check lint types imports fast bench clean
+.PHONY: demo test test-all campaign mutants real check lint types imports fast bench clean
 
 # what the demo needs
 $(VENV)/.runtime: pyproject.toml constraints.txt
@@ -57,6 +57,10 @@ campaign: check $(VENV)/.whole
 mutants: $(VENV)/.whole
 	$(PIP) -c constraints.txt -e '.[mutants]'
 	$(BIN)/python benchmarks/mutants.py
+
+# real regressions in their own histories: hours, and the network unless REAL='--repositories DIR'
+real: $(VENV)/.whole
+	$(BIN)/python benchmarks/real/real.py $(REAL)
 
 bench: $(VENV)/.whole
 	$(BIN)/python benchmarks/cpu.py
