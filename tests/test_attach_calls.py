@@ -6,9 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import warm_kit
 
-from repro_golden.trace import Trace
+from repro_golden.recording.attach.collect import take_dumps
+from repro_golden.recording.attach.records import dump
+from repro_golden.trace import Trace, dump_path
 
 COMPILED = """
 import torch
@@ -203,3 +206,13 @@ def test_what_the_program_raises_reaches_it(tmp_path: Path) -> None:
     plain, recorded = run(tmp_path, ALARM).splitlines(), run(tmp_path, ALARM, *TRACED).splitlines()
     assert recorded == plain
     assert recorded[1] == "alarms 20"
+
+
+def test_of_whole_signals_the_lowest_rank_has_its_own(tmp_path: Path) -> None:
+    """Ranks that end in any order: two runs compare the same shard, whoever wrote first."""
+    for rank, values in ((2, [2.0]), (1, [1.0, 1.0])):
+        dump(str(tmp_path), [0, "grad", "w"], torch.tensor(values), rank)
+    (tmp_path / "trace").mkdir()
+    take_dumps(tmp_path, tmp_path / "trace")
+    assert dump_path(tmp_path / "trace", 0, "grad", "w").read_bytes() == torch.ones(2).numpy().tobytes()
+    take_dumps(tmp_path / "nothing", tmp_path / "trace")

@@ -30,9 +30,9 @@ NAME = "rank-00000.jsonl"
 
 
 @contextlib.contextmanager
-def recording(folder: Path, dump: Sequence[int] = ()) -> Iterator[OperationRecorder]:
+def recording(folder: Path, dump: Sequence[int] = (), rank: int = 0) -> Iterator[OperationRecorder]:
     """A block whose operations are recorded."""
-    recorder = OperationRecorder(folder, str(Path(__file__).parents[1]), 0, dump=dump)
+    recorder = OperationRecorder(folder, str(Path(__file__).parents[1]), 0, rank, dump=dump)
     recorder.open()
     recorder.begin()
     try:
@@ -203,8 +203,18 @@ def test_numbers_and_dumps(tmp_path: Path) -> None:
     assert item.outputs[0].key == ("float", (), repr(total.item()))
     shown = next(o for o in stream.operations if o.name == OBSERVED)
     assert shown.inputs[0].content == repr(total.item()) and shown.inputs[0].makers == (item.index,)
-    assert dump_of(stream.folder, 1, "in", 0).read_bytes() == content(x).tobytes()
-    assert dump_of(stream.folder, 1, "out", 0).read_bytes() == content(x * 3.0).tobytes()
+    assert dump_of(stream, 1, "in", 0).read_bytes() == content(x).tobytes()
+    assert dump_of(stream, 1, "out", 0).read_bytes() == content(x * 3.0).tobytes()
+
+
+def test_ranks_do_not_share_what_they_dump(tmp_path: Path) -> None:
+    """All write into one folder: what one rank's operation made is never taken for another's."""
+    for rank in range(2):
+        with recording(tmp_path, [0], rank):
+            torch.full((3 + rank,), float(rank)).sum()
+    for rank in range(2):
+        stream = read_stream(tmp_path / f"rank-{rank:05d}.jsonl")
+        assert dump_of(stream, 0, "out", 0).read_bytes() == content(torch.full((3 + rank,), float(rank))).tobytes()
     assert len(list(tmp_path.glob("*.bin"))) == 2
 
 

@@ -296,5 +296,5 @@ def _edge(operation: Operation | None, source: Sources) -> str:
 
 
 def _held(stream: Stream, operation: Operation, kind: str, place: int) -> bytes | None:
-    path = dump_of(stream.folder, operation.index, kind, place)
+    path = dump_of(stream, operation.index, kind, place)
     return path.read_bytes() if path.exists() else None

@@ -24,7 +24,7 @@ from repro_golden.trace.frames import FrameReader
 from repro_golden.trace.model import METRIC, RECORDER
 from repro_golden.trace.writer import digest_row, metric_row
 
-__all__ = ["Collected", "Gathering", "cut_short", "merge_rows", "read_terminal"]
+__all__ = ["Collected", "Gathering", "cut_short", "merge_rows", "read_terminal", "take_dumps"]
 
 
 @dataclass(frozen=True)
@@ -215,9 +215,7 @@ class Gathering:
             seen = {name: why for notes in unread for name, why in notes.items()}
             closing["unread"] = {name: why for name, why in seen.items() if _plain_file(name) not in self._bytes}
             self._writer.close(closing | ({"terminal": terminal} if terminal else {}))
-        dumps = self._raw / "dumps"
-        if dumps.exists():
-            dumps.rename(self._out / "dumps")
+        take_dumps(self._raw, self._out)
         seal(self._out)
         stopped = all(end and end["stopped"] for end in ends)
         ignored = sorted({name for end in ends if end for name in end.get("ignored", ())})
@@ -449,3 +447,13 @@ def _added(name: str, rows: Sequence[Row]) -> Row:
         l2=math.sqrt(math.fsum(r.l2**2 for r in distinct)),
         placement=None,
     )
+
+
+def take_dumps(raw: Path, out: Path) -> None:
+    """Move what ranks wrote whole into a trace: of each signal the lowest rank's, so that two runs show one shard."""
+    for folder in sorted((raw / "dumps").glob("*")):
+        for path in folder.glob("*.bin"):
+            target = out / "dumps" / path.name
+            if not target.exists():
+                target.parent.mkdir(exist_ok=True)
+                path.rename(target)

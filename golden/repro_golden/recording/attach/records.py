@@ -85,7 +85,7 @@ class Records:
 
 
 def dump(out: str, at: Sequence[Any], tensor: torch.Tensor, rank: int) -> None:
-    """Write all of a signal beside the records; that of rank 0 stands, where it has any.
+    """Write all of a signal beside the records; that of the lowest rank will stand: see `collect.take_dumps`.
 
     Args:
         out: The folder of raw records.
@@ -97,14 +97,9 @@ def dump(out: str, at: Sequence[Any], tensor: torch.Tensor, rank: int) -> None:
 
     reading = collector()
     reading.add([tensor], keep=True)
-    folder = Path(out) / "dumps"
-    folder.mkdir(exist_ok=True)
+    folder = Path(out) / "dumps" / f"{rank:05d}"
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{at[0]}-{at[1]}-{quote(str(at[2]), safe='')}.bin"
-    part = path.with_suffix(f".{rank}.part")
+    part = path.with_suffix(".part")
     part.write_bytes(reading.finish().result()[0][0].values or b"")
-    if rank == 0:
-        part.replace(path)
-    else:
-        with contextlib.suppress(FileExistsError):
-            path.hardlink_to(part)
-        part.unlink()
+    part.replace(path)

@@ -41,7 +41,7 @@ from repro_golden.recording.operations.looks import (
     sort,
     told,
 )
-from repro_golden.recording.operations.stream import FORMAT, OBSERVED, dump_of
+from repro_golden.recording.operations.stream import FORMAT, OBSERVED, dump_path
 
 __all__ = ["OperationRecorder"]
 
@@ -392,7 +392,7 @@ class OperationRecorder(TorchDispatchMode):
             return
         for place, tensor in enumerate(tensors):
             if readable(tensor):
-                dump_of(self._folder, index, kind, place).write_bytes(_bytes(tensor))
+                dump_path(self._folder, self._rank, index, kind, place).write_bytes(_bytes(tensor))
 
     # -- where it was asked for
 

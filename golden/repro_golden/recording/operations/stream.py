@@ -15,7 +15,18 @@ from typing import Any, Literal
 
 from repro_golden.base.errors import ReproError
 
-__all__ = ["FORMAT", "OBSERVED", "Frame", "Operation", "Phase", "Stream", "Value", "dump_of", "read_stream"]
+__all__ = [
+    "FORMAT",
+    "OBSERVED",
+    "Frame",
+    "Operation",
+    "Phase",
+    "Stream",
+    "Value",
+    "dump_of",
+    "dump_path",
+    "read_stream",
+]
 
 FORMAT = 1
 OBSERVED = "observe"
@@ -130,9 +141,14 @@ class Stream:
     compiled: bool = False
 
 
-def dump_of(folder: Path, index: int, kind: str, place: int) -> Path:
+def dump_of(stream: Stream, index: int, kind: str, place: int) -> Path:
     """Where the bytes of an operation's input or output (`kind` is ``in`` or ``out``) lie."""
-    return folder / f"{index}-{kind}{place}.bin"
+    return dump_path(stream.folder, stream.rank, index, kind, place)
+
+
+def dump_path(folder: Path, rank: int, index: int, kind: str, place: int) -> Path:
+    """The same while it is written; all ranks write into one folder."""
+    return folder / f"rank-{rank:05d}-{index}-{kind}{place}.bin"
 
 
 def read_stream(path: Path) -> Stream:
