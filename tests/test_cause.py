@@ -250,6 +250,12 @@ def test_only_what_leads_to_the_signal_counts() -> None:
 # -- what no tensor leads to
 
 
+def test_a_number_that_no_operation_shows() -> None:
+    """A printed loss: what differs is named all the same, wherever it leads."""
+    a, b, (before, after) = operation()
+    assert lines(cause(a, b, signal=("loss", "printed"))) == ("operation", before, after)
+
+
 def test_a_number_that_python_decides_by() -> None:
     """Where the way back ends at a line that nobody touched, an earlier touched one that differs is named."""
     a, b = Tape(), Tape()

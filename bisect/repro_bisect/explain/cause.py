@@ -70,7 +70,8 @@ def find_cause(
     Args:
         a: The first version's.
         b: The second's.
-        signal: Phase and name of the first observed signal that differs, where the way begins; None takes all.
+        signal: Phase and name of the first signal that differs, where the way begins. None takes all operations, and
+            so does one that neither shows: a number that the program printed.
         touches: For each version, whether an operation's source is what the change touched. Of several beginnings those
             come first.
     """
@@ -79,6 +80,8 @@ def find_cause(
     pairs = matched(*keys, ordered)
     if len(pairs) == len(a.operations) == len(b.operations) == len(ordered):
         return None
+    if signal is not None and not any(_shows(stream, signal) for stream in (a, b)):
+        signal = None
     back = {j: i for i, j in pairs.items()}
     sides = _Side(a, pairs, set(pairs) - set(ordered), b), _Side(b, back, set(back) - set(ordered.values()), a)
     touched = touches or (_nothing, _nothing)
@@ -179,6 +182,10 @@ class _Side:
             if operation.forward is not None:  # its saved tensors came from there
                 front.append(operation.forward)
         return [reached[index] for index in sorted(reached)]
+
+
+def _shows(stream: Stream, signal: tuple[str, str]) -> bool:
+    return any(_is(o, value, signal) for o in stream.operations if o.name == OBSERVED for value in o.inputs)
 
 
 def _is(operation: Operation, value: Value, signal: tuple[str, str]) -> bool:
