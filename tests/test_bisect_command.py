@@ -63,7 +63,7 @@ def test_quick_ends_with_the_name(tmp_path: Path, predicate: str) -> None:
     done = repo.repro(*command, "--quick", *COMMAND)
     assert done.returncode == 0, done.stderr
     assert "\nNot confirmed: full replays may say otherwise." in done.stdout
-    assert f"{culprit[:10]} " in done.stdout.splitlines()[0] and "confirming" not in done.stderr
+    assert done.stdout.startswith(f"not confirmed: {culprit[:10]} ") and "confirming" not in done.stderr
     assert ", 0 for the confirmation" in done.stdout or predicate == "exit"
     answer = json.loads(repo.repro(*command, "--json", *COMMAND).stdout)
     assert answer["culprit"]["commit"] == culprit and answer["confirmed"] is True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import history_kit as kit
 import pytest
 from conftest import Repo
 
+from repro_golden.repository.checkout import find_checkout
 from repro_golden.trace import Trace
 
 SCALE, OTHER = "scale = 1.0", "scale = 1.5"
@@ -146,7 +148,10 @@ def test_what_is_refused(repo: Repo, tmp_path: Path) -> None:
 
 @pytest.mark.campaign
 def test_traces_of_a_changed_checkout_are_refused(tmp_path: Path) -> None:
-    """What was recorded from no commit has no source to name lines in; a trace that lies there is no such change."""
+    """What was recorded from no commit has no source to name lines in; a trace that lies there is no such change.
+
+    Code that lies beside a trace is: tracked and changed, or not tracked at all.
+    """
     repo = kit.start(tmp_path, kit.TRAIN, None)
     for name, added in (("a", ""), ("b", ""), ("c", "# a change\n")):
         (repo.root / "train.py").write_text(kit.TRAIN + added)
@@ -154,6 +159,17 @@ def test_traces_of_a_changed_checkout_are_refused(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
     assert Trace(repo.root / "b").header.subject["commit"] == repo.git("rev-parse", "HEAD")
     assert "c is of no commit: its checkout had changes" in refused(repo, "a", "c")
+    (repo.root / "train.py").write_text(kit.TRAIN)
+    checkout = find_checkout(repo.root)
+    assert checkout.commit_without(repo.root / "d") is not None
+    (repo.root / "a" / "more.py").write_text("")
+    assert checkout.commit_without(repo.root / "d") is None
+    repo.git("add", "a/more.py")
+    repo.git("commit", "--quiet", "--message", "A file beside a trace")
+    assert checkout.commit_without(repo.root / "d") is None  # and the trace beside it
+    assert checkout.commit_without(repo.root / "a") is None
+    shutil.rmtree(repo.root / "b")
+    assert checkout.commit_without(repo.root / "d") is None
 
 
 @pytest.mark.campaign

@@ -38,6 +38,16 @@ def test_a_case_says_what_it_is(path: Path, real: ModuleType) -> None:
     assert ast.get_docstring(tree)
 
 
+def test_a_driver_starts_in_the_environment_that_is_named(real: ModuleType, tmp_path: Path) -> None:
+    """By its interpreter, or by its launcher where it has one."""
+    python = str(tmp_path / "python")
+    assert real.launcher({}, python) == [python]
+    case = {"launch": ["torchrun", "--nproc-per-node", "2"]}
+    assert real.launcher(case, python) == ["torchrun", "--nproc-per-node", "2"]
+    (tmp_path / "torchrun").touch()
+    assert real.launcher(case, python) == [str(tmp_path / "torchrun"), "--nproc-per-node", "2"]
+
+
 def test_a_page_holds_what_was_measured(real: ModuleType) -> None:
     """Right, wrong and failed alike; a release has no rival in git."""
     cases = {path.stem: real.read(path) for path in CASES[:3]}

@@ -73,14 +73,20 @@ def measured(case: Mapping[str, Any], folder: Path, options: argparse.Namespace)
     """Both searches of one case."""
     clone = cloned(case, folder, options.repositories)
     driver = str(HERE / "drivers" / case["driver"])
-    launch = case.get("launch", [options.python])
-    beside = Path(options.python).with_name(launch[0])  # the launcher of the program's own environment
-    launch = [str(beside) if beside.exists() else launch[0], *launch[1:]]
-    command = [*launch, driver, *case.get("arguments", [])]
+    command = [*launcher(case, options.python), driver, *case.get("arguments", [])]
     found: dict[str, Any] = {"about": about(), "ours": by_repro(case, clone, command, options)}
     if "package" not in case:
         found["git"] = by_git(case, clone, command)
     return found
+
+
+def launcher(case: Mapping[str, Any], python: str) -> list[str]:
+    """What starts the driver: the interpreter, or a launcher of the same environment where that has one."""
+    if "launch" not in case:
+        return [python]
+    name, *more = case["launch"]
+    beside = Path(python).with_name(name)
+    return [str(beside) if beside.exists() else name, *more]
 
 
 def about() -> dict[str, str]:

@@ -38,9 +38,10 @@ def headline(result: BisectResult, what: str = "commit") -> str:
             return set_headline(result, where)
         if len(result.culprits) > 1:
             return f"{len(result.culprits)} {what}s moved the numbers of {result.case}; the first, {name}, at {where}"
-        return (
+        text = (
             f"{name} moved the numbers of {result.case}: first at {where}" if d else f"{name} is the first bad {what}"
         )
+        return text if result.confirmed else f"not confirmed: {text}"
     if result.outcome == "flaky" and result.culprit:
         return f"{short(result.culprit.commit)} is FLAKY: two replays of it differ on {result.case}"
     if result.outcome == "ambiguous":

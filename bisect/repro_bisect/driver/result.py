@@ -94,7 +94,7 @@ class BisectResult:
             and where that is not known.
         git_steps: How many steps each of them would have trained.
         git_seconds: What they would have taken one after the other, by what the ends took; None where that is unknown.
-        confirmed: Whether full replays bore the culprit out, or would have if one had been found.
+        confirmed: False where the search was to end with the culprit's name, which nothing has borne out.
         accepted: The verdicts that one culprit explains, the ends included: what git could go on from.
         one_step: Whether probes trained one step from a saved state.
         posterior: Where verdicts are noisy, or may be, as exit codes may: each commit's probability of being the

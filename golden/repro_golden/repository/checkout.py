@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,14 +82,21 @@ class Checkout:
     def commit_without(self, folder: Path) -> str | None:
         """The commit that the working tree is, whatever lies in one folder; None where that has changes of its own.
 
-        Traces that git does not track are none.
+        Folders that hold a trace and nothing else are no change. What git tracks counts wherever it lies.
         """
         commit = self.git.text("rev-parse", "--verify", "--quiet", "HEAD^{commit}", none=1)
         headers = self.git.names("ls-files", "-z", "--others", "--exclude-standard", "--", ":(top,glob)**/header.json")
-        traces = [PurePosixPath(header).parent for header in headers]
-        left_out = [*NOT_CODE, *(str(path) for path in traces if (self.root / path / "steps.jsonl").is_file())]
-        left_out += [str(folder.relative_to(self.root))] if folder.is_relative_to(self.root) else []
+        folders = {PurePosixPath(header).parent for header in headers} - {PurePosixPath()}
+        left_out = [str(path) for path in folders if all(map(_OF_TRACES.fullmatch, self._files_in(path)))]
+        if folder.is_relative_to(self.root) and folder != self.root:
+            left_out += [str(folder.relative_to(self.root))]
+        left_out = [*NOT_CODE, *(path for path in left_out if not self.git.names("ls-files", "-z", "--", path))]
         return commit if commit and not _changed(self.git, [PurePosixPath()], left_out) else None
+
+    def _files_in(self, folder: PurePosixPath) -> list[str]:
+        """All files below a folder, by their paths in it."""
+        inside = self.root / folder
+        return [path.relative_to(inside).as_posix() for path in inside.rglob("*") if not path.is_dir()]
 
     def place(self, case: Case) -> Place:
         """The subject as it lies in the working tree; its commit is known only when nothing under it was changed.
@@ -132,6 +140,10 @@ def no_such_code(paths: Sequence[str], where: str) -> ReproError:
         f"{', '.join(paths)} is neither in {where}: correct subject.path of the case (or --path), which names what "
         "holds the code"
     )
+
+
+_OF_TRACES = re.compile(r"header\.json|steps\.jsonl|rank-\d{5}\.(?:parquet|log)|dumps/[^/]+\.bin")
+"""The files of a trace's folder."""
 
 
 def _changed(git: Git, paths: Sequence[PurePosixPath], left_out: Sequence[str] = ()) -> bool:
