@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_golden.base.errors import ReproError
+from repro_golden.compare.step_difference import round_of
 from repro_golden.fingerprint import fingerprint
 from repro_golden.fingerprint.placement import shard
 from repro_golden.recording.attach.collect import Gathering, merge_rows
@@ -232,6 +233,18 @@ def test_models_of_the_same_names_in_other_orders(tmp_path: Path) -> None:
     other, _ = traced(tmp_path, ALIKE, "other", (), "swapped")
     assert [s.root for s in other.steps] == [s.root for s in first.steps]
     assert len(first.steps) == 8
+
+
+@pytest.mark.parametrize(("program", "words"), [(PAIR, ("actor,critic", "plain", "changing")), (ALIKE, ("swapped",))])
+def test_fewer_steps_are_the_first_ones(tmp_path: Path, program: str, words: tuple[str, ...]) -> None:
+    """A run that is ended after some steps shows these as the whole run does, also amid a round of optimizers."""
+    whole, _ = traced(tmp_path, program, "whole", (), *words)
+    for steps in (1, 2, 3):
+        part, _ = traced(tmp_path, program, f"part{steps}", ("--steps", str(steps)), *words)
+        assert (part.complete, part.header.steps) == (True, steps)
+        assert [s.root for s in part.steps] == [s.root for s in whole.steps[:steps]]
+        assert [round_of(part, k) for k in range(steps - steps % 2)] == [(0, 1)] * (steps - steps % 2)
+    assert [round_of(whole, k) for k in (2, 3)] == [(2, 3)] * 2
 
 
 def test_a_rank_twice_or_missing_is_an_error(tmp_path: Path) -> None:

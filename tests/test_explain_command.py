@@ -22,6 +22,20 @@ CASE = (
 )
 CASE = "".join(line for line in CASE.splitlines(keepends=True) if not line.startswith(("save", "resume")))
 LINE = kit.TRAIN[: kit.TRAIN.index("loss = (model")].count("\n") + 1
+PAIR = """
+import torch
+DECAY = 0.01
+torch.manual_seed(0)
+net = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 4), "b": torch.nn.Linear(4, 1)})
+first = torch.optim.AdamW(net["b"].parameters(), lr=1e-1)
+second = torch.optim.SGD(net["a"].parameters(), lr=1e-2)
+for step in range(3):
+    net["b"](torch.tanh(net["a"](torch.ones(8, 4)))).square().mean().backward()
+    first.param_groups[0]["weight_decay"] = DECAY if step == 1 else 0.01
+    first.step(), second.step()
+    net.zero_grad()
+"""
+"""Two optimizers whose names come in another order than their steps."""
 
 
 @pytest.fixture
@@ -119,6 +133,17 @@ def test_traces_of_commands_are_explained(repo: Repo) -> None:
     (repo.root / "more.py").write_text("")
     assert repo.repro("trace", "--out", "other", *program).returncode == 0
     assert "other is of no commit" in refused(repo, "golden/before", "other")
+
+
+def test_a_round_of_optimizers_is_explained(tmp_path: Path) -> None:
+    """The step that differs may stand behind another that was made after it: the operations of the round tell."""
+    repo = kit.start(tmp_path, PAIR, CASE.replace("\nsteps = 2", "\nsteps = 4"))
+    kit.edit(repo, "DECAY = 0.01", "DECAY = 0.02", "Decay more")
+    done = repo.repro("explain", "HEAD", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (found["divergence"]["step"], found["divergence"]["signal"]) == (3, "optimizer.1/b.bias")
+    assert found["after"]["explained"]["arguments"] == "T0, 0.998"
 
 
 @pytest.mark.campaign

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Repo, environment
-from history_kit import TRAIN, note, start
+from history_kit import TRAIN, edit, note, start
 
 from repro_bisect.probe.states import KEPT, States
 from repro_golden.base.errors import MachineFailureError, ReproError
@@ -75,16 +75,30 @@ def test_a_submodule_that_moved_the_numbers(tmp_path: Path) -> None:
     assert not (tmp_path / "hook-ran").exists()
 
 
+def test_a_submodule_that_was_never_initialised(tmp_path: Path) -> None:
+    """It stays an empty folder, as in the user's own checkout, and refuses no range of a program that is without it."""
+    repo, _ = with_submodule(tmp_path)
+    clone = Repo(tmp_path / "clone")
+    repo.git("clone", "--quiet", "--no-recurse-submodules", str(repo.root), str(clone.root))
+    (clone.root / "train.py").write_text(
+        TRAIN.replace("import torch\n", "import os, torch\nassert not os.listdir('outer')\n")
+    )
+    clone.commit("Do without it")
+    culprit = edit(clone, "model(x) * scale", "model(x) * scale * 1.001", "Scale more")
+    done = clone.repro("bisect", "--no-explain", "HEAD~1..HEAD", "--json", *COMMAND)
+    assert json.loads(done.stdout)["culprit"]["commit"] == culprit, done.stderr
+
+
 @pytest.mark.campaign
-def test_a_submodule_that_is_not_here_is_refused(tmp_path: Path) -> None:
-    """A clone without its submodules, and a submodule's commit that was never fetched, are refused with the cure."""
+def test_a_submodule_commit_that_is_not_here_is_refused(tmp_path: Path) -> None:
+    """Without the submodules that the program needs, or with a commit of one that was never fetched: one line each."""
     repo, outer = with_submodule(tmp_path)
     clone = Repo(tmp_path / "clone")
     repo.git("clone", "--quiet", "--no-recurse-submodules", str(repo.root), str(clone.root))
     note(clone, "one", "other")
     done = clone.repro("bisect", "--no-explain", "HEAD~1..HEAD", *COMMAND)
     assert done.returncode == 2
-    assert "git submodule update --init --recursive" in done.stderr.splitlines()[-1]
+    assert "No module named 'values'" in done.stderr.splitlines()[-1]
     (outer.root / "values.py").write_text("SCALE = 2.0\n")
     unknown = outer.commit("Never fetched")
     repo.git("update-index", "--cacheinfo", f"160000,{unknown},outer")

@@ -14,6 +14,7 @@ from typing import Literal
 
 from repro_bisect.explain.align import aligned, matched
 from repro_golden.recording.operations.stream import OBSERVED, Operation, Stream, Value
+from repro_golden.trace.families import plain
 
 __all__ = ["Cause", "Kind", "Touches", "find_cause"]
 
@@ -189,8 +190,8 @@ def _shows(stream: Stream, signal: tuple[str, str]) -> bool:
 
 
 def _is(operation: Operation, value: Value, signal: tuple[str, str]) -> bool:
-    phase, name = signal
-    return operation.arguments.partition(" ")[0] == phase and value.name == name
+    phase, name = signal  # of several optimizers in turn, none is numbered in its own process
+    return operation.arguments.partition(" ")[0] == phase and plain(value.name) == plain(name)
 
 
 def _joined(

@@ -24,6 +24,7 @@ from repro_bisect.probe.states import States
 from repro_golden.base.errors import NotVerifiableError
 from repro_golden.compare.coverage import coverage_of
 from repro_golden.compare.renames import aligned
+from repro_golden.compare.step_difference import round_of
 from repro_golden.compare.traces import Divergence, ended_early, first_difference
 from repro_golden.recording.operations.stream import Operation, Stream, dump_of
 from repro_golden.repository.checkout import Checkout
@@ -76,6 +77,7 @@ class _Explainer:
         self.diff = read_diff(checkout, a, b) if a != b else Diff()
         self.state: State | None = None
         self.written: Divergence | None = None
+        self.round = (0, 0)
 
     def run(self) -> Explanation:
         """From two traces to an answer."""
@@ -143,7 +145,10 @@ class _Explainer:
         ran there as they are written: then it serves if the two differ in that too, and it is the same twice.
         """
         step = divergence.step
-        recordings = self._recorded(step, ((), ()), self._state(step, traces))
+        index = next(i for i, record in enumerate(traces[0].steps) if record.step == step)
+        first, last = round_of(traces[0], index)
+        self.round = (step - index + first, step - index + last)
+        recordings = self._recorded(((), ()), self._state(self.round[0], traces))
         moved = [
             point
             for point, recording, trace in zip(self.points, recordings, traces, strict=True)
@@ -179,13 +184,13 @@ class _Explainer:
         return self.state
 
     def _recorded(
-        self, step: int, values: tuple[Sequence[int], Sequence[int]], state: State | None
+        self, values: tuple[Sequence[int], Sequence[int]], state: State | None
     ) -> tuple[Recording, Recording]:
         prober = self.scheduler.prober
 
         def started(point: str, wanted: Sequence[int]) -> Future[Any]:
             return self.scheduler.start(
-                point, lambda pending: prober.operations(point, step, state, wanted, **pending.ways)
+                point, lambda pending: prober.operations(point, self.round, state, wanted, **pending.ways)
             )
 
         recordings: list[Any] = self.scheduler.results(
@@ -263,7 +268,7 @@ class _Explainer:
         ]
         if not any(wanted) and not self.written:
             return cause, None
-        again = self._recorded(step, (wanted[0], wanted[1]), self.state)
+        again = self._recorded((wanted[0], wanted[1]), self.state)
         for point, first, second in zip(self.points, recordings, again, strict=True):
             if self.written and not same_step(first.trace, second.trace, step):
                 raise NotVerifiableError(

@@ -184,19 +184,19 @@ class Prober:
     def operations(
         self,
         commit: str,
-        step: int,
+        steps: tuple[int, int],
         start: State | None,
         values: Sequence[int] = (),
         *,
         cancel: threading.Event | None = None,
         progress: Progress | None = None,
     ) -> Recording | Skip:
-        """Replay a commit up to and with a step, whose operations are recorded; never taken from the journal.
+        """Replay a commit up to and with some steps, whose operations are recorded; never taken from the journal.
 
         Args:
             commit: Full id.
-            step: The step.
-            start: State to start from; that before the step makes it the only one.
+            steps: The first and the last of them.
+            start: State to start from; that before the first makes them the only ones.
             values: Operations that are written with all that they read and made.
             cancel: See `probe`.
             progress: Likewise.
@@ -204,10 +204,10 @@ class Prober:
         Raises:
             CancelledError, MachineFailureError, ReproError: see `probe`.
         """
-        steps = step + 1 - (start.step if start else 0)
+        count = steps[1] + 1 - (start.step if start else 0)
         code_commit, case = self._history.commit(commit), self._case(commit)
         task = Task(
-            code_commit, self._history.tree(commit), steps, start=start, case=case, operations=step, values=values
+            code_commit, self._history.tree(commit), count, start=start, case=case, operations=steps, values=values
         )
         began = time.monotonic()
         folder = self._scratch / f"operations-{uuid.uuid4().hex[:8]}"
@@ -219,7 +219,7 @@ class Prober:
             return Skip(_reason(outcome.failure))
         streams = [read_stream(path) for path in sorted((folder / "operations").glob("rank-*.jsonl"))]
         if trace is None or not streams:
-            return Skip(f"it ends before step {step}")
+            return Skip(f"it ends before step {steps[0]}")
         return Recording(trace, streams)
 
     def known(self, asked: Request) -> Answer | None:

@@ -9,10 +9,10 @@ from typing import Literal
 
 from repro_golden.trace import Trace
 from repro_golden.trace.columns_written import column_of, columns_of, machine_numbers
-from repro_golden.trace.families import SINCE, family, file_of, group, plain
+from repro_golden.trace.families import BESIDE, SINCE, family, file_of, group, optimizers, plain
 from repro_golden.trace.model import PHASES, Row
 
-__all__ = ["ALIKE", "Difference", "Unlike", "alone", "differing", "one_sided", "unlike"]
+__all__ = ["ALIKE", "Difference", "Unlike", "alone", "differing", "one_sided", "round_of", "unlike"]
 
 Difference = Literal["value", "dtype", "shape", "missing", "added"]
 
@@ -32,6 +32,29 @@ class Unlike:
 
 
 ALIKE = Unlike()
+
+
+def round_of(trace: Trace, index: int) -> tuple[int, int]:
+    """The first and the last of the steps that several optimizers made in turn, with the one at an index among them.
+
+    They stand in the order of the optimizers' names, whatever that of the program was: which operations are whose, only
+    all together tell. In a program of one optimizer each step is a round.
+    """
+    first = last = index
+    made = optimizers(trace.rows(index))
+    while first > 0 and not _closes(trace.rows(first - 1)) and not made & (more := optimizers(trace.rows(first - 1))):
+        first, made = first - 1, made | more
+    while last + 1 < len(trace.steps) and not _closes(trace.rows(last)):
+        last += 1
+        if made & (more := optimizers(trace.rows(last))):
+            return first, last - 1
+        made |= more
+    return first, last
+
+
+def _closes(rows: Sequence[Row]) -> bool:
+    """Whether a step is the last of its round: what lives beside the optimizers stands there."""
+    return any(family(row.phase, row.name) in BESIDE for row in rows)
 
 
 def unlike(a: Trace, b: Trace) -> Unlike:

@@ -1,6 +1,7 @@
 """What git leaves out of a worktree: submodules, and the content of files that Git LFS keeps. Both from what is here.
 
-No network is used, nothing is written outside the worktree's folder, and no hook or filter of a repository runs.
+No network is used, nothing is written outside the worktree's folder, and no hook or filter of a repository runs. A
+submodule that was never initialised here stays an empty folder, as in the checkout that the user runs the program in.
 """
 
 from __future__ import annotations
@@ -93,6 +94,9 @@ def _complete(part: _Part) -> None:
     names = _names(part) if links else {}
     for path, commit in links.items():
         repository = part.repository / "modules" / names.get(path, path)
+        if not repository.is_dir():
+            (part.tree / path).mkdir(parents=True, exist_ok=True)
+            continue
         _complete(_checked_out(_Part.of(part.tree / path, repository, commit, part.name(path), part.git)))
 
 
@@ -114,8 +118,6 @@ def _checked_out(part: _Part) -> _Part:
     `git archive` would leave out and rewrite what the attributes export-ignore and export-subst say.
     """
     cure = f"`git submodule update --init --recursive` in your checkout, at a commit that has it, fetches {part.path}"
-    if not part.repository.is_dir():
-        raise ReproError(f"the submodule {part.path} is not here: {cure}")
     part.tree.mkdir(parents=True, exist_ok=True)
     if not part.git.tells("cat-file", "-e", f"{part.commit}^{{commit}}"):
         raise ReproError(f"commit {part.commit[:10]} of the submodule {part.path} is not here: {cure}")

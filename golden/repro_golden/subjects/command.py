@@ -117,7 +117,8 @@ class _Job:
             str(self.raw), steps=run.steps, record=run.trace is not None, terminal=run.terminal,
             activations=observe.activations, metrics=observe.metrics, ignore=observe.ignore, plant=run.plant,
             dump=run.dump, home=str(self.place.home) if self.place.home else None, place=str(self.place.root),
-            operations=run.operations and {**run.operations, "step": run.operations["step"] - run.first_step},
+            operations=run.operations
+            and run.operations | {key: run.operations[key] - run.first_step for key in ("step", "until")},
         )  # fmt: skip
         return self.addition.settings(settings) if self.addition else settings
 
@@ -311,7 +312,7 @@ def _gathering(job: _Job, out: Path) -> Gathering | Written:
     if job.addition is None or job.recorded:
         more = job.addition.rows if job.addition else lambda _: ()
         files = Path(job.tokens["checkpoint"]) if "{checkpoint}" in job.command else None
-        return Gathering(job.raw, out, job.header, job.case.resources.ranks, more, files)
+        return Gathering(job.raw, out, job.header, job.case.resources.ranks, more, files, job.run.steps)
 
     def header() -> Header:
         who = identity_in(job.case, job.python, job.variables, job.place.home or job.place.root)

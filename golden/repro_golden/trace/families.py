@@ -7,8 +7,11 @@ Each has a word before the first slash of its name, behind the number of its opt
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
-__all__ = ["BESIDE", "FAMILIES", "SINCE", "UNREAD", "family", "file_of", "group", "plain"]
+from repro_golden.trace.model import METRIC, Row
+
+__all__ = ["BESIDE", "FAMILIES", "SINCE", "UNREAD", "family", "file_of", "group", "optimizers", "plain"]
 
 FAMILIES = {
     "buffer": "buffers of modules with a parameter that an optimizer holds",
@@ -38,13 +41,19 @@ BESIDE = frozenset(FAMILIES) - {"number", "own"}
 _OPTIONAL = ("module", "copy", "leaf", "rng")
 """Families whose groups say nothing where only one side has them: what is not kept is not looked at either."""
 
-_NUMBERED = re.compile(r"(?:optimizer\.\d+/)?(.*)", re.DOTALL)
+_NUMBERED = re.compile(r"(optimizer\.\d+/)?(.*)", re.DOTALL)
 
 
 def plain(name: str) -> str:
     """A signal's name without the number of its optimizer."""
     match = _NUMBERED.fullmatch(name)
-    return match[1] if match else name
+    return match[2] if match else name
+
+
+def optimizers(rows: Iterable[Row]) -> set[str]:
+    """The optimizers that made a step, by their numbers as its signals' names begin; the first one's is empty."""
+    names = (_NUMBERED.fullmatch(row.name) for row in rows if row.phase == "grad" and row.dtype != METRIC)
+    return {match[1] or "" for match in names if match}
 
 
 def family(phase: str, name: str) -> str | None:

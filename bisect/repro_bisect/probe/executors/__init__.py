@@ -54,7 +54,7 @@ class Task:
         states_budget: Bytes that these may take together; None for no limit.
         dump: Signals whose whole content is wanted.
         case: The case, where it is another than the executor's.
-        operations: The step whose operations are recorded, below ``operations``; None records none.
+        operations: The first and the last step whose operations are recorded, below ``operations``; None records none.
         values: Numbers of operations that are written there with all that they read and made.
     """
 
@@ -68,7 +68,7 @@ class Task:
     states_budget: int | None = None
     dump: Sequence[Signal] = ()
     case: Case | None = None
-    operations: int | None = None
+    operations: tuple[int, int] | None = None
     values: Sequence[int] = ()
 
 
@@ -158,7 +158,8 @@ def _operations(task: Task, root: Path, folder: Path) -> dict[str, Any] | None:
     if task.operations is None:
         return None
     where = {"folder": str(folder / "operations"), "root": str(root)}
-    return {**where, "step": task.operations, "dump": list(task.values)}
+    first, last = task.operations
+    return {**where, "step": first, "until": last, "dump": list(task.values)}
 
 
 def _watched(

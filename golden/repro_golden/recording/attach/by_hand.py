@@ -35,7 +35,7 @@ def hook(session: Any) -> None:
 
     @functools.wraps(backward)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        if session.optimizers or torch.compiler.is_compiling():
+        if session.has_optimizer or torch.compiler.is_compiling():
             return backward(*args, **kwargs)
         if not depth.value:
             session.end_by_hand()
@@ -52,7 +52,7 @@ def hook(session: Any) -> None:
     def watched_grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         given = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
         direct = not depth.value and all(p.is_leaf and p.requires_grad for p in given)
-        if session.optimizers or torch.compiler.is_compiling() or not direct or kwargs.get("create_graph"):
+        if session.has_optimizer or torch.compiler.is_compiling() or not direct or kwargs.get("create_graph"):
             return grad(outputs, inputs, *args, **kwargs)
         session.end_by_hand()
         out = grad(outputs, inputs, *args, **kwargs)
@@ -62,8 +62,8 @@ def hook(session: Any) -> None:
     @functools.wraps(make)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for one
         session.end_by_hand()
-        session.optimizers = True
         make(self, *args, **kwargs)
+        session.optimizer_made(self)
 
     torch.autograd.backward = watched
     torch.autograd.grad = watched_grad

@@ -126,6 +126,8 @@ class Gathering:
         ranks: How many ranks must record; by default as many as each says its world has.
         more: Rows of a step beside the recorder's, by its number from 0; None as long as they are not there.
         files: Folder of files that the program saves, which are part of its last step.
+        most: Steps that were asked for. Where several optimizers step in turn the ranks go on to the end of a round,
+            since the order in it is known then.
     """
 
     def __init__(
@@ -136,8 +138,10 @@ class Gathering:
         ranks: int | None,
         more: MoreRows = lambda _: (),
         files: Path | None = None,
+        most: int | None = None,
     ) -> None:
         self._raw, self._out, self._header, self._want, self._more = raw, out, header, ranks, more
+        self._most = most
         self._ranks: list[_Rank] = []
         self._writer: TraceWriter | None = None
         self._first_step = 0
@@ -168,7 +172,7 @@ class Gathering:
             rank.read()
         # the last step waits for the files
         least = 1 if self._files is None or self._ending else 2
-        while all(len(rank.ready) >= least for rank in self._ranks) and not self._parted():
+        while all(len(rank.ready) >= least for rank in self._ranks) and not self._parted() and not self._enough():
             more = self._more(self.steps)
             if more is None:
                 break
@@ -193,8 +197,9 @@ class Gathering:
         if not self._ranks:
             self._open(self._find(whole=False), command, code)
         self.poll()
-        for rank in self._ranks:
-            rank.close()
+        if reason != "diverged":  # else the last round is none: it was cut
+            for rank in self._ranks:
+                rank.close()
         self._ending = True
         self.poll()
         if self._writer is None:
@@ -202,7 +207,8 @@ class Gathering:
                 f"no step was recorded whole (exit code {code}): it ended in its first, or a line on stderr says why"
             )
         steps, ends = self._writer.steps, [rank.end for rank in self._ranks]
-        complete = all(end and end["steps"] == rank.steps == steps for end, rank in zip(ends, self._ranks, strict=True))
+        whole = [rank.steps for rank in self._ranks if rank.end and rank.end["steps"] == rank.steps]
+        complete = len(whole) == len(ends) and all(steps == made or (self._enough() and steps < made) for made in whole)
         terminal = read_terminal(self._raw)
         if complete or reason == "diverged":
             closing = {"reason": reason, "ranks": len(self._ranks), "exit": code}
@@ -234,6 +240,10 @@ class Gathering:
         content = checkpoint_content(self._files, self._saved)
         self._bytes = {PurePath(name).name for name in content}
         return [digest_row("update", f"saved/{name}", value.encode()) for name, value in sorted(content.items())]
+
+    def _enough(self) -> bool:
+        """Whether as many steps as were asked for are written."""
+        return self._most is not None and self.steps >= self._most
 
     def _parted(self) -> bool:
         """Whether ranks with the same optimizers have stepped different ones: the rest of a recording that was cut."""
@@ -280,7 +290,7 @@ class Gathering:
 
     def _write(self, ranks: Sequence[Sequence[Row]], more: Sequence[Row], *, behind_the_door: bool) -> StepRecord:
         if self._writer is None:
-            seen = min(rank.steps for rank in self._ranks)
+            seen = min([rank.steps for rank in self._ranks] + ([self._most] if self._most is not None else []))
             header = self._header(self._ranks[0].about, seen)
             self._writer, self._first_step = TraceWriter(self._out, header), header.first_step
         metrics, others = set[str](), set[tuple[str, str]]()

@@ -1,4 +1,4 @@
-"""The operations of one step of a program that knows nothing of it.
+"""The operations of one step of a program that knows nothing of it, or of the steps of one round of its optimizers.
 
 A step's operations are those from the end of the step before to its own end; those of the first one begin where torch
 was imported, so what makes the model is among them. Only the thread that steps is watched, and autograd's.
@@ -23,7 +23,7 @@ class StepOperations:
 
     def __init__(self, ask: Mapping[str, Any]) -> None:
         """Record as `children.Run.operations` says; its step counts from this process's first."""
-        self._step = int(ask["step"])
+        self._step, self._until = int(ask["step"]), int(ask["until"])
         rank = int(os.environ.get("RANK", "0"))
         self._recorder = OperationRecorder(Path(ask["folder"]), ask["root"], self._step, rank, ask["dump"])
         self._under_way = False
@@ -37,7 +37,7 @@ class StepOperations:
                 self._recorder.preparing = step == 0
                 self._recorder.begin()
                 self._under_way = True
-            elif step > self._step and self._under_way:
+            elif step > self._until and self._under_way:
                 self._under_way = False
                 self._recorder.pause()
                 self._recorder.close()

@@ -77,7 +77,7 @@ def run_traced(
 
     try:
         code = _run(command, environment_for(asked, os.environ), raw, output)
-        with contextlib.closing(Gathering(raw, out, header, ranks)) as gathering:
+        with contextlib.closing(Gathering(raw, out, header, ranks, most=asked.steps)) as gathering:
             collected = gathering.finish(command, code)
         return 0 if collected.stopped else code, collected
     finally:

@@ -57,7 +57,7 @@ class Session:
         lock: Held while a signal or a step is taken.
         operations: Told of every signal, where a step's operations are recorded.
         around: What is alive beside the optimizers.
-        optimizers: Whether an optimizer of torch's was ever made.
+        has_optimizer: Whether an optimizer of torch's was ever made.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -67,7 +67,8 @@ class Session:
         self.saving: Callable[[], None] = lambda: None
         self.operations: Any = None
         self.around = Beside()
-        self.optimizers = False
+        self.has_optimizer = False
+        self._made_at: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._ignored = [glob for glob in settings.ignore if glob.partition("/")[0] in FAMILIES]
         self._reset()
         self._files = Files(settings.out, lambda noted: self._records.note(noted))
@@ -87,7 +88,8 @@ class Session:
         self._metrics = Metrics(self.settings.ignore)
         self._met: dict[int, tuple[Callable[[], Any], str]] = {}  # optimizers and their labels
         self._held_by: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
-        self._alike: Counter[str] = Counter()
+        self._alike: dict[str, tuple[int, int]] = {}  # by label: how many of one generation, and when it first stepped
+        self._round: set[str] = set()
         self._signals: Any = None
         self._seen: Counter[tuple[str, str]] = Counter()
         self._held: tuple[Any, frozenset[str]] | None = None
@@ -220,29 +222,48 @@ class Session:
             self.hear()
             self.saving()
             self._flush()
-            if self.settings.steps is not None and self._step >= self.settings.steps:
-                return True
         if self.settings.terminal and not self._met:
             from repro_golden.recording.attach.process import generators
 
             self._first = generators()
         known = self._met.get(id(optimizer))
-        if known is None or known[0]() is not optimizer:
-            self._meet(optimizer)
+        new = known is None or known[0]() is not optimizer
+        if new:
+            self._label(optimizer)
+        enough = self.settings.steps is not None and self._step >= self.settings.steps
+        if outermost and enough and (not self._round or self._met[id(optimizer)][1] in self._round):
+            return True  # not before: which step of a round is the first is known when all were made
+        if new:
+            self._start(optimizer)
         return False
 
-    def _meet(self, optimizer: Any) -> None:
-        """Label an optimizer by what tells it from others in every rank and run: its class, and what it updates."""
-        held = self._held_of(optimizer)
-        parameters = held.parameters
+    def optimizer_made(self, optimizer: Any) -> None:
+        """The program has made an optimizer of torch's."""
+        self.has_optimizer = True
+        with contextlib.suppress(TypeError):  # of a class that cannot be hashed
+            self._made_at[optimizer] = self._step
+
+    def _label(self, optimizer: Any) -> None:
+        """Label an optimizer by what tells it from others in every rank and run: its class, and what it updates.
+
+        Those alike in both are counted, in the order in which they step first. One that was made after another such has
+        stepped takes its place.
+        """
+        parameters = self._held_of(optimizer).parameters
         looks = [(name, tuple(p.shape), str(p.dtype)) for name, p in parameters.items()]
         about = repr((looks, type(optimizer).__qualname__))
         label = f"{next(iter(parameters), '')} {hashlib.sha256(about.encode()).hexdigest()[:8]}"
-        alike = self._alike[label]
-        self._alike[label] += 1
+        alike, first = self._alike.get(label, (0, self._step))
+        if self._made_at.get(optimizer, 0) > first:
+            alike, first = 0, self._step
+        self._alike[label] = alike + 1, first
         # the terminal state is theirs, so for that they are kept alive
         reference = (lambda: optimizer) if self.settings.terminal else weakref.ref(optimizer)
         self._met[id(optimizer)] = (reference, f"{label} {alike:04d}")
+
+    def _start(self, optimizer: Any) -> None:
+        """Read what an optimizer begins with."""
+        held = self._held_of(optimizer)
         if self.settings.record:
             again = self._seen["input", "start/"]
             self._seen["input", "start/"] += 1
@@ -269,14 +290,17 @@ class Session:
         self._began = now
         self._flush()  # another thread's, which ended while this one was made
         logged = self._metrics.end()
+        for optimizer in optimizers:
+            if id(optimizer) not in self._met:  # a wrapper that does not say before what it makes step
+                self._label(optimizer)
+                self._start(optimizer)
+        labels = {self._met[id(optimizer)][1] for optimizer in optimizers}
+        self._round = labels | (set() if labels & self._round else self._round)
         if not self.settings.record:
             self._held = ({name: _number(value) for name, value in logged.items()}, frozenset())
             self._step += 1
             return
         # in the order of their names, which is the same in every rank and run
-        for optimizer in optimizers:
-            if id(optimizer) not in self._met:  # a wrapper that does not say before what it makes step
-                self._meet(optimizer)
         labelled = sorted(((self._met[id(o)][1], o) for o in optimizers), key=lambda pair: pair[0])
         named = [(f"optimizer.{k}/" if k else "", o, self._held_of(o)) for k, (_, o) in enumerate(labelled)]
         if mixed := self._turns.take(tuple(label for label, _ in labelled)):
@@ -427,7 +451,8 @@ class Session:
                 self._late().take("update", f"end/{prefix}", of_parts(reading.tensors), reading.places or None)
 
     def _ending(self) -> Iterator[tuple[str, Reading]]:
-        alive = sorted((label, o) for optimizer, label in self._met.values() if (o := optimizer()) is not None)
+        alive = [(label, o) for optimizer, label in self._met.values() if (o := optimizer()) is not None]
+        alive.sort(key=lambda pair: pair[0])
         for k, (_, optimizer) in enumerate(alive):
             prefix = f"optimizer.{k}/" if k else ""
             for kind, reading in _of(self._held_of(optimizer)):
