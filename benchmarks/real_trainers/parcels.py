@@ -6,6 +6,9 @@ import-ready folder. What a machine's own environment holds (torch, NumPy, pyarr
 ``slime.txz`` is made where ``--slime`` and ``--megatron`` name clones of THUDM/slime and NVIDIA/Megatron-LM: slime's
 history as a bare clone, Megatron-LM at slime's own commit with its patches, the packages that slime needs beside torch,
 SGLang and Transformer Engine, and ``--data``, a folder that `slime_data.py` made.
+
+``small.txz`` is made where ``--repositories`` names a folder of bare clones (OWNER+NAME/repo or OWNER/NAME.git): of the
+cases of `small.py` as much history as they search, and what TRL needs beside the machine's own packages.
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from small import CASES, REAL
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -47,11 +52,14 @@ def main() -> None:
     parser.add_argument("--slime", type=Path, help="a clone of THUDM/slime")
     parser.add_argument("--megatron", type=Path, help="a clone of NVIDIA/Megatron-LM")
     parser.add_argument("--data", type=Path, help="what slime_data.py made")
+    parser.add_argument("--repositories", type=Path, help="a folder of bare clones, for the small cases")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         if options.slime:
             slime(Path(folder), options.slime, options.megatron, options.data, options.out / "slime.txz")
+        elif options.repositories:
+            small(Path(folder), options.repositories, options.out / "small.txz")
         else:
             repro(Path(folder), set(options.has.split()), options.out / "repro.txz")
 
@@ -103,6 +111,35 @@ def slime(folder: Path, upstream: Path, megatron: Path, data: Path, out: Path) -
         copy = shutil.copytree if (source / name).is_dir() else shutil.copy
         copy(source / name, parcel / "mlm" / name)
     shutil.copytree(data, parcel / "lab")
+    pack(parcel, out)
+
+
+def small(folder: Path, repositories: Path, out: Path) -> None:
+    """Shallow clones that hold the ranges of the small cases, and the packages."""
+    parcel = folder / "parcel"
+    parcel.mkdir()
+    packages(folder, ["datasets==5.2.0", "dill==0.4.1", "multiprocess==0.70.19"]).rename(parcel / "site")
+    for name in CASES:
+        case = tomllib.loads((REAL / "cases" / f"{name}.toml").read_text())
+        owner, _, project = case["repository"].partition("/")
+        places = (repositories / f"{owner}+{project}" / "repo", repositories / owner / f"{project}.git")
+        source, target = next(place for place in places if place.exists()), parcel / owner / f"{project}.git"
+        good, bad = (run("git", "-C", str(source), "rev-parse", f"{case[key]}^{{commit}}").decode().strip()
+                     for key in ("good", "bad"))  # fmt: skip
+        count = int(run("git", "-C", str(source), "rev-list", "--count", f"{good}..{bad}"))
+        full = folder / f"{name}.git"  # a server names no commit that no branch of it ends in
+        run("git", "clone", "-q", "--bare", "--shared", str(source), str(full))
+        run("git", "-C", str(full), "branch", "-f", name, (tip := case["bad"].removesuffix("~1")))
+        depth = str(count + 20)
+        run("git", "init", "-q", "--bare", str(target))
+        run("git", "-C", str(target), "fetch", "-q", "--no-tags", "--depth", depth, f"file://{full}", f"{name}:{name}")
+        tips = (case["good"], good), (tip, run("git", "-C", str(target), "rev-parse", name).decode().strip())
+        for text, commit in tips:
+            if not commit.startswith(text):
+                run("git", "-C", str(target), "tag", text, commit)
+        assert int(run("git", "-C", str(target), "rev-list", "--count", f"{good}..{bad}")) == count, name
+    for path in parcel.glob("*/*.git"):
+        run("git", "-C", str(path), "gc", "-q", "--prune=now")
     pack(parcel, out)
 
 

@@ -68,7 +68,7 @@ COMMANDS = {
     "bisect": "repro bisect 351e559f1..aed93211e --case stale --out ../report",
     "again": "repro bisect 351e559f1..aed93211e --case stale --out ../report-again",
     "returns": "repro bisect 351e559f1..aed93211e --case reinforce --out ../report-returns",
-    "dumps": "repro bisect d38dc2995..41014d14b --case tiny",
+    "dumps": "repro bisect d38dc29c9..41014d1f2 --case tiny",
     "history": "repro history 351e559f1..aed93211e --case stale",
 }
 

@@ -1,19 +1,23 @@
 """What the drivers share: upstream's code of the commit under test first on the path, and numbers to compare.
 
-A driver trains a few steps on a CPU through upstream's own code, which it imports from the folder that it is started
-in. It prints one line a step, with every digit, so that `git bisect run` has something to compare too.
+A driver trains a few steps through upstream's own code, which it imports from the folder that it is started in; on a
+CPU, or on a GPU where it asks for DEVICE and the variable of that name says ``cuda``. It prints one line a step, with
+every digit, so that `git bisect run` has something to compare too.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
-__all__ = ["norm_of", "report", "seed", "upstream"]
+__all__ = ["DEVICE", "norm_of", "report", "seed", "upstream"]
+
+DEVICE = os.environ.get("DEVICE", "cpu")
 
 
 def upstream(*folders: str) -> None:

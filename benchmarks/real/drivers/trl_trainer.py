@@ -14,7 +14,7 @@ import sys
 import tempfile
 
 import transformers.utils.import_utils as there
-from kit import report, seed, upstream
+from kit import DEVICE, report, seed, upstream
 
 upstream()
 
@@ -45,8 +45,8 @@ from transformers import (  # noqa: E402
 
 WORDS = ["<pad>", "<eos>", *(str(n) for n in range(30))]
 COMMON = {
-    "max_steps": 3, "seed": 0, "learning_rate": 1e-3, "logging_steps": 1, "use_cpu": True, "report_to": "none",
-    "save_strategy": "no", "disable_tqdm": True, "bf16": False, "gradient_checkpointing": False,
+    "max_steps": 3, "seed": 0, "learning_rate": 1e-3, "logging_steps": 1, "use_cpu": DEVICE == "cpu",
+    "report_to": "none", "save_strategy": "no", "disable_tqdm": True, "bf16": False, "gradient_checkpointing": False,
 }  # fmt: skip
 OWN = {
     "grpo": {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 16},
