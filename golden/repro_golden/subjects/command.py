@@ -118,7 +118,7 @@ class _Job:
             activations=observe.activations, metrics=observe.metrics, ignore=observe.ignore, plant=run.plant,
             dump=run.dump, home=str(self.place.home) if self.place.home else None, place=str(self.place.root),
             operations=run.operations
-            and run.operations | {key: run.operations[key] - run.first_step for key in ("step", "until")},
+            and {**run.operations, **{key: run.operations[key] - run.first_step for key in ("step", "until")}},
         )  # fmt: skip
         return self.addition.settings(settings) if self.addition else settings
 
