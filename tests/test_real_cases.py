@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from conftest import SOURCE
+from conftest import SOURCE, Repo
 
 HERE = SOURCE / "benchmarks" / "real"
 CASES = sorted((HERE / "cases").glob("*.toml"))
@@ -61,3 +63,95 @@ def test_a_page_holds_what_was_measured(real: ModuleType) -> None:
     assert "named the right commit in 2" in page and "right in 0 of 1" in page
     assert "ffffffffff (right)" in page and "eeeeeeeeee (wrong): 4, 8, 10" in page and "error: it broke" in page
     assert "a \\| b" in page and "| processes | 9 | 4 |" in page
+
+
+GPT = """
+from dataclasses import dataclass
+import torch
+
+@dataclass
+class GPTConfig:
+    block_size: int
+    vocab_size: int
+    n_embd: int
+
+class GPT(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.wte = torch.nn.Embedding(config.vocab_size, config.n_embd)
+        self.wpe = torch.nn.Embedding(config.block_size, config.n_embd)
+        self.head = torch.nn.Linear(config.n_embd, config.vocab_size)
+    def forward(self, tokens, targets):
+        logits = self.head(self.wte(tokens) + self.wpe.weight[: tokens.shape[1]])
+        return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    def configure_optimizers(self, weight_decay, learning_rate, betas):
+        decayed = {id(m.weight) for m in self.modules() if isinstance(m, torch.nn.Linear)}
+        groups = [
+            {"params": [p for p in self.parameters() if id(p) in decayed], "weight_decay": weight_decay},
+            {"params": [p for p in self.parameters() if id(p) not in decayed], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas)
+"""
+SIMPLER = ("if isinstance(m, torch.nn.Linear)}", "if hasattr(m, 'weight')}")
+FREE = """
+import torch
+
+class AdamWScheduleFree(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr, "k": 0})
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["k"] += 1
+            for p in group["params"]:
+                state = self.state[p].setdefault("exp_avg_sq", torch.zeros_like(p))
+                state.mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
+                corrected = 1 - 0.999 ** group["k"]
+                p.sub_(p.grad / state.sqrt().add_(1e-8) * (group["lr"] * corrected**0.5))
+"""
+STABLER = (
+    'p.sub_(p.grad / state.sqrt().add_(1e-8) * (group["lr"] * corrected**0.5))',
+    'p.sub_(p.grad / (state / corrected).sqrt().add_(1e-8) * group["lr"])',
+)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("driver", "arguments", "file", "code", "change", "named"),
+    [
+        ("nanogpt.py", [], "model.py", GPT, SIMPLER, "drivers/nanogpt.py"),
+        ("schedule_free.py", ["AdamWScheduleFree", '{"lr": 0.01}'], "schedulefree/__init__.py", FREE, STABLER, None),
+    ],
+    ids=["decay reaches the embeddings", "bias correction moved"],
+)
+def test_a_case_of_the_same_shape(
+    driver: str,
+    arguments: list[str],
+    file: str,
+    code: str,
+    change: tuple[str, str],
+    named: str | None,
+    real: ModuleType,
+    tmp_path: Path,
+) -> None:
+    """Both searches of a made history in which a commit does not import. What Python decided shows where it is used."""
+    repo = Repo(tmp_path / "made" / "upstream")
+    repo.root.mkdir(parents=True)
+    repo.git("init", "--quiet")
+    (repo.root / file).parent.mkdir(exist_ok=True)
+    changed = code.replace(*change)
+    assert changed != code
+    commits = []
+    for number, text in enumerate([code, f"import nowhere\n{code}", f"{code}\n", changed, f"{changed}\n"]):
+        (repo.root / file).write_text(text)
+        commits.append(repo.commit(f"Version {number}"))
+    repo.git("clone", "--quiet", "--bare", str(repo.root), str(tmp_path / "OWNER+NAME" / "repo"))
+    case = {"repository": "OWNER/NAME", "good": commits[0], "bad": commits[-1], "culprit": commits[3],
+            "driver": driver, "arguments": arguments}  # fmt: skip
+    options = argparse.Namespace(repositories=tmp_path, python=sys.executable, jobs=2)
+    folder = tmp_path / "work"
+    folder.mkdir()
+    found = real.measured(case, folder, options)
+    assert (found["ours"]["right"], found["git"]["right"]) == (True, True), found
+    assert found["ours"]["skips"] <= 1
+    assert f"{named or file}:" in found["ours"]["text"], found
