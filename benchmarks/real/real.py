@@ -207,6 +207,9 @@ def page(cases: Mapping[str, Mapping[str, Any]], kept: Mapping[str, Mapping[str,
         f"| {what} | {total(both, 'ours', key):,.0f} | {total(both, 'git', key):,.0f} |"
         for what, key in (("processes", "processes"), ("trained steps", "steps"), ("seconds", "seconds"))
     ]
+    named = [found for found in both if found["ours"].get("named_seconds")]
+    until = total(named, "ours", "named_seconds"), total(named, "git", "seconds")
+    totals.append(f"| seconds until the name | {until[0]:,.0f} | {until[1]:,.0f} |")
     git_right = sum(found["git"]["right"] for found in both)
     return "\n".join([
         "# Real regressions, in the histories where they happened", "",
@@ -217,7 +220,8 @@ def page(cases: Mapping[str, Mapping[str, Any]], kept: Mapping[str, Mapping[str,
         f"{len(shown)} changes in {len(projects)} projects: `repro bisect` named the right commit in {right}, and a",
         f"line of the change in {lines}. `git bisect run` was right in {git_right} of {len(both)}.", "",
         "| | `repro bisect` | `git bisect run` |", "|---|---|---|", *totals, "",
-        "Ours hold confirmation and explanation, which git has not.", "",
+        "Ours hold confirmation and explanation, which git has not; until the name they hold two runs of GOOD and one",
+        "of BAD.", "",
         "| change | range | found by us | first difference | explained | processes, steps, seconds | git |",
         "|---|---|---|---|---|---|---|", *rows, "",
         "Measured: " + "; ".join(", ".join(facts) for facts in abouts) + ".", "",

@@ -106,6 +106,7 @@ def main() -> None:
         "loss_masks": masks, "rewards": [1.0, -0.5, 0.25, -1.0],
     }  # fmt: skip
     if rollouts:
+        batch["rewards"] = [batch["rewards"][rollout] for rollout in rollouts]  # one of each rollout
         batch["rewards"] = converted(args, batch, rollouts)
     where = {"args": args, **{key: batch[key] for key in ("unconcat_tokens", "total_lengths", "response_lengths")}}
     if longest:

@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import fnmatch
 import gc
-import hashlib
 import io
 import multiprocessing.util
 import os
@@ -38,7 +37,7 @@ from repro_golden.recording.attach.raw import SHOWN, number_of
 from repro_golden.recording.attach.readings import Held, Reading, learning_rates, of_parts
 from repro_golden.recording.attach.records import Records, dump
 from repro_golden.recording.attach.settings import Settings
-from repro_golden.recording.attach.steps import Turns
+from repro_golden.recording.attach.steps import Labels, Turns
 from repro_golden.trace.families import FAMILIES, UNREAD
 
 __all__ = ["Session"]
@@ -68,7 +67,6 @@ class Session:
         self.operations: Any = None
         self.around = Beside()
         self.has_optimizer = False
-        self._made_at: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._ignored = [glob for glob in settings.ignore if glob.partition("/")[0] in FAMILIES]
         self._reset()
         self._files = Files(settings.out, lambda noted: self._records.note(noted))
@@ -88,8 +86,7 @@ class Session:
         self._metrics = Metrics(self.settings.ignore)
         self._met: dict[int, tuple[Callable[[], Any], str]] = {}  # optimizers and their labels
         self._held_by: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
-        self._alike: dict[str, tuple[int, int]] = {}  # by label: how many of one generation, and when it first stepped
-        self._round: set[str] = set()
+        self._labels = Labels()
         self._signals: Any = None
         self._seen: Counter[tuple[str, str]] = Counter()
         self._held: tuple[Any, frozenset[str]] | None = None
@@ -230,8 +227,8 @@ class Session:
         new = known is None or known[0]() is not optimizer
         if new:
             self._label(optimizer)
-        enough = self.settings.steps is not None and self._step >= self.settings.steps
-        if outermost and enough and (not self._round or self._met[id(optimizer)][1] in self._round):
+        enough = outermost and self.settings.steps is not None and self._step >= self.settings.steps
+        if enough and self._labels.again(self._met[id(optimizer)][1]):
             return True  # not before: which step of a round is the first is known when all were made
         if new:
             self._start(optimizer)
@@ -240,26 +237,12 @@ class Session:
     def optimizer_made(self, optimizer: Any) -> None:
         """The program has made an optimizer of torch's."""
         self.has_optimizer = True
-        with contextlib.suppress(TypeError):  # of a class that cannot be hashed
-            self._made_at[optimizer] = self._step
+        self._labels.made(optimizer, self._step)
 
     def _label(self, optimizer: Any) -> None:
-        """Label an optimizer by what tells it from others in every rank and run: its class, and what it updates.
-
-        Those alike in both are counted, in the order in which they step first. One that was made after another such has
-        stepped takes its place.
-        """
-        parameters = self._held_of(optimizer).parameters
-        looks = [(name, tuple(p.shape), str(p.dtype)) for name, p in parameters.items()]
-        about = repr((looks, type(optimizer).__qualname__))
-        label = f"{next(iter(parameters), '')} {hashlib.sha256(about.encode()).hexdigest()[:8]}"
-        alike, first = self._alike.get(label, (0, self._step))
-        if self._made_at.get(optimizer, 0) > first:
-            alike, first = 0, self._step
-        self._alike[label] = alike + 1, first
         # the terminal state is theirs, so for that they are kept alive
         reference = (lambda: optimizer) if self.settings.terminal else weakref.ref(optimizer)
-        self._met[id(optimizer)] = (reference, f"{label} {alike:04d}")
+        self._met[id(optimizer)] = reference, self._labels.of(optimizer, self._held_of(optimizer).parameters, self._step)
 
     def _start(self, optimizer: Any) -> None:
         """Read what an optimizer begins with."""
@@ -294,8 +277,7 @@ class Session:
             if id(optimizer) not in self._met:  # a wrapper that does not say before what it makes step
                 self._label(optimizer)
                 self._start(optimizer)
-        labels = {self._met[id(optimizer)][1] for optimizer in optimizers}
-        self._round = labels | (set() if labels & self._round else self._round)
+        self._labels.stepped({self._met[id(optimizer)][1] for optimizer in optimizers})
         if not self.settings.record:
             self._held = ({name: _number(value) for name, value in logged.items()}, frozenset())
             self._step += 1

@@ -6,16 +6,19 @@ hooks fire for each; a call that raised never fires its second hook. So calls ar
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import sys
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
 import torch
 
-__all__ = ["Steps", "Turns"]
+__all__ = ["Labels", "Steps", "Turns"]
 
 _HOOKED = sys.modules[torch.optim.Optimizer.__module__].__file__
 """Where the frames of step calls live: torch wraps each optimizer's `step` in one."""
@@ -117,6 +120,43 @@ def _step_call() -> FrameType:
     while frame is not None and frame.f_code.co_filename != _HOOKED:
         frame = frame.f_back
     return frame or sys._getframe(1)
+
+
+class Labels:
+    """Names of optimizers, and the round that they step in: it ends where one of them steps again."""
+
+    def __init__(self) -> None:
+        self._made_at: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._alike: dict[str, tuple[int, int]] = {}  # how many of one generation, and the step at which it began
+        self._round: set[str] = set()
+
+    def made(self, optimizer: Any, step: int) -> None:
+        """The program has made an optimizer after so many steps."""
+        with contextlib.suppress(TypeError):  # of a class that cannot be hashed
+            self._made_at[optimizer] = step
+
+    def of(self, optimizer: Any, parameters: Mapping[str, Any], step: int) -> str:
+        """Label an optimizer by what tells it from others in every rank and run: its class, and what it updates.
+
+        Those alike in both are counted, in the order in which they step first. One that was made after another such has
+        stepped takes its place.
+        """
+        looks = [(name, tuple(p.shape), str(p.dtype)) for name, p in parameters.items()]
+        about = repr((looks, type(optimizer).__qualname__))
+        label = f"{next(iter(parameters), '')} {hashlib.sha256(about.encode()).hexdigest()[:8]}"
+        alike, first = self._alike.get(label, (0, step))
+        if self._made_at.get(optimizer, 0) > first:
+            alike, first = 0, step
+        self._alike[label] = alike + 1, first
+        return f"{label} {alike:04d}"
+
+    def stepped(self, labels: set[str]) -> None:
+        """A step of these was made."""
+        self._round = labels | (set() if labels & self._round else self._round)
+
+    def again(self, label: str) -> bool:
+        """Whether a step of this one begins a round."""
+        return not self._round or label in self._round
 
 
 # -- which thread makes whose steps: two that train at once cannot be told apart from one run to the next
