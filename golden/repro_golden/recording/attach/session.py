@@ -224,8 +224,7 @@ class Session:
 
             self._first = generators()
         known = self._met.get(id(optimizer))
-        new = known is None or known[0]() is not optimizer
-        if new:
+        if new := known is None or known[0]() is not optimizer:
             self._label(optimizer)
         enough = outermost and self.settings.steps is not None and self._step >= self.settings.steps
         if enough and self._labels.again(self._met[id(optimizer)][1]):
@@ -242,7 +241,8 @@ class Session:
     def _label(self, optimizer: Any) -> None:
         # the terminal state is theirs, so for that they are kept alive
         reference = (lambda: optimizer) if self.settings.terminal else weakref.ref(optimizer)
-        self._met[id(optimizer)] = reference, self._labels.of(optimizer, self._held_of(optimizer).parameters, self._step)
+        held = self._held_of(optimizer)
+        self._met[id(optimizer)] = (reference, self._labels.of(optimizer, held.parameters, self._step))
 
     def _start(self, optimizer: Any) -> None:
         """Read what an optimizer begins with."""
