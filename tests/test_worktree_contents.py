@@ -87,6 +87,11 @@ def test_a_submodule_that_was_never_initialised(tmp_path: Path) -> None:
     culprit = edit(clone, "model(x) * scale", "model(x) * scale * 1.001", "Scale more")
     done = clone.repro("bisect", "--no-explain", "HEAD~1..HEAD", "--json", *COMMAND)
     assert json.loads(done.stdout)["culprit"]["commit"] == culprit, done.stderr
+    (clone.root / "outer" / "values.py").write_text("SCALE = 1.0")  # there, and in no submodule's repository
+    worktrees = Worktrees(find_checkout(clone.root))
+    with pytest.raises(ReproError, match="the submodule outer is not here"), worktrees.at(culprit, None):
+        pass
+    worktrees.close()
 
 
 @pytest.mark.campaign

@@ -22,7 +22,7 @@ _LITTLE = 1 << 20
 """Bytes of free disk under which a git failure is put down to the disk."""
 
 
-def fill(tree: Path, common: Path, commit: str, git: Git) -> None:
+def fill(tree: Path, common: Path, commit: str, git: Git, home: Path) -> None:
     """Complete a worktree.
 
     Args:
@@ -30,13 +30,14 @@ def fill(tree: Path, common: Path, commit: str, git: Git) -> None:
         common: The repository's common git folder.
         commit: The commit that is checked out.
         git: Git without the repository's filters.
+        home: The user's checkout.
 
     Raises:
         ReproError: a submodule's commit or an LFS object is not here; the line says how to fetch it.
         MachineFailureError: git or the disk failed.
     """
     try:
-        _complete(_Part.of(tree, common, commit, "", git.at(tree.parent)))
+        _complete(_Part.of(tree, common, commit, "", git.at(tree.parent)), home)
     except GitFailedError as error:
         raise git_failed(f"`git {error.command}`", error.stderr, tree) from None
     except OSError as error:
@@ -81,7 +82,7 @@ class _Part:
         return f"{self.path}/{path}" if self.path else path
 
 
-def _complete(part: _Part) -> None:
+def _complete(part: _Part, home: Path) -> None:
     """Put the LFS content and the submodules into a part whose files are there."""
     files, links = [], {}
     for entry in part.git.names("ls-tree", "--full-tree", "-r", "-z", part.commit):
@@ -94,10 +95,11 @@ def _complete(part: _Part) -> None:
     names = _names(part) if links else {}
     for path, commit in links.items():
         repository = part.repository / "modules" / names.get(path, path)
-        if not repository.is_dir():
+        here = home / part.name(path)
+        if not repository.is_dir() and not (here.is_dir() and any(here.iterdir())):
             (part.tree / path).mkdir(parents=True, exist_ok=True)
             continue
-        _complete(_checked_out(_Part.of(part.tree / path, repository, commit, part.name(path), part.git)))
+        _complete(_checked_out(_Part.of(part.tree / path, repository, commit, part.name(path), part.git)), home)
 
 
 def _names(part: _Part) -> dict[str, str]:
@@ -118,6 +120,8 @@ def _checked_out(part: _Part) -> _Part:
     `git archive` would leave out and rewrite what the attributes export-ignore and export-subst say.
     """
     cure = f"`git submodule update --init --recursive` in your checkout, at a commit that has it, fetches {part.path}"
+    if not part.repository.is_dir():  # it is a repository of its own there, or a linked worktree's
+        raise ReproError(f"the submodule {part.path} is not here: {cure}")
     part.tree.mkdir(parents=True, exist_ok=True)
     if not part.git.tells("cat-file", "-e", f"{part.commit}^{{commit}}"):
         raise ReproError(f"commit {part.commit[:10]} of the submodule {part.path} is not here: {cure}")

@@ -58,7 +58,7 @@ class Worktrees:
             with self._alone():
                 self._run("worktree", "add", "--quiet", "--detach", "--force", "--no-checkout", str(path), commit)
             self._run("reset", "--quiet", "--hard", at=path)  # the long part, side by side
-            fill(path, self._common, commit, self._git)
+            fill(path, self._common, commit, self._git, self._home)
             self._linked.put(path)
             yield Place(path, commit, tree, home=self._home)
             self._linked.check()

@@ -52,7 +52,8 @@ def plain(name: str) -> str:
 
 def optimizers(rows: Iterable[Row]) -> set[str]:
     """The optimizers that made a step, by their numbers as its signals' names begin; the first one's is empty."""
-    names = (_NUMBERED.fullmatch(row.name) for row in rows if row.phase == "grad" and row.dtype != METRIC)
+    held = (r for r in rows if r.phase in ("grad", "update") and r.dtype != METRIC)
+    names = (_NUMBERED.fullmatch(r.name) for r in held if family(r.phase, r.name) not in BESIDE)
     return {match[1] or "" for match in names if match}
 
 

@@ -132,7 +132,7 @@ class Labels:
 
     def made(self, optimizer: Any, step: int) -> None:
         """The program has made an optimizer after so many steps."""
-        with contextlib.suppress(TypeError):  # of a class that cannot be hashed
+        with contextlib.suppress(Exception):  # such as a class that cannot be hashed: that is the program's business
             self._made_at[optimizer] = step
 
     def of(self, optimizer: Any, parameters: Mapping[str, Any], step: int) -> str:
