@@ -187,7 +187,7 @@ def by_git(case: Mapping[str, Any], clone: Path, command: Sequence[str]) -> dict
     return {
         "outcome": "found" if match else done.stdout.strip().splitlines()[-1][:200] if done.stdout.strip() else "error",
         "culprit": match[1] if match else "",
-        "right": bool(match) and match[1].startswith(case["culprit"]) if match else False,
+        "right": match is not None and match[1].startswith(case["culprit"]),
         "processes": len(made),
         "steps": sum(made),
         "seconds": seconds,

@@ -20,11 +20,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from slime import CUT, environment
+
 HERE = Path(__file__).parent
 REAL = HERE.parent / "real"
 PAGE = HERE.parents[1] / "docs" / "real-trainers.md"
 CASES = ("trl-truncated-normalizer", "trl-cispo-swapped", "nanogpt-weight-decay")
-CUT = 124  # as timeout(1) says it
 LONGEST = 300
 """Characters of a line on the page: a fused optimizer is given a hundred tensors."""
 
@@ -66,8 +67,7 @@ def setup(work: Path, parcels: Path) -> None:
     ).parents[1]
     subprocess.run(["tar", "xf", str((parcels / "small.txz").resolve())], cwd=work, check=True)
     for name in ("env_repro", "env_programs"):
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(work / name)], check=True)
-        (site,) = (work / name).glob("lib/python3*/site-packages")
+        site = environment(work / name)
         if name == "env_repro":
             subprocess.run(["tar", "xf", str((parcels / "repro.txz").resolve())], cwd=site, check=True)
         else:
