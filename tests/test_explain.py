@@ -182,7 +182,7 @@ def test_many_planted_changes_are_named(tmp_path: Path, seed: int) -> None:
 # -- a program of somebody else
 
 
-@pytest.mark.campaign
+@pytest.mark.whole
 def test_a_late_change_starts_from_the_saved_state(planted: Planted) -> None:
     """Both versions start from the first one's state before the step that differs; a number is an argument."""
     found = planted.explain("late")

@@ -125,7 +125,7 @@ class Gathering:
         header: The trace's header, from what rank 0 says of itself and the number of steps seen so far.
         ranks: How many ranks must record; by default as many as each says its world has.
         more: Rows of a step beside the recorder's, by its number from 0; None as long as they are not there.
-        files: Folder of files that the program saves, which are part of its last step.
+        files: Folder of files that the program saves, which are part of its last step; not what lies there before.
         most: Steps that were asked for. Where several optimizers step in turn the ranks go on to the end of a round,
             since the order in it is known then.
     """
@@ -146,6 +146,7 @@ class Gathering:
         self._writer: TraceWriter | None = None
         self._first_step = 0
         self._files, self._ending = files, False
+        self._given = _stamps(files)
         self._saved: set[str] = set()
         self._bytes: set[str] = set()  # files that were read after the program's end
 
@@ -237,7 +238,9 @@ class Gathering:
         ends = [rank.end for rank in self._ranks]
         if self._files is None or not all(end and not end["stopped"] for end in ends):
             return []
+        stamps = _stamps(self._files)
         content = checkpoint_content(self._files, self._saved)
+        content = {name: value for name, value in content.items() if stamps.get(name) != self._given.get(name, ())}
         self._bytes = {PurePath(name).name for name in content}
         return [digest_row("update", f"saved/{name}", value.encode()) for name, value in sorted(content.items())]
 
@@ -315,6 +318,14 @@ def _files_in(rows: Iterable[Row]) -> set[str]:
     """Names of the files whose content is among the rows."""
     names = (plain(row.name).split("/") for row in rows if family(row.phase, row.name) == "saved")
     return {_plain_file(parts[1]) for parts in names}
+
+
+def _stamps(folder: Path | None) -> dict[str, tuple[int, ...]]:
+    """What tells of each file of a folder that it is written again: a state that a run starts from is not."""
+    if folder is None:
+        return {}
+    facts = {str(path.relative_to(folder)): path.stat() for path in folder.rglob("*") if path.is_file()}
+    return {name: (f.st_ino, f.st_size, f.st_mtime_ns, f.st_ctime_ns) for name, f in facts.items()}
 
 
 def _plain_file(name: str) -> str:
