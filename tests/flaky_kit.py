@@ -51,6 +51,11 @@ class Points:
     paths: Sequence[str] = ("train.py",)
     same: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def named(self) -> str:
+        """See `Axis`."""
+        return self.good
+
     def tree(self, point: str) -> str:
         """See `Axis`."""
         return self.same.get(point, point)

@@ -50,6 +50,55 @@ def test_a_command_needs_no_case(tmp_path: Path) -> None:
     repo.git("bisect", "reset")
 
 
+def test_no_run_is_made_for_one_thing_alone(tmp_path: Path) -> None:
+    """GOOD runs twice, BAD once to its end, then come the search, and parent and culprit once more.
+
+    Those two record the operations that explain the culprit; so it is with two slots.
+    """
+    repo = start(tmp_path, case=None)
+    good = repo.git("rev-parse", "HEAD")
+    for number in range(3):
+        note(repo, f"{number}")
+    culprit = edit(repo, SCALE, "scale = 1.0 + 1e-6\n", "Warm up")
+    for number in range(3):
+        note(repo, f"after {number}")
+    line = ("bisect", f"{good}..HEAD", "-j", "2", "--json")
+    result = json.loads(repo.repro(*line, *COMMAND).stdout)
+    assert (result["culprit"]["commit"], result["explains_bad"]) == (culprit, True)
+    (found,) = result["culprits"]
+    assert "aten.mul.Tensor at train.py:23" in found["explanation"]["text"] and found["explanation"]["size"]
+    cost = {stage: result["cost"][stage]["probes"] for stage in ("ends", "search", "confirmation", "explanation")}
+    assert cost == {"ends": 3, "search": cost["search"], "confirmation": 2, "explanation": 0}
+    assert cost["search"] <= 4
+    again = json.loads(repo.repro(*line, *COMMAND).stdout)  # what was recorded is not kept, all else is
+    assert again["cost"]["probes"] == again["cost"]["explanation"]["probes"] == 2
+    assert again["culprits"][0]["explanation"]["text"] == found["explanation"]["text"]
+
+
+def test_a_release_that_was_cut_on_a_branch_is_a_good_end(tmp_path: Path) -> None:
+    """The search begins at its merge base with BAD, if that has its numbers; if not, the branch moved them."""
+    repo = start(tmp_path, case=None)
+    base = note(repo, "one")
+    repo.git("checkout", "--quiet", "-b", "release")
+    named = note(repo, "version 1.0")
+    moved = edit(repo, SCALE, "scale = 1.0 + 1e-3\n", "A fix of the release alone")
+    repo.git("checkout", "--quiet", "main")
+    note(repo, "two")
+    culprit = edit(repo, SCALE, "scale = 1.0 + 1e-6\n", "Warm up")
+    bad = note(repo, "three")
+    for predicate in ("bitwise", "exit"):
+        options = ("--when", predicate, *COMMAND)
+        if predicate == "exit":
+            options = ("--when", "exit", "--", "grep", "-q", "scale = 1.0$", "train.py")
+        result, progress = bisect(repo, f"{named}..{bad}", *options)
+        assert (result["culprit"]["commit"], result["good"], result["named"]) == (culprit, base, named), progress
+        assert f"merge base with BAD, {base[:10]}" in progress
+    done = repo.repro("bisect", "--no-explain", f"{moved}..{bad}", *COMMAND)
+    assert done.returncode == 2 and f"`repro bisect {base[:10]}..{moved[:10]}` finds where" in done.stderr, done.stderr
+    done = repo.repro("bisect", "--no-explain", f"{named}..{bad}", *COMMAND)
+    assert "GOOD " + named[:10] + " is on a branch of its own" in done.stdout
+
+
 @pytest.mark.parametrize("predicate", ["bitwise", pytest.param("exit", marks=pytest.mark.whole)])
 def test_quick_ends_with_the_name(tmp_path: Path, predicate: str) -> None:
     """Neither confirmed nor explained, which is said; without it the same command goes on from the journal."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import history_kit as kit
@@ -92,3 +93,17 @@ def test_what_is_random_under_the_recorder_is_refused(tmp_path: Path) -> None:
     kit.edit(repo, "out.pow(2) * 0.5", "out.pow(2) * 0.75", "Other halves")
     said = explained(repo, 3)
     assert "does not reproduce itself" in said
+
+
+def test_what_the_recorder_moves_confirms_nothing(tmp_path: Path) -> None:
+    """Its replays of a compiled program have other numbers: the culprit is replayed without it, and still explained."""
+    repo = kit.start(tmp_path, TRAIN, None)
+    good = kit.note(repo, "one")
+    culprit = kit.edit(repo, "* 0.5", "* 0.25", "Halve")
+    kit.note(repo, "two")
+    done = repo.repro("bisect", f"{good}..HEAD", "-j", "2", "--json", "--", "python", "train.py")
+    result = json.loads(done.stdout)
+    assert result["culprit"]["commit"] == culprit and result["explains_bad"] is True, done.stderr
+    assert result["cost"]["confirmation"]["probes"] == 4
+    line = TRAIN[: TRAIN.index("halves = out")].count("\n") + 1
+    assert f"train.py:{line}" in result["culprits"][0]["explanation"]["text"]

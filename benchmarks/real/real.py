@@ -13,6 +13,7 @@ docs/real-regressions.json, and the page is written from it; a case that is ther
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -33,10 +34,12 @@ ROOT = HERE.parent.parent
 PAGE, DATA = ROOT / "docs" / "real-regressions.md", ROOT / "docs" / "real-regressions.json"
 KEYS = {
     "repository", "package", "good", "bad", "culprit", "kind", "what", "says", "driver", "arguments", "launch",
-    "options", "needs", "note",
+    "options", "needs", "environment", "note",
 }  # fmt: skip
 """What a case may say. `launch`: words before the driver in place of the interpreter. `options`: of `repro bisect`.
-`needs`: packages that the driver needs beside those of `pip install -e '.[whole]'`. `note`: what the table adds."""
+`needs`: packages that the driver needs beside those of `pip install -e '.[whole]'`. `environment`: all that it needs,
+where releases are varied that do not fit beside what is installed there; one is made of it. `note`: what the table
+adds."""
 
 
 def main() -> None:
@@ -73,11 +76,24 @@ def measured(case: Mapping[str, Any], folder: Path, options: argparse.Namespace)
     """Both searches of one case."""
     clone = cloned(case, folder, options.repositories)
     driver = str(HERE / "drivers" / case["driver"])
-    command = [*launcher(case, options.python), driver, *case.get("arguments", [])]
+    python = environment(case["environment"]) if "environment" in case else options.python
+    command = [*launcher(case, python), driver, *case.get("arguments", [])]
     found: dict[str, Any] = {"about": about(), "ours": by_repro(case, clone, command, options)}
     if "package" not in case:
         found["git"] = by_git(case, clone, command)
     return found
+
+
+def environment(needs: Sequence[str]) -> str:
+    """The interpreter of an environment of these packages, made where there is none yet."""
+    name = hashlib.sha256("\n".join([sys.version, *needs]).encode()).hexdigest()[:12]
+    folder = Path(tempfile.gettempdir()) / f"repro-real-{name}"
+    python, made = folder / "bin" / "python", folder / "made"
+    if not made.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *needs], check=True)
+        made.touch()
+    return str(python)
 
 
 def launcher(case: Mapping[str, Any], python: str) -> list[str]:

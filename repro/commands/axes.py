@@ -92,7 +92,7 @@ def axis_of(
     if commits is not None:
         from repro_bisect.driver.session import commits_of
 
-        return commits_of(checkout, case, commits, options)
+        return commits_of(checkout, case, commits, options, from_base=not line)
     from repro_bisect.axes import sets as axes
 
     if package is not None:

@@ -116,6 +116,17 @@ def explanation(result: BisectResult, what: str = "commit") -> str:
     )
 
 
+def branch_line(result: BisectResult) -> str:
+    """That the search began at a merge base, where it did."""
+    if not result.named or result.named == result.good:
+        return ""
+    same = "" if result.predicate == "exit" else ", where the numbers are the same"
+    return (
+        f"GOOD {short(result.named)} is on a branch of its own: the search began at its merge base with BAD, "
+        f"{short(result.good)}{same}."
+    )
+
+
 def environment_lines(culprit: Culprit) -> list[str]:
     """What the culprit's lock files changed in its environment: a possible cause beside its code."""
     if not culprit.environment:
@@ -203,7 +214,9 @@ def bisect_text(result: BisectResult, what: str = "commit") -> str:
         lines += why_lines(result.culprits[0])
     if result.comparison:
         lines += ["", metrics_table(result.comparison)]
-    notes = filter(None, [noise_line(result, what), explanation(result, what), looked_line(result)])
+    notes = filter(
+        None, [branch_line(result), noise_line(result, what), explanation(result, what), looked_line(result)]
+    )
     lines += ["", *notes, cost_line(result, what)]
     groups = _skipped(result, what)
     for group in groups[:_SHOWN]:
@@ -255,7 +268,9 @@ def _context(result: BisectResult, command: str, what: str, *, plotted: bool) ->
         "what": what,
         "headline": headline(result, what),
         "changes": _pairs(result) if isinstance(result, SetResult) else [],
-        "explanation": " ".join(filter(None, [*set_lines(result)[-1:], explanation(result, what)])),
+        "explanation": " ".join(
+            filter(None, [branch_line(result), *set_lines(result)[-1:], explanation(result, what)])
+        ),
         "renamed": "\n".join(rename_lines(result)),
         "looked": looked_line(result),
         "untried": untried_line(result, what),

@@ -53,6 +53,10 @@ class Axis(Protocol):
         """The good end."""
 
     @property
+    def named(self) -> str:
+        """What was named as the good end; another than that where both ends only have an ancestor in common."""
+
+    @property
     def bad(self) -> str:
         """The bad end."""
 
@@ -140,7 +144,8 @@ class Varied:
         self._commit, self._tree, self._holds = commit, tree, holds
         self._points = {point.name: point for point in points}
         names = list(self._points)
-        self.good, self.bad = names[0], names[-1]
+        self.good = self.named = names[0]
+        self.bad = names[-1]
         self.parents: Mapping[str, Sequence[str]] = {names[k]: [names[k - 1]] for k in range(len(names) - 1, 0, -1)}
 
     def add(self, point: Change) -> None:

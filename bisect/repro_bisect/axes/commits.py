@@ -39,6 +39,7 @@ class Commits:
         what: What a point is.
         good: Full id of the good end.
         bad: Full id of the bad end.
+        named: Full id of what was named as the good end: the good end, but for a `History`.
         parents: Every commit after the good end, newest first, with those before it.
         paths: What holds the subject's code.
     """
@@ -50,6 +51,7 @@ class Commits:
         parents: Mapping[str, Sequence[str]],
         paths: Sequence[str],
         walk: Sequence[str] = (),
+        named: str = "",
     ) -> None:
         """Look up the subject's `paths` in every commit.
 
@@ -60,10 +62,11 @@ class Commits:
             paths: Folders or files, relative to the root, that hold all that matters: commits in which they are
                 identical are one.
             walk: Options of ``git rev-list`` that the parents were read with.
+            named: Full id of what was named as the good end, where that is another one.
         """
         self._git, self.paths, self.what, self._walk = checkout.git, paths, "commit", walk
-        self.good, self.bad, self.parents = good, next(iter(parents), good), parents
-        every = [good, *parents, *(p for ps in parents.values() for p in ps)]
+        self.good, self.bad, self.parents, self.named = good, next(iter(parents), good), parents, named or good
+        every = [good, self.named, *parents, *(p for ps in parents.values() for p in ps)]
         self._keys = code_keys(self._git, every, paths)
         self._trees = {c: self._keys.of(c) for c in dict.fromkeys(every)}
 
@@ -137,7 +140,15 @@ class Commits:
 class History(Commits):
     """The commits of a range GOOD..BAD: the `Axis` that a search goes along unless another one is asked for."""
 
-    def __init__(self, checkout: Checkout, spec: str, paths: Sequence[str], *, first_parent: bool = False) -> None:
+    def __init__(
+        self,
+        checkout: Checkout,
+        spec: str,
+        paths: Sequence[str],
+        *,
+        first_parent: bool = False,
+        from_base: bool = False,
+    ) -> None:
         """Resolve ``GOOD..BAD`` (an empty BAD means HEAD) and look up the subject's `paths` in every commit.
 
         Args:
@@ -145,6 +156,8 @@ class History(Commits):
             spec: The range.
             paths: See `Commits`.
             first_parent: Follow only the first parent of merges, so that a merge stands for all that it brought.
+            from_base: Where GOOD is no ancestor of BAD, as releases are that were cut on a branch, take their merge
+                base for the good end.
 
         Raises:
             ReproError: not a range, an unknown revision, GOOD no ancestor of BAD, or nothing between them.
@@ -155,8 +168,10 @@ class History(Commits):
         good, bad = resolve(checkout, left), resolve(checkout, right or "HEAD")
         if good == bad:
             raise ReproError(f"{left} and {right or 'HEAD'} are the same commit: there is nothing between them")
-        base = merge_base(checkout, good, bad)
-        if base != good:
+        base, named = merge_base(checkout, good, bad), good
+        if from_base and base not in (None, bad):
+            good = base or good
+        elif base != good:
             cure = f"; their merge base is {base[:10]}, try {base[:10]}..{right or 'HEAD'}" if base else ""
             raise ReproError(f"GOOD {left} is not an ancestor of BAD {right or 'HEAD'}{cure}")
         how = ["--first-parent"] if first_parent else []
@@ -167,4 +182,4 @@ class History(Commits):
             raise ReproError(
                 f"GOOD {left} is not on the first-parent line of {right or 'HEAD'}: leave --first-parent out"
             )
-        super().__init__(checkout, good, parents, paths, how)
+        super().__init__(checkout, good, parents, paths, how, named)

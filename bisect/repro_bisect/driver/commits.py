@@ -62,10 +62,19 @@ class Bisection(Searching[BisectResult]):
 
     def search(self) -> BisectResult:
         """Endpoints, search and confirmation."""
-        interval = self.ends.by_exit_code() if isinstance(self.predicate, Exit) else self.ends.by_trace()
+        interval = self.ends.by_exit_code() if isinstance(self.predicate, Exit) else self.ends.by_trace(self._ahead)
         if self.ends.noise:
             return self._noisy(self.ends.noise)
         return self._result("agree", []) if interval is None else self._search_all(interval)
+
+    def _ahead(self, slots: int) -> Sequence[str]:
+        """Where the search will begin, unless its probes start from a state, which only both ends together give."""
+        if isinstance(self.predicate, Bitwise) and self.prober.case.subject.saves_state:
+            return []
+        dag = Dag.between(self.history.parents, [self.history.good], self.history.bad)
+        known = {self.history.tree(end) for end in (self.history.good, self.history.bad)}
+        chosen = Search(dag, self.history.bad, [self.history.good]).next(slots)
+        return [point for point in chosen if self.history.tree(point) not in known]
 
     def _noisy(self, noise: str, untried: frozenset[str] = frozenset()) -> BisectResult:
         """A search by what verdicts are worth that are noisy, or of which nothing but exit codes says they are not."""
@@ -154,8 +163,11 @@ class Bisection(Searching[BisectResult]):
                 seen = range_search.divergence(tested) if tested and isinstance(tested.answer, Trace) else end
                 where = seen if isinstance(seen, Divergence) else end
                 return answer, Confirmed(Culprit(self.history.info(answer.commit), where, None), None, None, None)
-            confirmed = confirm(self.scheduler, range_search, answer.commit, interval, end)
+            one_answer = self.options.explain and not self.options.every
+            confirmed = confirm(self.scheduler, range_search, answer.commit, interval, end, explain=one_answer)
             if confirmed is not None:
+                if confirmed.recorded:
+                    self.recorded[answer.commit] = confirmed.recorded
                 return answer, confirmed
             commit = short(answer.commit)
             if shortcut:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Any
 
 from repro_bisect.axes.axis import PointInfo, short
 from repro_bisect.driver.range_search import RangeSearch
 from repro_bisect.driver.result import Culprit
+from repro_bisect.explain.driver import Recorded
 from repro_bisect.predicates.predicates import Bitwise, Predicate, first_violation
-from repro_bisect.probe.prober import Code, Skip, trace_of
+from repro_bisect.probe.prober import Answer, Code, Recording, Skip, trace_of
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import PendingProbe, Scheduler
 from repro_golden.compare.renames import aligned
+from repro_golden.compare.step_difference import round_at
 from repro_golden.compare.traces import Divergence, compare, first_difference
 from repro_golden.subjects.environments.builds import environment_changes
 from repro_golden.trace import Trace
@@ -48,6 +53,7 @@ class Confirmed:
         before: Its parent's full trace; None for exit codes.
         earlier: Where that differs from the good end's: a commit before the culprit moves numbers too, in a later step.
         flaky: Whether its own replays differ.
+        recorded: Its parent's replay and its own, where they recorded the operations that an explanation asks for.
     """
 
     culprit: Culprit
@@ -57,12 +63,22 @@ class Confirmed:
     before: Trace | None = None
     earlier: Divergence | None = None
     flaky: bool = False
+    recorded: Recorded | None = None
 
 
 def confirm(
-    scheduler: Scheduler, range_search: RangeSearch, commit: str, interval: Interval, end: Divergence | None
+    scheduler: Scheduler,
+    range_search: RangeSearch,
+    commit: str,
+    interval: Interval,
+    end: Divergence | None,
+    *,
+    explain: bool = False,
 ) -> Confirmed | None:
     """Replay in full what a search named; None where the replays contradict it.
+
+    Where an explanation follows, the replays record the operations of the divergent step on their way: one whose
+    numbers are those of the replay before it confirms them all the more.
 
     Args:
         scheduler: Where the replays run.
@@ -70,6 +86,7 @@ def confirm(
         commit: What it named.
         interval: What it searched.
         end: Where the bad end differs from the baseline; None for exit codes.
+        explain: Whether an explanation follows.
 
     Raises:
         ReproError: the commit cannot be tested any more.
@@ -83,24 +100,23 @@ def confirm(
     outcome = range_search.divergence(tested)
     divergence = outcome if isinstance(outcome, Divergence) else end
     steps, parent = scheduler.prober.case.steps, info.parents[0] if info.parents else interval.good
-    waiting = [
-        scheduler.submit(Request(c, steps, stage="confirmation", run=2, partial=True, dump=divergence.signals))
-        for c in (parent, commit)
+    judged = interval.baseline if parent == interval.good else _straight(range_search, parent)
+    asked = [
+        Request(c, steps, stage="confirmation", run=2, partial=True, dump=divergence.signals) for c in (parent, commit)
     ]
-    if others := history.tree(interval.bad) != history.tree(commit):
-        waiting.append(
-            scheduler.submit(Request(interval.bad, steps, stage="confirmation", run=2, partial=True, full=True))
-        )
-    its_parent, itself, *of_bad = scheduler.results(waiting)
+    others, last = history.tree(interval.bad) != history.tree(commit), interval.last
+    if of_bad := others and (last is None or len(last.steps) < steps):
+        asked.append(Request(interval.bad, steps, stage="confirmation", partial=True, full=True))
+    straight = None if tested.one_step or range_search.shortcut or not explain else (judged, first)
+    (its_parent, itself, *more), recorded = _replays(scheduler, asked, straight)
     after = trace_of(itself, "the culprit")
     before = interval.baseline if isinstance(its_parent, Skip) else trace_of(its_parent, "its parent")
-    last = trace_of(of_bad[0], "BAD") if others else after
+    last = trace_of(more[0], "BAD") if of_bad else last if others and last else after
     if tested.one_step and not (range_search.shortcut and range_search.shortcut.same(first, after)):
         return None
     # A metric that two replays of one commit share proves nothing where their bits differ.
     if not tested.one_step and (differs := first_difference(first, after)):
         return _flaky(scheduler, info, differs, first, after)
-    judged = interval.baseline if parent == interval.good else _straight(range_search, parent)
     if judged and (differs := first_difference(judged, before)):
         return _flaky(scheduler, history.info(parent), differs, judged, before)
     earlier = None
@@ -115,6 +131,9 @@ def confirm(
     if moved is None:
         return None
     explains = _explains(predicate, after, last)
+    if others and interval.last and not of_bad and explains is not True:  # one replay of BAD does not say so much
+        again = Request(interval.bad, steps, stage="confirmation", run=2, partial=True, full=True)
+        last = trace_of(scheduler.ask(again)[0], "BAD")
     if others and interval.last and (differs := first_difference(interval.last, last)):
         scheduler.say(f"FLAKY {short(interval.bad)}: two replays of BAD differ at {differs}")
         explains = None
@@ -122,7 +141,66 @@ def confirm(
     comparison = replace(compare(before, after), divergence=moved)
     renames = aligned(interval.baseline, before).renames
     culprit = Culprit(info, moved, comparison, environment, renames=renames)
-    return Confirmed(culprit, after, last, explains, before, earlier)
+    return Confirmed(culprit, after, last, explains, before, earlier, recorded=recorded)
+
+
+def _replays(
+    scheduler: Scheduler, asked: Sequence[Request], straight: tuple[Trace | None, Trace] | None
+) -> tuple[list[Answer], Recorded | None]:
+    """The replays that were asked for, of a parent and its commit first.
+
+    A replay whose numbers are others under the recorder, or might be, because that leaves functions of torch.compile as
+    they are written, is made again without it.
+
+    Args:
+        scheduler: Where they run.
+        asked: Them.
+        straight: What parent and commit were judged by, where their operations are to be recorded on the way; None
+            records none.
+
+    Returns:
+        Their answers, and what was recorded.
+    """
+    prober, pair = scheduler.prober, asked[:2]
+    steps = _recordable(scheduler, straight) if straight and all(prober.known(one) is None for one in pair) else None
+    if straight is None or steps is None:
+        return scheduler.ask(*asked), None
+
+    def start(one: Request) -> Future[Any]:
+        return scheduler.start(one.point, lambda pending: prober.operations(one, steps, **pending.ways))
+
+    started = [start(one) for one in pair]
+    results: list[Any] = scheduler.results([*started, *(scheduler.submit(one) for one in asked[2:])])
+    recordings: list[Recording | Skip] = results[:2]
+    kept = [
+        prober.keep(one, recording) if isinstance(recording, Recording) and _unmoved(recording, judged) else None
+        for one, recording, judged in zip(pair, recordings, straight, strict=True)
+    ]
+    plain = iter(scheduler.ask(*(one for one, recording in zip(pair, kept, strict=True) if recording is None)))
+    answers = [recording.trace if recording else next(plain) for recording in kept]
+    before, after = (recording or other for recording, other in zip(kept, recordings, strict=True))
+    if isinstance(before, Skip) or isinstance(after, Skip):
+        return [*answers, *results[2:]], None
+    return [*answers, *results[2:]], Recorded(steps, (before, after))
+
+
+def _recordable(scheduler: Scheduler, straight: tuple[Trace | None, Trace]) -> tuple[int, int] | None:
+    """The steps whose operations explain what was judged; None where they are not known, or cannot be recorded."""
+    case, (before, after) = scheduler.prober.case, straight
+    if before is None or not case.subject.recorded:
+        return None
+    differs = first_difference(before, after, strict=case.compare.strict)
+    return round_at(before, differs.step) if differs else None
+
+
+def _unmoved(recording: Recording, judged: Trace | None) -> bool:
+    """Whether a recorded replay is as good as one without the recorder."""
+    return (
+        judged is not None
+        and not any(stream.compiled for stream in recording.streams)
+        and len(recording.trace.steps) >= len(judged.steps)
+        and first_difference(judged, recording.trace) is None
+    )
 
 
 def _straight(range_search: RangeSearch, commit: str) -> Trace | None:

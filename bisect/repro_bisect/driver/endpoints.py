@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from repro_bisect.axes.axis import short
@@ -11,7 +12,7 @@ from repro_bisect.driver.noisy import HOPELESS
 from repro_bisect.driver.range_search import verdict_of_code
 from repro_bisect.predicates.predicates import Bitwise, first_violation
 from repro_bisect.probe.one_step import chosen_steps, state_key
-from repro_bisect.probe.prober import Code, Skip, judge, trace_of, unusable
+from repro_bisect.probe.prober import Answer, Code, Skip, judge, trace_of, unusable
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.probe.states import States
@@ -33,6 +34,7 @@ class Endpoints:
         end: Where BAD first differs from it.
         noise: How two replays of GOOD differ, so that a single verdict is not to be trusted.
         renames: What BAD calls otherwise.
+        ahead: What came of the points that were probed beside BAD.
     """
 
     def __init__(self, scheduler: Scheduler, golden: GoldenRun | None, states: Path, *, open_end: bool) -> None:
@@ -51,6 +53,7 @@ class Endpoints:
         self.end: Divergence | None = None
         self.noise: str | None = None
         self.renames = NOTHING
+        self.ahead: dict[str, Answer] = {}
 
     def by_exit_code(self, runs: int = 1) -> Interval | None:
         """GOOD must exit with 0 and BAD must not; None where `noise` says that one run proves nothing.
@@ -64,6 +67,7 @@ class Endpoints:
             ReproError: an end does otherwise.
         """
         good, bad = self.scheduler.history.good, self.scheduler.history.bad
+        self._tell_base()
         self.scheduler.say(f"GOOD {short(good)} and BAD {short(bad)}: running the command at both")
         asked = [(good, run) for run in range(runs)] + [(bad, 0)]
         verdicts = self._exit_verdicts(asked)
@@ -93,31 +97,48 @@ class Endpoints:
             verdicts.append(verdict_of_code(answer.code)[0])
         return verdicts
 
-    def by_trace(self) -> Interval | None:
+    def by_trace(self, ahead: Callable[[int], Sequence[str]] | None = None) -> Interval | None:
         """Replay both ends; None where they agree, or where `noise` says that one replay proves nothing.
+
+        Args:
+            ahead: What to probe beside BAD, by how many slots there are for it.
 
         Raises:
             ReproError: an end cannot be tested, or GOOD itself is BAD.
         """
-        good, bad, predicate = self.scheduler.history.good, self.scheduler.history.bad, self.prober.predicate
-        self.baseline = baseline = self._baseline(good)
+        good, bad, named = self.scheduler.history.good, self.scheduler.history.bad, self.scheduler.history.named
+        predicate = self.prober.predicate
+        self._tell_base()
+        baseline, again = self._good(good)
+        self.baseline = baseline
         if refused := first_violation(predicate, baseline, baseline):
             raise ReproError(f"GOOD {short(good)} itself is BAD by {predicate.text} ({refused}): choose another end")
-        self.scheduler.say(f"BAD {short(bad)}: replaying it")
-        steps = self.prober.case.steps
-        asked = Request(bad, steps, baseline, stage="ends")
-        known = self.prober.known(asked)
-        other = self.scheduler.submit(asked)
-        if self.prober.executor.slots == 1 or known is not None:  # GOOD need go no further than BAD
-            last = trace_of(self.scheduler.results([other])[0], "BAD")
-            again = self._again(good, baseline, last)
-        else:
-            second = self.scheduler.submit(Request(good, steps, baseline, stage="ends", run=1))
-            answers = self.scheduler.results([second, other])
-            again, last = (trace_of(answer, name) for answer, name in zip(answers, ("GOOD", "BAD"), strict=True))
-        if noise := first_difference(baseline, again):  # by a metric too: what moves by itself may cross a bound
-            self.noise = f"two replays of GOOD differ at {noise}"
+        if again and self._noise(baseline, again):
             return None
+        self.scheduler.say(f"BAD {short(bad)}: replaying it")
+        steps, slots = self.prober.case.steps, self.prober.executor.slots
+        # with a slot to spare BAD goes on beside the others, and need not be replayed once more
+        asked = Request(bad, steps, baseline, stage="ends", full=slots > 1)
+        if (known := self.prober.known(asked)) is None:
+            shorter = replace(asked, full=False)
+            if (known := self.prober.known(shorter)) is not None:
+                asked = shorter
+        waiting, spare = {"BAD": asked}, slots > 1 and known is None
+        if spare and again is None:
+            waiting["GOOD"] = Request(good, steps, baseline, stage="ends", run=1)
+        if named != good and self.scheduler.history.tree(named) != self.scheduler.history.tree(good):
+            waiting["named"] = Request(named, steps, baseline, stage="ends")
+        started = {who: self.scheduler.submit(request) for who, request in waiting.items()}
+        first = ahead(slots - len(waiting)) if spare and ahead else ()
+        probes = {point: self.scheduler.submit(Request(point, steps, baseline)) for point in first}
+        answers = dict(zip(started, self.scheduler.results(list(started.values())), strict=True))
+        last = trace_of(answers["BAD"], "BAD")
+        if again is None:  # GOOD need go no further than BAD
+            again = trace_of(answers["GOOD"], "GOOD") if spare else self._again(good, baseline, last)
+            if self._noise(baseline, again):
+                return None
+        if "named" in answers:
+            self._same_as_named(baseline, trace_of(answers["named"], f"GOOD {short(named)}"))
         self.scheduler.record(good, Verdict.GOOD)
         outcome = judge(predicate, baseline, last, self.prober.case.steps)
         if isinstance(outcome, Skip):
@@ -128,23 +149,58 @@ class Endpoints:
         if isinstance(predicate, Bitwise):
             self.renames = aligned(baseline, last).renames
         self.scheduler.record(bad, Verdict.BAD if self.end else Verdict.GOOD)
-        return Interval(good, bad, baseline, last) if self.end else None
+        if self.end is None:
+            self.scheduler.cancel(self.scheduler.pending_probes.values())
+            self.scheduler.clear()
+            return None
+        self.ahead = dict(zip(probes, self.scheduler.results(list(probes.values())), strict=True))
+        return Interval(good, bad, baseline, last)
 
-    def _baseline(self, good: str) -> Trace:
-        """GOOD's golden run, or its first replay, which saves states on its way."""
+    def _tell_base(self) -> None:
+        good, named = self.scheduler.history.good, self.scheduler.history.named
+        if named != good:
+            self.scheduler.say(
+                f"GOOD {short(named)} is on a branch of its own: searching from its merge base with BAD, {short(good)}"
+            )
+
+    def _good(self, good: str) -> tuple[Trace, Trace | None]:
+        """GOOD's golden run, or its first replay, which saves states on its way; and a second one made beside it."""
         if self.golden:
             self.scheduler.say(f"GOOD {short(good)}: its golden run is at hand; replaying it once")
             self.prober.give(good, self.golden.trace)
-            return self.golden.trace
+            return self.golden.trace, None
         self.scheduler.say(f"GOOD {short(good)}: replaying it twice")
-        case = self.prober.case
+        case, beside = self.prober.case, self.prober.executor.slots > 1
         keep = (chosen_steps(case), self.states(good)) if isinstance(self.prober.predicate, Bitwise) else None
-        (answer,) = self.scheduler.ask(Request(good, case.steps, stage="ends", keep=keep))
-        baseline = trace_of(answer, "GOOD")
+        asked = [Request(good, case.steps, stage="ends", run=run) for run in range(2 if beside else 1)]
+        asked[0] = replace(asked[0], keep=keep)
+        baseline, *again = (trace_of(answer, "GOOD") for answer in self.scheduler.ask(*asked))
         if self._open_end and len(baseline.steps) < case.steps:
             experiment = case.case.model_copy(update={"steps": len(baseline.steps)})
             self.prober.case = case.model_copy(update={"case": experiment})
-        return baseline
+        return baseline, again[0] if again else None
+
+    def _same_as_named(self, baseline: Trace, other: Trace) -> None:
+        """What was named as GOOD has the numbers of the merge base that stands for it.
+
+        Raises:
+            ReproError: it has not.
+        """
+        history, predicate = self.scheduler.history, self.prober.predicate
+        outcome = judge(predicate, baseline, other, self.prober.case.steps)
+        if outcome is not None:
+            base, why = short(history.good), outcome.reason if isinstance(outcome, Skip) else str(outcome)
+            raise ReproError(
+                f"GOOD {short(history.named)} has other numbers than {base}, its merge base with BAD ({why}), so that "
+                f"its branch moved them: `repro bisect {base}..{short(history.named)}` finds where; "
+                f"`{base}..{short(history.bad)}` is the way to BAD"
+            )
+
+    def _noise(self, baseline: Trace, again: Trace) -> bool:
+        """Whether two replays of GOOD differ: by a metric too, as what moves by itself may cross a bound."""
+        if noise := first_difference(baseline, again):
+            self.noise = f"two replays of GOOD differ at {noise}"
+        return self.noise is not None
 
     def _again(self, good: str, baseline: Trace, last: Trace) -> Trace:
         """GOOD's second replay, as far as it matters, saving on its way the state that probes may start from."""

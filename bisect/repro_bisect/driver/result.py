@@ -72,6 +72,8 @@ class BisectResult:
         outcome: ``found``, ``ambiguous`` (only skips left), ``agree`` (the ends do), ``flaky`` (the culprit differs
             from itself).
         good: The good end.
+        named: What was named as GOOD: another commit where that is on a branch of its own, and the good end is its
+            merge base with BAD.
         bad: The bad end.
         case: The case's name.
         predicate: What made a probe BAD, as it is written.
@@ -141,6 +143,7 @@ class BisectResult:
     looked: Coverage = field(default_factory=Coverage)
     earlier: Divergence | None = None
     ends: Sequence[PointInfo] = ()
+    named: str = ""
 
     @property
     def bitwise(self) -> bool:

@@ -12,7 +12,7 @@ from repro_bisect.driver.confirm import Interval
 from repro_bisect.driver.endpoints import Endpoints
 from repro_bisect.driver.range_search import RangeSearch, Tested
 from repro_bisect.driver.result import BisectResult, Culprit, Outcome, in_order
-from repro_bisect.explain.driver import explain
+from repro_bisect.explain.driver import Recorded, explain
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.one_step import Shortcut, prepare
 from repro_bisect.probe.scheduler import Scheduler
@@ -32,6 +32,7 @@ class Searching(ABC, Generic[R]):
     Attributes:
         one_step: Whether probes trained one step from a saved state.
         answered: Seconds until the search had its answer, before it was confirmed; None as long as it has none.
+        recorded: By culprit, what the replays that confirmed it recorded for its explanation.
     """
 
     result_type: type[R]
@@ -42,6 +43,7 @@ class Searching(ABC, Generic[R]):
         self.history, self.prober, self.predicate = scheduler.history, scheduler.prober, scheduler.prober.predicate
         self.one_step = False
         self.answered: float | None = None
+        self.recorded: dict[str, Recorded] = {}
         self._began = scheduler.began
 
     @abstractmethod
@@ -73,7 +75,10 @@ class Searching(ABC, Generic[R]):
         before = info.parents[0] if info.parents else self.history.good
         states = self.ends.golden_states() if before == self.history.good else {}
         try:
-            explanation = explain(self.scheduler, checkout, before, info.commit, golden=states, until=divergence.step)
+            explanation = explain(
+                self.scheduler, checkout, before, info.commit,
+                golden=states, until=divergence.step, recorded=self.recorded.pop(info.commit, None),
+            )  # fmt: skip
         except (NotVerifiableError, ReproError) as error:  # the answer stands without it
             return replace(culprit, unexplained=str(error))
         return replace(culprit, explanation=explanation)
@@ -104,6 +109,9 @@ class Searching(ABC, Generic[R]):
         range_search = RangeSearch(self.scheduler, search, interval.baseline, bound, shortcut)
         if interval.last is not None:
             range_search.tested[interval.bad] = Tested(interval.last, interval.baseline, bound)
+        if (interval.good, interval.bad) == (self.history.good, self.history.bad):
+            for point, answer in self.ends.ahead.items():
+                range_search.take(point, Tested(answer, interval.baseline, bound))
         return range_search
 
     def result(
@@ -127,6 +135,7 @@ class Searching(ABC, Generic[R]):
         return self.result_type(
             outcome=outcome,
             good=good,
+            named=self.history.named,
             bad=bad,
             case=self.prober.case.name,
             predicate=self.predicate.text,

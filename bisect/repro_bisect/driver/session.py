@@ -65,8 +65,8 @@ class Options:
     quick: bool = False
 
 
-def commits_of(checkout: Checkout, case: Case, spec: str, options: Options) -> History:
-    """The commits of ``GOOD..BAD``, as far as they may matter to a case.
+def commits_of(checkout: Checkout, case: Case, spec: str, options: Options, *, from_base: bool = False) -> History:
+    """The commits of ``GOOD..BAD``, as far as they may matter to a case; `from_base` as in `History`.
 
     Raises:
         NotVerifiableError: no commit of the range changes the subject's code.
@@ -78,7 +78,7 @@ def commits_of(checkout: Checkout, case: Case, spec: str, options: Options) -> H
             f"the subject of {case.name} is the installed {case.subject.installed}, which no commit changes: "
             "set subject.path to its folder in this repository"
         )
-    history = History(checkout, spec, paths, first_parent=options.first_parent)
+    history = History(checkout, spec, paths, first_parent=options.first_parent, from_base=from_base)
     history.require(options.paths or [case.subject.path])
     check_rollouts(checkout, case)
     if len({history.tree(c) for c in (history.good, *history.parents)}) == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,14 +24,27 @@ from repro_bisect.probe.states import States
 from repro_golden.base.errors import NotVerifiableError
 from repro_golden.compare.coverage import coverage_of
 from repro_golden.compare.renames import aligned
-from repro_golden.compare.step_difference import round_of
+from repro_golden.compare.step_difference import round_at
 from repro_golden.compare.traces import Divergence, ended_early, first_difference
-from repro_golden.recording.operations.stream import Operation, Stream, dump_of
+from repro_golden.recording.operations.stream import Operation, Stream, dump_of, kept_of
 from repro_golden.repository.checkout import Checkout
 from repro_golden.subjects.environments.builds import environment_changes
 from repro_golden.trace import Trace
 
-__all__ = ["explain"]
+__all__ = ["Recorded", "explain"]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What two replays from step 0 recorded on their way.
+
+    Attributes:
+        steps: The first and the last step whose operations were recorded.
+        recordings: Of both versions.
+    """
+
+    steps: tuple[int, int]
+    recordings: tuple[Recording, Recording]
 
 
 def explain(
@@ -42,6 +55,7 @@ def explain(
     *,
     golden: Mapping[int, Path] | None = None,
     until: int | None = None,
+    recorded: Recorded | None = None,
 ) -> Explanation:
     """Say why the numbers of one point of the scheduler's axis differ from those of another.
 
@@ -52,12 +66,17 @@ def explain(
         after: The second.
         golden: Saved states of the first version that are at hand, by step.
         until: A step in which they are known to differ; None looks at all of the case.
+        recorded: What earlier replays of both recorded, if any did; it serves where it holds the divergent step.
 
     Raises:
         NotVerifiableError: a version does not reproduce itself, or not under the recorder.
         ReproError: a version cannot be replayed.
     """
-    return _Explainer(scheduler, checkout, (before, after), golden or {}, until).run()
+    return _Explainer(scheduler, checkout, (before, after), golden or {}, until, recorded).run()
+
+
+_READ_AGAIN = ("operation", "random")
+"""Causes that need to be sure of what their operation read, so that it is read once more as it does."""
 
 
 class _Explainer:
@@ -68,7 +87,9 @@ class _Explainer:
         points: tuple[str, str],
         golden: Mapping[int, Path],
         until: int | None,
+        recorded: Recorded | None,
     ) -> None:
+        self.recorded = recorded
         self.scheduler, self.checkout, self.points, self.golden = scheduler, checkout, points, golden
         self.steps = scheduler.prober.case.steps if until is None else until + 1
         self.axis: Axis = scheduler.history
@@ -145,10 +166,11 @@ class _Explainer:
         ran there as they are written: then it serves if the two differ in that too, and it is the same twice.
         """
         step = divergence.step
-        index = next(i for i, record in enumerate(traces[0].steps) if record.step == step)
-        first, last = round_of(traces[0], index)
-        self.round = (step - index + first, step - index + last)
-        recordings = self._recorded(((), ()), self._state(self.round[0], traces))
+        self.round = round_at(traces[0], step)
+        if self.recorded and self.recorded.steps == self.round:
+            recordings = self._whole(*self.recorded.recordings)
+        else:
+            recordings = self._record(((), ()), self._state(self.round[0], traces))
         moved = [
             point
             for point, recording, trace in zip(self.points, recordings, traces, strict=True)
@@ -183,19 +205,20 @@ class _Explainer:
         self.state = shortcut.state if shortcut else None
         return self.state
 
-    def _recorded(
-        self, values: tuple[Sequence[int], Sequence[int]], state: State | None
-    ) -> tuple[Recording, Recording]:
-        prober = self.scheduler.prober
+    def _record(self, values: tuple[Sequence[int], Sequence[int]], state: State | None) -> tuple[Recording, Recording]:
+        prober, last = self.scheduler.prober, self.round[1]
 
         def started(point: str, wanted: Sequence[int]) -> Future[Any]:
+            asked = Request(point, last + 1 - (state.step if state else 0), stage="explanation", start=state)
             return self.scheduler.start(
-                point, lambda pending: prober.operations(point, self.round, state, wanted, **pending.ways)
+                point, lambda pending: prober.operations(asked, self.round, wanted, **pending.ways)
             )
 
-        recordings: list[Any] = self.scheduler.results(
-            [started(*pair) for pair in zip(self.points, values, strict=True)]
-        )
+        futures = [started(*pair) for pair in zip(self.points, values, strict=True)]
+        return self._whole(*self.scheduler.results(futures))
+
+    def _whole(self, *recordings: Any) -> tuple[Recording, Recording]:
+        """Both recordings, if nothing is missing of them."""
         for point, recording in zip(self.points, recordings, strict=True):
             if isinstance(recording, Skip):
                 raise NotVerifiableError(f"{short(point)} does not run under the recorder: {recording.reason}")
@@ -268,7 +291,12 @@ class _Explainer:
         ]
         if not any(wanted) and not self.written:
             return cause, None
-        again = self._recorded((wanted[0], wanted[1]), self.state)
+        streams = [recording.streams[rank] for recording in recordings]
+        if cause.pair and cause.kind not in _READ_AGAIN and not self.written:
+            raw = [kept_of(stream, operation) for stream, operation in zip(streams, cause.pair, strict=True)]
+            if raw[0] is not None and raw[1] is not None:
+                return cause, size_of(cause.pair, (raw[0], raw[1]))
+        again = self._record((wanted[0], wanted[1]), self.state)
         for point, first, second in zip(self.points, recordings, again, strict=True):
             if self.written and not same_step(first.trace, second.trace, step):
                 raise NotVerifiableError(
@@ -276,7 +304,7 @@ class _Explainer:
                     "as it is written, without torch.compile"
                 )
         streams = [recording.streams[rank] for recording in again]
-        if cause.kind in ("operation", "random") and cause.before and cause.after:
+        if cause.kind in _READ_AGAIN and cause.before and cause.after:
             places = range(len(cause.before.inputs))
             held = [[_held(streams[s], o, "in", k) for k in places] for s, o in enumerate((cause.before, cause.after))]
             if other := [k for k in places if held[0][k] != held[1][k]]:

@@ -71,10 +71,12 @@ class Recording:
     Attributes:
         trace: Its trace; it goes when the prober closes, and so do the values that the streams' folders hold.
         streams: The operations, of each rank.
+        seconds: What it took.
     """
 
     trace: Trace
     streams: Sequence[Stream]
+    seconds: float = 0.0
 
 
 Answer: TypeAlias = Trace | Code | Skip
@@ -183,20 +185,18 @@ class Prober:
 
     def operations(
         self,
-        commit: str,
+        asked: Request,
         steps: tuple[int, int],
-        start: State | None,
         values: Sequence[int] = (),
         *,
         cancel: threading.Event | None = None,
         progress: Progress | None = None,
     ) -> Recording | Skip:
-        """Replay a commit up to and with some steps, whose operations are recorded; never taken from the journal.
+        """Make a probe on whose way the operations of some steps are recorded; never taken from the journal.
 
         Args:
-            commit: Full id.
-            steps: The first and the last of them.
-            start: State to start from; that before the first makes them the only ones.
+            asked: What is wanted, without a baseline. From the state before the recorded steps they are its first.
+            steps: The first and the last step that are recorded.
             values: Operations that are written with all that they read and made.
             cancel: See `probe`.
             progress: Likewise.
@@ -204,23 +204,30 @@ class Prober:
         Raises:
             CancelledError, MachineFailureError, ReproError: see `probe`.
         """
-        count = steps[1] + 1 - (start.step if start else 0)
-        code_commit, case = self._history.commit(commit), self._case(commit)
+        code_commit, case = self._history.commit(asked.point), self._case(asked.point)
         task = Task(
-            code_commit, self._history.tree(commit), count, start=start, case=case, operations=steps, values=values
-        )
+            code_commit, self._history.tree(asked.point), asked.steps, start=asked.start, dump=asked.dump, case=case,
+            operations=steps, values=values,
+        )  # fmt: skip
         began = time.monotonic()
         folder = self._scratch / f"operations-{uuid.uuid4().hex[:8]}"
         folder.mkdir()
         outcome = self._run(task, folder, cancel, progress)
-        trace = _trace(folder / "trace")
-        self._charge("explanation", len(trace.steps) if trace else 0, time.monotonic() - began)
-        if outcome.failure:
+        trace, seconds = _trace(folder / "trace"), round(time.monotonic() - began, 3)
+        self._charge(asked.stage, len(trace.steps) if trace else 0, seconds)
+        if outcome.failure and not (trace and asked.partial):
             return Skip(_reason(outcome.failure))
         streams = [read_stream(path) for path in sorted((folder / "operations").glob("rank-*.jsonl"))]
         if trace is None or not streams:
             return Skip(f"it ends before step {steps[0]}")
-        return Recording(trace, streams)
+        return Recording(trace, streams, seconds)
+
+    def keep(self, asked: Request, recording: Recording) -> Recording:
+        """Journal the trace of a recording as that of a probe; who asks has seen that the recorder moved no number."""
+        trace, commit = recording.trace, self._history.commit(asked.point)
+        key, steps = self.key(asked.point, asked.start), len(trace.steps)
+        kept = self._keep(commit, asked, key, None, steps, recording.seconds, trace.directory, None)
+        return replace(recording, trace=Trace(kept))
 
     def known(self, asked: Request) -> Answer | None:
         """What was found before, if that answers; costs nothing."""
@@ -287,7 +294,7 @@ class Prober:
             outcome = self._run(task, folder, cancel, progress)
             trace = _trace(folder / "trace")
             reason = _reason(outcome.failure) if outcome.failure else ""
-            if reason and trace and (asked.partial or (task.baseline and self._violates(trace, asked))):
+            if reason and trace and (asked.partial or (not asked.start and self._violates(trace, asked))):
                 reason = ""  # it crashed only after its numbers had moved
             if asked.keep and not outcome.failure:
                 asked.keep[1].take(folder / "states")
@@ -301,7 +308,7 @@ class Prober:
             skip = Skip(reason, diagnosis=self._diagnosis(outcome.failure)) if reason and outcome.failure else None
             if skip and task.start and _unready(outcome):
                 return replace(skip, unready=True)  # says something of the state, not yet of the commit
-            trace_path = self._keep(task, asked, key, skip, steps, seconds, folder / "trace", outcome.code)
+            trace_path = self._keep(task.commit, asked, key, skip, steps, seconds, folder / "trace", outcome.code)
         if skip:
             return skip
         return Code(outcome.code) if outcome.code is not None else Trace(trace_path)
@@ -326,7 +333,7 @@ class Prober:
 
     def _keep(
         self,
-        task: Task,
+        commit: str,
         asked: Request,
         key: str,
         skip: Skip | None,
@@ -339,7 +346,7 @@ class Prober:
         name = "" if skip or code is not None else f"{key}-{asked.run}-{uuid.uuid4().hex[:8]}"
         reason, known = (skip.reason, skip.diagnosis) if skip else ("", "")
         absent = tuple(sorted(set(asked.dump) - set(_dumped(trace, asked.dump))))
-        entry = Entry(key, asked.run, task.commit, reason, steps, seconds, name, code, known, absent)
+        entry = Entry(key, asked.run, commit, reason, steps, seconds, name, code, known, absent)
         if name and _size(trace / "dumps") > _DUMPED:  # for this bisect only
             return trace.rename(self._scratch / f"dumped-{name}")
         with self._lock:

@@ -12,7 +12,7 @@ from repro_golden.trace.columns_written import column_of, columns_of, machine_nu
 from repro_golden.trace.families import BESIDE, SINCE, family, file_of, group, optimizers, plain
 from repro_golden.trace.model import PHASES, Row
 
-__all__ = ["ALIKE", "Difference", "Unlike", "alone", "differing", "one_sided", "round_of", "unlike"]
+__all__ = ["ALIKE", "Difference", "Unlike", "alone", "differing", "one_sided", "round_at", "round_of", "unlike"]
 
 Difference = Literal["value", "dtype", "shape", "missing", "added"]
 
@@ -50,6 +50,13 @@ def round_of(trace: Trace, index: int) -> tuple[int, int]:
             return first, last - 1
         made |= more
     return first, last
+
+
+def round_at(trace: Trace, step: int) -> tuple[int, int]:
+    """The numbers of the first and the last step of the round that a step of a trace belongs to."""
+    index = next(i for i, record in enumerate(trace.steps) if record.step == step)
+    first, last = round_of(trace, index)
+    return step - index + first, step - index + last
 
 
 def _closes(rows: Sequence[Row]) -> bool:

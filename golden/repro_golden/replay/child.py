@@ -214,7 +214,7 @@ class _Operations:
     """Records the operations of one step, where that is asked for."""
 
     def __init__(self, ask: dict[str, Any] | None, rank: int) -> None:
-        self._step, self._recorder = ask["step"] if ask else -1, None
+        self._step, self._recorder, self._under_way = ask["step"] if ask else -1, None, False
         if ask:
             from repro_golden.recording.operations.recorder import OperationRecorder
 
@@ -236,9 +236,11 @@ class _Operations:
     def _recording(self) -> Iterator[None]:
         assert self._recorder is not None
         self._recorder.begin()
+        self._under_way = True
         try:
             yield
         finally:
+            self._under_way = False
             self._recorder.pause()
 
     def made(self, updates: Iterator[int], step: int) -> int | None:
@@ -258,7 +260,8 @@ class _Operations:
             return observe
 
         def noted(phase: str, name: str, value: Any, placement: Any = None) -> None:
-            recorder.observed(phase, name, value)
+            if self._under_way:
+                recorder.observed(phase, name, value)
             with recorder.paused():
                 observe(phase, name, value, placement)
 

@@ -64,7 +64,9 @@ class Cluster:
         self._case, self._home, self._lock = case, checkout.root, threading.Lock()
         self._held: dict[str, Bundle] = {}
         self._identity = identity_of(case, checkout.root)
-        commits = commits_of(checkout, list({history.commit(p): None for p in (history.good, *history.parents)}))
+        commits = commits_of(
+            checkout, list({history.commit(p): None for p in (history.good, history.named, *history.parents)})
+        )
         packed = pack_commits(checkout, commits)
         need = {"CPU": case.resources.cpus * case.resources.ranks, "GPU": case.resources.gpus}
         self._trust = checkout.trust

@@ -5,7 +5,9 @@ It runs inside the trainer, for every operation of a step.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,6 +21,7 @@ __all__ = [
     "Memory",
     "Modules",
     "Signature",
+    "SmallResults",
     "fills",
     "local",
     "look",
@@ -34,6 +37,8 @@ _COLLECTIVES = ("c10d.", "_c10d_functional.", "symm_mem.")
 _UNWRITTEN = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_")
 _LONGEST = 400
 """Characters of an argument that is no tensor."""
+_KEPT, _KEPT_TOGETHER = 32 << 10, 32 << 20
+"""Bytes of a result that is kept, and of all of them."""
 
 Memory = tuple[str, int]
 Signature = tuple[Any, ...]
@@ -75,6 +80,8 @@ def told(value: Any, tensors: list[torch.Tensor]) -> str:
         return "[" + ", ".join(told(item, tensors) for item in value) + "]"
     if isinstance(value, torch.Generator):
         return "Generator"
+    if isinstance(value, torch.UntypedStorage):  # whose text is what lies in it, which may be nothing yet
+        return f"Storage of {value.nbytes()} bytes"
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)[:_LONGEST]
     text = str(value)
@@ -150,6 +157,28 @@ def readable(tensor: torch.Tensor) -> bool:
 def fills(tensor: torch.Tensor) -> bool:
     """Whether a tensor is all of its memory."""
     return tensor.numel() * tensor.itemsize >= tensor.untyped_storage().nbytes()
+
+
+class SmallResults:
+    """The bytes of small results on the CPU: who measures a difference of such needs no second recording."""
+
+    def __init__(self) -> None:
+        self._bytes, self._where = bytearray(), dict[str, tuple[int, int]]()
+
+    def keep(self, content: str, tensor: torch.Tensor) -> None:
+        """Keep a result, named by its content as that was read at once; '' is that of none."""
+        size = tensor.numel() * tensor.element_size()
+        if not content or content in self._where or not 0 < size <= _KEPT or len(self._bytes) + size > _KEPT_TOGETHER:
+            return
+        held = tensor.contiguous()
+        self._where[content] = (len(self._bytes), size)
+        self._bytes += ctypes.string_at(held.data_ptr(), size)
+
+    def write(self, path: Path) -> list[tuple[str, int, int]]:
+        """Write them, one after the other; the content, first byte and number of bytes of each."""
+        if self._where:
+            path.write_bytes(self._bytes)
+        return [(content, *where) for content, where in self._where.items()]
 
 
 # -- which module's forward pass is under way

@@ -31,6 +31,7 @@ from repro_golden.recording.operations.looks import (
     Memory,
     Modules,
     Signature,
+    SmallResults,
     fills,
     local,
     look,
@@ -41,7 +42,7 @@ from repro_golden.recording.operations.looks import (
     sort,
     told,
 )
-from repro_golden.recording.operations.stream import FORMAT, OBSERVED, dump_path
+from repro_golden.recording.operations.stream import FORMAT, OBSERVED, dump_path, kept_path
 
 __all__ = ["OperationRecorder"]
 
@@ -49,7 +50,7 @@ _OURS = str(Path(__file__).parents[2])
 _TORCH = str(Path(str(torch.__file__)).parent)
 _PASSED_OVER = tuple(
     f"{_TORCH}/{part}"
-    for part in ("_ops.py", "utils/_python_dispatch.py", "utils/_contextlib.py", "_dynamo/eval_frame.py")
+    for part in ("_ops.py", "utils/_python_dispatch.py", "utils/_contextlib.py", "_dynamo/eval_frame.py", "_compile.py")
 )
 _NOWHERE = (1 << 64) - 1
 """The sequence number of nodes that no operation made: those that accumulate gradients."""
@@ -104,6 +105,7 @@ class OperationRecorder(TorchDispatchMode):
         self._small: Callable[[torch.Tensor], tuple[int, int] | None] = _nothing
         self._known: dict[Any, Facts] = {}
         self._empty: set[Memory] = set()
+        self._results = SmallResults()
 
     # -- what is under way
 
@@ -146,6 +148,7 @@ class OperationRecorder(TorchDispatchMode):
         """In the child of a fork: record nothing, and leave the file to the parent."""
         self._problem = "forked"
         self._lines.clear()
+        self._results = SmallResults()
 
     def close(self) -> None:
         """Write the stream's end; only now it goes by its own name."""
@@ -160,6 +163,7 @@ class OperationRecorder(TorchDispatchMode):
             }
             contents = [by_source[source][number] for source, number in self._readings]
         self._line({"contents": contents})
+        self._line({"kept": self._results.write(kept_path(self._folder, self._rank))})
         self._line({"end": self._problem, "compiled": _compiles()})
         self._flush()
         os.close(self._file)
@@ -295,7 +299,10 @@ class OperationRecorder(TorchDispatchMode):
         if facts.unread or facts.view:
             entry["out"] = [[*look(tensor), "", [], ""] for tensor in every] + entry["out"]
         else:
-            entry["out"] = self._values(every, made=True) + entry["out"]
+            values = self._values(every, made=True)
+            entry["out"] = values + entry["out"]
+            if every and isinstance(values[0][2], str):
+                self._results.keep(values[0][2], every[0])
         self._keep(entry)
 
     def _entry(self, name: str, arguments: str, phase: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ cut off.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,8 @@ __all__ = [
     "Value",
     "dump_of",
     "dump_path",
+    "kept_of",
+    "kept_path",
     "read_stream",
 ]
 
@@ -130,7 +132,9 @@ class Stream:
         step: The step's number.
         rank: Of the process.
         problem: Why the recording ended early; "" where it is whole.
+        folder: Where it lies, and the values beside it.
         compiled: Whether functions for torch.compile were called; they ran as they are written.
+        kept: By content, where the bytes of small results lie in `kept_path`: the first one, and how many.
     """
 
     operations: Sequence[Operation]
@@ -139,6 +143,7 @@ class Stream:
     problem: str = ""
     folder: Path = field(default=Path())
     compiled: bool = False
+    kept: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def dump_of(stream: Stream, index: int, kind: str, place: int) -> Path:
@@ -149,6 +154,21 @@ def dump_of(stream: Stream, index: int, kind: str, place: int) -> Path:
 def dump_path(folder: Path, rank: int, index: int, kind: str, place: int) -> Path:
     """The same while it is written; all ranks write into one folder."""
     return folder / f"rank-{rank:05d}-{index}-{kind}{place}.bin"
+
+
+def kept_path(folder: Path, rank: int) -> Path:
+    """Where a rank keeps the small results of its operations."""
+    return folder / f"rank-{rank:05d}.values"
+
+
+def kept_of(stream: Stream, operation: Operation) -> bytes | None:
+    """The bytes of an operation's first result, where they are kept; else None."""
+    where = stream.kept.get(operation.outputs[0].content) if operation.outputs else None
+    if where is None:
+        return None
+    with kept_path(stream.folder, stream.rank).open("rb") as file:
+        file.seek(where[0])
+        return file.read(where[1])
 
 
 def read_stream(path: Path) -> Stream:
@@ -167,18 +187,20 @@ def read_stream(path: Path) -> Stream:
     stacks: list[tuple[Frame, ...]] = []
     entries: list[dict[str, Any]] = []
     contents: list[str] = []
-    problem, compiled = "it was cut off", False
+    problem, compiled, kept = "it was cut off", False, dict[str, tuple[int, int]]()
     for raw in lines:
         if "frames" in raw:
             stacks.append(tuple(Frame(*frame) for frame in raw["frames"]))
         elif "contents" in raw:
             contents = raw["contents"]
+        elif "kept" in raw:
+            kept = {content: (start, size) for content, start, size in raw["kept"]}
         elif "end" in raw:
             problem, compiled = raw["end"], raw.get("compiled", False)
         else:
             entries.append(raw)
     operations = [_operation(index, raw, stacks, contents) for index, raw in enumerate(entries)]
-    return Stream(operations, header["step"], header["rank"], problem, path.parent, compiled)
+    return Stream(operations, header["step"], header["rank"], problem, path.parent, compiled, kept)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
