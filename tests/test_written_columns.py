@@ -58,6 +58,14 @@ def test_a_column_that_one_side_writes_is_a_note(tmp_path: Path) -> None:
     assert signal_of(a, moved) == "w"
 
 
+def test_a_dump_that_an_earlier_recorder_saw_as_a_file_is_a_note(tmp_path: Path) -> None:
+    """A golden run of its time holds them; a file of another kind that is no longer written is a difference."""
+    dump, last = row("update", "saved/train_data:0_0.pt/rollout_data.advantages.0"), row("update", "saved/last.pt/w")
+    a, b = trace(tmp_path / "a", [*COMMON, dump, last]), trace(tmp_path / "b", [*COMMON, last])
+    assert signal_of(a, b) is None and signal_of(b, a) is None
+    assert signal_of(a, trace(tmp_path / "c", [*COMMON, dump])) == "saved/last.pt/w"
+
+
 @pytest.mark.parametrize(
     ("kept", "gone"),
     [

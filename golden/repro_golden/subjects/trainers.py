@@ -27,6 +27,7 @@ from repro_golden.subjects.additions import Parsed, read_parsers
 from repro_golden.subjects.command import AdditionOf, CommandKind
 from repro_golden.subjects.kind import Plant
 from repro_golden.trace import Row
+from repro_golden.trace.columns_written import DUMPED
 
 if TYPE_CHECKING:
     from repro_golden.subjects.replayed import ReplayedRows
@@ -298,6 +299,7 @@ class _Replaying:
         }
         # the numbers in its lines come from its log, by name and step, and not from what a process is heard to say
         ignore = [*settings.ignore, *(f"{group}/*" for group in ("train", "rollout", "multi_turn", "passrate", "eval"))]
+        ignore += DUMPED  # whose content is read as columns, however a version lays the files out
         return replace(settings, recorder=self.recorder, entry=entry, variables=self._wanted, ignore=ignore)
 
     def _place_of(self, flag: str) -> str:

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import functools
 import re
+from fnmatch import fnmatchcase
 
 from repro_golden.base.printed import of_the_machine
 from repro_golden.trace.model import METRIC, Row
 from repro_golden.trace.reader import Trace
 
-__all__ = ["COLUMN", "column_of", "columns_of", "machine_numbers"]
+__all__ = ["COLUMN", "DUMPED", "column_of", "columns_of", "machine_numbers"]
 
 COLUMN = "column/"
 """Begins the name of a column among other objects that a run shows."""
+
+DUMPED = ("saved/train_data:*", "saved/rollout_data:*")
+"""Signals of their dumps as files: what these hold are the columns, which are read from them."""
 
 _TRAINERS = ("slime", "miles", "relax")
 _PHASES = ("input", "forward", "loss")
@@ -32,8 +36,11 @@ def column_of(row: Row) -> str | None:
     """The column that a signal is of, as ``column/log_probs``; None where it is of none.
 
     The replicas of a column (``log_probs@1``) are of one, and so are the parts of a column of mappings: where one side
-    has one of them and not another, that is a difference.
+    has one of them and not another, that is a difference. Of a dump as a file, which an earlier recorder looked at, each
+    signal is one.
     """
+    if row.phase == "update" and any(fnmatchcase(row.name, glob) for glob in DUMPED):
+        return f"{COLUMN}{row.name.removeprefix('saved/')}"
     if row.phase not in _PHASES or row.name.startswith("start/") or _ACTIVATION.search(row.name):
         return None
     name = _REPLICA.sub("", row.name)
