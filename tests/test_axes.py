@@ -109,14 +109,19 @@ def test_the_release_that_moved_the_numbers(packaged: Repo, index: Index) -> Non
 
 @pytest.mark.campaign
 def test_releases_that_cannot_be_tested(packaged: Repo, index: Index) -> None:
-    """Between the last good and the first bad release, those that were yanked or do not import hide the answer."""
+    """Between the last good and the first bad release, those that were yanked or do not import hide the answer.
+
+    Those that were yanked can be tried.
+    """
     kept = index.wheels["tinyscale"]
     index.wheels["tinyscale"] = [w for w in kept if "-1.4-" not in w.file]
     try:
         asked = ("--package", "tinyscale==1.0..2.0", "--index-url", index.url)
         result, progress = searched(packaged, *asked, code=3)
+        tried, _ = searched(packaged, *asked, "--try-skips")
     finally:
         index.wheels["tinyscale"] = kept
+    assert tried["culprit"]["commit"] == "tinyscale 1.1"
     assert result["outcome"] == "ambiguous", progress
     assert set(result["suspects"]) == {f"tinyscale {v}" for v in ("1.1", "1.2", "1.3", "2.0")}
     reasons = {name: result["skips"].get(name, "") for name in result["suspects"]}

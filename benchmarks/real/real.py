@@ -166,16 +166,18 @@ def by_repro(
     explanation = first.get("explanation") or {}
     explained = [explanation.get(side, {}).get("explained") or {} for side in ("after", "before")]
     divergence = result.get("divergence") or {}
+    text = explanation.get("text") or first.get("unexplained", "")
+    where = f"{case['package']} " if "package" in case else ""
     touched = [place["place"] for place in explained if (place.get("place") or {}).get("touched")]
     return {
         "outcome": result["outcome"],
         "culprit": culprit,
         "subject": (result.get("culprit") or {}).get("subject", ""),
-        "right": result["outcome"] == "found" and culprit.startswith(case["culprit"]),
+        "right": result["outcome"] == "found" and culprit.removeprefix(where).startswith(case["culprit"]),
         "suspects": len(result["suspects"]),
         "commits": result["commits"],
         "first": [divergence.get("step"), divergence.get("phase"), divergence.get("signal")],
-        "text": (explanation.get("text") or first.get("unexplained", "")).replace(f"{HERE}/", ""),
+        "text": re.sub(r"/\S*/site-packages/", "", text.replace(f"{HERE}/", "")),
         "line": f"{touched[0]['file']}:{touched[0]['line']}" if touched else "",
         "mentions": [f"{place['file']}:{place['line']}" for place in explanation.get("mentions", [])],
         "processes": result["cost"]["probes"],

@@ -102,7 +102,7 @@ def axis_of(
             # for the installers that probes start; it may hold a credential, which has no business in a case
             os.environ |= {"PIP_INDEX_URL": index_url, "UV_DEFAULT_INDEX": index_url}
             os.environ.pop("PIP_NO_INDEX", None)
-        return axes.package_axis(checkout, case, package, at=at, index=index_url)
+        return axes.package_axis(checkout, case, package, at=at, index=index_url, yanked=options.try_skips)
     if flags is not None:
         axis = axes.flags_axis(checkout, case, flags, at=at)
         if line and isinstance(axis, axes.FlagSet):

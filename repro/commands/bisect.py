@@ -39,7 +39,11 @@ __all__ = ["bisect"]
     "--confidence", type=click.FloatRange(0.5, 1, min_open=True, max_open=True), help="Noisy verdicts: when to stop."
 )
 @click.option("--fresh", is_flag=True, help="Use nothing that earlier bisects found.")
-@click.option("--try-skips", is_flag=True, help="Try also every commit that is presumed to fail like those around it.")
+@click.option(
+    "--try-skips",
+    is_flag=True,
+    help="Try also what is presumed to fail: commits like those around them, releases that were yanked.",
+)
 @click.option("--quick", is_flag=True, help="End with the culprit's name: neither confirm nor explain it.")
 @click.option("--explain/--no-explain", "why", default=True, help="Also name the operation and the line; the default.")
 @click.option("--export", type=click.Path(path_type=Path), help="Also write what is known as a `git bisect log`.")

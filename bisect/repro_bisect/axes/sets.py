@@ -68,8 +68,10 @@ class _Code:
 # -- releases of a package
 
 
-def package_axis(checkout: Checkout, case: Case, text: str, *, at: str | None, index: str | None) -> Varied:
-    """The releases of ``NAME==LOW..HIGH``, each in an environment of its own.
+def package_axis(
+    checkout: Checkout, case: Case, text: str, *, at: str | None, index: str | None, yanked: bool = False
+) -> Varied:
+    """The releases of ``NAME==LOW..HIGH``, each in an environment of its own; with `yanked` also those withdrawn.
 
     Raises:
         ReproError: no range, no such package or end, or the code is not there.
@@ -83,7 +85,7 @@ def package_axis(checkout: Checkout, case: Case, text: str, *, at: str | None, i
             f"{wanted.name} {release.version}",
             f"release {k} of {len(available)}",
             lambda case, version=str(release.version): _pinned(case, wanted.name, version),  # type: ignore[misc]
-            release.problem or "",
+            (release.incompatible if yanked else release.problem) or "",
         )
         for k, release in enumerate(available, 1)
     ]

@@ -340,17 +340,23 @@ def kl_of_step(a: Trace, b: Trace, index: int) -> tuple[float, float] | None:
 
 
 def violations(a: Trace, b: Trace, index: int, bounds: Mapping[str, Bound]) -> list[Divergence]:
-    """The metrics of one step that left their bounds. A metric that is absent, NaN or infinite has left every bound."""
+    """The metrics of one step that left their bounds. A metric that is absent, NaN or infinite has left every bound.
+
+    A bound holds for each time that a step tells its metric: beside ``loss`` for ``loss#1``.
+    """
     divergences = []
-    step = a.steps[index].step
-    for name, bound in bounds.items():
-        x, y = a.steps[index].metrics.get(name), b.steps[index].metrics.get(name)
-        if x is None:
-            known = ", ".join(sorted(a.steps[index].metrics)) or "none"
-            raise ReproError(f"the baseline has no metric {name!r} at step {step} (it has: {known}): correct its name")
-        limit = bound.atol + bound.rtol * abs(x)
-        inside = y is not None and math.isfinite(x) and math.isfinite(y) and abs(y - x) <= limit
-        if not inside:
+    step, before, after = a.steps[index].step, a.steps[index].metrics, b.steps[index].metrics
+    for metric, bound in bounds.items():
+        if metric not in before:
+            known = ", ".join(sorted(before)) or "none"
+            raise ReproError(
+                f"the baseline has no metric {metric!r} at step {step} (it has: {known}): correct its name"
+            )
+        for name in (metric, *(name for name in before if name.startswith(f"{metric}#"))):
+            x, y = before[name], after.get(name)
+            limit = bound.atol + bound.rtol * abs(x)
+            if y is not None and math.isfinite(x) and math.isfinite(y) and abs(y - x) <= limit:
+                continue
             phase = next((r.phase for r in a.rows(index) if r.name == name and r.dtype == "metric"), "loss")
             divergences.append(Divergence(step, phase, name, "bound", f"{x!r} became {y!r}, allowed +-{limit:.3g}"))
     return divergences

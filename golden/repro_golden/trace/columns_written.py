@@ -36,8 +36,8 @@ def column_of(row: Row) -> str | None:
     """The column that a signal is of, as ``column/log_probs``; None where it is of none.
 
     The replicas of a column (``log_probs@1``) are of one, and so are the parts of a column of mappings: where one side
-    has one of them and not another, that is a difference. Of a dump as a file, which an earlier recorder looked at, each
-    signal is one.
+    has one of them and not another, that is a difference. Each signal of a dump as a file, which an earlier recorder
+    looked at, is one.
     """
     if row.phase == "update" and any(fnmatchcase(row.name, glob) for glob in DUMPED):
         return f"{COLUMN}{row.name.removeprefix('saved/')}"
