@@ -108,6 +108,18 @@ def test_metric_bounds_include_their_edge_and_no_nan(tmp_path: Path) -> None:
     assert first_violation(rule, a, b) is not None
 
 
+def test_a_bound_holds_for_each_time_that_a_metric_is_told(tmp_path: Path) -> None:
+    """A trainer that logs four digits, and then prints them all, is judged by both."""
+    told = [
+        [metric_row("loss", "entropy", 3.459), metric_row("loss", "entropy#1", last)] for last in (3.45921, 3.45899)
+    ]
+    a, b = pair(tmp_path, told[:1], told[1:])
+    found = first_violation(parse_predicate("metric:entropy rtol=1e-5", HERE), a, b)
+    assert found is not None and found.signal == "entropy#1"
+    assert first_violation(parse_predicate("metric:entropy rtol=1e-3", HERE), a, b) is None
+    assert first_violation(parse_predicate("metric:entropy rtol=1", HERE), b, trace(tmp_path / "c", [told[0][:1]]))
+
+
 def test_finite_needs_no_baseline(tmp_path: Path) -> None:
     """`finite` is violated by any NaN or infinity of the probe, even one that the baseline has too."""
     rows = [[tensor("grad", "w", 1.0, math.nan)]]
