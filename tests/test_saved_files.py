@@ -51,11 +51,13 @@ save({"best": torch.ones(1), "model": torch.ones(2)}, "last.pt", "final.pt")
 """
 
 
-def recorded(folder: Path, program: str, *arguments: str, steps: int | None = None, **variables: str) -> Trace:
+def recorded(
+    folder: Path, program: str, *arguments: str, steps: int | None = None, ignore: str = "", **variables: str
+) -> Trace:
     """A program's trace; `steps` after which it is ended."""
     folder.mkdir()
     (folder / "train.py").write_text(TRAIN + program)
-    stop = ["--steps", str(steps)] if steps else []
+    stop = (["--steps", str(steps)] if steps else []) + (["--ignore", ignore] if ignore else [])
     command = [sys.executable, "-m", "repro", "trace", "--out", "trace", *stop, "--", sys.executable, "train.py"]
     done = warm_kit.run([*command, *arguments], folder, environment() | {"OMP_NUM_THREADS": "1", **variables}, 100)
     assert done.returncode == 0, done.stderr
@@ -65,6 +67,22 @@ def recorded(folder: Path, program: str, *arguments: str, steps: int | None = No
 def files(trace: Trace, step: int) -> Mapping[str, float]:
     """The largest number of each file of a step."""
     return {name: row.absmax for row in trace.rows(step) if (name := file_of(row.phase, row.name))}
+
+
+def test_a_file_that_is_ignored_is_neither_read_nor_told(tmp_path: Path) -> None:
+    """Whoever wrote it: the process that trains, or another one."""
+    program = """\
+import subprocess
+other = "import torch; torch.manual_seed(0); torch.save(torch.ones(2), 'cache.2.pt'); torch.save(torch.ones(2), 'x.pt')"
+train()
+save(torch.ones(2), "cache.1.pt", "last.pt")
+subprocess.run([sys.executable, "-c", other], check=True)
+train()
+"""
+    trace = recorded(tmp_path / "a", program, ignore="saved/cache.*")
+    assert set(files(trace, 0)) == {"saved/last.pt"}
+    looked = str(compare(trace, trace).looked)
+    assert "cache" not in looked and "x.pt (another process wrote it)" in looked
 
 
 def test_a_file_counts_once_with_its_last_content_and_name(tmp_path: Path) -> None:

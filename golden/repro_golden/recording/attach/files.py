@@ -40,10 +40,16 @@ class Files:
     Args:
         out: The recorder's own folder.
         note: Keeps what is not read, by name, at once and in place of what it was told before.
+        ignored: Whether a file of a name is none to look at.
     """
 
-    def __init__(self, out: str, note: Callable[[Mapping[str, str]], None]) -> None:
-        self._keep = note
+    def __init__(
+        self,
+        out: str,
+        note: Callable[[Mapping[str, str]], None],
+        ignored: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        self._keep, self._ignored = note, ignored
         self._trained = False
         self.forget()
         self._others = Written(out, self._moved, self._copied)
@@ -76,6 +82,9 @@ class Files:
             own: Whether the thread that wrote it is the one that trains.
         """
         name = _name(path) if path else ""
+        if name and self._ignored(f"saved/{name}"):
+            self._others.paths.discard(path)
+            return
         if not recording and path:
             self._note({**self._noted, path: "another process wrote it"})
             if self._trained:

@@ -69,7 +69,7 @@ class Session:
         self.has_optimizer = False
         self._ignored = [glob for glob in settings.ignore if glob.partition("/")[0] in FAMILIES]
         self._reset()
-        self._files = Files(settings.out, lambda noted: self._records.note(noted))
+        self._files = Files(settings.out, lambda noted: self._records.note(noted), self._is_ignored)
         repro_golden._sink, repro_golden._settle = self.observe, self.settle
         atexit.register(self._close)
 
