@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="cases; those that were not measured by default")
     parser.add_argument("--repositories", type=Path, help="folder of bare clones; else they are cloned from GitHub")
     parser.add_argument("--python", default=sys.executable, help="interpreter of the programs")
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--jobs", type=int, help="of `repro bisect`; its own default without it")
     parser.add_argument("--try", dest="trial", action="store_true", help="print what is measured and keep nothing")
     parser.add_argument("--page", action="store_true", help="write the page alone")
     options = parser.parse_args()
@@ -142,7 +142,8 @@ def by_repro(
     """`repro bisect`, to the end of its explanation."""
     ends = f"{case['good']}..{case['bad']}"
     axis = ["--package", f"{case['package']}=={ends}"] if "package" in case else [ends]
-    line = [sys.executable, "-m", "repro", "bisect", *axis, "--json", "-j", str(options.jobs)]
+    line = [sys.executable, "-m", "repro", "bisect", *axis, "--json"]
+    line += ["-j", str(options.jobs)] if options.jobs else []
     began = time.monotonic()
     named = None
     with subprocess.Popen(
