@@ -220,7 +220,7 @@ def page(cases: Mapping[str, Mapping[str, Any]], kept: Mapping[str, Mapping[str,
     both = [found for found in shown.values() if "git" in found and found["git"].get("processes")]
     right = sum(found["ours"].get("right", False) for found in shown.values())
     lines = sum(bool(found["ours"].get("line")) for found in shown.values())
-    projects = {case.get("repository", case.get("package")) for name, case in cases.items() if name in kept}
+    projects = {(case.get("package") or case["repository"]).rpartition("/")[2] for case in (cases[n] for n in shown)}
     abouts = sorted({tuple(found["about"].values()) for found in shown.values()})
     totals = [
         f"| {what} | {total(both, 'ours', key):,.0f} | {total(both, 'git', key):,.0f} |"
@@ -236,8 +236,9 @@ def page(cases: Mapping[str, Mapping[str, Any]], kept: Mapping[str, Mapping[str,
         "project. A driver of ours trains a few steps on a CPU through the project's own code at each commit;",
         "`repro bisect` and `git bisect run` search with it, one after the other. Right is the commit that upstream's",
         "fix, revert or issue names. `git bisect run` compares the printed numbers with GOOD's, in every digit.", "",
-        f"{len(shown)} changes in {len(projects)} projects: `repro bisect` named the right commit in {right}, and a",
-        f"line of the change in {lines}. `git bisect run` was right in {git_right} of {len(both)}.", "",
+        f"{len(shown)} changes in {len(projects)} projects, {len(both)} of commits and {len(shown) - len(both)} of",
+        f"releases: `repro bisect` named the right one in {right}, and a line of the commit in {lines}.",
+        f"`git bisect run` was right in {git_right} of {len(both)}.", "",
         "| | `repro bisect` | `git bisect run` |", "|---|---|---|", *totals, "",
         "Ours hold confirmation and explanation, which git has not; until the name they hold two runs of GOOD and one",
         "of BAD.", "",
