@@ -60,7 +60,7 @@ def test_a_page_holds_what_was_measured(real: ModuleType) -> None:
     measured = [{"ours": ours, "git": git}, {"ours": ours}, {"ours": {"outcome": "error", "error": "it broke"}}]
     kept = {name: {"about": about, **found} for name, found in zip(cases, measured, strict=True)}
     page = real.page(cases, kept)
-    assert "named the right commit in 2" in page and "right in 0 of 1" in page
+    assert "named the right one in 2" in page and "right in 0 of 1" in page
     assert "ffffffffff (right)" in page and "eeeeeeeeee (wrong): 4, 8, 10" in page and "error: it broke" in page
     assert "a \\| b" in page and "| processes | 9 | 4 |" in page
 
