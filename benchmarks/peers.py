@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--repositories", type=Path, help="folder of bare clones, as for benchmarks/real/real.py")
     parser.add_argument("--python", default=sys.executable, help="interpreter of the real programs")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--only", default="", help="changes whose names hold this")
+    parser.add_argument("--only", default="", help="changes whose names hold one of these, with commas between")
     parser.add_argument("--page", action="store_true", help="write the page alone")
     options = parser.parse_args()
     kept: dict[str, Any] = json.loads(DATA.read_text()) if DATA.exists() else {"changes": {}}
@@ -58,7 +58,6 @@ def main() -> None:
         kept["about"] = about()
         with tempfile.TemporaryDirectory(prefix="peers-") as folder:
             work = list(changes(Path(folder), options))
-            work = [one for one in work if options.only in one.name]
             sys.path.append(
                 str(ROOT / "core" / "repro_core" / "rollout" / "sglang" / "cpu")
             )  # stands in for torchvision
@@ -93,9 +92,12 @@ def changes(folder: Path, options: argparse.Namespace) -> Iterator[Change]:
     """All of them."""
     told = tomllib.loads((HERE / "peers.toml").read_text())
     program = told["program"]
+    wanted = options.only.split(",")
     for kind in ("planted", "harmless"):
         for edit in told[kind]:
             name, places = edit["name"], []
+            if not any(part in name for part in wanted):
+                continue
             assert edit["old"] in program, name
             for version, text in (("before", program), ("after", program.replace(edit["old"], edit["new"]))):
                 place = folder / kind / re.sub(r"\W+", "-", name) / version
@@ -105,7 +107,8 @@ def changes(folder: Path, options: argparse.Namespace) -> Iterator[Change]:
             yield Change(name, kind, places[0], places[1], sys.executable)
     for path in sorted((REAL / "cases").glob("*.toml")) if options.repositories else ():
         case = tomllib.loads(path.read_text())
-        if "package" in case or "launch" in case or "--ranks" in case.get("options", ()):
+        one_process = not ("package" in case or "launch" in case or "--ranks" in case.get("options", ()))
+        if not one_process or not any(part in path.stem for part in wanted):
             continue
         owner, _, name = case["repository"].partition("/")
         source = options.repositories / f"{owner}+{name}" / "repo"

@@ -131,7 +131,8 @@ def confirm(
     if moved is None:
         return None
     explains = _explains(predicate, after, last)
-    if others and interval.last and not of_bad and explains is not True:  # one replay of BAD does not say so much
+    once = others and interval.last is not None and last.directory == interval.last.directory
+    if once and explains is not True:  # one replay of BAD does not say so much
         again = Request(interval.bad, steps, stage="confirmation", run=2, partial=True, full=True)
         last = trace_of(scheduler.ask(again)[0], "BAD")
     if others and interval.last and (differs := first_difference(interval.last, last)):
