@@ -275,6 +275,10 @@ def about() -> dict[str, str]:
     return told
 
 
+OURS = (
+    "Our false alarm: a program's optimizers are numbered in the order of their parameters' names. A new name may change\n"
+    "that order, and steps are then compared with those of another optimizer. With one optimizer a new name is none."
+)
 KINDS = {
     "planted": "of a program of ours: two optimizers, BatchNorm, dropout, an average, a schedule",
     "real": "of open projects, the culprit against its parent (benchmarks/real)",
@@ -310,6 +314,8 @@ def page(kept: Mapping[str, Any]) -> str:
         "program; all checks look at the same runs of them.", "",
         table(head, totals), "", table(["change", "", *CHECKS], rows), "",
         *(["A check that cannot tell:", "", *(f"- {line}" for line in broken), ""] if broken else []),
+        *([OURS, ""] if any(one["sees"]["repro diff"] is True for one in every.values() if one["kind"] == "harmless")
+          else []),
         "What the checks cost: [the recorder](trace.md), side by side on one step.", "",
         "Measured: " + ", ".join(f"{key} {value}" if key in ("torch", "sglang", "traincheck") else value
                                  for key, value in facts.items()) + ".", "",
