@@ -275,10 +275,9 @@ def about() -> dict[str, str]:
     return told
 
 
-OURS = (
-    "Our false alarm: a program's optimizers are numbered in the order of their parameters' names. A new name may change\n"
-    "that order, and steps are then compared with those of another optimizer. With one optimizer a new name is none."
-)
+OURS = """\
+Our false alarm: a program's optimizers are numbered in the order of their parameters' names. A new name may change
+that order, and steps are then compared with those of another optimizer. With one optimizer a new name is none."""
 KINDS = {
     "planted": "of a program of ours: two optimizers, BatchNorm, dropout, an average, a schedule",
     "real": "of open projects, the culprit against its parent (benchmarks/real)",
