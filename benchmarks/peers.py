@@ -9,7 +9,7 @@ What each check says of the runs goes to docs/benchmarks/peers.json and peers.md
 
 The checks: `grad_norm` within 3 % (Miles' CI); loss equal to 5 decimals (Megatron-LM's golden values until 2026-09);
 `torch.hash_tensor` of each parameter and gradient after each step; DebugMode's hashes of each operation, with its
-defaults; the tensor comparator of SGLang, with its defaults; TrainCheck's tensor hash; `torch.testing.assert_close`,
+defaults, but for memory that nobody has written yet; the tensor comparator of SGLang, with its defaults; TrainCheck's tensor hash; `torch.testing.assert_close`,
 with its defaults; `repro trace` and `repro diff`. Those of tensors are all shown the same: parameters and gradients
 after each step. SGLang and TrainCheck are the installed ones; where one is not, its column says so.
 """
@@ -162,7 +162,9 @@ class Run:
         if done.returncode:
             raise RuntimeError(done.stderr.strip().splitlines()[-1])
         self._kept["printed"] = done.stdout
-        return torch.load(out, weights_only=True)
+        if not (seen := torch.load(out, weights_only=True)):
+            raise RuntimeError(f"no {what} were seen")
+        return seen
 
     @property
     def numbers(self) -> list[Mapping[str, float]]:
@@ -202,7 +204,7 @@ def tensors_differ(unlike: Callable[[torch.Tensor, torch.Tensor], bool]) -> Call
 
     def check(a: Run, b: Run) -> bool:
         steps = a.watched("tensors"), b.watched("tensors")
-        if not steps[0] or len(steps[0]) != len(steps[1]):
+        if len(steps[0]) != len(steps[1]):
             return True
         return any(
             len(x["tensors"]) != len(y["tensors"]) or any(map(unlike, x["tensors"], y["tensors"]))

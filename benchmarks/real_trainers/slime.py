@@ -210,7 +210,7 @@ def run(
             process.terminate()
             process.wait(30)
             code = CUT
-    text = log.read_text(errors="replace")
+    text = log.read_text(errors="replace").replace(f"{work}/", "")
     shown = text if command.startswith("bash") else "\n".join(line.rstrip() for line in text.splitlines())[-9000:]
     return {"command": command, "code": code, "seconds": round(time.monotonic() - began), "output": shown}
 

@@ -120,7 +120,7 @@ def branch_line(result: BisectResult) -> str:
     """That the search began at a merge base, where it did."""
     if not result.named or result.named == result.good:
         return ""
-    same = "" if result.predicate == "exit" else ", where the numbers are the same"
+    same = "" if result.predicate == "exit" or result.posterior else ", where the numbers are the same"
     return (
         f"GOOD {short(result.named)} is on a branch of its own: the search began at its merge base with BAD, "
         f"{short(result.good)}{same}."
