@@ -9,9 +9,10 @@ What each check says of the runs goes to docs/benchmarks/peers.json and peers.md
 
 The checks: `grad_norm` within 3 % (Miles' CI); loss equal to 5 decimals (Megatron-LM's golden values until 2026-09);
 `torch.hash_tensor` of each parameter and gradient after each step; DebugMode's hashes of each operation, with its
-defaults, but for memory that nobody has written yet; the tensor comparator of SGLang, with its defaults; TrainCheck's tensor hash; `torch.testing.assert_close`,
-with its defaults; `repro trace` and `repro diff`. Those of tensors are all shown the same: parameters and gradients
-after each step. SGLang and TrainCheck are the installed ones; where one is not, its column says so.
+defaults, but for memory that nobody has written yet; the tensor comparator of SGLang, with its defaults; TrainCheck's
+tensor hash; `torch.testing.assert_close`, with its defaults; `repro trace` and `repro diff`. Those of tensors are all
+shown the same: parameters and gradients after each step. SGLang and TrainCheck are the installed ones; where one is
+not, its column says so.
 """
 
 from __future__ import annotations
