@@ -264,7 +264,7 @@ def about() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version
 
     cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
-    head = ["git", "rev-parse", "--short=10", "HEAD"]
+    head = ["git", "describe", "--always", "--exclude=*", "--abbrev=10", "--dirty"]
     told = {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": subprocess.run(head, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip(),
