@@ -1,0 +1,128 @@
+"""Tries to break every promise: ``python benchmarks/campaign/campaign.py [PART ...] [--seed N] [--share X]``.
+
+Each part is a file beside this one with one function, `promises(asked)`, which yields a `Promise` for each thing that
+it tried. What they say goes to docs/benchmarks/campaign.json, and from there into the tables of campaign.md. The whole
+is share 1; a small share tries the same kinds of things, fewer of each. The status is 1 where a promise did not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+sys.path += [str(HERE), str(ROOT / "tests")]  # the other parts, and the tests' kits
+
+from promise import Asked  # noqa: E402
+
+DATA, PAGE = ROOT / "docs" / "benchmarks" / "campaign.json", ROOT / "docs" / "benchmarks" / "campaign.md"
+PARTS = {
+    "planted": "Planted changes",
+    "clean": "Clean replays",
+    "search": "Searches",
+    "faults": "Faults",
+    "hostile": "Hostile input",
+    "large": "Long and large",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Try the parts that are asked for, keep what they say, write the page; 1 where a promise did not hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--share", type=float, default=1.0, help="how much of the whole is tried (default: 1)")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=DATA, help="where the results are kept; the page is beside it")
+    parser.add_argument("--page", action="store_true", help="write the page alone")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.parts) - PARTS.keys():
+        parser.error(f"no part is called {', '.join(sorted(unknown))}")
+    results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    broken = 0
+    for part in [] if options.page else options.parts or PARTS:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix=f"campaign-{part}-") as work:
+            asked = Asked(options.seed, options.share, Path(work), options.jobs)
+            promises = []
+            for promise in importlib.import_module(part).promises(asked):
+                promises.append(asdict(promise))
+                print(
+                    f"{part}: {promise.what}: {promise.held} of {promise.tried}",
+                    *promise.broken,
+                    sep="\n  ",
+                    flush=True,
+                )
+                broken += promise.tried != promise.held or not promise.tried
+        results[part] = {"about": about(options), "seconds": time.monotonic() - began, "promises": promises}
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
+    page = options.out.with_suffix(".md")
+    page.write_text(filled(PAGE.read_text(), results))
+    return int(broken > 0)
+
+
+def about(options: argparse.Namespace) -> dict[str, Any]:
+    """What was asked for, where and when."""
+    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
+    head = ["git", "describe", "--always", "--exclude=*", "--abbrev=10", "--dirty"]
+    return {
+        "seed": options.seed,
+        "share": options.share,
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": subprocess.run(head, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip(),
+        "machine": f"{cpu.partition(': ')[2] or platform.machine()}, {os.cpu_count()} cores",
+        "versions": {name: version(name) for name in ("torch", "dvc")} | {"python": platform.python_version()},
+    }
+
+
+def filled(page: str, results: Mapping[str, Any]) -> str:
+    """The page with its tables written anew; the text around them is written by hand."""
+    for part in PARTS:
+        begin, end = f"<!-- {part} -->", f"<!-- end of {part} -->"
+        head, found, rest = page.partition(begin)
+        if not found:
+            raise SystemExit(f"{PAGE} has no {begin}")
+        told = shown(results[part]) if part in results else "Not run yet."
+        page = f"{head}{begin}\n{told}\n{end}{rest.partition(end)[2]}"
+    return page
+
+
+def shown(result: Mapping[str, Any]) -> str:
+    """A part's table, what broke, and where it was measured."""
+    from repro.text import table
+
+    rows = [
+        [
+            promise["what"],
+            f"{promise['tried']:,}",
+            f"{promise['held']:,}",
+            "; ".join(f"{name} {value}" for name, value in promise["figures"].items()),
+        ]
+        for promise in result["promises"]
+    ]
+    facts, broken = result["about"], [line for promise in result["promises"] for line in promise["broken"]]
+    versions = ", ".join(f"{name} {value}" for name, value in facts["versions"].items())
+    where = f"Seed {facts['seed']}, share {facts['share']:g}, {result['seconds'] / 60:.1f} min; {facts['machine']}, "
+    return "\n".join([
+        table(["promise", "tried", "held", "measured"], rows), "",
+        *(["Broken:", "", *(f"- {line}" for line in broken), ""] if broken else []),
+        f"{where}{versions}, {facts['date']}, commit {facts['commit']}.",
+    ])  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

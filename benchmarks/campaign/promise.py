@@ -1,0 +1,58 @@
+"""What a part of the campaign is asked for, and what it says."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Promise:
+    """One promise and how it was tried.
+
+    Attributes:
+        what: The promise, as one line of the page's table.
+        tried: How often it was tried.
+        held: How often it held.
+        figures: What was measured on the way, by name, with units in the values.
+        broken: A line for each try that it did not survive, with what reproduces it.
+    """
+
+    what: str
+    tried: int = 0
+    held: int = 0
+    figures: dict[str, str] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
+
+    def judge(self, held: bool, otherwise: str) -> None:
+        """Count one try; `otherwise` is its line among the broken."""
+        self.tried += 1
+        self.held += held
+        if not held:
+            self.broken.append(otherwise)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a part is asked for.
+
+    Attributes:
+        seed: Everything drawn follows from it.
+        share: How much of the whole is tried, above 0 and at most 1.
+        work: An empty folder.
+        jobs: Processes at once.
+    """
+
+    seed: int
+    share: float
+    work: Path
+    jobs: int
+
+    def count(self, whole: int, least: int = 1) -> int:
+        """The share of so many."""
+        return max(least, round(whole * self.share))
+
+    def random(self, *names: object) -> random.Random:
+        """A generator of its own for each purpose, so that one does not move the others."""
+        return random.Random(f"{self.seed} {names}")

@@ -1,0 +1,35 @@
+"""benchmarks/campaign: a share of every part holds, and the page is of what was kept."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import SOURCE
+
+SCRIPT = SOURCE / "benchmarks" / "campaign" / "campaign.py"
+PARTS: list[str] = []
+
+
+def test_the_page_is_of_what_was_kept(tmp_path: Path) -> None:
+    """It is written from the data beside it."""
+    page = SOURCE / "docs" / "benchmarks" / "campaign.md"
+    kept = page.with_suffix(".json")
+    copy = tmp_path / "campaign.json"
+    copy.write_text(kept.read_text() if kept.exists() else "{}")
+    subprocess.run([sys.executable, str(SCRIPT), "--page", "--out", str(copy)], check=True)
+    assert copy.with_suffix(".md").read_text() == page.read_text()
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("part", PARTS)
+def test_a_share_of_each_part_holds(tmp_path: Path, part: str) -> None:
+    """A twentieth of the campaign finds no promise that does not hold."""
+    out = tmp_path / "campaign.json"
+    line = [sys.executable, str(SCRIPT), part, "--share", "0.05", "--jobs", "1", "--out", str(out)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert all(promise["tried"] for promise in json.loads(out.read_text())[part]["promises"])
