@@ -67,7 +67,12 @@ def test_what_was_written_is_read_back(steps: list[list[Row]]) -> None:
         seal(directory)
         sealed = Trace(directory)
         assert content(sealed) == before and sealed.header == HEADER and sealed.end == {"reason": "finished"}
-        assert {p.name for p in directory.iterdir()} == {"header.json", "steps.jsonl", "rank-00000.parquet"}
+        assert {p.name for p in directory.iterdir()} == {
+            "header.json",
+            "steps.jsonl",
+            "steps.index",
+            "rank-00000.parquet",
+        }
         for i, rows in enumerate(steps):
             assert all(exact(sealed.row(i, r.phase, r.name)) == exact(r) for r in rows)
 

@@ -181,7 +181,7 @@ def compare(a: Trace, b: Trace, rule: Compare | None = None, *, prefix: bool = F
     metrics = [change for i in range(count) for change in _metric_changes(a, b, i)]
     kl = (
         {}
-        if index is None
+        if index is None or not a.shows("forward", "log_probs")
         else {a.steps[i].step: v for i in range(index, count) if (v := kl_of_step(a, b, i)) is not None}
     )
     bounded = rule is not None and rule.mode == "bounds"

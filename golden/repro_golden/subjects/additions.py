@@ -79,7 +79,7 @@ class Written:
         while self.steps < self._wanted and (rows := self._addition.rows(self.steps)) is not None:
             if self._writer is None:
                 header = self._header()
-                self._writer, self._first = TraceWriter(self._out, header), header.first_step
+                self._writer, self._first = TraceWriter(self._out, header, sealing=True), header.first_step
             for row in rows:
                 self._writer.add(row)
             records.append(self._writer.end_step(self._first + self.steps))

@@ -1,15 +1,27 @@
-"""The sealed form of a rank's rows: Parquet, one row group per step, so that one step is read without the others."""
+"""The sealed form of a rank's rows: Parquet, whole steps together in row groups of some thousand rows."""
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from repro_golden.fingerprint.definition import Lanes
+from repro_golden.trace import frames
 from repro_golden.trace.model import Row
 
-__all__ = ["read_step", "write"]
+__all__ = ["ColumnReader", "ColumnWriter", "write"]
+
+_ROWS, _BYTES = 1 << 14, 1 << 24
+"""A row group is written when it has so many rows, or so many bytes of sketches and values. One step's are together."""
+_NUMBERS = [
+    ("lanes", "V16"), ("nonfinite", "<i8"), ("absmax", "<f8"), ("l2", "<f8"), ("sketch", "<i8"), ("values", "<i8"),
+]  # fmt: skip
+"""`frames.NUMBERS` as numpy's dtype; both lanes are one value."""
+_DRAWN = ["lanes", "absmax", "l2", "sketch", "values"]
+"""Columns whose values hardly come twice: a dictionary of them is a second copy."""
 
 
 def _schema() -> Any:
@@ -35,47 +47,135 @@ def _schema() -> Any:
     )
 
 
-def write(path: Path, steps: Iterable[tuple[int, list[Row]]]) -> None:
-    """Write whole steps; row group k holds the k-th of them. The file appears under its name only when complete."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+class ColumnWriter:
+    """Writes steps as they come. The file appears under its name only when it is complete."""
 
-    schema = _schema()
-    temporary = path.with_suffix(".part")
-    with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
-        for step, rows in steps:
-            columns = {
-                "step": [step] * len(rows),
-                "order": list(range(len(rows))),
-                "shape": [list(r.shape) for r in rows],
-                "lanes": [r.lanes.to_bytes() for r in rows],
-            }
-            for name in ("phase", "name", "dtype", "placement", "nonfinite", "absmax", "l2", "sketch", "values"):
-                columns[name] = [getattr(r, name) for r in rows]
-            arrays = [pa.array(columns[field.name], field.type) for field in schema]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=max(1, len(rows)))
-    temporary.replace(path)
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        import pyarrow.parquet as pq
+
+        self._path, self._temporary, self._schema = path, path.with_suffix(".part"), _schema()
+        distinct = [field.name for field in self._schema if field.name not in _DRAWN]
+        self._writer = pq.ParquetWriter(self._temporary, self._schema, compression="zstd", use_dictionary=distinct)
+        self._steps: list[tuple[dict[str, Any], memoryview, memoryview]] = []
+        self._rows = self._bytes = 0
+
+    def add(self, payload: bytes) -> None:
+        """Take a whole step, as a frame holds it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        step = frames.split(payload)
+        self._steps.append(step)
+        self._rows += len(step[0]["phase"])
+        self._bytes += len(payload)
+        if self._rows >= _ROWS or self._bytes >= _BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        import numpy as np
+        import pyarrow as pa
+
+        numbers = np.frombuffer(b"".join(part for _, part, _ in self._steps), dtype=_NUMBERS)
+        columns: dict[str, Any] = {name: numbers[name] for name in ("lanes", "nonfinite", "absmax", "l2")}
+        for name in frames.COLUMNS:
+            columns[name] = list(itertools.chain.from_iterable(table[name] for table, _, _ in self._steps))
+        columns["step"] = [table["step"] for table, _, _ in self._steps for _ in table["phase"]]
+        columns["order"] = [order for table, _, _ in self._steps for order in range(len(table["phase"]))]
+        # the sketch of each row is followed by its values
+        lengths = np.stack([numbers["sketch"], np.maximum(numbers["values"], 0)], axis=1)
+        raw = np.frombuffer(b"".join(part for _, _, part in self._steps), dtype=np.uint8)
+        of_sketch = np.repeat(np.tile([True, False], len(numbers)), lengths.ravel())
+        for k, (name, part) in enumerate((("sketch", raw[of_sketch]), ("values", raw[~of_sketch]))):
+            ends = np.zeros(len(numbers) + 1, dtype="<i4")
+            lengths[:, k].cumsum(out=ends[1:])
+            there = pa.array(numbers[name] != frames.ABSENT).buffers()[1]
+            buffers = [there, pa.py_buffer(ends), pa.py_buffer(part)]
+            columns[name] = pa.Array.from_buffers(pa.binary(), len(numbers), buffers)
+        arrays = [pa.array(columns[field.name], field.type) for field in self._schema]
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=self._rows or 1)
+        self._steps, self._rows, self._bytes = [], 0, 0
+
+    def close(self) -> None:
+        """Write the rest, and give the file its name.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._steps:
+            self._flush()
+        self._writer.close()
+        self._temporary.replace(self._path)
+
+    def let_go(self) -> None:
+        """Remove what was written, unless it is complete."""
+        self._writer.close()
+        self._temporary.unlink(missing_ok=True)
 
 
-def read_step(path: Path, index: int) -> tuple[int, list[Row]]:
-    """Step number and rows of the `index`-th row group, in the order they were observed."""
-    import pyarrow.parquet as pq
+def write(path: Path, payloads: Iterable[bytes]) -> int:
+    """Write the whole steps of frames, and return how many.
 
-    with pq.ParquetFile(path) as file:
-        rows = file.read_row_group(index).to_pylist()
-    return (rows[0]["step"] if rows else -1), [
-        Row(
-            phase=r["phase"],
-            name=r["name"],
-            dtype=r["dtype"],
-            shape=tuple(r["shape"]),
-            lanes=Lanes.from_bytes(r["lanes"]),
-            nonfinite=r["nonfinite"],
-            absmax=r["absmax"],
-            l2=r["l2"],
-            sketch=r["sketch"],
-            values=r["values"],
-            placement=r["placement"],
-        )
-        for r in rows
-    ]
+    Raises:
+        OSError: they cannot be written.
+    """
+    writer, count = ColumnWriter(path), 0
+    try:
+        for payload in payloads:
+            writer.add(payload)
+            count += 1
+        writer.close()
+    finally:
+        writer.let_go()
+    return count
+
+
+class ColumnReader:
+    """Reads steps of a file, and keeps the row group that it read last: the steps beside it are in it too."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises FileNotFoundError, and what pyarrow raises for a damaged file."""
+        import pyarrow.parquet as pq
+
+        self._file = pq.ParquetFile(path)
+        groups = (self._file.metadata.row_group(k).num_rows for k in range(self._file.num_row_groups))
+        self._first = [0, *itertools.accumulate(groups)]
+        self._kept: tuple[int, Any] = (-1, None)
+
+    def rows(self, first: int, count: int) -> list[Row]:
+        """So many rows of one step, from the file's `first` on, in the order in which they were observed.
+
+        Raises what pyarrow raises for a damaged file, and IndexError or ValueError for one of other rows.
+        """
+        group = bisect.bisect_right(self._first, first) - 1
+        if self._kept[0] != group:
+            self._kept = group, self._file.read_row_group(group)
+        rows = self._kept[1].slice(first - self._first[group], count).to_pylist()
+        return [
+            Row(
+                phase=r["phase"],
+                name=r["name"],
+                dtype=r["dtype"],
+                shape=tuple(r["shape"]),
+                lanes=Lanes.from_bytes(r["lanes"]),
+                nonfinite=r["nonfinite"],
+                absmax=r["absmax"],
+                l2=r["l2"],
+                sketch=r["sketch"],
+                values=r["values"],
+                placement=r["placement"],
+            )
+            for r in rows
+        ]
+
+    def shows(self, phase: str, name: str) -> bool:
+        """Whether any row is of a signal; two columns are read for that."""
+        import pyarrow.compute as pc
+
+        for group in range(self._file.num_row_groups):
+            table = self._file.read_row_group(group, columns=["phase", "name"])
+            same = [pc.equal(pc.cast(table[key], "string"), value) for key, value in (("phase", phase), ("name", name))]
+            if pc.any(pc.and_(*same)).as_py():
+                return True
+        return False

@@ -2,7 +2,7 @@
 
 It needs the standard library alone, so that it can run inside a foreign trainer. A frame is ``STEP`` | length u64 |
 crc32 u32 | payload; the payload is the length of a JSON table (u32), the table (the rows' words, one list per column),
-their numbers (`_NUMBERS`, row by row) and the raw bytes of sketches and values that the numbers give lengths for.
+their numbers (`NUMBERS`, row by row) and the raw bytes of sketches and values that the numbers give lengths for.
 """
 
 from __future__ import annotations
@@ -12,16 +12,29 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from repro_golden.fingerprint.definition import Lanes
 from repro_golden.trace.model import Row
 
-__all__ = ["ABSENT", "FrameReader", "Packed", "join", "json_column", "pack", "pack_rows", "read_frames", "unpack"]
+__all__ = [
+    "ABSENT",
+    "NUMBERS",
+    "FrameReader",
+    "Packed",
+    "join",
+    "json_column",
+    "pack",
+    "pack_rows",
+    "payload_of",
+    "read_frames",
+    "split",
+    "unpack",
+]
 
 _HEAD = struct.Struct("<4sQI")
-_NUMBERS = struct.Struct("<QQqddqq")
-"""Both lanes, non-finite count, absmax, l2, length of the sketch, length of the values."""
+NUMBERS = struct.Struct("<QQqddqq")
+"""Both lanes, non-finite count, absmax, l2, length of the sketch, length of the values (`ABSENT` without any)."""
 _MAGIC = b"STEP"
 ABSENT = -1  # the length written for a row that keeps no values
 
@@ -44,7 +57,7 @@ def pack_rows(rows: Sequence[Row]) -> Packed:
     numbers, raw = list[bytes](), list[bytes]()
     for r in rows:
         length = ABSENT if r.values is None else len(r.values)
-        numbers.append(_NUMBERS.pack(*r.lanes, r.nonfinite, r.absmax, r.l2, len(r.sketch), length))
+        numbers.append(NUMBERS.pack(*r.lanes, r.nonfinite, r.absmax, r.l2, len(r.sketch), length))
         raw += (r.sketch, r.values or b"")
     return Packed(table, b"".join(numbers), b"".join(raw))
 
@@ -72,22 +85,31 @@ def join(step: int, parts: Sequence[Packed], label: str = "") -> bytes:
     return _HEAD.pack(_MAGIC, len(payload), zlib.crc32(payload)) + payload
 
 
+def payload_of(frame: bytes) -> bytes:
+    """What a frame holds."""
+    return frame[_HEAD.size :]
+
+
+def split(payload: bytes) -> tuple[dict[str, Any], memoryview, memoryview]:
+    """The table of a frame's payload, its rows' numbers (`NUMBERS`) and the bytes that these give lengths for."""
+    (size,) = struct.unpack_from("<I", payload)
+    table, rest = json.loads(payload[4 : 4 + size]), memoryview(payload)[4 + size :]
+    end = NUMBERS.size * len(table["phase"])
+    return table, rest[:end], rest[end:]
+
+
 def unpack(payload: bytes) -> tuple[int, list[Row], str]:
     """Step number, rows and label of a frame's payload."""
-    (size,) = struct.unpack_from("<I", payload)
-    table = json.loads(payload[4 : 4 + size])
-    numbers = 4 + size
-    at = numbers + _NUMBERS.size * len(table["phase"])
-    rows = []
-    for i, phase in enumerate(table["phase"]):
-        a, b, nonfinite, absmax, l2, sketched, length = _NUMBERS.unpack_from(payload, numbers + i * _NUMBERS.size)
-        sketch, at = payload[at : at + sketched], at + sketched
+    table, numbers, raw = split(payload)
+    rows, at = [], 0
+    for i, (a, b, nonfinite, absmax, l2, sketched, length) in enumerate(NUMBERS.iter_unpack(numbers)):
+        sketch, at = bytes(raw[at : at + sketched]), at + sketched
         values = None
         if length != ABSENT:
-            values, at = payload[at : at + length], at + length
+            values, at = bytes(raw[at : at + length]), at + length
         rows.append(
             Row(
-                phase=phase,
+                phase=table["phase"][i],
                 name=table["name"][i],
                 dtype=table["dtype"][i],
                 shape=tuple(table["shape"][i]),
@@ -111,6 +133,10 @@ class FrameReader:
 
     def more(self) -> Iterator[tuple[int, list[Row], str]]:
         """The whole frames up to the first that is cut short or damaged: `unpack` of each."""
+        return map(unpack, self.payloads())
+
+    def payloads(self) -> Iterator[bytes]:
+        """As `more`, the payloads as they are."""
         size = self._path.stat().st_size  # a damaged length must not become a request for that much memory
         with self._path.open("rb") as file:
             file.seek(self._at)
@@ -122,7 +148,7 @@ class FrameReader:
                 if len(payload) != length or zlib.crc32(payload) != crc:
                     return
                 self._at = file.tell()
-                yield unpack(payload)
+                yield payload
 
 
 def read_frames(path: Path) -> Iterator[tuple[int, list[Row]]]:

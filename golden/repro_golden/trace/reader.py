@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from repro_golden.base.canonical import check_format, digest, read_json
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint.definition import SCHEME, reference_in_pieces
 from repro_golden.trace import columns, frames
-from repro_golden.trace.model import Header, Row, StepRecord, chain, checked, dump_path, from_checked_line, root
-from repro_golden.trace.writer import HEADER, STEPS
+from repro_golden.trace.model import FORMAT, Header, Row, StepRecord, checked, dump_path, root
+from repro_golden.trace.step_log import STEPS, IndexedSteps, StepLog, indexed
+from repro_golden.trace.writer import HEADER
 
 __all__ = ["Trace", "read_dump"]
 
@@ -38,7 +39,7 @@ class Trace:
         """
         self.directory = directory
         raw = read_json(directory / HEADER, "trace header")
-        check_format(raw.get("format"), 1, f"the trace {directory}")
+        check_format(raw.get("format"), FORMAT, f"the trace {directory}")
         scheme = raw.get("scheme") if raw.get("recorder") != 1 else "a draft of psum128"
         if scheme != SCHEME:
             raise ReproError(f"{directory} has fingerprints of {scheme}, this repro compares {SCHEME}: record it again")
@@ -59,36 +60,26 @@ class Trace:
         """Of each module that the run loaded from a git tree beside its own code: the tree's commit and changes."""
         return dict((self.end or {}).get("sources", {}))
 
-    def _read_steps(self) -> tuple[list[StepRecord], Mapping[str, Any] | None]:
-        path = self.directory / STEPS
-        try:
-            lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
-        except FileNotFoundError:
-            return [], None
-        except OSError as error:
-            raise ReproError(f"{path} cannot be read: {error.strerror}") from None
-        steps: list[StepRecord] = []
-        previous = digest("chain", SCHEME)
-        for number, line in enumerate(lines[:-1], 1):  # what follows the last newline is a line cut short
-            try:
-                raw = from_checked_line(line)
-                if "end" in raw:
-                    return self._whole(steps, raw["end"])
-                record = StepRecord.from_line(line)
-            except (ValueError, KeyError, TypeError, AttributeError, struct.error):
-                raise ReproError(f"{path} line {number} is damaged: record the trace again") from None
-            previous = chain(previous, record.step, record.root)
-            if previous != record.chain:
-                raise ReproError(f"{path} line {number} does not continue the chain: the log was edited or damaged")
-            steps.append(record)
-        return self._whole(steps, None)
+    def _read_steps(self) -> tuple[Sequence[StepRecord], Mapping[str, Any] | None]:
+        if self._frames is None and (by_index := indexed(self.directory)):
+            return by_index
+        self._step_log.more()  # lines first: the rows of each are there before it is
+        if self._log is not None and self._frames is not None:
+            self._log.update((step, rows) for step, rows, _ in self._frames.more())
+        steps = self._step_log.steps
+        # what lost rows did not end well, whatever its closing line says
+        if self._log is not None and len(self._log) < len(steps):
+            return steps[: len(self._log)], None
+        return steps, self._step_log.end
 
-    def _whole(
-        self, steps: list[StepRecord], end: Mapping[str, Any] | None
-    ) -> tuple[list[StepRecord], Mapping[str, Any] | None]:
-        """The steps whose rows are there; what lost rows did not end well, whatever its closing line says."""
-        available = len(steps) if self._log is None else len(self._log)
-        return (steps, end) if available >= len(steps) else (steps[:available], None)
+    def more(self) -> None:
+        """Read on, of a trace that was being written when it was opened.
+
+        Raises:
+            ReproError: its step log contradicts itself.
+        """
+        if self._frames is not None:
+            self.steps, self.end = self._read_steps()
 
     @property
     def complete(self) -> bool:
@@ -101,12 +92,29 @@ class Trace:
         return self.steps[-1].chain if self.steps else digest("chain", SCHEME)
 
     @cached_property
-    def _log(self) -> dict[int, list[Row]] | None:
-        """Rows of an unsealed trace by step; None when it is sealed."""
+    def _columns(self) -> columns.ColumnReader:
+        """The rows of a sealed trace."""
+        return columns.ColumnReader(self.directory / "rank-00000.parquet")
+
+    @cached_property
+    def _first_rows(self) -> list[int]:
+        """The number of each step's first row among those of a sealed trace without an index."""
+        return list(itertools.accumulate((record.signals for record in self.steps), initial=0))
+
+    @cached_property
+    def _step_log(self) -> StepLog:
+        return StepLog(self.directory / STEPS)
+
+    @cached_property
+    def _frames(self) -> frames.FrameReader | None:
+        """The rows of an unsealed trace; None when it is sealed."""
         path = self.directory / "rank-00000.log"
-        if not path.exists():
-            return None
-        return dict(frames.read_frames(path))
+        return frames.FrameReader(path) if path.exists() else None
+
+    @cached_property
+    def _log(self) -> dict[int, list[Row]] | None:
+        """Likewise, those that were read, by step."""
+        return None if self._frames is None else {}
 
     def rows(self, index: int) -> list[Row]:
         """The signals of the `index`-th step of `steps`, in the order they were observed.
@@ -119,6 +127,15 @@ class Trace:
     def row(self, index: int, phase: str, name: str) -> Row | None:
         """One signal of one step, or None when it was not observed."""
         return next((r for r in self.rows(index) if r.phase == phase and r.name == name), None)
+
+    def shows(self, phase: str, name: str) -> bool:
+        """Whether any step has a signal; True where that cannot be told without reading all rows."""
+        if self._log is not None:
+            return any(row.phase == phase and row.name == name for rows in self._log.values() for row in rows)
+        try:
+            return self._columns.shows(phase, name)
+        except Exception:  # noqa: BLE001 - pyarrow raises many kinds for a damaged file; who reads rows is told
+            return True
 
     def name_of(self, phase: str, name: str) -> str:  # noqa: ARG002 - a trace under other names knows more
         """The name under which the program showed a signal: its own, unless the trace is seen under a baseline's."""
@@ -146,7 +163,8 @@ def _rows(trace: Trace, index: int) -> tuple[Row, ...]:
     else:
         path = trace.directory / "rank-00000.parquet"
         try:
-            _, rows = columns.read_step(path, index)
+            first = trace.steps.first_row(index) if isinstance(trace.steps, IndexedSteps) else trace._first_rows[index]
+            rows = trace._columns.rows(first, record.signals)
         except FileNotFoundError:
             raise ReproError(f"{trace.directory} has no rows: run `repro golden pull`, or record it again") from None
         except Exception as error:  # noqa: BLE001 - pyarrow raises many kinds for a damaged file

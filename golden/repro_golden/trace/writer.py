@@ -7,7 +7,7 @@ import io
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.fingerprint.definition import SCHEME, reference, reference_word
 from repro_golden.trace import columns, frames
 from repro_golden.trace.model import DIGEST, METRIC, PHASES, Header, Row, StepRecord, chain, root, to_checked_line
+from repro_golden.trace.step_log import STEPS, write_index
 
 __all__ = ["StepRows", "TraceWriter", "digest_row", "metric_row", "seal"]
 
-HEADER, STEPS, RANK = "header.json", "steps.jsonl", "rank-{:05d}"
+HEADER, RANK = "header.json", "rank-{:05d}"
 
 
 def metric_row(phase: str, name: str, value: float) -> Row:
@@ -90,8 +91,15 @@ class TraceWriter:
     The rank's log is flushed before the step's line is, so a reader never meets a line whose rows are missing.
     """
 
-    def __init__(self, directory: Path, header: Header, rank: int = 0) -> None:
+    def __init__(self, directory: Path, header: Header, rank: int = 0, *, sealing: bool = False) -> None:
         """Start a trace in an empty or new directory.
+
+        Args:
+            directory: Where.
+            header: What it is a trace of.
+            rank: Whose rows these are.
+            sealing: Write the columns beside the log, so that `seal` finds them when the trace was closed. It costs
+                time in each step, and is for who waits for steps anyway.
 
         Raises:
             ReproError: the directory already holds a trace.
@@ -105,12 +113,15 @@ class TraceWriter:
         self._shown: dict[str, float] = {}
         self._chain = digest("chain", SCHEME)
         self.steps = 0
+        self._columns: columns.ColumnWriter | None = None
         try:
             # unbuffered: what write() returned from survives a kill of this process
             self._step_log: io.FileIO = (directory / STEPS).open("ab", buffering=0)
             with contextlib.ExitStack() as undo:
                 undo.callback(self._step_log.close)
                 self._log: io.FileIO = (directory / (RANK.format(rank) + ".log")).open("ab", buffering=0)
+                if sealing:
+                    self._columns = columns.ColumnWriter(directory / (RANK.format(rank) + ".parquet"))
                 undo.pop_all()
         except OSError as error:
             raise MachineFailureError(f"cannot write a trace in {directory}: {error.strerror}") from error
@@ -141,26 +152,39 @@ class TraceWriter:
         record = StepRecord(step, step_root, self._chain, len(rows), digest(packed), metrics | shown, tuple(shown))
         self._append(self._log, packed)
         self._append(self._step_log, record.to_line().encode() + b"\n")
+        if self._columns:
+            with self._failing():
+                self._columns.add(frames.payload_of(packed))
         self.steps += 1
         return record
 
     def close(self, end: Mapping[str, Any]) -> None:
         """Write the closing line, ``{"end": {...}}``, and sync to disk."""
         self._append(self._step_log, to_checked_line({"end": dict(end)}).encode() + b"\n")
+        if self._columns:
+            with self._failing():
+                self._columns.close()
         for file in (self._log, self._step_log):
             os.fsync(file.fileno())
             file.close()
 
     def let_go(self) -> None:
         """Close the files as they are; after `close` there is nothing left to do."""
+        if self._columns:
+            self._columns.let_go()
         for file in (self._log, self._step_log):
             file.close()
 
     def _append(self, file: io.FileIO, raw: bytes) -> None:
         view = memoryview(raw)
-        try:
+        with self._failing():
             while view:
                 view = view[file.write(view) or 0 :]
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise MachineFailureError(
                 f"cannot write the trace in {self.directory}: {error.strerror}; the steps before stay readable"
@@ -182,14 +206,16 @@ def seal(directory: Path) -> None:
     Lines of the step log whose rows were lost, and the closing line with them, go too.
     """
     for log in sorted(directory.glob("rank-*.log")):
-        steps = list(frames.read_frames(log))
         sealed = log.with_suffix(".parquet")
-        if not sealed.exists():
+        if sealed.exists():  # written beside the log
+            steps = sum(1 for _ in frames.FrameReader(log).payloads())
+        else:
             try:
-                columns.write(sealed, steps)
+                steps = columns.write(sealed, frames.FrameReader(log).payloads())
             except OSError as error:
                 raise MachineFailureError(f"cannot write {sealed}: {error}; free space and run again") from error
-        _shorten(directory / STEPS, len(steps))
+        _shorten(directory / STEPS, steps)
+        write_index(directory)
         log.unlink()
 
 

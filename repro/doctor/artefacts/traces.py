@@ -62,7 +62,12 @@ def _trace(folder: Path) -> Trace:
     Raises:
         ReproError: it is none, or damaged.
     """
-    for name, limit in (("header.json", _HEADER), ("steps.jsonl", _STEPS), ("rank-00000.log", None)):
+    for name, limit in (
+        ("header.json", _HEADER),
+        ("steps.jsonl", _STEPS),
+        ("steps.index", _STEPS),
+        ("rank-00000.log", None),
+    ):
         path = folder / name
         try:
             # a pipe would be waited on for ever

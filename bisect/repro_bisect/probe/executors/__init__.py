@@ -166,10 +166,10 @@ def _watched(
     task: Task, baseline: Path | None, folder: Path, progress: Callable[[int], None] | None
 ) -> Callable[[], bool]:
     """Looks at the trace that is being written: tells how far it is, and whether it violates the predicate already."""
-    against, seen = Trace(baseline) if baseline else None, 0
+    against, trace, seen = Trace(baseline) if baseline else None, None, 0
 
     def enough() -> bool:
-        nonlocal seen
+        nonlocal seen, trace
         log = folder / "steps.jsonl"
         steps = log.read_bytes().count(b"\n") if log.exists() else 0
         if steps == seen:
@@ -179,7 +179,8 @@ def _watched(
         before, seen = seen, steps
         if against is None:
             return False
-        trace = Trace(folder)
+        trace = trace or Trace(folder)
+        trace.more()
         common = min(len(trace.steps), len(against.steps))
         return any(task.predicate.at(against, trace, index) for index in range(before, common))
 

@@ -98,7 +98,7 @@ def trace_of_folder(
                 identity = Identity({"recorded": UNKNOWN}, {"recorded": UNKNOWN}, layout).to_mapping()
                 header = Header({"kind": whose, "dumps": True}, "", subject, identity, last - first, first)
                 out.mkdir(parents=True, exist_ok=True)
-                writer = TraceWriter(out, header)
+                writer = TraceWriter(out, header, sealing=True)
                 undo.callback(writer.let_go)
             for row in rows:
                 writer.add(row)

@@ -223,6 +223,7 @@ class Gathering:
             closing["unread"] = {name: why for name, why in seen.items() if _plain_file(name) not in self._bytes}
             self._writer.close(closing | ({"terminal": terminal} if terminal else {}))
         take_dumps(self._raw, self._out)
+        self._writer.let_go()
         seal(self._out)
         stopped = all(end and end["stopped"] for end in ends)
         ignored = sorted({name for end in ends if end for name in end.get("ignored", ())})
@@ -295,7 +296,7 @@ class Gathering:
         if self._writer is None:
             seen = min([rank.steps for rank in self._ranks] + ([self._most] if self._most is not None else []))
             header = self._header(self._ranks[0].about, seen)
-            self._writer, self._first_step = TraceWriter(self._out, header), header.first_step
+            self._writer, self._first_step = TraceWriter(self._out, header, sealing=True), header.first_step
         metrics, others = set[str](), set[tuple[str, str]]()
         for row in itertools.chain(merge_rows(ranks, everywhere=behind_the_door), more):
             if row.name.startswith(SHOWN):

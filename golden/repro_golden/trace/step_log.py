@@ -1,0 +1,165 @@
+"""The step log of a trace, and its index: where each step's line and rows begin, and the chain there.
+
+The index has a head and one record of fixed size for each step. It says what the log beside it says, and holds a digest
+of it: where both agree, the log is opened without reading its lines, and a step is found by its number. A log without
+an index, and one that was changed since, is read line by line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from repro_golden.base.canonical import digest, write_atomic, xxh3_128_hexdigest
+from repro_golden.base.errors import ReproError
+from repro_golden.fingerprint.definition import SCHEME
+from repro_golden.trace.model import StepRecord, chain, from_checked_line
+
+__all__ = ["INDEX", "STEPS", "IndexedSteps", "StepLog", "indexed", "write_index"]
+
+STEPS, INDEX = "steps.jsonl", "steps.index"
+
+_HEAD = struct.Struct("<8sQQ16s16s")
+"""Magic, number of steps, where the log's closing line begins, digest of the log, digest of the records."""
+_RECORD = struct.Struct("<QQ16s")
+"""Where the step's line begins, the number of its first row, the chain after it."""
+_MAGIC = b"steps\x00\x00\x01"
+_BROKEN = (ValueError, KeyError, TypeError, AttributeError, struct.error)
+
+
+class StepLog:
+    """Reads the lines of a step log, also while it grows, and checks that each continues the chain.
+
+    Attributes:
+        steps: The whole steps so far.
+        offsets: Where each one's line begins, in bytes; then where the next would.
+        end: The closing line's content; None where there is none yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._chain, self._lines = digest("chain", SCHEME), 0
+        self.steps: list[StepRecord] = []
+        self.offsets = [0]
+        self.end: Mapping[str, Any] | None = None
+
+    def more(self) -> None:
+        """Read on from where the last call ended. A line without its newline was cut short, and is not there yet.
+
+        Raises:
+            ReproError: it cannot be read, or contradicts itself.
+        """
+        if self.end is not None:
+            return
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self.offsets[-1])
+                raw = file.read()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise ReproError(f"{self._path} cannot be read: {error.strerror}") from None
+        for line in raw.split(b"\n")[:-1]:
+            self._lines += 1
+            try:
+                text = line.decode("utf-8", errors="replace")
+                mapping = from_checked_line(text)
+                if "end" in mapping:
+                    self.end = mapping["end"]
+                    return
+                record = StepRecord.from_mapping(mapping)
+            except _BROKEN:
+                raise ReproError(f"{self._path} line {self._lines} is damaged: record the trace again") from None
+            self._chain = chain(self._chain, record.step, record.root)
+            if self._chain != record.chain:
+                raise ReproError(
+                    f"{self._path} line {self._lines} does not continue the chain: the log was edited or damaged"
+                )
+            self.steps.append(record)
+            self.offsets.append(self.offsets[-1] + len(line) + 1)
+
+
+def write_index(folder: Path) -> None:
+    """Write the index of a trace's step log.
+
+    Raises:
+        ReproError: the log contradicts itself.
+        MachineFailureError: the index cannot be written.
+    """
+    log = StepLog(folder / STEPS)
+    log.more()
+    rows = itertools.accumulate((record.signals for record in log.steps), initial=0)
+    packed = b"".join(
+        _RECORD.pack(offset, row, bytes.fromhex(record.chain))
+        for offset, row, record in zip(log.offsets, rows, log.steps, strict=False)
+    )
+    content = (folder / STEPS).read_bytes() if log.steps else b""
+    head = _HEAD.pack(_MAGIC, len(log.steps), log.offsets[-1], _digest(content), _digest(packed))
+    write_atomic(folder / INDEX, head + packed)
+
+
+def indexed(folder: Path) -> tuple[IndexedSteps, Mapping[str, Any] | None] | None:
+    """The steps and the closing line of a log by its index; None where none fits it."""
+    try:
+        raw = (folder / INDEX).read_bytes()
+        magic, count, end, of_log, of_records = _HEAD.unpack_from(raw)
+        records = memoryview(raw)[_HEAD.size :]
+        log = (folder / STEPS).read_bytes()
+        if magic != _MAGIC or len(records) != count * _RECORD.size or _digest(records) != of_records:
+            return None
+        if _digest(log) != of_log:
+            return None
+        tail, whole, _ = log[end:].partition(b"\n")
+        return IndexedSteps(log, records, end), from_checked_line(tail.decode())["end"] if whole else None
+    except (OSError, *_BROKEN):
+        return None
+
+
+def _digest(raw: bytes | memoryview) -> bytes:
+    return bytes.fromhex(xxh3_128_hexdigest(raw))
+
+
+class IndexedSteps(Sequence[StepRecord]):
+    """The steps of a log that has an index; a line is read when its step is asked for."""
+
+    def __init__(self, log: bytes, records: memoryview, end: int) -> None:
+        self._log, self._records, self._end = log, records, end
+        self._every: list[StepRecord] | None = None
+
+    def __len__(self) -> int:
+        return len(self._records) // _RECORD.size
+
+    @overload
+    def __getitem__(self, index: int) -> StepRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[StepRecord]: ...
+    def __getitem__(self, index: int | slice) -> StepRecord | list[StepRecord]:
+        """One step or several."""
+        if self._every is not None:
+            return self._every[index]
+        numbers = range(len(self))[index]
+        return self._step(numbers) if isinstance(numbers, int) else [self._step(number) for number in numbers]
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        if self._every is None:  # who goes through them once mostly does so again
+            self._every = [self._step(number) for number in range(len(self))]
+        return iter(self._every)
+
+    def first_row(self, index: int) -> int:
+        """The number of a step's first row among those of the trace."""
+        return int(self._record(index)[1])
+
+    def chain(self, index: int) -> bytes:
+        """The chain after a step."""
+        return bytes(self._record(index)[2])
+
+    def _record(self, index: int) -> tuple[Any, ...]:
+        return _RECORD.unpack_from(self._records, index * _RECORD.size)
+
+    def _step(self, index: int) -> StepRecord:
+        begin = self._record(index)[0]
+        end = self._record(index + 1)[0] if index + 1 < len(self) else self._end
+        return StepRecord.from_line(self._log[begin : end - 1].decode(), known=True)

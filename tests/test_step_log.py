@@ -1,0 +1,134 @@
+"""The index of the step log, row groups of several steps, sealing while recording, and traces of older formats."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from trace_kit import HEADER, SMALL, content, copy, tensor_row, write
+
+from repro_golden.base.errors import ReproError
+from repro_golden.compare.traces import first_difference
+from repro_golden.trace import Trace, TraceWriter, columns, seal
+from repro_golden.trace.step_log import IndexedSteps
+from repro_golden.trace.writer import metric_row
+
+STEPS = 50
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sealed trace of many small steps."""
+    folder = write(tmp_path_factory.mktemp("long") / "trace", many())
+    seal(folder)
+    return folder
+
+
+def many(moved: int = STEPS) -> list[list]:
+    """Steps of which those from `moved` on are others."""
+    return [
+        [metric_row("loss", "loss", step + (step >= moved)), tensor_row("grad", "w", bytes([step] * (step % 4)))]
+        for step in range(STEPS)
+    ]
+
+
+def test_an_older_trace_reads_as_before() -> None:
+    """Format 1 had a row group for each step and no index: it says the same as a trace that is written today."""
+    old = Trace(Path(__file__).parent / "fixtures" / "trace_format_1")
+    assert json.loads((old.directory / "header.json").read_text())["format"] == 1
+    assert [[row.key for row in old.rows(i)] for i in range(len(old.steps))] == [[r.key for r in s] for s in SMALL]
+    assert old.end == {"reason": "finished"} and len(content(old)) == len(SMALL)
+
+
+def test_row_groups_hold_several_steps(long: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """However many steps a row group holds, each reads the same, in any order."""
+    expected = content(Trace(long))
+    for size in (1, 7, 1000):
+        monkeypatch.setattr(columns, "_ROWS", size)
+        folder = write(tmp_path / str(size), many())
+        seal(folder)
+        trace, order = Trace(folder), list(range(STEPS))
+        random.Random(size).shuffle(order)
+        groups = trace._columns._file.num_row_groups
+        assert groups == {1: STEPS, 7: groups, 1000: 1}[size]
+        assert {i: trace.rows(i) for i in order} == {i: Trace(long).rows(i) for i in order}
+        assert content(trace) == expected
+
+
+def test_a_log_with_an_index_is_searched_without_its_lines(long: Path, tmp_path: Path) -> None:
+    """The first difference of two traces is found by reading few lines of either, and is the right one."""
+    folder = write(tmp_path / "other", many(31))
+    seal(folder)
+    a, b = Trace(long), Trace(folder)
+    assert isinstance(a.steps, IndexedSteps) and a.steps._every is None
+    found = first_difference(a, b)
+    assert found is not None and (found.step, found.name) == (31, "loss")
+    assert a.steps._every is None and b.steps._every is None
+    assert a.end == {"reason": "finished"} and a.complete is (len(a.steps) == HEADER.steps)
+
+
+@pytest.mark.parametrize("damaged", ["steps.index", "steps.jsonl"])
+def test_an_index_that_does_not_fit_its_log_says_nothing(long: Path, tmp_path: Path, damaged: str) -> None:
+    """A flipped byte of either and a cut of the index: the trace says what it said, or one line that it is damaged."""
+    expected, raw = content(Trace(long)), (long / damaged).read_bytes()
+    for at in random.Random(3).sample(range(len(raw)), 60):
+        folder = copy(long, tmp_path / f"{at}")
+        for changed in (raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :], raw[:at]):
+            (folder / damaged).write_bytes(changed)
+            try:
+                trace = Trace(folder)
+            except ReproError:
+                assert damaged == "steps.jsonl"
+                continue
+            assert content(trace) == expected[: len(trace.steps)]
+            assert damaged == "steps.jsonl" or len(trace.steps) == STEPS
+
+
+def test_columns_that_are_written_beside_the_log_are_those_of_sealing(long: Path, tmp_path: Path) -> None:
+    """A trace that was sealed while it was recorded is the same; one that broke off leaves no part of a file."""
+    for name in ("whole", "broken"):
+        writer = TraceWriter(tmp_path / name, HEADER, sealing=True)
+        for number, rows in enumerate(many()):
+            for row in rows:
+                writer.add(row)
+            writer.end_step(number)
+        if name == "whole":
+            writer.close({"reason": "finished"})
+            assert (tmp_path / name / "rank-00000.parquet").exists()
+        writer.let_go()
+        seal(tmp_path / name)
+        assert content(Trace(tmp_path / name)) == content(Trace(long))
+        assert {path.name for path in (tmp_path / name).iterdir()} == {path.name for path in long.iterdir()}
+
+
+def test_what_a_killed_recorder_left_of_its_columns_is_written_anew(long: Path, tmp_path: Path) -> None:
+    """The rank's log is what counts until the trace is sealed."""
+    folder = write(tmp_path / "killed", many())
+    (folder / "rank-00000.part").write_bytes(b"PAR1 cut off")
+    seal(folder)
+    assert content(Trace(folder)) == content(Trace(long))
+    assert {path.name for path in folder.iterdir()} == {path.name for path in long.iterdir()}
+
+
+def test_a_trace_that_grows_is_read_on(tmp_path: Path) -> None:
+    """Each step is there as soon as it is written, and what was read before stays."""
+    writer = TraceWriter(tmp_path / "live", HEADER)
+    trace = Trace(tmp_path / "live")
+    for number, rows in enumerate(many()):
+        for row in rows:
+            writer.add(row)
+        record = writer.end_step(number)
+        trace.more()
+        assert trace.steps[number] == record and len(trace.steps) == number + 1
+        assert [row.key for row in trace.rows(number)] == [row.key for row in rows]
+    writer.close({"reason": "finished"})
+    trace.more()
+    assert trace.end == {"reason": "finished"}
+
+
+def test_whether_any_step_shows_a_signal(long: Path, tmp_path: Path) -> None:
+    """It is told of a sealed trace and of one that is not, by phase and name."""
+    for trace in (Trace(long), Trace(write(tmp_path / "live", many()))):
+        assert trace.shows("loss", "loss") and not trace.shows("forward", "loss") and not trace.shows("loss", "los")
