@@ -31,7 +31,7 @@ from repro_golden.fingerprint.singles import Singles
 NO_KERNELS = "kernels need a GPU or Triton's interpreter"
 kernels = pytest.mark.skipif(not (CUDA or INTERPRETED), reason=NO_KERNELS)
 # the interpreter computes in NumPy, which warns of NaN and overflow where a GPU goes on
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered|All-NaN slice:RuntimeWarning")
 
 
 @contextlib.contextmanager

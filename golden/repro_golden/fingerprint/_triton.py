@@ -1,7 +1,8 @@
 """psum128 and the statistics of a trace on a GPU, in Triton: one launch over a table of pieces of many tensors.
 
 Each program takes one piece (a row of the table, `plan.JOB`) and writes one row of results; nothing is accumulated
-between programs, so there are no atomics, nothing to clear, and even the floating-point sums have one order. Words that
+between programs, so there are no atomics, nothing to clear, and even the floating-point sums have one order. Of floats
+the statistics are taken as if all were finite, and once more, with a count, of a piece in which one is not. Words that
 begin off an 8-byte address, and last words, are cut out of the aligned 8-byte words around them: memory is allocated in
 larger units than that, so nothing outside an allocation is touched.
 """
@@ -67,6 +68,32 @@ def _number(bits, KIND: tl.constexpr):
     else:  # F16, whose exponent is fp32's less 112
         value = (bits << 13).to(tl.float32, bitcast=True).to(tl.float64) * 5192296858534827628530496329220096.0
     return value
+
+
+@triton.jit
+def _measure_finite(word, top, squares, KIND: tl.constexpr):
+    """Add the floats of words, as if all were finite, to the largest magnitude (fp32) and the squares (fp64).
+
+    One that is not shows in the squares, or for F16, whose patterns are read as fp32 of 2^-112 times the size, in the
+    magnitude. Nothing else is done for each number: instructions are what the kernel has least of.
+    """
+    for half in tl.static_range(2):
+        bits = _shift(word, 32 * half).to(tl.int32)
+        if KIND == F32:
+            top, squares = _take_finite(bits.to(tl.float32, bitcast=True), top, squares)
+        elif KIND == BF16:
+            top, squares = _take_finite((bits << 16).to(tl.float32, bitcast=True), top, squares)
+            top, squares = _take_finite((bits & -65536).to(tl.float32, bitcast=True), top, squares)
+        else:
+            top, squares = _take_finite(((bits & 0x7FFF) << 13).to(tl.float32, bitcast=True), top, squares)
+            top, squares = _take_finite(((bits >> 3) & 0xFFFE000).to(tl.float32, bitcast=True), top, squares)
+    return top, squares
+
+
+@triton.jit
+def _take_finite(value, top, squares):
+    wide = value.to(tl.float64)
+    return tl.maximum(top, tl.abs(value)), squares + wide * wide
 
 
 @triton.jit
@@ -138,91 +165,146 @@ def _measure(word, size, lut, bad, top, squares, KIND: tl.constexpr):
     return bad, top, squares
 
 
+@triton.jit
+def _stretch_word(address, base, index, ALIGNED: tl.constexpr):
+    """Whole words of one stretch: those of `base`, or each cut out of the two aligned ones that it lies in."""
+    word = tl.load(base + index)
+    if ALIGNED < 8:
+        shift = (address & 7) * 8
+        word = _shift(word, shift.to(tl.uint64)) | (tl.load(base + index + 1) << (64 - shift))
+    return word
+
+
+@triton.jit
+def _again(address, rows, words, stride, tail, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    """Non-finite count, largest pattern and squares of a piece with numbers that are not finite."""
+    i = tl.arange(0, BLOCK).to(tl.int64)
+    bad = tl.zeros((BLOCK,), tl.int32)
+    top = tl.zeros((BLOCK,), tl.int32)
+    squares = tl.zeros((BLOCK,), tl.float64)
+    width = tl.maximum(words + (tail > 0), 1)
+    count = rows * (words + (tail > 0))
+    at = count * 0
+    while at < count:
+        inside = at + i < count
+        line = (at + i) // width
+        column = at + i - line * width
+        size = tl.where(column < words, 8, tail)
+        word = _cut(address + line * stride + column * 8, size, inside)
+        bad, top, squares = _measure(tl.where(inside, word, 0), size, 0, bad, top, squares, KIND)
+        at += BLOCK
+    return tl.sum(bad.to(tl.int64), 0), _number(tl.max(top, 0), KIND), tl.sum(squares, 0)
+
+
 @triton.jit(do_not_specialize=["begin"])
-def pieces(
+def pieces(  # noqa: C901 - a kernel's branches are taken when it is compiled
     table,
     out,
     luts,
     begin,
     KIND: tl.constexpr,
     WIDTH: tl.constexpr,
-    FAST: tl.constexpr,
+    ROWS: tl.constexpr,
+    ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
     STEP: tl.constexpr,
 ):
     """Rows ``begin ...`` of `table` [n, 10] into those of `out` [n, WIDTH]: lanes, and the statistics of `KIND` if 5.
 
-    With `FAST` each piece is one stretch that begins at a multiple of 16 bytes. `STEP` is ``BLOCK * C1`` modulo 2^64.
+    Without `ROWS` each piece is one stretch. All its rows begin at a multiple of `ALIGNED` bytes: 1, 8 or 16. `STEP` is
+    ``BLOCK * C1`` modulo 2^64.
     """
+    floats: tl.constexpr = KIND == F32 or KIND == BF16 or KIND == F16
     row = tl.program_id(0).to(tl.int64) + begin
     job = table + row * 10
-    address, rows, words = tl.load(job), tl.load(job + 1), tl.load(job + 2)
-    first, tail = tl.load(job + 4), tl.load(job + 6)
+    address, rows, words, stride = tl.load(job), tl.load(job + 1), tl.load(job + 2), tl.load(job + 3)
+    first, step, tail = tl.load(job + 4), tl.load(job + 5), tl.load(job + 6)
     lut = luts + tl.load(job + 9) * 512
     i = tl.arange(0, BLOCK).to(tl.int64)
     a = tl.zeros((BLOCK,), tl.int64)
     b = tl.zeros((BLOCK,), tl.int64)
     bad = tl.zeros((BLOCK,), tl.int32)
-    top = tl.zeros((BLOCK,), tl.int32 if KIND == F32 or KIND == BF16 or KIND == F16 else tl.float64)
+    top = tl.zeros((BLOCK,), tl.float32 if floats else tl.float64)
     squares = tl.zeros((BLOCK,), tl.float64)
-    if FAST:
-        base = tl.multiple_of(address.to(tl.pointer_type(tl.int64)), 16)
+    if ROWS:
+        # a piece is small: its words are counted in 32 bits, and each thread moves on without dividing
+        width = (words + (tail > 0)).to(tl.int32)
+        count = rows.to(tl.int32) * width
+        divisor = tl.maximum(width, 1)
+        line = tl.arange(0, BLOCK) // divisor
+        column = tl.arange(0, BLOCK) - line * divisor
+        lines, columns = BLOCK // divisor, BLOCK - BLOCK // divisor * divisor
+        at = count * 0
+        while at < count:
+            for _ in tl.static_range(UNROLL):
+                inside = line < rows
+                where = address + line * stride + column.to(tl.int64) * 8
+                size = tl.where(column < words, 8, tail)
+                if ALIGNED >= 8:
+                    word = tl.load(where.to(tl.pointer_type(tl.int64)), mask=inside, other=0)
+                    word = tl.where(size < 8, word & ((tl.full((), 1, tl.int64) << ((size & 7) * 8)) - 1), word)
+                else:
+                    word = tl.where(inside, _cut(where, size, inside), 0)
+                x, y = _mix(word, (first + line * step + column + 1) * C1)
+                a += tl.where(inside, x, 0)
+                b += tl.where(inside, y, 0)
+                if floats:
+                    top, squares = _measure_finite(word, top, squares, KIND)
+                elif KIND:
+                    bad, top, squares = _measure(word, tl.where(inside, size, 0), lut, bad, top, squares, KIND)
+                line += lines
+                column += columns
+                line += (column >= divisor).to(tl.int32)
+                column = tl.where(column >= divisor, column - divisor, column)
+            at += BLOCK * UNROLL
+    else:
+        base = (address - (address & 7)).to(tl.pointer_type(tl.int64))
+        if ALIGNED == 16:
+            base = tl.multiple_of(base, 16)
         key = (first + 1 + i) * C1
         whole = words // (BLOCK * UNROLL) * (BLOCK * UNROLL)
         at = whole * 0
         while at < whole:
             for u in tl.static_range(UNROLL):
-                word = tl.load(base + at + u * BLOCK + i)
+                word = _stretch_word(address, base, at + u * BLOCK + i, ALIGNED)
                 x, y = _mix(word, key)
                 a += x
                 b += y
                 key += STEP
-                if KIND:
+                if floats:
+                    top, squares = _measure_finite(word, top, squares, KIND)
+                elif KIND:
                     bad, top, squares = _measure(word, 8, lut, bad, top, squares, KIND)
             at += BLOCK * UNROLL
         while at < words + (tail > 0):
             inside = at + i < words + (tail > 0)
-            word = tl.load(base + at + i, mask=inside, other=0)
-            cut = (at + i == words) & (tail > 0)
-            word = tl.where(cut, word & ((tl.full((), 1, tl.int64) << (tail * 8)) - 1), word)
+            size = tl.where(inside, tl.where(at + i < words, 8, tail), 0)
+            word = tl.where(inside, _cut(address + (at + i) * 8, size, inside), 0)
             x, y = _mix(word, key)
             a += tl.where(inside, x, 0)
             b += tl.where(inside, y, 0)
             key += STEP
-            if KIND:
-                bad, top, squares = _measure(
-                    word, tl.where(inside, tl.where(cut, tail, 8), 0), lut, bad, top, squares, KIND
-                )
+            if floats:
+                top, squares = _measure_finite(word, top, squares, KIND)
+            elif KIND:
+                bad, top, squares = _measure(word, size, lut, bad, top, squares, KIND)
             at += BLOCK
-    else:
-        stride, step = tl.load(job + 3), tl.load(job + 5)
-        width = tl.maximum((words + (tail > 0)).to(tl.int32), 1)  # a piece is small: its words are counted in 32 bits
-        count = rows * (words + (tail > 0))
-        at = count * 0
-        while at < count:
-            inside = at + i < count
-            index = (at + i).to(tl.int32)
-            at += BLOCK
-            line = (index // width).to(tl.int64)
-            column = (index - index // width * width).to(tl.int64)
-            size = tl.where(column < words, 8, tail)
-            word = _cut(address + line * stride + column * 8, size, inside)
-            x, y = _mix(word, (first + line * step + column + 1) * C1)
-            a += tl.where(inside, x, 0)
-            b += tl.where(inside, y, 0)
-            if KIND:
-                bad, top, squares = _measure(word, tl.where(inside, size, 0), lut, bad, top, squares, KIND)
     out += row * WIDTH
     tl.store(out, tl.sum(a, 0))
     tl.store(out + 1, tl.sum(b, 0))
     if WIDTH == 5:
-        tl.store(out + 2, tl.sum(bad.to(tl.int64), 0))
-        largest = tl.max(top, 0)
-        if KIND == F32 or KIND == BF16 or KIND == F16:
-            largest = _number(largest, KIND)
+        count_bad, largest, total = tl.sum(bad.to(tl.int64), 0), tl.max(top, 0).to(tl.float64), tl.sum(squares, 0)
+        if KIND == F16:
+            largest *= 5192296858534827628530496329220096.0
+            total = total * 5192296858534827628530496329220096.0 * 5192296858534827628530496329220096.0
+            total = tl.where(largest < 65536.0, total, float("inf"))
+        if floats:  # noqa: SIM102 - only floats have `_again`
+            if not total < float("inf"):
+                count_bad, largest, total = _again(address, rows, words, stride, tail, KIND, BLOCK)
+        tl.store(out + 2, count_bad)
         tl.store(out + 3, largest.to(tl.int64, bitcast=True))
-        tl.store(out + 4, tl.sum(squares, 0).to(tl.int64, bitcast=True))
+        tl.store(out + 4, total.to(tl.int64, bitcast=True))
 
 
 @triton.jit(do_not_specialize=["address", "words", "tail", "slot"])

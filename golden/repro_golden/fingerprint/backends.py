@@ -110,16 +110,16 @@ class Backend(Protocol):
         """Start the way home: whether all is there, and a call that waits for it."""
 
 
-def split(jobs: Table, piece: int) -> Table:
-    """The same work in jobs of at most `piece` words, each one stretch or several whole rows."""
+def split(jobs: Table, piece: int, row: int | None = None) -> Table:
+    """The same work in jobs of at most `piece` words, each one stretch or several whole rows of up to `row` words."""
     rows, words = jobs[:, 1], jobs[:, 2]
     if (rows * words).max(initial=0) <= piece:
         return jobs
-    jobs, k = _repeat(jobs, np.where((rows > 1) & (words > piece), rows, 1))
+    jobs, k = _repeat(jobs, np.where((rows > 1) & (words > (row or piece)), rows, 1))
     single = k > 0
     jobs[:, 0] += k * jobs[:, 3]
     jobs[:, 4] += k * jobs[:, 5]
-    jobs[single | (jobs[:, 2] > piece), 1] = 1
+    jobs[single | (jobs[:, 2] > (row or piece)), 1] = 1
     rows, words = jobs[:, 1].copy(), jobs[:, 2].copy()
     several = rows > 1
     height = np.where(several, np.maximum(1, piece // np.maximum(words, 1)), 1)

@@ -26,8 +26,10 @@ from repro_golden.fingerprint.views import carried
 __all__ = ["Gpu", "check", "stream_id"]
 
 _PIECE = 1 << 15  # words (256 KiB) that one program takes
-_BLOCK, _WARPS = 256, 4
-_UNROLL = {False: 16, True: 4}  # blocks in flight, without and with statistics
+_BLOCK = 256
+_ROW = 1 << 11  # a row of so many words is a piece by itself
+_SHAPES = {False: (16, 4), True: (8, 8)}  # blocks in flight and warps, without and with statistics
+_OF_ROWS = (2, 4)
 _KEPT = 256  # tables of jobs that stay on the device
 _ROOM = 1 << 16  # results that a step's chunk holds at first
 
@@ -46,7 +48,7 @@ class _Prepared(NamedTuple):
     table: torch.Tensor
     pieces: int
     order: Order
-    launches: list[tuple[int, int, int, bool]]  # begin, end, kind, fast
+    launches: list[tuple[int, int, int, bool, int]]  # begin, end, kind, whether of rows, alignment in bytes
     width: int  # results of a piece
 
 
@@ -81,13 +83,17 @@ class _Memory:
         if key in self.prepared:
             self.prepared.move_to_end(key)
             return self.prepared[key]
-        pieces = split(jobs, _PIECE)
-        slow = (pieces[:, 1] != 1) | (pieces[:, 0] % 16 != 0)
-        group = pieces[:, 8] * 2 + slow
+        pieces = split(jobs, _PIECE, _ROW)
+        rows = pieces[:, 1] != 1
+        begins = pieces[:, 0] | np.where(rows, pieces[:, 3], 0)
+        group = pieces[:, 8] * 8 + rows * 4 + (begins % 8 == 0) + (begins % 16 == 0)
         order = np.argsort(group, kind="stable")
         pieces, group = pieces[order], group[order]
         ends = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(pieces)]
-        launches = [(a, b, int(group[a]) // 2, not group[a] % 2) for a, b in itertools.pairwise(ends)]
+        launches = [
+            (a, b, int(group[a]) // 8, bool(group[a] & 4), (1, 8, 16)[group[a] & 3])
+            for a, b in itertools.pairwise(ends)
+        ]
         width = 5 if np.any(pieces[:, 8]) else 2
         self.prepared[key] = _Prepared(self.upload(pieces), len(pieces), Order.of(pieces[:, 7]), launches, width)
         if len(self.prepared) > _KEPT:  # kernels in flight read it in stream order, so its memory may go now
@@ -154,16 +160,17 @@ class Gpu:
         return self._memory.bounce
 
     def run(self, jobs: Table, base: int) -> None:
-        """Launch: one kernel for each kind of job, and one more where some do not begin at 16 bytes."""
+        """Launch: one kernel for each kind of job and each way in which its bytes lie."""
         from repro_golden.fingerprint import _triton
 
         ready = self._memory.prepare(jobs)
         tables = self._memory.tables()
         chunk, at = self._room(ready.pieces * ready.width)
-        for begin, end, kind, fast in ready.launches:
+        for begin, end, kind, rows, aligned in ready.launches:
+            unroll, warps = _OF_ROWS if rows else _SHAPES[kind > 0]
             self._launch(_triton.pieces, end - begin, ready.table, chunk.device[at:], tables, begin,
-                         KIND=kind, WIDTH=ready.width, FAST=fast, BLOCK=_BLOCK, UNROLL=_UNROLL[kind > 0],
-                         STEP=_step(_BLOCK))  # fmt: skip
+                         warps=warps, KIND=kind, WIDTH=ready.width, ROWS=rows, ALIGNED=aligned, BLOCK=_BLOCK,
+                         UNROLL=unroll, STEP=_step(_BLOCK))  # fmt: skip
         self._runs.append((chunk, at, ready, base))
 
     def gather(self, table: Table) -> None:
@@ -173,7 +180,7 @@ class Gpu:
         chunk, at = self._room(len(table))
         block = 256
         self._launch(_triton.gather, -(-len(table) // block), self._memory.upload(table), chunk.device[at:], len(table),
-                     BLOCK=block)  # fmt: skip
+                     warps=4, BLOCK=block)  # fmt: skip
         self._words.append((chunk, at, len(table)))
 
     def keep(self, tensor: torch.Tensor) -> None:
@@ -235,14 +242,14 @@ class Gpu:
         at, chunk.used = chunk.used, chunk.used + words
         return chunk, at
 
-    def _launch(self, kernel: Any, programs: int, *arguments: object, **constants: object) -> None:
+    def _launch(self, kernel: Any, programs: int, *arguments: object, warps: int, **constants: object) -> None:
         key = (kernel, *constants.values())
         compiled = self._memory.compiled.get(key)
         with _current(self.device):
             if compiled is not None:  # arguments need no inspection: they are always alike
                 compiled[(programs, 1, 1)](*arguments, *constants.values())
             else:
-                self._memory.compiled[key] = kernel[(programs,)](*arguments, **constants, num_warps=_WARPS)
+                self._memory.compiled[key] = kernel[(programs,)](*arguments, **constants, num_warps=warps)
 
 
 def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:

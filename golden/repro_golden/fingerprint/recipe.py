@@ -8,9 +8,9 @@ from __future__ import annotations
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -58,15 +58,24 @@ class Recipe:
     """Everything but the reading: the jobs [n, 10] and words to gather [m, 2] of a list, and how much they fill.
 
     `frames` holds what each tensor's lanes are bound to; None unless every tensor is whole in one slot of its own.
+    `owners` says which tensor of the list each job, and each word, is of.
     """
 
     entries: list[Entry]
     frames: list[bytes] | None
     jobs: Table
     table: Table
+    owners: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
     slots: int
     words: int
     kept: int
+
+    def moved(self, bytes_: npt.NDArray[np.int64]) -> Recipe:
+        """The recipe of tensors that look the same and lie so many bytes further, each."""
+        tables = (self.jobs.copy(), self.table.copy())
+        for table, owners in zip(tables, self.owners, strict=True):
+            table[:, 0] += bytes_[owners]
+        return replace(self, jobs=tables[0], table=tables[1])
 
     @cached_property
     def sketched(self) -> list[int] | None:
@@ -87,15 +96,23 @@ class _Known(NamedTuple):
     guard: Callable[..., bool]
     recipe: Recipe
 
+    def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether they look as those did that it was made of, wherever they lie."""
+        return self.guard(*tensors) or self.looks == _appearance(tensors)
+
 
 class Recipes:
-    """The recipes of the last lists, each found again by all that it rests on: addresses, dtypes, shapes, strides."""
+    """The recipes of the last lists, each found again by all that it rests on: dtypes, shapes, strides and addresses.
+
+    Gradients mostly lie elsewhere in each step: a list that looks like one before is read by that one's recipe, moved.
+    """
 
     _KEPT = 64
     _WORTH = 8  # shorter lists are read as fast as they are found
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[object, ...], _Known] = OrderedDict()
+        self._alike: OrderedDict[tuple[object, ...], _Known] = OrderedDict()
         self._seen: OrderedDict[tuple[object, ...], list[int]] = OrderedDict()
 
     def find(self, tensors: Sequence[torch.Tensor], how: tuple[bool, ...]) -> Recipe | None:
@@ -108,30 +125,40 @@ class Recipes:
             return None
         key = (*how, len(addresses), *addresses[:1])
         known = self._known.get(key)
-        if known is None or known.addresses != addresses:
+        if known is not None and known.addresses == addresses and known.fits(tensors):
+            self._known.move_to_end(key)
+            return known.recipe
+        alike = self._alike.get(_first(tensors, how))
+        if alike is None or not alike.fits(tensors):
             return None
-        if not known.guard(*tensors) and known.looks != _appearance(tensors):
-            return None
-        self._known.move_to_end(key)
-        return known.recipe
+        moved = alike.recipe.moved(np.subtract(addresses, alike.addresses))
+        if self._seen.get(key) == addresses:  # worth it from the second time on
+            _put(self._known, key, alike._replace(addresses=addresses, recipe=moved), self._KEPT)
+        _put(self._seen, key, addresses, self._KEPT)
+        return moved
 
     def put(self, tensors: Sequence[torch.Tensor], how: tuple[bool, ...], recipe: Recipe) -> None:
         """Remember a recipe; not of lists with tensors that are more than memory with a shape."""
-        if len(tensors) < self._WORTH:
+        if len(tensors) < self._WORTH or (looks := _appearance(tensors)) is None:
             return
         addresses = list(map(torch.Tensor.data_ptr, tensors))
-        key = (*how, len(addresses), addresses[0])
-        if self._seen.get(key) != addresses:  # gradients may lie elsewhere each time: worth it from the second time on
-            self._seen[key] = addresses
-            if len(self._seen) > self._KEPT:
-                self._seen.popitem(last=False)
-            return
-        looks = _appearance(tensors)
-        if looks is None:
-            return
-        self._known[key] = _Known(addresses, looks, _guard(tensors), recipe)
-        if len(self._known) > self._KEPT:
-            self._known.popitem(last=False)
+        known = _Known(addresses, looks, _guard(tensors), recipe)
+        _put(self._alike, _first(tensors, how), known, self._KEPT)
+
+
+def _first(tensors: Sequence[torch.Tensor], how: tuple[bool, ...]) -> tuple[object, ...]:
+    """What tells lists apart quickly that do not look alike."""
+    return (*how, len(tensors), tensors[0].requires_grad, *_looks(tensors[0]), *_looks(tensors[-1]))
+
+
+_Kept = TypeVar("_Kept")
+
+
+def _put(kept: OrderedDict[tuple[object, ...], _Kept], key: tuple[object, ...], value: _Kept, most: int) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > most:
+        kept.popitem(last=False)
 
 
 def _appearance(tensors: Sequence[torch.Tensor]) -> list[object] | None:
@@ -167,8 +194,10 @@ class Work:
         self.slots = self.words = self.kept = 0
         self.copied = False
         self._backend, self._base = backend, base
+        self._tensors = 0
         self._jobs: list[tuple[int, ...]] = []
-        self._fetches: list[tuple[npt.NDArray[np.int64], int, int]] = []  # offsets, address, bytes
+        self._owners: list[int] = []
+        self._fetches: list[tuple[npt.NDArray[np.int64], int, int, int]] = []  # offsets, address, bytes, tensor
 
     def add(self, tensor: torch.Tensor, placement: Placement | None, *, statistics: bool, sketch: bool) -> Entry:
         """Put one plain tensor in line; one that must be copied together first is done at once.
@@ -190,15 +219,15 @@ class Work:
             self._order(entry, plans, address)
             if sketch and covers is None and entry.nbytes:
                 entry.sketch.append(self._fetch(sketch_offsets(shape, tensor.stride(), item), address, min(item, 8)))
+        self._tensors += 1
         return entry
 
     def recipe(self, entries: list[Entry]) -> Recipe:
         """What is in line; the line is empty afterwards."""
-        jobs, table = self._take()
+        jobs, table, owners = self._take()
         whole = all(e.covers is None and not e.cuts for e in entries)
-        return Recipe(
-            entries, [e.frame for e in entries] if whole else None, jobs, table, self.slots, self.words, self.kept
-        )
+        frames = [e.frame for e in entries] if whole else None
+        return Recipe(entries, frames, jobs, table, owners, self.slots, self.words, self.kept)
 
     def _order(self, entry: Entry, plans: dict[str, Plan], address: int) -> None:
         """Put the work of one tensor, or of a copied stretch of it, in line."""
@@ -209,13 +238,14 @@ class Work:
                 continue
             for offset, rows, words, stride, first, step, tail in plan.spans:
                 self._jobs.append((address + offset, rows, words, stride, first, step, tail, slot, kind, lut))
+                self._owners.append(self._tensors)
             for cut in plan.cuts:
                 word, _ = self._fetch(np.array([cut.offset]), address, cut.size)
                 entry.cuts.append((place, word, cut.at, cut.size))
 
     def _fetch(self, offsets: npt.NDArray[np.int64], address: int, size: int) -> tuple[int, int]:
         """Ask for the words at these offsets; says which words they will be."""
-        self._fetches.append((offsets, address, size))
+        self._fetches.append((offsets, address, size, self._tensors))
         first, self.words = self.words, self.words + len(offsets)
         return first, self.words
 
@@ -241,9 +271,10 @@ class Work:
             self._start()  # before the buffer is used again
 
     def _start(self) -> None:
-        start(self._backend, *self._take(), self._base)
+        jobs, table, _ = self._take()
+        start(self._backend, jobs, table, self._base)
 
-    def _take(self) -> tuple[Table, Table]:
+    def _take(self) -> tuple[Table, Table, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         jobs = np.array(self._jobs, np.int64).reshape(-1, 10)
         lengths = [len(f[0]) for f in self._fetches]
         table = np.empty((sum(lengths), 2), np.int64)
@@ -251,9 +282,11 @@ class Work:
             np.concatenate([f[0] for f in self._fetches], out=table[:, 0])
             table[:, 0] += np.repeat([f[1] for f in self._fetches], lengths)
             table[:, 1] = np.repeat([f[2] for f in self._fetches], lengths)
+        owners = np.array(self._owners, np.int64), np.repeat([f[3] for f in self._fetches], lengths).astype(np.int64)
         self._jobs.clear()
+        self._owners.clear()
         self._fetches.clear()
-        return jobs, table
+        return jobs, table, owners
 
 
 def start(backend: Backend, jobs: Table, table: Table, base: int) -> None:

@@ -193,10 +193,13 @@ def _slice(place: Placement | None, shape: tuple[int, ...], start: int, stop: in
 _AGAIN = 100_000
 """Containers that are opened once more, in all: each of fifty lists that holds the next one twice would never end."""
 _OURS = ("state", "param_groups", "defaults")
+_LEAVES = {torch.Tensor, torch.nn.Parameter, int, float}
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """The tensors and numbers in containers (see `everything`), with their path; what is neither is left out."""
+    if not path and type(value) is dict and all(type(k) is str and type(v) in _LEAVES for k, v in value.items()):
+        return iter(list(value.items()))  # what nearly every optimizer keeps of a parameter
     return ((name, item) for name, item in everything(value, path) if isinstance(item, (torch.Tensor, int, float)))
 
 
