@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stages import Stage, Trainer, checkout, main, traced
+from stages import APART, OBSERVE, Stage, Trainer, checkout, main, traced
 
 RANGES = [("1b1f5c4ac2", "7e3f670983")]
 """Between them, 5f668c10ec computes a router's sigmoid in fp32 for the auxiliary loss."""
@@ -20,7 +20,10 @@ VARIABLES = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_ALGO": "Ring", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "OMP_NUM_THREADS": "1",
 }  # fmt: skip
-ONE, TWO = "torchrun --standalone --nproc-per-node 1", "torchrun --standalone --nproc-per-node 2"
+ONE, TWO = (
+    "torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 1",
+    "torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 2",
+)
 ARGUMENTS = (
     "--num-layers 2 --hidden-size 128 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 "
     "--micro-batch-size 2 --global-batch-size 4 --mock-data --split 98,1,1 --num-workers 0 "
@@ -74,11 +77,10 @@ STAGES = {
         gpus=2,
         what="the checkpoint that all layouts load",
     ),
-    "one": Stage(traced("one", f"{ONE} {LOADED}", "--ignore grad_norm "), 100, gpus=2, what="one GPU"),
+    "one": Stage(traced("one", f"{ONE} {LOADED}", APART), 100, gpus=2, what="one GPU"),
     **{
         name: Stage(
-            f"{traced(name, f'{TWO} {LOADED}{more}', '--ignore grad_norm ')} && "
-            f"repro diff --vary layout ../one ../{name}",
+            f"{traced(name, f'{TWO} {LOADED}{more}', APART)} && repro diff --vary layout ../one ../{name}",
             110,
             gpus=2,
             what=f"{name} on two GPUs against one, by bits",
@@ -105,6 +107,7 @@ def prepare(work: Path) -> None:
         name: CASE.format(name=name, command=f"{ONE} {command}", work=work, env=env)
         for name, command in commands.items()
     }
+    cases["loaded"] += OBSERVE
     for name, more in LAYOUTS.items():
         cases["loaded"] += LAYOUT.format(name=name, command=f"{TWO} {commands['loaded']}{more}")
     checkout(work, "megatron", cases)

@@ -25,7 +25,7 @@ import sys
 import tempfile
 import tomllib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -52,6 +52,10 @@ ray/cpp ray/includes wandb/bin sglang_router/*.so zstandard/_cffi*.so"""
 """Of these packages, what training does not use."""
 TITAN = """torchdata==0.11.0 datasets==4.7.0 dill==0.4.0 multiprocess==0.70.18 tyro==1.0.17 typeguard==4.6.1
 docstring-parser==0.18.0"""
+STAND_INS = {
+    "lightning-worker-seed": {"docs/source-pytorch/_static/images/general/pl_quick_start_full_compressed.gif": b"GIF"}
+}
+"""Large files that a clone may lack, by case."""
 PLATFORMS = [f"manylinux_2_{n}_x86_64" for n in (28, 27, 24, 17, 12, 5)] + ["manylinux2014_x86_64"]
 
 
@@ -140,22 +144,29 @@ def small(folder: Path, repositories: Path, out: Path) -> None:
         owner, _, project = case["repository"].partition("/")
         places = (repositories / f"{owner}+{project}" / "repo", repositories / owner / f"{project}.git")
         source, target = next(place for place in places if place.exists()), parcel / owner / f"{project}.git"
+        if name in STAND_INS:
+            history(source, folder / name, [(case["good"], case["bad"])])
+            stand_in(folder / name, STAND_INS[name])
+            target.parent.mkdir(exist_ok=True)
+            shutil.move(folder / name / ".git", target)
+            continue
         good, bad = (run("git", "-C", str(source), "rev-parse", f"{case[key]}^{{commit}}").decode().strip()
                      for key in ("good", "bad"))  # fmt: skip
         count = int(run("git", "-C", str(source), "rev-list", "--count", f"{good}..{bad}"))
         full = folder / f"{name}.git"  # a server names no commit that no branch of it ends in
         run("git", "clone", "-q", "--bare", "--shared", str(source), str(full))
         run("git", "-C", str(full), "branch", "-f", name, (tip := case["bad"].removesuffix("~1")))
+        run("git", "-C", str(full), "branch", "-f", f"{name}-good", good)
         depth = str(count + 20)
         run("git", "init", "-q", "--bare", str(target))
-        run("git", "-C", str(target), "fetch", "-q", "--no-tags", "--depth", depth, f"file://{full}", f"{name}:{name}")
+        wanted = [f"{branch}:{branch}" for branch in (name, f"{name}-good")]
+        run("git", "-C", str(target), "fetch", "-q", "--no-tags", "--depth", depth, f"file://{full}", *wanted)
         tips = (case["good"], good), (tip, run("git", "-C", str(target), "rev-parse", name).decode().strip())
         for text, commit in tips:
             if not commit.startswith(text):
                 run("git", "-C", str(target), "tag", text, commit)
         assert int(run("git", "-C", str(target), "rev-list", "--count", f"{good}..{bad}")) == count, name
-    for path in parcel.glob("*/*.git"):
-        run("git", "-C", str(path), "gc", "-q", "--prune=now")
+        run("git", "-C", str(target), "gc", "-q", "--prune=now")
     pack(parcel, out)
 
 
@@ -173,13 +184,7 @@ def titan(folder: Path, upstream: Path, out: Path) -> None:
     drawn = random.Random(0)
     texts = [" ".join(drawn.choices(torchtitan.WORDS.split(), k=drawn.randint(20, 200))) for _ in range(600)]
     content = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
-    lacks = run("git", "-C", str(place), "rev-list", "--objects", "--missing=print", "--all").decode().splitlines()
-    for name in [line[1:] for line in lacks if line.startswith("?")]:
-        tree = run("git", "-C", str(place), "ls-tree", "-r", "HEAD", "tests/assets/c4_test/data.json").decode()
-        assert name in tree, f"{name} is not in the clone"
-        loose = place / ".git" / "objects" / name[:2] / name[2:]
-        loose.parent.mkdir(exist_ok=True)
-        loose.write_bytes(zlib.compress(b"blob %d\0" % len(content) + content))
+    stand_in(place, {"tests/assets/c4_test/data.json": content})
     pack(parcel, out)
 
 
@@ -206,6 +211,24 @@ def history(upstream: Path, place: Path, ranges: Sequence[tuple[str, str]]) -> N
     (place / ".git" / "shallow").write_text("".join(f"{good}\n" for good, _ in ends))
     for n, (_, bad) in enumerate(ends):
         run(*own, "update-ref", f"refs/heads/{f'range-{n}' if n < len(ends) - 1 else 'main'}", bad)
+
+
+def stand_in(place: Path, contents: Mapping[str, bytes]) -> None:
+    """Where the clone lacked one of these files, a content that stands in for it, so that commits can be checked out.
+
+    Raises:
+        ValueError: another file is lacking.
+    """
+    git = ["git", "-C", str(place)]
+    lacks = run(*git, "rev-list", "--objects", "--missing=print", "--all").decode().splitlines()
+    for name in [line[1:] for line in lacks if line.startswith("?")]:
+        held = [path for path in contents if name in run(*git, "ls-tree", "-r", "HEAD", path).decode()]
+        if not held:
+            raise ValueError(f"{name} is not in the clone")
+        objects = Path(run(*git, "rev-parse", "--git-path", "objects").decode().strip())
+        loose = place / objects / name[:2] / name[2:]
+        loose.parent.mkdir(exist_ok=True)
+        loose.write_bytes(zlib.compress(b"blob %d\0" % len(contents[held[0]]) + contents[held[0]]))
 
 
 def packages(folder: Path, pins: list[str]) -> Path:

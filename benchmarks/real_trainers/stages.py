@@ -22,6 +22,10 @@ from slime import CUT, environment
 PAGE = Path(__file__).parents[2] / "docs" / "real-trainers.md"
 SHOWN, KEPT = 9000, 60000
 """Characters of a command's output, from its end: on the page, and in the log."""
+APART = "--ignore grad_norm --ignore 'rng/*' "
+OBSERVE = '\n[observe]\nignore = ["rng/*"]\n'
+"""What two layouts of one training have of their own: the norm's last bits, and generators that draw nothing in it. The
+second is for a case that bounds the norm instead."""
 
 
 @dataclass(frozen=True)

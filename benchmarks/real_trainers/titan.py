@@ -13,7 +13,7 @@ import json
 import random
 from pathlib import Path
 
-from stages import Stage, Trainer, checkout, main, traced
+from stages import APART, OBSERVE, Stage, Trainer, checkout, main, traced
 
 GOOD, BAD = "330c8f817", "26762a9eb"
 """Between them, c3fe964f4 gives up torchtitan's own trunc_normal_, which had served weights in bfloat16."""
@@ -25,7 +25,10 @@ TRAIN = (
     "-m torchtitan.train --module llama3 --config llama3_debugmodel --training.steps 2 --training.seq_len 256 "
     "--debug.seed 42 --debug.deterministic --activation_checkpoint.mode none"
 )
-ONE, TWO = "torchrun --standalone --nproc-per-node 1", "torchrun --standalone --nproc-per-node 2"
+ONE, TWO = (
+    "torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 1",
+    "torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 2",
+)
 PLAIN = f"{TRAIN} --training.local_batch_size 4"
 SEEDED = (
     f"{TRAIN} --training.local_batch_size 2 --training.global_batch_size 4 --training.max_norm 1e9 "
@@ -78,8 +81,8 @@ STAGES = {
         what="torchtitan's seed checkpoint",
     ),
     "fsdp": Stage(
-        f"{traced('one', f'{ONE} {SEEDED}/one --dump_folder {{work}}/s1', '--ignore grad_norm ')} && "
-        f"{traced('two', f'{TWO} {SEEDED}/two --dump_folder {{work}}/s2', '--ignore grad_norm ')} && "
+        f"{traced('one', f'{ONE} {SEEDED}/one --dump_folder {{work}}/s1', APART)} && "
+        f"{traced('two', f'{TWO} {SEEDED}/two --dump_folder {{work}}/s2', APART)} && "
         "repro diff --vary layout ../one ../two",
         160,
         gpus=2,
@@ -97,6 +100,7 @@ def prepare(work: Path) -> None:
         "tiny": CASE.format(name="tiny", command=f"{ONE} {PLAIN}", work=work),
         "bf16": CASE.format(name="bf16", command=f"{ONE} {PLAIN} --training.dtype bfloat16", work=work),
         "seeded": CASE.format(name="seeded", command=f"{ONE} {SEEDED.replace('{work}', str(work))}/one", work=work)
+        + OBSERVE
         + LAYOUT.format(command=f"{TWO} {SEEDED.replace('{work}', str(work))}/two"),
     }
     place = checkout(work, "titan", cases)
