@@ -20,10 +20,8 @@ VARIABLES = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_ALGO": "Ring", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "OMP_NUM_THREADS": "1",
 }  # fmt: skip
-ONE, TWO = (
-    "torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 1",
-    "torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 2",
-)
+LAUNCH = "torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node"
+ONE, TWO = f"{LAUNCH} 1", f"{LAUNCH} 2"
 ARGUMENTS = (
     "--num-layers 2 --hidden-size 128 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 "
     "--micro-batch-size 2 --global-batch-size 4 --mock-data --split 98,1,1 --num-workers 0 "
@@ -63,7 +61,7 @@ ranks = 2
 relative = {{ grad_norm = 1e-3 }}
 """
 STAGES = {
-    "plain": Stage(f"{ONE} {DENSE}", 120, what="a launch without repro"),
+    "plain": Stage(f"{ONE} {DENSE}", 120, what="a launch without repro", shown="torchrun ... pretrain_gpt.py ..."),
     "record": Stage("repro golden record dense", 300, what="golden run"),
     "verify": Stage("repro golden verify dense", 100, what="verify"),
     "bisect": Stage(
@@ -76,14 +74,18 @@ STAGES = {
         100,
         gpus=2,
         what="the checkpoint that all layouts load",
+        shown="torchrun ... pretrain_gpt.py --save ...",
     ),
-    "one": Stage(traced("one", f"{ONE} {LOADED}", APART), 100, gpus=2, what="one GPU"),
+    "one": Stage(
+        traced("one", f"{ONE} {LOADED}", APART), 100, gpus=2, what="one GPU", shown="repro trace --out one -- ..."
+    ),
     **{
         name: Stage(
             f"{traced(name, f'{TWO} {LOADED}{more}', APART)} && repro diff --vary layout ../one ../{name}",
             110,
             gpus=2,
             what=f"{name} on two GPUs against one, by bits",
+            shown=f"repro trace --out {name} -- ...; repro diff --vary layout one {name}",
         )
         for name, more in LAYOUTS.items()
     },

@@ -51,9 +51,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=4, help="probes that share the GPU")
     parser.add_argument("--limit", type=float, default=560, help="seconds of all cases together")
     parser.add_argument("--page", type=Path)
+    parser.add_argument("--under", default="small", help="the page's marks: small, or trainers")
     options = parser.parse_args()
     if options.page:
-        write_page(json.loads(options.page.read_text()))
+        write_page(json.loads(options.page.read_text()), options.under)
         return
     work, end = options.work.resolve(), time.monotonic() + options.limit
     work.mkdir(parents=True, exist_ok=True)
@@ -186,8 +187,8 @@ def run(words: list[str], place: Path, work: Path, options: argparse.Namespace, 
             "output": "\n".join(line.rstrip() for line in text.splitlines())[-9000:]}  # fmt: skip
 
 
-def write_page(told: dict[str, Any]) -> None:
-    """docs/real-trainers.md, between its marks of the small cases."""
+def write_page(told: dict[str, Any], under: str) -> None:
+    """docs/real-trainers.md, between two of its marks."""
     facts = told["machine"]
     versions = ", ".join(f"{key} {value}" for key, value in facts.items() if key not in ("device", "date", "error"))
     lines = [f"{facts['device']}, {facts['date']}; {versions}.", "", "| | command | by the clock | named |"]
@@ -204,10 +205,10 @@ def write_page(told: dict[str, Any]) -> None:
             line if len(line) <= LONGEST else f"{line[:LONGEST]} ..." for line in one["output"].strip().splitlines()
         ]
         printed += ["", f"`{one['command']}`:", "", "```text", *output, "```"]
-    head, _, rest = PAGE.read_text().partition("<!-- small -->")
-    tail = rest.partition("<!-- end of small -->")[2]
+    head, _, rest = PAGE.read_text().partition(f"<!-- {under} -->")
+    tail = rest.partition(f"<!-- end of {under} -->")[2]
     text = "\n".join([*lines, *printed])
-    PAGE.write_text(f"{head}<!-- small -->\n{text}\n<!-- end of small -->{tail}")
+    PAGE.write_text(f"{head}<!-- {under} -->\n{text}\n<!-- end of {under} -->{tail}")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ class Stage:
         limit: Seconds that it may take.
         gpus: How many it needs.
         what: What the page says of it.
+        shown: The command in short, for the page; by default as it is.
         env: Variables of its own.
     """
 
@@ -44,6 +45,7 @@ class Stage:
     limit: int
     gpus: int = 1
     what: str = ""
+    shown: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -231,7 +233,7 @@ def write_page(trainer: Trainer, runs: Sequence[Mapping[str, Any]]) -> None:
             result = "ended by its time limit" if one["code"] == CUT else f"exit code {one['code']}"
             spent = " + ".join(f"{seconds} s" for seconds in one["calls"])
             row = f"{facts['device']}, {facts['date']}: {stage.what}"
-            command = one["command"].replace("|", "\\|")
+            command = (stage.shown or one["command"]).replace("|", "\\|")
             table.append(f"| {row} | `{command}` | {spent} | {result} |")
             if "repro " in one["command"]:
                 lines = "\n".join(line[:300] for line in one["output"].strip().splitlines())

@@ -25,10 +25,8 @@ TRAIN = (
     "-m torchtitan.train --module llama3 --config llama3_debugmodel --training.steps 2 --training.seq_len 256 "
     "--debug.seed 42 --debug.deterministic --activation_checkpoint.mode none"
 )
-ONE, TWO = (
-    "torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 1",
-    "torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 2",
-)
+LAUNCH = "torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node"
+ONE, TWO = f"{LAUNCH} 1", f"{LAUNCH} 2"
 PLAIN = f"{TRAIN} --training.local_batch_size 4"
 SEEDED = (
     f"{TRAIN} --training.local_batch_size 2 --training.global_batch_size 4 --training.max_norm 1e9 "
@@ -59,7 +57,12 @@ ranks = 2
 relative = {{ grad_norm = 1e-3 }}
 """
 STAGES = {
-    "plain": Stage(f"{ONE} {PLAIN} --dump_folder {{work}}/plain", 90, what="a launch without repro"),
+    "plain": Stage(
+        f"{ONE} {PLAIN} --dump_folder {{work}}/plain",
+        90,
+        what="a launch without repro",
+        shown="torchrun ... -m torchtitan.train ...",
+    ),
     "record": Stage("repro golden record tiny", 240, what="golden run"),
     "verify": Stage("repro golden verify tiny", 80, what="verify"),
     "bisect": Stage(
@@ -73,12 +76,14 @@ STAGES = {
         + " && repro diff ../compiled-one ../compiled-two",
         160,
         what="torch.compile, twice",
+        shown="repro trace --out one -- ...; repro trace --out two -- ...; repro diff one two",
     ),
     "seed": Stage(
         f"{ONE} {PLAIN} --checkpoint.enable --checkpoint.create_seed_checkpoint --dump_folder {{work}}/seed",
         80,
         gpus=2,
         what="torchtitan's seed checkpoint",
+        shown="torchrun ... -m torchtitan.train --checkpoint.create_seed_checkpoint ...",
     ),
     "fsdp": Stage(
         f"{traced('one', f'{ONE} {SEEDED}/one --dump_folder {{work}}/s1', APART)} && "
@@ -87,6 +92,7 @@ STAGES = {
         160,
         gpus=2,
         what="one GPU against FSDP2 on two, by bits",
+        shown="repro trace --out one -- ...; repro trace --out two -- ...; repro diff --vary layout one two",
     ),
     "layout": Stage(
         "repro bisect --layout case..fsdp2 --case seeded -j 1", 240, gpus=2, what="the same, within a tolerance"
