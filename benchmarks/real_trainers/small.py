@@ -27,10 +27,7 @@ from slime import CUT, environment
 HERE = Path(__file__).parent
 REAL = HERE.parent / "real"
 PAGE = HERE.parents[1] / "docs" / "real-trainers.md"
-CASES = (
-    "trl-truncated-normalizer", "trl-cispo-swapped", "nanogpt-weight-decay", "accelerate-old-seed",
-    "lightning-worker-seed",
-)  # fmt: skip
+CASES = ("trl-truncated-normalizer", "trl-cispo-swapped", "nanogpt-weight-decay", "lightning-worker-seed")
 GOLDENS = {
     "grpo": ("trl-cispo-swapped", ["trl_trainer.py", "grpo"]),
     "lightning": ("lightning-worker-seed", ["lightning_module.py"]),
