@@ -129,6 +129,19 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     assert out == "7\n"
 
 
+def test_a_large_tensor_has_its_fingerprint_while_python_ends() -> None:
+    """At exit no pool of threads takes work any more, and a recorder still reads what the program leaves behind."""
+    out = in_a_process("""
+        import atexit, torch
+        from repro_golden.fingerprint import cpu, fingerprint
+        cpu.threads_of_this_process = lambda: 3
+        x = torch.arange(2_000_000, dtype=torch.float64)
+        expected = fingerprint(x)
+        atexit.register(lambda: print(fingerprint(x) == expected))
+    """)
+    assert out == "True\n"
+
+
 # -- size
 
 

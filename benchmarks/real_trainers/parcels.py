@@ -8,21 +8,29 @@ history as a bare clone, Megatron-LM at slime's own commit with its patches, the
 SGLang and Transformer Engine, and ``--data``, a folder that `slime_data.py` made.
 
 ``small.txz`` is made where ``--repositories`` names a folder of bare clones (OWNER+NAME/repo or OWNER/NAME.git): of the
-cases of `small.py` as much history as they search, and what TRL needs beside the machine's own packages.
+cases of `small.py` as much history as they search, and what TRL needs beside the machine's own packages. ``--titan``
+and ``--megatron-lm`` name clones of pytorch/torchtitan and NVIDIA/Megatron-LM: ``titan.txz`` and ``megatron.txz`` hold
+the ranges that `titan.py` and `megatron_lm.py` search, and what these need beside the machine's own packages.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import random
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import tomllib
+import zlib
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
+import megatron_lm
+import titan as torchtitan
 from packaging.requirements import Requirement
 from small import CASES, REAL
 
@@ -42,6 +50,12 @@ importlib-metadata==10.2.0 antlr4-python3-runtime==4.9.3"""
 UNUSED = """ray/jars ray/rllib ray/dashboard/client ray/llm ray/serve ray/data ray/train ray/tune ray/workflow ray/air
 ray/cpp ray/includes wandb/bin sglang_router/*.so zstandard/_cffi*.so"""
 """Of these packages, what training does not use."""
+TITAN = """torchdata==0.11.0 datasets==4.7.0 dill==0.4.0 multiprocess==0.70.18 tyro==1.0.17 typeguard==4.6.1
+docstring-parser==0.18.0"""
+STAND_INS = {
+    "lightning-worker-seed": {"docs/source-pytorch/_static/images/general/pl_quick_start_full_compressed.gif": b"GIF"}
+}
+"""Large files that a clone may lack, by case."""
 PLATFORMS = [f"manylinux_2_{n}_x86_64" for n in (28, 27, 24, 17, 12, 5)] + ["manylinux2014_x86_64"]
 
 
@@ -53,11 +67,17 @@ def main() -> None:
     parser.add_argument("--megatron", type=Path, help="a clone of NVIDIA/Megatron-LM")
     parser.add_argument("--data", type=Path, help="what slime_data.py made")
     parser.add_argument("--repositories", type=Path, help="a folder of bare clones, for the small cases")
+    parser.add_argument("--titan", type=Path, help="a clone of pytorch/torchtitan")
+    parser.add_argument("--megatron-lm", type=Path, help="a clone of NVIDIA/Megatron-LM, for its own script")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         if options.slime:
             slime(Path(folder), options.slime, options.megatron, options.data, options.out / "slime.txz")
+        elif options.titan:
+            titan(Path(folder), options.titan, options.out / "titan.txz")
+        elif options.megatron_lm:
+            megatron(Path(folder), options.megatron_lm, options.out / "megatron.txz")
         elif options.repositories:
             small(Path(folder), options.repositories, options.out / "small.txz")
         else:
@@ -124,23 +144,91 @@ def small(folder: Path, repositories: Path, out: Path) -> None:
         owner, _, project = case["repository"].partition("/")
         places = (repositories / f"{owner}+{project}" / "repo", repositories / owner / f"{project}.git")
         source, target = next(place for place in places if place.exists()), parcel / owner / f"{project}.git"
+        if name in STAND_INS:
+            history(source, folder / name, [(case["good"], case["bad"])])
+            stand_in(folder / name, STAND_INS[name])
+            target.parent.mkdir(exist_ok=True)
+            shutil.move(folder / name / ".git", target)
+            continue
         good, bad = (run("git", "-C", str(source), "rev-parse", f"{case[key]}^{{commit}}").decode().strip()
                      for key in ("good", "bad"))  # fmt: skip
         count = int(run("git", "-C", str(source), "rev-list", "--count", f"{good}..{bad}"))
         full = folder / f"{name}.git"  # a server names no commit that no branch of it ends in
         run("git", "clone", "-q", "--bare", "--shared", str(source), str(full))
         run("git", "-C", str(full), "branch", "-f", name, (tip := case["bad"].removesuffix("~1")))
+        run("git", "-C", str(full), "branch", "-f", f"{name}-good", good)
         depth = str(count + 20)
         run("git", "init", "-q", "--bare", str(target))
-        run("git", "-C", str(target), "fetch", "-q", "--no-tags", "--depth", depth, f"file://{full}", f"{name}:{name}")
+        wanted = [f"{branch}:{branch}" for branch in (name, f"{name}-good")]
+        run("git", "-C", str(target), "fetch", "-q", "--no-tags", "--depth", depth, f"file://{full}", *wanted)
         tips = (case["good"], good), (tip, run("git", "-C", str(target), "rev-parse", name).decode().strip())
         for text, commit in tips:
             if not commit.startswith(text):
                 run("git", "-C", str(target), "tag", text, commit)
         assert int(run("git", "-C", str(target), "rev-list", "--count", f"{good}..{bad}")) == count, name
-    for path in parcel.glob("*/*.git"):
-        run("git", "-C", str(path), "gc", "-q", "--prune=now")
+        run("git", "-C", str(target), "gc", "-q", "--prune=now")
     pack(parcel, out)
+
+
+def titan(folder: Path, upstream: Path, out: Path) -> None:
+    """The range of torchtitan that is searched, and its packages.
+
+    A clone may lack tests/assets/c4_test/data.json, torchtitan's largest file. Then lines of words stand in for it,
+    under its name, so that commits can be checked out.
+    """
+    parcel = folder / "parcel"
+    parcel.mkdir()
+    packages(folder, TITAN.split()).rename(parcel / "site")
+    place = parcel / "titan"
+    history(upstream, place, [(torchtitan.GOOD, torchtitan.BAD)])
+    drawn = random.Random(0)
+    texts = [" ".join(drawn.choices(torchtitan.WORDS.split(), k=drawn.randint(20, 200))) for _ in range(600)]
+    content = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+    stand_in(place, {"tests/assets/c4_test/data.json": content})
+    pack(parcel, out)
+
+
+def megatron(folder: Path, upstream: Path, out: Path) -> None:
+    """The ranges of Megatron-LM that are searched, and its packages."""
+    parcel = folder / "parcel"
+    parcel.mkdir()
+    history(upstream, parcel / "megatron", megatron_lm.RANGES)
+    pack(parcel, out)
+
+
+def history(upstream: Path, place: Path, ranges: Sequence[tuple[str, str]]) -> None:
+    """A repository without a checkout that holds these ranges of commits alone, the last one's end as its branch."""
+    git = ["git", "-C", str(upstream)]
+    ends = [
+        [run(*git, "rev-parse", f"{end}^{{commit}}").decode().strip() for end in (good, bad)] for good, bad in ranges
+    ]
+    wanted = "".join(f"--shallow {good}\n" for good, _ in ends) + "".join(f"{bad}\n" for _, bad in ends)
+    words = [*git, "pack-objects", "--quiet", "--revs", "--stdout", "--missing=allow-any", "--delta-base-offset"]
+    packed = subprocess.run(words, input=wanted.encode(), check=True, stdout=subprocess.PIPE).stdout
+    own = ["git", "-C", str(place)]
+    run("git", "init", "--quiet", "--initial-branch", "main", str(place))
+    subprocess.run([*own, "index-pack", "--stdin"], input=packed, check=True, stdout=subprocess.PIPE)
+    (place / ".git" / "shallow").write_text("".join(f"{good}\n" for good, _ in ends))
+    for n, (_, bad) in enumerate(ends):
+        run(*own, "update-ref", f"refs/heads/{f'range-{n}' if n < len(ends) - 1 else 'main'}", bad)
+
+
+def stand_in(place: Path, contents: Mapping[str, bytes]) -> None:
+    """Where the clone lacked one of these files, a content that stands in for it, so that commits can be checked out.
+
+    Raises:
+        ValueError: another file is lacking.
+    """
+    git = ["git", "-C", str(place)]
+    lacks = run(*git, "rev-list", "--objects", "--missing=print", "--all").decode().splitlines()
+    for name in [line[1:] for line in lacks if line.startswith("?")]:
+        held = [path for path in contents if name in run(*git, "ls-tree", "-r", "HEAD", path).decode()]
+        if not held:
+            raise ValueError(f"{name} is not in the clone")
+        objects = Path(run(*git, "rev-parse", "--git-path", "objects").decode().strip())
+        loose = place / objects / name[:2] / name[2:]
+        loose.parent.mkdir(exist_ok=True)
+        loose.write_bytes(zlib.compress(b"blob %d\0" % len(contents[held[0]]) + contents[held[0]]))
 
 
 def packages(folder: Path, pins: list[str]) -> Path:

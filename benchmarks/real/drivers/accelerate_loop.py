@@ -12,7 +12,7 @@ import os
 import sys
 
 import torch
-from kit import report, seed, upstream
+from kit import DEVICE, report, seed, upstream
 
 upstream("src")
 from accelerate import Accelerator  # noqa: E402 - accelerate's, of the commit
@@ -23,7 +23,7 @@ def main() -> None:
     """Train."""
     settings = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
     known = inspect.signature(Accelerator).parameters
-    accelerator = Accelerator(cpu=True, **{name: value for name, value in settings.items() if name in known})
+    accelerator = Accelerator(cpu=DEVICE == "cpu", **{name: value for name, value in settings.items() if name in known})
     seed()
     set_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))

@@ -11,7 +11,7 @@ import sys
 import tempfile
 
 import torch
-from kit import report, seed, upstream
+from kit import DEVICE, report, seed, upstream
 
 upstream("src")
 sys.modules["datasets"] = None  # type: ignore[assignment] # not needed here; one of today wants another huggingface_hub
@@ -26,8 +26,8 @@ from transformers import (  # noqa: E402 - the release under test
 )
 
 COMMON = {
-    "max_steps": 3, "seed": 0, "learning_rate": 1e-3, "logging_steps": 1, "use_cpu": True, "report_to": "none",
-    "save_strategy": "no", "disable_tqdm": True, "per_device_train_batch_size": 2,
+    "max_steps": 3, "seed": 0, "learning_rate": 1e-3, "logging_steps": 1, "use_cpu": DEVICE == "cpu",
+    "report_to": "none", "save_strategy": "no", "disable_tqdm": True, "per_device_train_batch_size": 2,
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import ModuleType
 
 import numpy as np
@@ -70,7 +70,7 @@ class Cpu:
         if threads > 1 and work.sum() >= self._SHARED:
             shares = np.searchsorted(np.cumsum(work), np.linspace(0, work.sum(), threads + 1)[1:-1])
             ends = [0, *shares.tolist(), len(jobs)]
-            tasks = [_pool(os.getpid()).submit(kernels.run, jobs[a:b], tables, sums[a:b], stats[a:b])
+            tasks = [_started(kernels.run, jobs[a:b], tables, sums[a:b], stats[a:b])
                      for a, b in itertools.pairwise(ends[1:])]  # fmt: skip
             kernels.run(jobs[: ends[1]], tables, sums[: ends[1]], stats[: ends[1]])
             for task in tasks:
@@ -126,6 +126,17 @@ def _pool(pid: int) -> ThreadPoolExecutor:
     """One pool per process: threads do not survive a fork."""
     del pid
     return ThreadPoolExecutor(max(1, threads_of_this_process() - 1), thread_name_prefix="fingerprint")
+
+
+def _started(work: Callable[..., None], *given: object) -> Future[None]:
+    """Work that another thread does; done at once where Python is ending, when no pool takes any more."""
+    try:
+        return _pool(os.getpid()).submit(work, *given)
+    except RuntimeError:
+        work(*given)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
 
 class _Buffers(threading.local):
