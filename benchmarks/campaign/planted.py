@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from planted_faults import HOW, WHERE
 from promise import Asked, Promise
 
-__all__ = ["PROGRAMS", "promises"]
+__all__ = ["PROGRAMS", "Server", "promises"]
 
 PROGRAMS = {
     "loop": ("plain loop", 1500),
@@ -66,14 +66,29 @@ def planted(asked: Asked, program: str, count: int) -> list[tuple[Change, dict[s
 
 
 class Server:
-    """A warm process in which a program runs again and again, each time in a fork."""
+    """A warm process in which a program runs again and again, each time in a fork.
 
-    def __init__(self, program: str, folder: Path) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    Args:
+        program: Which.
+        folder: An empty one.
+        clean: The folder of a clean run; None to make it first.
+        variables: More for its environment.
+        before: Words before its command.
+    """
+
+    def __init__(
+        self,
+        program: str,
+        folder: Path,
+        clean: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
+    ) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"} | dict(variables or {})
         script = Path(__file__).with_name("planted_run.py")
         self._log = (folder / "log").open("w")
         self._process = subprocess.Popen(
-            [sys.executable, str(script), program, str(folder)],
+            [*before, sys.executable, str(script), program, str(folder), *([str(clean)] if clean else [])],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment, text=True,
         )  # fmt: skip
 

@@ -30,7 +30,7 @@ from repro_golden.recording.rank_group import RankGroup
 from repro_golden.replay.ranks import free_port, meeting
 from repro_golden.trace import Header
 
-__all__ = ["PROGRAMS", "one", "warm"]
+__all__ = ["PROGRAMS", "one", "run_of", "warm"]
 
 STEPS = 3
 MODEL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -51,7 +51,7 @@ PROGRAMS: dict[str, dict[str, Any]] = {
     "pp2": {**_MEGATRON, "megatron": {"pipeline_model_parallel_size": 2}},
 }
 RANKS = 2
-_PATIENCE = 20
+_PATIENCE = 60
 """Seconds after which ranks that wait for each other are ended."""
 
 _rollouts: list[Any] = []
@@ -170,6 +170,12 @@ def one(program: str, place: Path, asked: Mapping[str, Any] | None, clean: Clean
     return code
 
 
+def run_of(trace: Path) -> dict[str, Any]:
+    """What the replay child is asked for."""
+    return {"steps": STEPS, "trace": str(trace), "plant": None, "dump": [], "baseline": None, "states": {},
+        "states_budget": None, "save_rollouts": None, "terminal": False, "checkpoint": None}  # fmt: skip
+
+
 def _trained(
     program: str, asked: Mapping[str, Any] | None, trace: Path, group: Any
 ) -> tuple[int, dict[str, Any], Signals]:
@@ -182,8 +188,7 @@ def _trained(
     injector = Injector(asked, lambda where: watched[0].held(where), lambda: watched[0].numbers())
     resources = {"cpus": 1, "ranks": RANKS if group else 1}
     job = {"case": {"subject": {"config": config}, "resources": resources}, "subject": {"kind": "core"}}
-    run = {"steps": STEPS, "trace": str(trace), "plant": None, "dump": [], "baseline": None, "states": {},
-           "states_budget": None, "save_rollouts": None, "terminal": False, "checkpoint": None}  # fmt: skip
+    run = run_of(trace)
     code = 0
     try:
         watched.append(Watched(injector, config))

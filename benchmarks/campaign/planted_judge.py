@@ -11,7 +11,7 @@ from planted_truth import Signals, first_difference
 from repro_golden.compare.traces import compare
 from repro_golden.trace import Trace
 
-__all__ = ["STATE", "UNSHOWN", "Clean", "judged"]
+__all__ = ["STATE", "UNSHOWN", "Clean", "judged", "read_clean"]
 
 Clean = tuple[Path, Signals]
 """The trace of the clean run, and what was so in it."""
@@ -21,6 +21,11 @@ STATE = "state: "
 
 UNSHOWN = "not shown: "
 """Begins the name of what the trainer itself shows to nobody, and is no promise of the recorder's."""
+
+
+def read_clean(place: Path) -> Clean:
+    """What `judged` kept of the clean run in a folder."""
+    return place / "trace", pickle.loads((place / "truth").read_bytes())  # noqa: S301 - our own
 
 
 def judged(place: Path, signals: Signals, clean: Clean | None) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""``python planted_run.py PROGRAM FOLDER``: runs of a program, each a fork of this warm process, each with one change.
+"""``python planted_run.py PROGRAM FOLDER [CLEAN]``: runs of a program, each a fork of this warm process.
 
-It reads a line of JSON for each run (see `planted_faults.Injector`; null for the clean one, which is first) and answers
-with a line: what is so by `planted_truth`, and what repro says. The recorder is the one of `repro trace`: its own
+It reads a line of JSON for each run (the change that is planted, see `planted_faults.Injector`, or under ``around`` the
+surroundings, see `clean_around`; null for the clean run, which is first unless CLEAN is its folder) and answers with a
+line: what is so by `planted_truth`, and what repro says. The recorder is the one of `repro trace`: its own
 sitecustomize arms the fork, its own gathering makes the trace, and its own comparison compares it with the clean one.
 """
 
@@ -12,7 +13,6 @@ import gc
 import importlib.util
 import json
 import os
-import pickle
 import random
 import shutil
 import signal
@@ -30,8 +30,9 @@ import planted_core
 import planted_programs
 import torch
 import torch._dynamo
+from clean_around import enter
 from planted_faults import Injector
-from planted_judge import Clean, judged
+from planted_judge import Clean, judged, read_clean
 from planted_truth import Signals, Truth
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -44,7 +45,7 @@ from repro_golden.trace import Header
 __all__ = ["main"]
 
 
-def main(program: str, folder: Path) -> int:
+def main(program: str, folder: Path, golden: Path | None = None) -> int:
     """Serve until the lines end."""
     torch.set_num_threads(1)
     one = planted_core.one if program in planted_core.PROGRAMS else _one
@@ -52,7 +53,7 @@ def main(program: str, folder: Path) -> int:
     fingerprint(torch.ones(3))  # the kernels are compiled, or found
     gc.collect()
     gc.freeze()
-    clean: Clean | None = None
+    clean = read_clean(golden) if golden else None
     for number, line in enumerate(sys.stdin):
         place = folder / str(number)
         place.mkdir()
@@ -61,8 +62,11 @@ def main(program: str, folder: Path) -> int:
         if not child:
             code = 70
             try:
+                asked = json.loads(line)
                 _begin(place)
-                code = one(program, place, json.loads(line), clean)
+                held = enter(asked["around"], place) if asked and "around" in asked else None
+                code = one(program, place, asked if asked and "at" in asked else None, clean)
+                del held
             except BaseException:  # noqa: BLE001 - nothing of ours may go on in a fork
                 traceback.print_exc()
             os._exit(code)
@@ -70,15 +74,15 @@ def main(program: str, folder: Path) -> int:
         answer = place / "answer.json"
         print(answer.read_text() if answer.exists() else json.dumps({"error": f"status {status}"}), flush=True)
         if clean is None:
-            clean = place / "trace", pickle.loads((place / "truth").read_bytes())  # noqa: S301 - our own
+            clean = read_clean(place)
         else:
             shutil.rmtree(place)
     return 0
 
 
 def _begin(place: Path) -> None:
-    """Be a process of its own, and no longer than a minute."""
-    signal.alarm(60)
+    """Be a process of its own, and no longer than three minutes."""
+    signal.alarm(180)
     atexit._clear()
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     out = os.open(place / "said.txt", os.O_CREAT | os.O_WRONLY)
@@ -191,4 +195,4 @@ def _judged(place: Path, raw: Path, signals: Signals, clean: Clean | None, comma
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
+    sys.exit(main(sys.argv[1], *map(Path, sys.argv[2:])))
