@@ -6,6 +6,7 @@ tried more often, from another seed, and counted. The histories of git's t6002 a
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import time
@@ -90,16 +91,22 @@ def _drawn(asked: Asked, what: str, count: int, strategy: Any, check: Callable[[
         if text in distinct:
             return
         distinct.add(text)
-        try:
+        with _tried(kept, text[:400]):
             check(problem)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the promise does not hold
-            kept.judge(False, f"{text}: {type(error).__name__}: {error}"[:500])
-        else:
             kept.judge(True, "")
 
     one()
     kept.figures = {"each": f"{(time.monotonic() - began) / max(1, kept.tried) * 1000:.1f} ms"}
     return kept
+
+
+@contextlib.contextmanager
+def _tried(kept: Promise, where: str) -> Iterator[None]:
+    """A try; what goes wrong in it is one that did not hold."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever it is, the promise does not hold
+        kept.judge(False, f"{where}: {type(error).__name__}: {error}"[:500])
 
 
 def _plain(problem: Any) -> Any:
@@ -116,20 +123,21 @@ def _check_with_costs(drawn: tuple[tuple[Dag[str], str, dict[str, str]], int, Se
 
 def _scattered(asked: Asked) -> Promise:
     """As `test_scattered_skips_of_one_reason_leave_no_suspect_too_many` has it."""
-    kept, wide = (
-        Promise("skips here and there for one reason: brute force's answer, or more that are said to be presumed"),
-        0,
-    )
+    kept = Promise("skips here and there for one reason: brute force's answer, or more that are said to be presumed")
+    wide = 0
     for number in range(asked.count(3_000)):
         rng = asked.random("scattered", number)
         dag, culprit, skips = scattered(rng, rng.randrange(10, 80))
-        end = run(Search(dag, dag.order[-1]), judge(dag, culprit, skips), rng.randrange(1, 4))
-        exact, state = brute_force(dag, skips)[culprit], end._state
-        wider = members(end.answer) != exact
-        tried = len(state.splitters) - len(state.untried) >= TRIES
-        told = isinstance(end.answer, Ambiguous) and bool(end.answer.presumed) and exact < members(end.answer)
-        kept.judge(not wider or (tried and told), f"scattered {number}: {sorted(members(end.answer) - exact)} too many")
-        wide += wider
+        with _tried(kept, f"scattered {number}"):
+            end = run(Search(dag, dag.order[-1]), judge(dag, culprit, skips), rng.randrange(1, 4))
+            exact, state = brute_force(dag, skips)[culprit], end._state
+            wider = members(end.answer) != exact
+            tried = len(state.splitters) - len(state.untried) >= TRIES
+            told = isinstance(end.answer, Ambiguous) and bool(end.answer.presumed) and exact < members(end.answer)
+            kept.judge(
+                not wider or (tried and told), f"scattered {number}: {sorted(members(end.answer) - exact)} too many"
+            )
+            wide += wider
     kept.figures = {"with more suspects": f"{wide} ({wide / kept.tried:.2%})"}
     return kept
 
@@ -142,14 +150,17 @@ def _windows(asked: Asked) -> Promise:
         n = rng.randrange(20, 600)
         width = rng.randrange(2, n - 2)
         start = rng.randrange(0, n - width)
-        _, probes, _ = depth(
-            Search(Dag(line_of(n)), n - 1),
-            1,
-            lambda c, a=start, w=width: "build" if a <= c < a + w else None,
-            named=True,
-        )
-        kept.judge(probes <= n.bit_length() + 2 * width.bit_length(), f"{width} of {n} from {start}: {probes} probes")
-        most = max(most, probes)
+        with _tried(kept, f"{width} of {n} from {start}"):
+            _, probes, _ = depth(
+                Search(Dag(line_of(n)), n - 1),
+                1,
+                lambda c, a=start, w=width: "build" if a <= c < a + w else None,
+                named=True,
+            )
+            kept.judge(
+                probes <= n.bit_length() + 2 * width.bit_length(), f"{width} of {n} from {start}: {probes} probes"
+            )
+            most = max(most, probes)
     kept.figures = {"most probes": str(most)}
     return kept
 
@@ -159,16 +170,14 @@ def line_of(n: int) -> dict[int, list[int]]:
 
 
 def _depths(asked: Asked) -> Promise:
-    kept, sizes, worst = (
-        Promise("histories of 100 to 300 commits: the worst culprit costs at most a probe more than git's rule"),
-        0,
-        0,
-    )
+    kept = Promise("histories of 100 to 300 commits: the worst culprit costs at most a probe more than git's rule")
+    sizes = worst = 0
     for number in range(asked.count(3_000)):
         dag = long_history(asked.random("depths", number))
-        ours, theirs = depth(Search(dag, dag.order[-1]), 1)[0], git_depth(dag)
-        kept.judge(ours <= theirs + 1, f"history {number} of {len(dag)}: {ours} probes, git {theirs}")
-        sizes, worst = sizes + len(dag), worst + (ours > theirs)
+        with _tried(kept, f"history {number}"):
+            ours, theirs = depth(Search(dag, dag.order[-1]), 1)[0], git_depth(dag)
+            kept.judge(ours <= theirs + 1, f"history {number} of {len(dag)}: {ours} probes, git {theirs}")
+            sizes, worst = sizes + len(dag), worst + (ours > theirs)
     kept.figures = {"commits": f"{sizes:,}", "with a probe more": str(worst)}
     return kept
 
@@ -195,7 +204,8 @@ def _noisy(asked: Asked) -> Promise:
 
 def _flaky(asked: Asked) -> Promise:
     """As `test_no_wrong_culprit_without_its_probability` has it: the driver around the search, too."""
-    kept, refused = Promise("programs that say the wrong thing now and then: nothing wrong is told as certain"), 0
+    kept = Promise("programs that say the wrong thing now and then: nothing wrong is told as certain")
+    refused = 0
     right = list[bool]()
     seeds = range(asked.seed * 10_000, asked.seed * 10_000 + asked.count(400, 5))
     for rate in WRONG_RATES:
@@ -266,15 +276,20 @@ def _compare(
         theirs = git_bisect(repo, names[bad], [names[g] for g in goods], codes)
     finally:
         shutil.rmtree(repo)
-    answer = run(Search(dag, dag.order[-1], [names[g] for g in goods]), verdict, rng.randrange(1, 3)).answer
-    ours, exact = members(answer), brute_force(dag, skips)[culprit]
-    presumed = isinstance(answer, Ambiguous) and answer.presumed
-    right = (
-        exact <= ours <= theirs and (ours == exact or bool(presumed)) and isinstance(answer, Found) == (len(ours) == 1)
-    )
-    kept.judge(right, f"{where}: {len(ours)} suspects, brute force {len(exact)}, git {len(theirs)}, culprit {culprit}")
-    suspects[0] += len(ours)
-    suspects[1] += len(theirs)
+    with _tried(kept, where):
+        answer = run(Search(dag, dag.order[-1], [names[g] for g in goods]), verdict, rng.randrange(1, 3)).answer
+        ours, exact = members(answer), brute_force(dag, skips)[culprit]
+        presumed = isinstance(answer, Ambiguous) and answer.presumed
+        right = (
+            exact <= ours <= theirs
+            and (ours == exact or bool(presumed))
+            and isinstance(answer, Found) == (len(ours) == 1)
+        )
+        kept.judge(
+            right, f"{where}: {len(ours)} suspects, brute force {len(exact)}, git {len(theirs)}, culprit {culprit}"
+        )
+        suspects[0] += len(ours)
+        suspects[1] += len(theirs)
 
 
 def _counted(asked: Asked) -> Promise:
@@ -284,11 +299,8 @@ def _counted(asked: Asked) -> Promise:
         folder = asked.work / "counted"
         folder.mkdir()
         skipping = (0.0, 0.3, 0.7)[number % 3]
-        try:
+        with _tried(kept, f"seed {asked.seed * 1000 + number}, skipping {skipping}"):
             check_tests_counted(folder, asked.seed * 1000 + number, skipping)
-        except AssertionError as error:
-            kept.judge(False, f"seed {asked.seed * 1000 + number}, skipping {skipping}: {error}"[:300])
-        else:
             kept.judge(True, "")
         shutil.rmtree(folder)
     return kept
