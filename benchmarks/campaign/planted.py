@@ -24,7 +24,7 @@ from promise import Asked, Promise
 __all__ = ["PROGRAMS", "Server", "promises"]
 
 PROGRAMS = {
-    "loop": ("plain loop", 1500),
+    "loop": ("plain loop", 1700),
     "core": ("built-in trainer", 800),
     "hf": ("HF Trainer", 500),
     "lightning": ("Lightning", 400),
@@ -164,7 +164,12 @@ def _rows(title: str, judged: Sequence[tuple[Change, dict[str, Any]]], seconds: 
                 f"{where}: named {found}, and not {truth}",
             )
     kinds = Counter(change["where"] for change, _ in judged)
-    seen.figures = {"changes": f"{len(judged):,}", **{kind: f"{n:,}" for kind, n in sorted(kinds.items())}}
+    made = sum(answer.get("done", "") not in ("", "nothing") for _, answer in judged)
+    seen.figures = {
+        "runs": f"{len(judged):,}",
+        "changes planted": f"{made:,}",
+        **{kind: f"{n:,}" for kind, n in sorted(kinds.items())},
+    }
     seen.figures |= {"broke the program": str(ended), "each": f"{seconds / max(1, len(judged)) * 1000:.0f} ms"}
     operations = {
         answer["done"].partition(" ")[0]
