@@ -53,7 +53,23 @@ def test_signals_come_in_the_order_of_the_phases() -> None:
     assert [name for phase, name in step_1 if phase == "forward"] == list(COLUMNS)
     assert [name for phase, name in step_1 if phase == "grad"] == [*names, "grad_norm"]
     moments = [f"{kind}/{name}" for kind in ("exp_avg", "exp_avg_sq") for name in names]
-    assert [name for phase, name in step_1 if phase == "update"] == names + moments
+    assert [name for phase, name in step_1 if phase == "update"] == [*names, *moments, "number/step"]
+
+
+def test_the_optimizers_count_of_steps_is_shown() -> None:
+    """A count of one weight that is off shows after the step in which it is, whatever it does to weights."""
+    counts: list[list[float]] = []
+
+    def observe(phase: str, name: str, value: Any) -> None:
+        if phase == "update" and name == "number/":
+            counts.append(value["step"].tolist())
+
+    trainer = quiet()
+    run(trainer, range(1), observe)
+    count = trainer.engines.policy.optimizer.moments("step")[WEIGHT]
+    count.copy_(count + 2e-6)
+    run(trainer, range(1, 2), observe)
+    assert counts[:2] == [[1.0], [2.0]] and [len(distinct) for distinct in counts[2:]] == [2, 2]
 
 
 def test_bf16_observes_its_rounded_weights() -> None:

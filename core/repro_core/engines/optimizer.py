@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from repro_core.config import TrainConfig
 
-__all__ = ["MainOptimizer", "clip_grads", "global_norm"]
+__all__ = ["MainOptimizer", "clip_grads", "global_norm", "step_counts"]
 
 CLIP_EPS = 1e-6
 """Added to the norm before dividing, as torch and Megatron do."""
@@ -49,6 +49,16 @@ def clip_grads(grads: dict[str, Tensor], max_norm: float) -> Tensor:
             for grad in grads.values():
                 grad.mul_(factor)
     return norm
+
+
+def step_counts(counts: Iterable[Tensor]) -> dict[str, Tensor]:
+    """What an optimizer's counts of steps are shown as: the different ones, ascending, under ``step``.
+
+    Each weight has its own, and where all is well they are one number, on every rank and in every layout. The next
+    update's bias correction rests on it.
+    """
+    held = list(counts)
+    return {"step": torch.unique(torch.stack(held))} if held else {}
 
 
 class MainOptimizer:

@@ -17,7 +17,7 @@ from repro_core.contract import Observe
 from repro_core.data.task import PAD_ID
 from repro_core.engines.checkpoint import fit, load_checkpoint, save_checkpoint
 from repro_core.engines.interface import Scores
-from repro_core.engines.optimizer import MainOptimizer, clip_grads
+from repro_core.engines.optimizer import MainOptimizer, clip_grads, step_counts
 from repro_core.model.critic import Critic
 from repro_core.model.decoder import Policy, init_weights
 from repro_core.model.hf import load_hf, save_hf
@@ -83,6 +83,7 @@ class TorchEngine:
         self.show(observe, "update", prefix)
         for kind in ("exp_avg", "exp_avg_sq"):
             observe("update", f"{prefix}{kind}/", optimizer.moments(kind))
+        observe("update", f"{prefix}number/", step_counts(optimizer.moments("step").values()))
         optimizer.publish()
         if self.config.dtype == "bf16":
             observe("update", f"{prefix}model/", {name: p.detach() for name, p in self.model.named_parameters()})

@@ -19,6 +19,7 @@ from repro_core.engines.megatron.routing import Routers
 from repro_core.engines.megatron.scoring import token_scores
 from repro_core.engines.megatron.shares import Share, Slot, packed, shares
 from repro_core.engines.megatron.weights import Where, placement_of
+from repro_core.engines.optimizer import step_counts
 from repro_core.rl.batching import Update
 
 if TYPE_CHECKING:
@@ -149,6 +150,8 @@ class MegatronEngine:
         for kind in ("exp_avg", "exp_avg_sq"):
             moments = [(number, main, main.moment(kind)) for number, main in parts]
             self._observe(observe, "update", f"{prefix}{kind}/", moments)
+        counts = step_counts(main.moment("step") for _, main in parts if "step" in main.kinds)
+        observe("update", f"{prefix}number/", counts)
         if self.config.dtype == "bf16":
             self._observe(observe, "update", f"{prefix}model/", self._own)
         return float(norm)

@@ -1,0 +1,185 @@
+"""Planted changes: small ones, at every operation and every step of short runs, and what the recorder says of them.
+
+What a change did is read without the recorder, as raw bytes (`planted_truth`). So each change is one that must be seen,
+at its step and with its first signal, or one that must not be.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from planted_faults import HOW, WHERE
+from promise import Asked, Promise
+
+__all__ = ["PROGRAMS", "Server", "promises"]
+
+PROGRAMS = {
+    "loop": ("plain loop", 1700),
+    "core": ("built-in trainer", 800),
+    "hf": ("HF Trainer", 500),
+    "lightning": ("Lightning", 400),
+    "tp2": ("Megatron, TP2", 400),
+    "pp2": ("Megatron, PP2", 400),
+}
+"""What changes are planted in, what it is called, and how many changes the whole campaign plants there."""
+
+_WEIGHTS = {"operation": 60, "weight": 9, "gradient": 7, "state": 6, "buffer": 4, "input": 6, "generator": 2,
+    "number": 5, "nothing": 1}  # fmt: skip
+_HOW_WEIGHTS = {"ulp": 4, "bit": 2, "order": 2, "dtype": 2}
+
+Change = dict[str, Any]
+
+
+def promises(asked: Asked) -> Iterator[Promise]:
+    """Four of each program: seen, at the step, by the signal, and no alarm."""
+    for program, (title, whole) in PROGRAMS.items():
+        began = time.monotonic()
+        judged = planted(asked, program, asked.count(whole))
+        yield from _rows(title, judged, time.monotonic() - began)
+
+
+def planted(asked: Asked, program: str, count: int) -> list[tuple[Change, dict[str, Any]]]:
+    """Each change that was planted in a program, and the answer of its run."""
+    servers = max(1, asked.jobs)
+
+    def part(number: int) -> list[tuple[Change, dict[str, Any]]]:
+        folder = asked.work / f"{program}-{number}"
+        folder.mkdir()
+        with Server(program, folder) as server:
+            clean = server.ask(None)
+            changes = drawn(asked.random("planted", program), clean, count)[number::servers]
+            return [(change, server.ask(change)) for change in changes]
+
+    with ThreadPoolExecutor(servers) as pool:
+        parts = list(pool.map(part, range(servers)))
+    return [pair for pairs in parts for pair in pairs]
+
+
+class Server:
+    """A warm process in which a program runs again and again, each time in a fork.
+
+    Args:
+        program: Which.
+        folder: An empty one.
+        clean: The folder of a clean run; None to make it first.
+        variables: More for its environment.
+        before: Words before its command.
+    """
+
+    def __init__(
+        self,
+        program: str,
+        folder: Path,
+        clean: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
+    ) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"} | dict(variables or {})
+        script = Path(__file__).with_name("planted_run.py")
+        self._log = (folder / "log").open("w")
+        self._process = subprocess.Popen(
+            [*before, sys.executable, str(script), program, str(folder), *([str(clean)] if clean else [])],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment, text=True,
+        )  # fmt: skip
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+        self._log.close()
+
+    def ask(self, change: Change | None) -> dict[str, Any]:
+        """Run it once."""
+        assert self._process.stdin and self._process.stdout  # noqa: PT018 - for the type checker
+        print(json.dumps(change), file=self._process.stdin, flush=True)
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline() or '{"error": "the server ended"}')
+        if change is None and ("error" in answer or answer["code"]):
+            raise RuntimeError(f"the clean run failed: {answer}; see {self._log.name}")
+        return answer
+
+
+def drawn(draw: random.Random, clean: dict[str, Any], count: int) -> list[Change]:
+    """Changes: operations in even steps through the run, the rest where it matters."""
+    wheres = draw.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=count)
+    wheres[0] = "nothing"
+    operations, number = wheres.count("operation"), 0
+    changes = []
+    for where in wheres:
+        rank = draw.randrange(len(clean.get("ranks", "1")))
+        counts = clean["ranks"][rank] if "ranks" in clean else clean
+        marks = counts["marks"]
+        begin, end = marks["forward"][0], counts["count"]
+        at = draw.randrange(begin, end)
+        if where == "operation":
+            at = begin + int((number + draw.random()) * (end - begin) / operations)
+            number += 1
+        elif where == "gradient":
+            at = draw.choice(marks["step"])
+        elif where == "input" or (where == "weight" and draw.random() < 0.3):  # weights at load
+            at = draw.choice([mark for mark in marks["forward"] if mark < end]) if where == "input" else begin
+        how = draw.choices(HOW, [_HOW_WEIGHTS[how] for how in HOW])[0]
+        changes.append({"at": at, "where": where, "how": how, "seed": draw.randrange(1 << 30), "rank": rank})
+    assert set(wheres) <= set(WHERE)
+    return changes
+
+
+def _rows(title: str, judged: Sequence[tuple[Change, dict[str, Any]]], seconds: float) -> list[Promise]:
+    seen = Promise(f"{title}: what changes a parameter, a buffer, optimizer state or a logged number is seen")
+    step = Promise(f"{title}: at the step at which it first does")
+    signal = Promise(f"{title}: with the first phase and signal that differ")
+    equal = Promise(f"{title}: what changes none of them is no difference")
+    ended = unshown = 0
+    for change, answer in judged:
+        if answer.get("code"):  # the change broke the program: there are no two runs to compare
+            ended += 1
+            continue
+        where = f"{title}: {json.dumps(change)} ({answer.get('done')})"
+        if "expected" not in answer:
+            seen.judge(False, f"{where}: {answer.get('error')}")
+            continue
+        expected, found = answer["expected"], answer["found"]
+        if expected is None and answer["unshown"]:
+            unshown += 1
+        elif expected is None:
+            equal.judge(answer["equal"], f"{where}: named {found} {answer['ended']}")
+        if expected is None:
+            continue
+        truth = [expected[0], expected[1], answer["first"] or expected[2][0]]
+        seen.judge(found is not None, f"{where}: not seen, but {truth} differs")
+        if found is not None:
+            step.judge(found[0] == truth[0], f"{where}: named {found}, and not {truth}")
+            signal.judge(
+                found[:2] == truth[:2] and _bare(found[2]) == _bare(truth[2]),
+                f"{where}: named {found}, and not {truth}",
+            )
+    kinds = Counter(change["where"] for change, _ in judged)
+    made = sum(answer.get("done", "") not in ("", "nothing") for _, answer in judged)
+    seen.figures = {
+        "runs": f"{len(judged):,}",
+        "changes planted": f"{made:,}",
+        **{kind: f"{n:,}" for kind, n in sorted(kinds.items())},
+    }
+    seen.figures |= {"broke the program": str(ended), "each": f"{seconds / max(1, len(judged)) * 1000:.0f} ms"}
+    operations = {
+        answer["done"].partition(" ")[0]
+        for change, answer in judged
+        if change["where"] == "operation" and answer.get("done")
+    }
+    signal.figures = {"kinds of operations": str(len(operations))}
+    return [seen, step, signal, equal]
+
+
+def _bare(name: str) -> str:
+    """A signal's name without the rank that holds it."""
+    return name.partition("@")[0]
