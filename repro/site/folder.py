@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from repro_golden.base.canonical import digest
+from repro_golden.base.canonical import digest, parse_json
 from repro_golden.base.errors import MachineFailureError, ReproError
 
 __all__ = ["MARKER", "check", "comparison_name", "night_key", "number", "page_name", "replace", "script"]
@@ -44,7 +44,7 @@ def check(out: Path) -> None:
 
 def _listed(marker: Path) -> set[str]:
     try:
-        raw = json.loads(marker.read_text(encoding="utf-8"))
+        raw = parse_json(marker.read_text(encoding="utf-8"))
         return set(raw["files"]) if raw["format"] == _FORMAT else set()
     except (OSError, ValueError, KeyError, TypeError):
         return set()

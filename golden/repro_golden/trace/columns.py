@@ -59,10 +59,10 @@ def write(path: Path, steps: Iterable[tuple[int, list[Row]]]) -> None:
 
 def read_step(path: Path, index: int) -> tuple[int, list[Row]]:
     """Step number and rows of the `index`-th row group, in the order they were observed."""
-    import pyarrow.parquet as pq
+    from repro_golden.base.bounded_parquet import open_bounded, rows_of_group
 
-    with pq.ParquetFile(path) as file:
-        rows = file.read_row_group(index).to_pylist()
+    with open_bounded(path, ("placement", "sketch", "values")) as file:
+        rows = rows_of_group(file, index)
     return (rows[0]["step"] if rows else -1), [
         Row(
             phase=r["phase"],

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from repro_golden.base.canonical import parse_json
+from repro_golden.base.files import open_regular
 from repro_golden.fingerprint.definition import Lanes
 from repro_golden.trace.model import Row
 
@@ -75,7 +77,7 @@ def join(step: int, parts: Sequence[Packed], label: str = "") -> bytes:
 def unpack(payload: bytes) -> tuple[int, list[Row], str]:
     """Step number, rows and label of a frame's payload."""
     (size,) = struct.unpack_from("<I", payload)
-    table = json.loads(payload[4 : 4 + size])
+    table = parse_json(payload[4 : 4 + size])
     numbers = 4 + size
     at = numbers + _NUMBERS.size * len(table["phase"])
     rows = []
@@ -112,7 +114,7 @@ class FrameReader:
     def more(self) -> Iterator[tuple[int, list[Row], str]]:
         """The whole frames up to the first that is cut short or damaged: `unpack` of each."""
         size = self._path.stat().st_size  # a damaged length must not become a request for that much memory
-        with self._path.open("rb") as file:
+        with open_regular(self._path) as file:
             file.seek(self._at)
             while len(head := file.read(_HEAD.size)) == _HEAD.size:
                 magic, length, crc = _HEAD.unpack(head)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from repro_golden.base.canonical import canonical_json, decode_float, digest, encode_float, frame, xxh3_128_hexdigest
+from repro_golden.base.canonical import (
+    canonical_json,
+    decode_float,
+    digest,
+    encode_float,
+    frame,
+    parse_json,
+    xxh3_128_hexdigest,
+)
 from repro_golden.fingerprint.definition import SCHEME, Lanes, bind
 from repro_golden.fingerprint.share import Share
 
@@ -112,7 +119,7 @@ def to_checked_line(value: dict[str, Any]) -> str:
 
 def from_checked_line(line: str) -> dict[str, Any]:
     """The inverse of `to_checked_line`; ValueError, KeyError or TypeError when any byte was changed."""
-    raw: dict[str, Any] = json.loads(line)
+    raw: dict[str, Any] = parse_json(line)
     check = raw["check"]
     content = checked(raw)
     if canonical_json({**content, "check": check}) != line:

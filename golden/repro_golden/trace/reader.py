@@ -12,6 +12,7 @@ from typing import Any
 
 from repro_golden.base.canonical import check_format, digest, read_json
 from repro_golden.base.errors import ReproError
+from repro_golden.base.files import read_regular
 from repro_golden.fingerprint.definition import SCHEME, reference_in_pieces
 from repro_golden.trace import columns, frames
 from repro_golden.trace.model import Header, Row, StepRecord, chain, checked, dump_path, from_checked_line, root
@@ -62,7 +63,7 @@ class Trace:
     def _read_steps(self) -> tuple[list[StepRecord], Mapping[str, Any] | None]:
         path = self.directory / STEPS
         try:
-            lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
+            lines = read_regular(path).decode("utf-8", errors="replace").split("\n")
         except FileNotFoundError:
             return [], None
         except OSError as error:
@@ -149,6 +150,8 @@ def _rows(trace: Trace, index: int) -> tuple[Row, ...]:
             _, rows = columns.read_step(path, index)
         except FileNotFoundError:
             raise ReproError(f"{trace.directory} has no rows: run `repro golden pull`, or record it again") from None
+        except ReproError:
+            raise
         except Exception as error:  # noqa: BLE001 - pyarrow raises many kinds for a damaged file
             raise ReproError(f"{path} is damaged: {type(error).__name__}; pull or record it again") from None
     try:
