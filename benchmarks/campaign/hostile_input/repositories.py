@@ -73,7 +73,7 @@ FILES: dict[str, dict[str, str]] = {
     "DVC's stages": {"dvc.yaml": "stages:\n  evil:\n    cmd: TOUCH\n    outs: [made]\n", "golden/dvc.yaml": "stages:\n  evil:\n    cmd: TOUCH\n    outs: [made]\n"},
     "DVC's settings": {".dvc/config": "[core]\n    remote = r\n    hardlink_lock = true\n['remote \"r\"']\n    url = ssh://evil/x\n    ask_password = true\n    password_command = TOUCH\n"},
     "DVC's hooks": {".dvc/config": "", ".dvc/tmp/exp-runs/x": "x", ".dvc/plugins/evil.py": "PYTHON", ".dvcignore": "**\n"},
-    "git's attributes": {".gitattributes": "* filter=evil diff=evil merge=evil ident text eol=crlf working-tree-encoding=UTF-16\n"},
+    "git's attributes": {".gitattributes": "* filter=evil diff=evil merge=evil ident text eol=crlf\n*.none working-tree-encoding=UTF-16\n"},
     "LFS's settings": {".lfsconfig": "[lfs]\n\turl = ext::TOUCH\n[lfs \"customtransfer.evil\"]\n\tpath = TOUCH\n", ".gitattributes": "*.py filter=lfs\n"},
     "mailmaps and ignores": {".mailmap": "Evil <e> <test@example.invalid>\n", ".gitignore": "*\n!*\n", ".git-blame-ignore-revs": "x"},
     "a case that is a program": {"golden/cases/evil.toml": '[case]\nname = "evil"\nsteps = 1\n[subject]\nkind = "command"\ncommand = "TOUCH"\nsetup = "TOUCH"\ncheck = "TOUCH"\n'},
