@@ -96,7 +96,7 @@ def test_folders_merge_by_copying(tmp_path: Path) -> None:
         ("{", "is not a readable result of a night"),
         ("[]", "expected a JSON object"),
         ("{}", "has no format number"),
-        ('{"format": 2}', "has format 2, this repro reads up to 1"),
+        ('{"format": 3}', "has format 3, this repro reads up to 2"),
         ('{"format": 1}', "is damaged"),
         ('{"format": 1, "status": "fine", "at": "2026-11-22T03:12:45Z"}', "is damaged"),
         ('{"format": 1, "status": "green", "at": 3}', "is damaged"),
