@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 from conftest import Repo, environment
+from history_kit import start
 
 from repro_golden.base.errors import ReproError
+from repro_golden.case.file import read_case
 from repro_golden.repository.checkout import Checkout, find_checkout, held_alone
 from repro_golden.store.dvc import Dvc
 from repro_golden.store.pulled import check_pulled
+from repro_golden.subjects.environments.builds import identity_in
 
 TAKEN = "is being recorded by process {}: wait for it, or end it, and run again"
 
@@ -64,6 +67,7 @@ def test_who_writes_to_the_store_waits_for_nobody(recorded: Repo, words: tuple[s
 HOLD = """\
 import sys, time
 from pathlib import Path
+from repro_golden.case.file import read_case
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.checkout import held_alone
 from repro_golden.store.pulled import check_pulled
@@ -181,3 +185,17 @@ def test_a_pull_command_is_one_line_and_exits_2(recorded: Repo) -> None:
     done = recorded.repro("golden", "pull", "mini")
     assert done.returncode == 2
     assert "is not what its pointer stands for" in done.stderr.splitlines()[-1]
+
+
+# -- whose modules are imported
+
+
+@pytest.mark.parametrize("name", ["json", "typing", "re", "dvc"])
+def test_a_module_of_the_repository_is_not_the_interpreters(tmp_path: Path, name: str) -> None:
+    """A repository may hold a file called as a module that DVC, or the interpreter asked who it is, imports."""
+    repo = start(tmp_path)
+    (repo.root / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise SystemExit(9)\n")
+    Dvc(repo.root).init()
+    case = read_case(repo.root / "golden" / "cases" / "toy.toml")
+    assert identity_in(case, sys.executable, environment(), repo.root).packages
+    assert not (tmp_path / "ran").exists()

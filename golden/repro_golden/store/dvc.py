@@ -102,6 +102,7 @@ class Dvc:
         """
         require("what DVC keeps", "golden")
         environment = os.environ | {"DVC_NO_ANALYTICS": "1", "DVC_TEST": "false", "NO_COLOR": "1"}
+        environment["PYTHONSAFEPATH"] = "1"  # the repository may hold a json.py
         command = [sys.executable, "-m", "dvc", *arguments]
         done = subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, check=False)
         if done.returncode != 0:

@@ -245,7 +245,9 @@ def _packages(slot: Slot) -> list[str]:
 # -- who a process in one is
 
 _ASK = """\
-import importlib.util, sys
+import sys
+sys.path[:] = [p for p in sys.path if p]  # not the folder that it starts in, which may hold a json.py
+import importlib.util
 package, threads, ranks = sys.argv[1:]
 spec = importlib.util.spec_from_file_location(
     "repro_golden", package + "/__init__.py", submodule_search_locations=[package])

@@ -307,7 +307,7 @@ def pip_settings(python: str, variables: Mapping[str, str]) -> dict[str, str]:
 @functools.cache
 def _pip_files(python: str, file: str | None) -> dict[str, str]:
     """What pip's files say, in the order in which they win."""
-    environment = os.environ | ({"PIP_CONFIG_FILE": file} if file else {})
+    environment = os.environ | ({"PIP_CONFIG_FILE": file} if file else {}) | {"PYTHONSAFEPATH": "1"}
     command = [python, "-m", "pip", "config", "list", "--disable-pip-version-check"]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
