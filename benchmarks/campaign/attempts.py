@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import warm_kit
+
 GIB = 1 << 30
 SECONDS = 60.0
 """No hostile file may keep a command longer, on a machine that others use too."""
@@ -91,14 +93,14 @@ def unseen_in(raw: bytes) -> str:
 
 def warm() -> None:
     """Import what commands import, once, so that a fork begins with it."""
-    for name in MODULES:
+    for name in (*MODULES, *warm_kit.BASE, *warm_kit.COMMANDS):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
 
 def attempt(
     command: Sequence[str], folder: Path, *, seconds: float = SECONDS, room: int | None = ROOM,
-    inside: Callable[[], int] | None = None,
+    inside: Callable[[], int] | None = None, alone: bool = False,
 ) -> Attempt:  # fmt: skip
     """Run one command of repro in a fork of this process.
 
@@ -108,6 +110,7 @@ def attempt(
         seconds: Time that it may take.
         room: Address space that it may take beyond what it has; None for all there is.
         inside: What runs in the place of the command.
+        alone: Where it must be killed, its children are not: they have to see to that themselves.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         sys.stdout.flush()
@@ -117,7 +120,7 @@ def attempt(
         number = os.fork()
         if not number:
             _become(command, folder, out.fileno(), err.fileno(), room, inside)
-        status, usage = _ended(number, seconds)
+        status, usage = _ended(number, seconds, alone=alone)
         texts = []
         for file in (out, err):
             file.seek(0)
@@ -127,15 +130,16 @@ def attempt(
         return Attempt([*command], code, texts[0], texts[1], time.monotonic() - began, grown)
 
 
-def _ended(number: int, seconds: float) -> tuple[int | None, resource.struct_rusage]:
+def _ended(number: int, seconds: float, *, alone: bool) -> tuple[int | None, resource.struct_rusage]:
     """The process's status, None where it had to be killed, and what it took; its children go with it."""
     handle = os.pidfd_open(number)
     try:
         in_time = bool(select.select([handle], [], [], seconds)[0])
     finally:
         os.close(handle)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(number, signal.SIGKILL)
+    if not alone:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(number, signal.SIGKILL)
     if not in_time:
         with contextlib.suppress(ProcessLookupError):
             os.kill(number, signal.SIGKILL)

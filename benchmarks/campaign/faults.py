@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attempts import warm
-from fault_kinds import damage
+from fault_kinds import damage, kills, places, remotes, shapes
 from promise import Asked, Promise
 
 __all__ = ["promises"]
@@ -14,4 +14,5 @@ __all__ = ["promises"]
 def promises(asked: Asked) -> Iterator[Promise]:
     """A promise for each kind of fault."""
     warm()
-    yield from damage.promises(asked)
+    for kind in (damage, kills, places, remotes, shapes):
+        yield from kind.promises(asked)

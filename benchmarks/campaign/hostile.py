@@ -40,8 +40,9 @@ def _tried(asked: Asked, what: str, inputs: Sequence[Input]) -> Promise:
     commands, slowest, largest = 0, 0.0, 0
     for given in chosen:
         place = _place(asked.work / "place")
+        given_commands = given.make(place)
         with watched(place.outside) as changed:
-            attempts = [_attempt(command, place) for command in given.make(place)]
+            attempts = [_attempt(command, place) for command in given_commands]
             faults = [
                 f"`repro {' '.join(a.command)}` {why}" for a in attempts if (why := a.fault(given.codes, given.most))
             ]
