@@ -11,14 +11,17 @@ from pathlib import Path
 
 import pytest
 from conftest import Repo, environment
+from doctor_golden_kit import golden, repository
 from history_kit import start
 
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import read_case
 from repro_golden.repository.checkout import Checkout, find_checkout, held_alone
 from repro_golden.store.dvc import Dvc
+from repro_golden.store.golden import Store
 from repro_golden.store.pulled import check_pulled
 from repro_golden.subjects.environments.builds import identity_in
+from repro_golden.trace import Trace
 
 TAKEN = "is being recorded by process {}: wait for it, or end it, and run again"
 
@@ -199,3 +202,38 @@ def test_a_module_of_the_repository_is_not_the_interpreters(tmp_path: Path, name
     case = read_case(repo.root / "golden" / "cases" / "toy.toml")
     assert identity_in(case, sys.executable, environment(), repo.root).packages
     assert not (tmp_path / "ran").exists()
+
+
+class Ending(Dvc):
+    """DVC in a process that ends at its call of so many."""
+
+    def __init__(self, root: Path, calls: int) -> None:
+        """Count from here."""
+        super().__init__(root)
+        self.calls = calls
+
+    def add(self, *paths: Path) -> None:
+        """Add, or end."""
+        self.calls -= 1
+        if self.calls < 0:
+            raise KeyboardInterrupt
+        super().add(*paths)
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+def test_a_golden_run_is_never_gone_while_it_is_replaced(tmp_path: Path, calls: int) -> None:
+    """Whoever ends between any two calls of DVC leaves the old run or the new one, and the next one replaces it."""
+    repo = repository(tmp_path)
+    Dvc(repo.root).init()
+    old, new = golden(repo, machine="m"), golden(repo, machine="n", made=2)
+    Dvc(repo.root).add(old)
+    chains = [Trace(folder / "trace").chain for folder in (old, new)]
+    store = Store(repo.root)
+    store.dvc = Ending(repo.root, calls)
+    shutil.copytree(new, tmp_path / "staged")
+    with pytest.raises(KeyboardInterrupt):
+        store.keep(tmp_path / "staged", "m", "toy", replace_reason="x")
+    assert Store(repo.root).load("m", "toy").trace.chain == chains[calls]
+    assert Store(repo.root).keep(new, "m", "toy", replace_reason="x").trace.chain == chains[1]
+    assert Store(repo.root).load("m", f"toy~{chains[0][:8]}").trace.chain == chains[0]
+    assert (old.parent / "toy.dvc").exists()

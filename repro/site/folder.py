@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import json
 import math
@@ -17,6 +16,7 @@ from typing import Any
 
 from repro_golden.base.canonical import digest, parse_json
 from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.base.files import exchanged
 
 __all__ = ["MARKER", "check", "comparison_name", "night_key", "number", "page_name", "replace", "script"]
 
@@ -117,7 +117,7 @@ def _swap(unfinished: Path, out: Path) -> None:
     """Put the new site in place; the earlier one takes its place. In one step where the system can do so."""
     if not out.exists():
         unfinished.rename(out)
-    elif not _exchanged(unfinished, out):
+    elif not exchanged(unfinished, out):
         earlier = unfinished.with_name(unfinished.name.replace(".unfinished-", ".unfinished-earlier-"))
         out.rename(earlier)
         try:
@@ -126,16 +126,6 @@ def _swap(unfinished: Path, out: Path) -> None:
             earlier.rename(out)
             raise
         earlier.rename(unfinished)
-
-
-_EXCHANGE = 2
-_HERE = -100
-
-
-def _exchanged(one: Path, other: Path) -> bool:
-    """Whether two folders have taken each other's names: a process that is killed leaves both names whole."""
-    exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # Linux has it
-    return exchange is not None and not exchange(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE)
 
 
 # -- names of pages, and data inside of scripts: whatever a case or a branch is called

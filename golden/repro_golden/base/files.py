@@ -1,7 +1,8 @@
-"""Files that somebody else made: whole, plain ones, and nothing that has no end."""
+"""Files that somebody else made: whole, plain ones, and nothing that has no end. Folders that change places."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import stat
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import BinaryIO
 
 from repro_golden.base.errors import ReproError
 
-__all__ = ["open_regular", "read_regular"]
+__all__ = ["exchanged", "open_regular", "read_regular"]
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -39,3 +40,13 @@ def read_regular(path: Path) -> bytes:
             return file.read()
     except MemoryError:
         raise ReproError(f"{path} is larger than memory: it is damaged, or no file of repro's") from None
+
+
+_EXCHANGE = 2
+_HERE = -100
+
+
+def exchanged(one: Path, other: Path) -> bool:
+    """Whether two folders have taken each other's names: a process that is killed leaves both names whole."""
+    exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # Linux has it
+    return exchange is not None and not exchange(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE)
