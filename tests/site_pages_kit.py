@@ -83,25 +83,27 @@ def case_page(nights: list[Night], tmp_path: Path, **options: Any) -> str:
     return built["cases/demo.html"].decode()
 
 
-def evil_results(folder: Path) -> Results:
+def evil_results(folder: Path, text: str = EVIL) -> Results:
+    """Results in which every text is `text`."""
+
     def evil(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: item if key in keep else evil(item) for key, item in value.items()}
-        return [evil(item) for item in value] if isinstance(value, list) else EVIL if isinstance(value, str) else value
+        return [evil(item) for item in value] if isinstance(value, list) else text if isinstance(value, str) else value
 
     keep = {"commit", "point", "at", "verdict", "status", "hunk", "base", "head"}
-    pair = evil(json.loads(json.dumps(pull().to_mapping() | {"base": {"commit": EVIL}, "head": {"commit": EVIL}})))
+    pair = evil(json.loads(json.dumps(pull().to_mapping() | {"base": {"commit": text}, "head": {"commit": text}})))
     (folder / "report.json").write_text(json.dumps(pair))
-    one = night(number=4, case=EVIL, machine=EVIL, chain="b", status="changed", reproduce=EVIL, version=EVIL)
+    one = night(number=4, case=text, machine=text, chain="b", status="changed", reproduce=text, version=text)
     summary = Summary(1.0, math.nan, 1.0, 1.0, 1.0)
     one = replace(
         one,
-        commit=dict.fromkeys(one.commit, EVIL),
-        metrics={EVIL: summary},
-        checks=[replace(one.checks[0], name=EVIL, text=EVIL)],
+        commit=dict.fromkeys(one.commit, text),
+        metrics={text: summary},
+        checks=[replace(one.checks[0], name=text, text=text)],
         compared=evil(json.loads(json.dumps(site_kit.compared(1).to_mapping()))) | {"verdict": "moved"},
         culprits=[evil(json.loads(json.dumps(culprit(3).to_mapping())))],
-        bisect=dict.fromkeys(("range", "outcome", "reproduce"), EVIL),
+        bisect=dict.fromkeys(("range", "outcome", "reproduce"), text),
     )
     (folder / "nights/m/c").mkdir(parents=True)
     for index, each in enumerate((replace(one, chain="a", at="2026-11-01T00:00:00Z", compared=None), one)):

@@ -151,6 +151,9 @@ def test_the_trainers_own_keys_are_its_own(tmp_path: Path) -> None:
         (CASE + "[resources]\ncpus = 0\n", "resources.cpus"),
         (CASE + "x", "is not TOML"),
         (CASE + "steps = 3\n", "is not TOML"),
+        ("x = " + "[" * 10_000 + "]" * 10_000, "is not TOML: it is nested too deeply"),
+        ("x = " + "9" * 5_000, "is not TOML"),
+        (CASE + '[observe]\nmetrics = ["' + "(" * 10_000 + ")" * 10_000 + '"]\n', "is no regular expression"),
     ],
 )
 def test_a_value_that_does_not_serve_is_one_line(tmp_path: Path, text: str, message: str) -> None:

@@ -417,6 +417,16 @@ def test_torchruns_first_failure_is_named(tmp_path: Path) -> None:
     assert last_line(log) == "rank 1 failed first, with 1: RuntimeError: boom on one"
 
 
+@pytest.mark.whole
+def test_what_failed_before_ranks_were_known_is_named(tmp_path: Path) -> None:
+    """Of a torchrun whose program does not import, the last line is that error: torch has marked no line of it."""
+    program, log = tmp_path / "train.py", tmp_path / "log"
+    program.write_text("import no_such_package\n")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", str(program)]
+    assert Child(command, tmp_path, dict(os.environ), log, 120).run() == 1
+    assert last_line(log) == "rank 0 failed first, with 1: ModuleNotFoundError: No module named 'no_such_package'"
+
+
 BIG = """\
 import resource, sys
 from pathlib import Path

@@ -234,6 +234,7 @@ def test_only_files_near_the_script_are_sourced(tmp_path: Path) -> None:
     "source",
     [
         "X=aaaaaaaaaaaaaaaa\n" + "X=$X$X$X$X\n" * 40,
+        "X=aa\n" + "X=${X//a/$X}\n" * 40,
         "A=(a b c d)\n" + 'A+=("${A[@]}" "${A[@]}")\n' * 40,
         "f() { f; f; f; }\nf\n",
         "a() { b; b; b; b; }\nb() { c; c; c; c; }\n" + "c() { a; a; }\na\n",
@@ -243,7 +244,7 @@ def test_only_files_near_the_script_are_sourced(tmp_path: Path) -> None:
         "for i in 1 2 3 4 5 6 7 8; do " * 12 + "x=1; " + "done; " * 12 + "\n",
         "eval 'eval $X'\n" * 50,
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_a_script_made_to_exhaust_the_reader_ends(tmp_path: Path, source: str) -> None:
     """Doubling, recursion, nesting: reading stops at a bound; what was read until there is kept."""

@@ -11,11 +11,17 @@ from pathlib import Path
 
 import pytest
 from conftest import Repo, environment
+from doctor_golden_kit import golden, repository
+from history_kit import start
 
 from repro_golden.base.errors import ReproError
+from repro_golden.case.file import read_case
 from repro_golden.repository.checkout import Checkout, find_checkout, held_alone
 from repro_golden.store.dvc import Dvc
+from repro_golden.store.golden import Store
 from repro_golden.store.pulled import check_pulled
+from repro_golden.subjects.environments.builds import identity_in
+from repro_golden.trace import Trace
 
 TAKEN = "is being recorded by process {}: wait for it, or end it, and run again"
 
@@ -64,6 +70,7 @@ def test_who_writes_to_the_store_waits_for_nobody(recorded: Repo, words: tuple[s
 HOLD = """\
 import sys, time
 from pathlib import Path
+from repro_golden.case.file import read_case
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.checkout import held_alone
 from repro_golden.store.pulled import check_pulled
@@ -181,3 +188,85 @@ def test_a_pull_command_is_one_line_and_exits_2(recorded: Repo) -> None:
     done = recorded.repro("golden", "pull", "mini")
     assert done.returncode == 2
     assert "is not what its pointer stands for" in done.stderr.splitlines()[-1]
+
+
+# -- whose modules are imported
+
+
+@pytest.mark.parametrize("name", ["json", "typing", "re", "dvc"])
+def test_a_module_of_the_repository_is_not_the_interpreters(tmp_path: Path, name: str) -> None:
+    """A repository may hold a file called as a module that DVC, or the interpreter asked who it is, imports."""
+    repo = start(tmp_path)
+    (repo.root / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise SystemExit(9)\n")
+    Dvc(repo.root).init()
+    case = read_case(repo.root / "golden" / "cases" / "toy.toml")
+    assert identity_in(case, sys.executable, environment(), repo.root).packages
+    assert not (tmp_path / "ran").exists()
+
+
+class Ending(Dvc):
+    """DVC in a process that ends at its call of so many."""
+
+    def __init__(self, root: Path, calls: int) -> None:
+        """Count from here."""
+        super().__init__(root)
+        self.calls = calls
+
+    def add(self, *paths: Path) -> None:
+        """Add, or end."""
+        self.calls -= 1
+        if self.calls < 0:
+            raise KeyboardInterrupt
+        super().add(*paths)
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+def test_a_golden_run_is_never_gone_while_it_is_replaced(tmp_path: Path, calls: int) -> None:
+    """Whoever ends between any two calls of DVC leaves the old run or the new one, and the next one replaces it."""
+    repo = repository(tmp_path)
+    Dvc(repo.root).init()
+    old, new = golden(repo, machine="m"), golden(repo, machine="n", made=2)
+    Dvc(repo.root).add(old)
+    chains = [Trace(folder / "trace").chain for folder in (old, new)]
+    store = Store(repo.root)
+    store.dvc = Ending(repo.root, calls)
+    shutil.copytree(new, tmp_path / "staged")
+    with pytest.raises(KeyboardInterrupt):
+        store.keep(tmp_path / "staged", "m", "toy", replace_reason="x")
+    assert Store(repo.root).load("m", "toy").trace.chain == chains[calls]
+    assert Store(repo.root).keep(new, "m", "toy", replace_reason="x").trace.chain == chains[1]
+    assert Store(repo.root).load("m", f"toy~{chains[0][:8]}").trace.chain == chains[0]
+    assert (old.parent / "toy.dvc").exists()
+
+
+# -- a repository that ignores folders of our names
+
+
+def ignoring(root: Path, rules: str) -> Dvc:
+    """A repository with DVC whose .gitignore has these lines."""
+    repo = Repo(root)
+    (root / ".gitignore").write_text(rules)
+    repo.git("init", "--quiet")
+    dvc = Dvc(root)
+    dvc.init()
+    (root / "golden" / "runs" / "m" / "case").mkdir(parents=True)
+    (root / "golden" / "runs" / "m" / "case" / "run.json").write_text("{}")
+    return dvc
+
+
+def test_a_repository_that_ignores_runs_keeps_golden_ones(tmp_path: Path) -> None:
+    """Megatron-LM's .gitignore has `runs/`: git is told that golden/runs is another, once, and sees the pointer."""
+    dvc, own = ignoring(tmp_path, "runs/\n"), tmp_path / "golden" / ".gitignore"
+    for _ in range(2):
+        dvc.add(tmp_path / "golden" / "runs" / "m" / "case")
+        assert own.read_text() == "!/runs/\n"
+    assert "golden/runs/m/case.dvc" in Repo(tmp_path).git("ls-files", "--others", "--exclude-standard").splitlines()
+
+
+def test_pointers_that_git_cannot_be_made_to_see_are_refused_before_any_work(tmp_path: Path) -> None:
+    """A rule for `golden` itself, or for all pointers, is named with its file and line."""
+    for name, rule in (("folder", "golden/"), ("pointers", "*.dvc")):
+        (tmp_path / name).mkdir()
+        dvc = ignoring(tmp_path / name, f"# ours\n{rule}\n")
+        with pytest.raises(ReproError, match=re.escape(f"git ignores golden/runs by .gitignore:2:{rule}: take")):
+            dvc.check()

@@ -29,13 +29,28 @@ NIGHTS = st.builds(
 )
 
 
+def test_a_night_that_was_changed_is_damaged(tmp_path: Path) -> None:
+    """One digit or letter that is another is told; a file from before, which carries no digest of itself, is read."""
+    path = Nights(tmp_path).write(night())
+    text = path.read_text()
+    for old, new in (('"green"', '"error"'), ('"last": 1.0', '"last": 1.1'), ('"steps": 3', '"steps": 2')):
+        path.write_text(text.replace(old, new, 1))
+        with pytest.raises(ReproError, match="is damaged"):
+            Nights(tmp_path).read()
+    raw = json.loads(text) | {"format": 1}
+    del raw["check"]
+    path.write_text(json.dumps(raw))
+    (found,) = Nights(tmp_path).read()
+    assert exact(found.to_mapping()) == exact(night().to_mapping())
+
+
 @given(NIGHTS)
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, one: Night) -> None:
     """Every night comes back bit for bit, NaN and its payload included, from a file that any JSON reader takes."""
     nights = Nights(tmp_path_factory.mktemp("nights"))
     path = nights.write(one)
     raw = json.loads(path.read_text(), parse_constant=pytest.fail)
-    assert raw["format"] == 1
+    assert raw["format"] == 2
     (found,) = nights.read()
     assert exact(found.to_mapping()) == exact(one.to_mapping())
     assert {k: exact(list(vars(v).values())) for k, v in found.metrics.items()} == {
@@ -81,7 +96,7 @@ def test_folders_merge_by_copying(tmp_path: Path) -> None:
         ("{", "is not a readable result of a night"),
         ("[]", "expected a JSON object"),
         ("{}", "has no format number"),
-        ('{"format": 2}', "has format 2, this repro reads up to 1"),
+        ('{"format": 3}', "has format 3, this repro reads up to 2"),
         ('{"format": 1}', "is damaged"),
         ('{"format": 1, "status": "fine", "at": "2026-11-22T03:12:45Z"}', "is damaged"),
         ('{"format": 1, "status": "green", "at": 3}', "is damaged"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import colorsys
+import fcntl
 import json
+import os
 import re
 import sys
 from dataclasses import replace
@@ -97,6 +99,25 @@ def test_commits_are_links_only_with_a_repository(tmp_path: Path) -> None:
     assert f'href="https://example.org/o/r/commit/{point(2).commit}"' in linked
     plain = case_page(nights, tmp_path / "b")
     assert "https://" not in plain and f'<code class="commit">{point(2).commit[:10]}</code>' in plain
+
+
+# -- a process that was killed
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    """By the next one; a folder that a living process is writing stays, and so do others of like names."""
+    out = tmp_path / "site"
+    put(out, {"a.html": b"one"})
+    for name in (".site.unfinished-dead", ".site.unfinished-alive", ".other.unfinished-x", "site.unfinished-y"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.html").write_bytes(b"half")
+    alive = os.open(tmp_path / ".site.unfinished-alive", os.O_RDONLY)
+    fcntl.flock(alive, fcntl.LOCK_EX)
+    put(out, {"b.html": b"two"})
+    os.close(alive)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [".other.unfinished-x", ".site.unfinished-alive", "site", "site.unfinished-y"]
+    assert sorted(path.name for path in out.iterdir()) == ["b.html", MARKER]
 
 
 # -- names

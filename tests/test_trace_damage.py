@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import tempfile
 from collections.abc import Iterator
@@ -272,3 +273,44 @@ def test_steps_in_another_order_break_the_chain(small: Path, tmp_path: Path) -> 
         (directory / "steps.jsonl").write_bytes(b"".join(lines[i] for i in order))
         with pytest.raises(ReproError, match="does not continue the chain"):
             Trace(directory)
+
+
+# -- made to take the machine
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000], ids=["lists", "objects"])
+@pytest.mark.parametrize("name", ["header.json", "steps.jsonl"])
+def test_json_that_is_nested_too_deeply_is_one_error_line(small: Path, tmp_path: Path, name: str, text: str) -> None:
+    """It is damaged like any other."""
+    directory = copy(small, tmp_path / "t")
+    (directory / name).write_text(text + "\n")
+    with pytest.raises(ReproError, match=r"damaged|nested too deeply"):
+        Trace(directory)
+
+
+@pytest.mark.parametrize("name", ["header.json", "steps.jsonl", "rank-00000.log", "rank-00000.parquet"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(small: Path, tmp_path: Path, name: str) -> None:
+    """Nobody may ever write to it."""
+    directory = copy(small, tmp_path / "t")
+    if name.endswith(".parquet"):
+        seal(directory)
+    (directory / name).unlink()
+    os.mkfifo(directory / name)
+    with pytest.raises(ReproError, match="no regular file"):
+        Trace(directory).rows(0)
+
+
+def test_columns_that_grow_are_refused(small: Path, tmp_path: Path) -> None:
+    """A few KiB that stand for gigabytes, of one value in many rows or of rows without any, are not unpacked."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    directory = copy(small, tmp_path / "t")
+    seal(directory)
+    once = pa.array([bytes(16 << 20)], pa.binary())
+    often = pa.DictionaryArray.from_arrays(pa.array([0] * 100, pa.int32()), once)
+    many = {"step": pa.nulls(10_000_000, pa.int64()), "values": pa.nulls(10_000_000, pa.binary())}
+    for columns in ({"values": often}, many):
+        others = {name: pa.nulls(len(columns["values"]), pa.string()) for name in ("placement", "sketch")}
+        table = pa.table(columns | others)
+        pq.write_table(table, directory / "rank-00000.parquet", compression="zstd", row_group_size=1 << 30)
+        with pytest.raises(ReproError, match=r"would take \d+ MiB, which no recording of its size does"):
+            Trace(directory).rows(0)

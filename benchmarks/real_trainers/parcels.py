@@ -52,6 +52,7 @@ ray/cpp ray/includes wandb/bin sglang_router/*.so zstandard/_cffi*.so"""
 """Of these packages, what training does not use."""
 TITAN = """torchdata==0.11.0 datasets==4.7.0 dill==0.4.0 multiprocess==0.70.18 tyro==1.0.17 typeguard==4.6.1
 docstring-parser==0.18.0"""
+MEGATRON = "pydantic==2.14.3 pydantic-core==2.50.4 annotated-types==0.8.0 typing-inspection==0.4.5"
 STAND_INS = {
     "lightning-worker-seed": {"docs/source-pytorch/_static/images/general/pl_quick_start_full_compressed.gif": b"GIF"}
 }
@@ -192,6 +193,7 @@ def megatron(folder: Path, upstream: Path, out: Path) -> None:
     """The ranges of Megatron-LM that are searched, and its packages."""
     parcel = folder / "parcel"
     parcel.mkdir()
+    packages(folder, MEGATRON.split()).rename(parcel / "site")
     history(upstream, parcel / "megatron", megatron_lm.RANGES)
     pack(parcel, out)
 

@@ -180,8 +180,7 @@ def _entries(
 
 def _passing_as(checkout: Checkout, base: str, case: Case) -> Case:
     """The case, which passes on no more variables than it does at BASE: HEAD names its own code no secret."""
-    import tomllib
-
+    from repro_golden.base.canonical import parse_toml
     from repro_golden.case.file import CASES
     from repro_golden.repository.git import GitFailedError
 
@@ -190,8 +189,8 @@ def _passing_as(checkout: Checkout, base: str, case: Case) -> Case:
         return case
     try:
         text = checkout.git.text("cat-file", "blob", f"{base}:{CASES / case.name}.toml")
-        there = tomllib.loads(text)["subject"]["pass_env"]
-    except (GitFailedError, tomllib.TOMLDecodeError, KeyError, TypeError):
+        there = parse_toml(text)["subject"]["pass_env"]
+    except (GitFailedError, ValueError, KeyError, TypeError):
         there = ()
     subject = case.subject.model_copy(update={"pass_env": tuple(name for name in asked if name in there)})
     return case.model_copy(update={"subject": subject})

@@ -17,10 +17,12 @@ from typing import Any, Literal, get_args
 
 from repro_golden.base.canonical import check_format, decode_float, encode_float, read_json, write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.trace.model import checked, to_checked_line
 
 __all__ = ["FORMAT", "STATUSES", "Baseline", "Check", "Night", "Nights", "Status", "Summary", "worst"]
 
-FORMAT = 1
+FORMAT = 2
+"""1 has no digest of itself."""
 
 Status = Literal["green", "not judged", "flaky", "changed", "error"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -199,7 +201,8 @@ class Nights:
             MachineFailureError: the disk is full or the folder cannot be written.
         """
         folder = self.folder / night.machine / night.case
-        text = json.dumps(night.to_mapping(), sort_keys=True, indent=1, allow_nan=False) + "\n"
+        raw = json.loads(to_checked_line(night.to_mapping()))  # with a digest of itself: a flipped digit is no night
+        text = json.dumps(raw, sort_keys=True, indent=1, allow_nan=False) + "\n"
         whole = folder / f".{uuid.uuid4().hex}"
         write_atomic(whole, text)
         try:
@@ -220,7 +223,7 @@ class Nights:
             raw = read_json(path, "result of a night")
             check_format(raw.get("format"), FORMAT, f"the result {path}")
             try:
-                nights.append(Night.from_mapping(raw))
+                nights.append(Night.from_mapping(checked(raw)))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ReproError(f"{path} is damaged ({error}): restore it from git or DVC, or remove it") from None
         return sorted(nights, key=lambda night: (night.at, night.machine, night.case))

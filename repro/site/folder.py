@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from repro_golden.base.canonical import digest
+from repro_golden.base.canonical import digest, parse_json
 from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.base.files import exchanged
 
 __all__ = ["MARKER", "check", "comparison_name", "night_key", "number", "page_name", "replace", "script"]
 
@@ -44,7 +48,7 @@ def check(out: Path) -> None:
 
 def _listed(marker: Path) -> set[str]:
     try:
-        raw = json.loads(marker.read_text(encoding="utf-8"))
+        raw = parse_json(marker.read_text(encoding="utf-8"))
         return set(raw["files"]) if raw["format"] == _FORMAT else set()
     except (OSError, ValueError, KeyError, TypeError):
         return set()
@@ -53,8 +57,8 @@ def _listed(marker: Path) -> set[str]:
 def replace(out: Path, files: Mapping[str, bytes]) -> None:
     """Write a site. Until all of it is written beside `out`, an earlier one stays as it is.
 
-    A process that is killed before that leaves a folder ``.NAME.unfinished-…`` beside it; two renames then put the new
-    site in place, and one that fails puts the earlier one back.
+    A process that is killed before that leaves a folder ``.NAME.unfinished-…`` beside it, which the next one removes.
+    The new site and the earlier one then change places in one step; where the system cannot, by two renames.
 
     Raises:
         ReproError: see `check`.
@@ -62,37 +66,66 @@ def replace(out: Path, files: Mapping[str, bytes]) -> None:
     """
     check(out)
     out = out.resolve()
-    unfinished: Path | None = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.unfinished-"))
-        unfinished.chmod(0o755)  # a web server reads it too
-        for name, content in files.items():
-            path = unfinished / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-        listed = {"format": _FORMAT, "files": sorted(files)}
-        (unfinished / MARKER).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
-        _swap(unfinished, out)
+        with _beside(out) as unfinished:
+            for name, content in files.items():
+                path = unfinished / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+            listed = {"format": _FORMAT, "files": sorted(files)}
+            (unfinished / MARKER).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
+            _swap(unfinished, out)
     except OSError as error:
         raise MachineFailureError(f"cannot write {out}: {error.strerror}; free space or change permissions") from error
+
+
+@contextmanager
+def _beside(out: Path) -> Iterator[Path]:
+    """A folder beside `out`, removed on every exit together with those of processes that were killed.
+
+    A lock on the folder itself tells which those are. Another process may remove this one before it is locked: then
+    another is made.
+    """
+    for earlier in out.parent.glob(f".{out.name}.unfinished-*"):
+        with suppress(OSError), _locked(earlier):
+            shutil.rmtree(earlier, ignore_errors=True)
+    with ExitStack() as stack:
+        while True:
+            made = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.unfinished-"))
+            with suppress(BlockingIOError, FileNotFoundError):
+                stack.enter_context(_locked(made))
+                if made.exists():
+                    break
+        stack.callback(shutil.rmtree, made, ignore_errors=True)
+        made.chmod(0o755)  # a web server reads it too
+        yield made
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder; BlockingIOError where another process holds it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
     finally:
-        if unfinished is not None:
-            shutil.rmtree(unfinished, ignore_errors=True)
+        os.close(handle)
 
 
 def _swap(unfinished: Path, out: Path) -> None:
+    """Put the new site in place; the earlier one takes its place. In one step where the system can do so."""
     if not out.exists():
         unfinished.rename(out)
-        return
-    earlier = unfinished.with_name(unfinished.name.replace(".unfinished-", ".earlier-"))
-    out.rename(earlier)
-    try:
-        unfinished.rename(out)
-    except OSError:
-        earlier.rename(out)
-        raise
-    shutil.rmtree(earlier, ignore_errors=True)
+    elif not exchanged(unfinished, out):
+        earlier = unfinished.with_name(unfinished.name.replace(".unfinished-", ".unfinished-earlier-"))
+        out.rename(earlier)
+        try:
+            unfinished.rename(out)
+        except OSError:
+            earlier.rename(out)
+            raise
+        earlier.rename(unfinished)
 
 
 # -- names of pages, and data inside of scripts: whatever a case or a branch is called

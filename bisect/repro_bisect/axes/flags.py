@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import difflib
 import shlex
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from repro_golden.base.canonical import canonical_json
+from repro_golden.base.canonical import canonical_json, parse_toml
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
 
@@ -122,12 +121,12 @@ def read_flags(path: Path) -> FlagFile:
         ReproError: missing, no TOML, a misspelt key (the nearest real one is named) or a value that does not serve.
     """
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ReproError(f"no file {path}: write the changes there, each in a [[change]] table") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ReproError(f"cannot read {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise ReproError(f"{path} is not TOML: {error}") from None
     try:
         return FlagFile.model_validate(raw)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from repro_golden.base.canonical import digest
+from repro_golden.base.canonical import digest, parse_json
 from repro_golden.base.errors import MachineFailureError
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
@@ -89,7 +88,7 @@ class Journal:
         with contextlib.suppress(FileNotFoundError):
             for line in self._file.read_text(encoding="utf-8", errors="replace").splitlines():
                 with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-                    raw = checked(json.loads(line))  # older lines carry no digest of themselves
+                    raw = checked(parse_json(line))  # older lines carry no digest of themselves
                     if raw.pop("format") == FORMAT:
                         raw["undumped"] = tuple(tuple(signal) for signal in raw.get("undumped", ()))
                         entry = Entry(**raw)

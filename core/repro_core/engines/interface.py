@@ -57,8 +57,8 @@ class Engine(Protocol):
         """Clip the accumulated gradients, update the weights, and show both.
 
         Observed in phase grad: the fp32 gradients before clipping. In phase update: the fp32 weights, both moments
-        under ``exp_avg/`` and ``exp_avg_sq/``, the different counts of steps as ``number/step``, and in bf16 the model's
-        own weights under ``model/``.
+        under ``exp_avg/`` and ``exp_avg_sq/``, the different counts of steps as ``number/step``, and in bf16 the
+        model's own weights under ``model/``.
 
         Args:
             observe: see `repro_core.Observe`.

@@ -7,10 +7,12 @@ import math
 import os
 import struct
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any, cast
 
 from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.base.files import read_regular
 
 __all__ = [
     "canonical_json",
@@ -19,6 +21,8 @@ __all__ = [
     "digest",
     "encode_float",
     "frame",
+    "parse_json",
+    "parse_toml",
     "read_json",
     "same_float",
     "write_atomic",
@@ -43,7 +47,37 @@ except ImportError:
 
 def canonical_json(value: Any) -> str:
     """Sorted keys, no spaces, no NaN; equal values give equal text. Floats are their shortest exact repr."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """A value of JSON that somebody else may have written.
+
+    Raises:
+        ValueError: it is none, or nested deeper than Python can follow.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """A document of TOML that somebody else may have written.
+
+    Raises:
+        ValueError: it is none, nested deeper than Python can follow, or holds a number longer than Python takes.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+
+
+_TOO_DEEP = "it is nested too deeply"
 
 
 def digest(*parts: bytes | str) -> str:
@@ -84,7 +118,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         ReproError: the file is missing, unreadable, or no JSON object; `what` says what it should have been.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(read_regular(path).decode("utf-8"))
     except FileNotFoundError:
         raise ReproError(f"no {what} at {path}") from None
     except (OSError, ValueError) as error:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from repro_golden.base.canonical import parse_toml
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import CASES, Case, first_problem
 from repro_golden.case.python_of import is_ours, python_of
@@ -68,8 +68,8 @@ class CommandLine:
             ReproError: a word cannot stand in a case.
         """
         try:
-            return Case.model_validate(tomllib.loads(self.text(root, name)))
-        except (ValidationError, tomllib.TOMLDecodeError) as error:
+            return Case.model_validate(parse_toml(self.text(root, name)))
+        except ValueError as error:
             why = first_problem(error) if isinstance(error, ValidationError) else error
             raise ReproError(f"the command makes no case ({why})") from None
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from repro_golden.base.canonical import canonical_json, digest
+from repro_golden.base.canonical import canonical_json, digest, parse_toml
 from repro_golden.base.errors import ReproError
 from repro_golden.case.subject_tables import (
     TABLES,
@@ -86,8 +85,8 @@ def pattern_problem(text: str) -> str | None:
     """Why a text does not serve as a pattern for metrics; None where it does."""
     try:
         pattern = re.compile(text)
-    except re.error as error:
-        return f"{text!r} is no regular expression: {error}"
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"{text[:200]!r} is no regular expression: {error}"
     return None if pattern.groupindex else f"{text!r} has no named group: write loss=(?P<loss>\\S+)"
 
 
@@ -221,12 +220,12 @@ def read_case(path: Path) -> Case:
         ReproError: missing, no TOML, a misspelt key (the nearest real one is named) or a value that does not serve.
     """
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ReproError(f"no case file {path}: {NO_CASE}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ReproError(f"cannot read the case {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise ReproError(f"{path} is not TOML: {error}") from None
     try:
         case = Case.model_validate(raw)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from repro_golden.base.canonical import parse_json
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint.definition import Lanes, add, bind, reference_word
 
@@ -85,7 +86,7 @@ class Share:
     @classmethod
     def from_cover(cls, dtype: str, shape: tuple[int, ...], lanes: Lanes, text: str) -> Share:
         """The inverse of `cover_text`; ValueError, KeyError or TypeError on anything else."""
-        raw = json.loads(text)
+        raw = parse_json(text)
         runs, edges = (
             tuple(Run(*run) for run in raw["runs"]),
             tuple(Edge(at, bytes.fromhex(b)) for at, b in raw["edges"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import resource
@@ -356,6 +357,10 @@ def _last_lines(text: str) -> str:
 
 _FIRST = re.compile(r"Root Cause \(first observed failure\):.*?rank\s*: (\d+) .*?exitcode\s*: (-?\d+)", re.DOTALL)
 """How torchrun's summary names the rank that failed first."""
+_ENDED = "failed (exitcode:"
+"""In torchrun's line that a rank ended, which it writes before a traceback of its own."""
+_RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Failure)(:|$)")
+"""The last line of a traceback."""
 
 
 def last_line(log: Path) -> str:
@@ -365,5 +370,8 @@ def last_line(log: Path) -> str:
     if match := _FIRST.search(text):
         mark = f"[rank{match[1]}]: "
         printed = [line.removeprefix(mark) for line in lines if line.startswith(mark)]
+        if not printed:  # it failed before torch knew which rank it is
+            own = itertools.takewhile(lambda line: _ENDED not in line, lines)
+            printed = [line for line in own if _RAISED.match(line)]
         return f"rank {match[1]} failed first, with {match[2]}: {printed[-1] if printed else 'no traceback'}"[:300]
     return lines[-1][:300] if lines else "no output"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from repro_golden.base.canonical import parse_json
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.scratch import scratch_folder
 from repro_golden.case.file import Case
@@ -70,7 +70,7 @@ def settings_of(engine: str | None, url: str | None, words: Sequence[str]) -> di
         if not equals or not all(key.split(".")):
             raise ReproError(f"--set {word} is not KEY=VALUE: write --set sglang.tp_size=2")
         try:
-            value = json.loads(text)
+            value = parse_json(text)
         except ValueError:
             value = text
         for part in reversed(key.split(".")):

@@ -8,8 +8,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from repro_golden.base.canonical import write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.extras import require
+from repro_golden.repository.git import Git
 from repro_golden.store.pulled import check_pulled
 
 __all__ = ["Dvc"]
@@ -29,12 +31,30 @@ class Dvc:
     def check(self) -> None:
         """Before work whose result DVC is to keep.
 
+        A repository's own .gitignore may leave out every folder called runs: git is told that ours is none of them.
+
         Raises:
-            ReproError: DVC is not installed, or the repository has none.
+            ReproError: DVC is not installed, the repository has none, or git would not see what DVC writes.
         """
         require("what DVC keeps", "golden")
         if not self.initialised:
             raise ReproError(f"{self.root} has no DVC yet: run `repro init`")
+        ignored = [folder for folder in ("runs", "rollouts") if self._ignored(folder)]
+        if ignored:
+            own = self.root / "golden" / ".gitignore"
+            lines = own.read_text(encoding="utf-8").splitlines() if own.exists() else []
+            write_atomic(own, "".join(f"{line}\n" for line in (*lines, *(f"!/{folder}/" for folder in ignored))))
+        for folder in ignored:
+            if rule := self._ignored(folder):
+                raise ReproError(
+                    f"git ignores golden/{folder} by {rule}: take that line out, or what is recorded is in no commit"
+                )
+
+    def _ignored(self, folder: str) -> str:
+        """The rule by which git would not see pointers below ``golden/FOLDER``; empty where there is none."""
+        rule = Git(self.root).text("check-ignore", "--verbose", f"golden/{folder}/machine/case.dvc", none=1)
+        place = rule.partition("\t")[0]
+        return "" if place.rpartition(":")[2].startswith("!") else place
 
     def init(self) -> None:
         """``dvc init``."""
@@ -102,12 +122,12 @@ class Dvc:
         """
         require("what DVC keeps", "golden")
         environment = os.environ | {"DVC_NO_ANALYTICS": "1", "DVC_TEST": "false", "NO_COLOR": "1"}
+        environment["PYTHONSAFEPATH"] = "1"  # the repository may hold a json.py
         command = [sys.executable, "-m", "dvc", *arguments]
         done = subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            lines = [line for line in done.stderr.strip().splitlines() if line.startswith("ERROR")] or [
-                "ERROR: unknown"
-            ]
+            every = done.stderr.strip().splitlines()
+            lines = [line for line in every if line.startswith("ERROR")] or every[-1:] or [f"exit {done.returncode}"]
             message = " ".join(lines).replace("ERROR: ", "")[:400]
             raise MachineFailureError(f"`dvc {' '.join(arguments)}` failed: {message}")
         return done.stdout

@@ -11,6 +11,7 @@ from typing import Any
 
 from repro_golden.base.canonical import check_format, read_json, write_atomic
 from repro_golden.base.errors import NotVerifiableError, ReproError
+from repro_golden.base.files import exchanged
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Difference, Identity, versions_of
 from repro_golden.repository.git import Git
@@ -235,11 +236,15 @@ class Store:
             old = self.load(machine, case)
             aside = path.with_name(f"{case}{_PREVIOUS}{old.record['chain'][:8]}")
             if not _pointer(aside).exists():
-                self.dvc.move(path, aside)
-        if path.exists():
-            shutil.rmtree(path)
+                shutil.rmtree(aside, ignore_errors=True)  # half a copy of one that was killed
+                shutil.copytree(path, aside)
+                self.dvc.add(aside)
+            pointer.unlink()  # whoever is killed from here on leaves a whole run, the old one or the new one
         path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(staged, path)
+        if path.exists() and not exchanged(staged, path):
+            shutil.rmtree(path)
+        if staged.exists() and not path.exists():
+            shutil.move(staged, path)
         self.dvc.add(path)
         return self.load(machine, case)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from pathlib import Path
 from typing import Any
 
+from repro_golden.base.canonical import parse_json
 from repro_golden.base.errors import ReproError
 
 __all__ = ["check_pulled", "file_md5", "pointed_md5"]
@@ -57,7 +57,7 @@ def check_pulled(root: Path, pointer: Path, cache: Path) -> None:
             return  # nothing was fetched, or another version of DVC keeps it elsewhere
         if file_md5(listing) != expected.removesuffix(_SUFFIX):
             raise _corrupt(root, listing, target, listing)
-        entries: list[dict[str, Any]] = json.loads(listing.read_bytes())
+        entries: list[dict[str, Any]] = parse_json(listing.read_bytes())
         files = {target / entry["relpath"]: entry["md5"] for entry in entries}
     for path, md5 in files.items():
         try:

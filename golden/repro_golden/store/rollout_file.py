@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repro_golden.base.canonical import canonical_json, check_format, digest, write_atomic
+from repro_golden.base.canonical import canonical_json, check_format, digest, parse_json, write_atomic
 from repro_golden.base.errors import ReproError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def read_rollout(path: Path) -> RolloutData:
 
     try:
         with safe_open(path, framework="pt") as file:
-            raw = json.loads((file.metadata() or {}).get("rollout", "null"))
+            raw = parse_json((file.metadata() or {}).get("rollout", "null"))
             # clones: BLAS may order its sums by alignment, and mapped memory lies where the file's header ends
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
     except FileNotFoundError:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from repro_golden.base.bounded_parquet import bounded, table_of_group
 from repro_golden.fingerprint.definition import Lanes
 from repro_golden.trace import frames
 from repro_golden.trace.model import Row
@@ -136,9 +137,7 @@ class ColumnReader:
 
     def __init__(self, path: Path) -> None:
         """Raises FileNotFoundError, and what pyarrow raises for a damaged file."""
-        import pyarrow.parquet as pq
-
-        self._file = pq.ParquetFile(path)
+        self._file = bounded(path, ("placement", "sketch", "values"))
         groups = (self._file.metadata.row_group(k).num_rows for k in range(self._file.num_row_groups))
         self._first = [0, *itertools.accumulate(groups)]
         self._kept: tuple[int, Any] = (-1, None)
@@ -150,7 +149,7 @@ class ColumnReader:
         """
         group = bisect.bisect_right(self._first, first) - 1
         if self._kept[0] != group:
-            self._kept = group, self._file.read_row_group(group)
+            self._kept = group, table_of_group(self._file, group)
         rows = self._kept[1].slice(first - self._first[group], count).to_pylist()
         return [
             Row(

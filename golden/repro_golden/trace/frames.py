@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from repro_golden.base.canonical import parse_json
+from repro_golden.base.files import open_regular
 from repro_golden.fingerprint.definition import Lanes
 from repro_golden.trace.model import Row
 
@@ -93,7 +95,7 @@ def payload_of(frame: bytes) -> bytes:
 def split(payload: bytes) -> tuple[dict[str, Any], memoryview, memoryview]:
     """The table of a frame's payload, its rows' numbers (`NUMBERS`) and the bytes that these give lengths for."""
     (size,) = struct.unpack_from("<I", payload)
-    table, rest = json.loads(payload[4 : 4 + size]), memoryview(payload)[4 + size :]
+    table, rest = parse_json(payload[4 : 4 + size]), memoryview(payload)[4 + size :]
     end = NUMBERS.size * len(table["phase"])
     return table, rest[:end], rest[end:]
 
@@ -138,7 +140,7 @@ class FrameReader:
     def payloads(self) -> Iterator[bytes]:
         """As `more`, the payloads as they are."""
         size = self._path.stat().st_size  # a damaged length must not become a request for that much memory
-        with self._path.open("rb") as file:
+        with open_regular(self._path) as file:
             file.seek(self._at)
             while len(head := file.read(_HEAD.size)) == _HEAD.size:
                 magic, length, crc = _HEAD.unpack(head)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from repro_golden.base.canonical import canonical_json, decode_float, digest, encode_float, frame, xxh3_128_hexdigest
+from repro_golden.base.canonical import (
+    canonical_json,
+    decode_float,
+    digest,
+    encode_float,
+    frame,
+    parse_json,
+    xxh3_128_hexdigest,
+)
 from repro_golden.fingerprint.definition import SCHEME, Lanes, bind
 from repro_golden.fingerprint.share import Share
 
@@ -116,8 +123,8 @@ def from_checked_line(line: str) -> dict[str, Any]:
     before, mark, rest = line.partition('"check":"')
     # 16 digits, a quotation mark and a comma: without them the line is as it was when its digest was made
     if mark and rest[16:18] == '",' and digest(content := before + rest[18:])[:16] == rest[:16]:
-        return dict(json.loads(content))
-    raw: dict[str, Any] = json.loads(line)  # the first of that name may be another one
+        return dict(parse_json(content))
+    raw: dict[str, Any] = parse_json(line)  # the first of that name may be another one
     check = raw["check"]
     values = checked(raw)
     if canonical_json({**values, "check": check}) != line:
@@ -178,7 +185,7 @@ class StepRecord:
     @classmethod
     def from_line(cls, line: str, *, known: bool = False) -> StepRecord:
         """The inverse of `to_line`; ValueError or KeyError on anything else, unless it is known to be one."""
-        return cls.from_mapping(json.loads(line) if known else from_checked_line(line))
+        return cls.from_mapping(parse_json(line) if known else from_checked_line(line))
 
     @classmethod
     def from_mapping(cls, raw: Mapping[str, Any]) -> StepRecord:

@@ -167,6 +167,8 @@ def _rows(trace: Trace, index: int) -> tuple[Row, ...]:
             rows = trace._columns.rows(first, record.signals)
         except FileNotFoundError:
             raise ReproError(f"{trace.directory} has no rows: run `repro golden pull`, or record it again") from None
+        except ReproError:
+            raise
         except Exception as error:  # noqa: BLE001 - pyarrow raises many kinds for a damaged file
             raise ReproError(f"{path} is damaged: {type(error).__name__}; pull or record it again") from None
     try:

@@ -15,6 +15,7 @@ from typing import Any, overload
 
 from repro_golden.base.canonical import digest, write_atomic, xxh3_128_hexdigest
 from repro_golden.base.errors import ReproError
+from repro_golden.base.files import open_regular, read_regular
 from repro_golden.fingerprint.definition import SCHEME
 from repro_golden.trace.model import StepRecord, chain, from_checked_line
 
@@ -55,7 +56,7 @@ class StepLog:
         if self.end is not None:
             return
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 file.seek(self.offsets[-1])
                 raw = file.read()
         except FileNotFoundError:
@@ -104,17 +105,17 @@ def write_index(folder: Path) -> None:
 def indexed(folder: Path) -> tuple[IndexedSteps, Mapping[str, Any] | None] | None:
     """The steps and the closing line of a log by its index; None where none fits it."""
     try:
-        raw = (folder / INDEX).read_bytes()
+        raw = read_regular(folder / INDEX)
         magic, count, end, of_log, of_records = _HEAD.unpack_from(raw)
         records = memoryview(raw)[_HEAD.size :]
-        log = (folder / STEPS).read_bytes()
+        log = read_regular(folder / STEPS)
         if magic != _MAGIC or len(records) != count * _RECORD.size or _digest(records) != of_records:
             return None
         if _digest(log) != of_log:
             return None
         tail, whole, _ = log[end:].partition(b"\n")
         return IndexedSteps(log, records, end), from_checked_line(tail.decode())["end"] if whole else None
-    except (OSError, *_BROKEN):
+    except (OSError, ReproError, *_BROKEN):
         return None
 
 

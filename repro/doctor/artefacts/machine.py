@@ -16,8 +16,8 @@ from repro.doctor.artefacts.kinds import Machine, Reader
 from repro.doctor.artefacts.package_lists import fits, read_packages
 from repro_golden.base.credentials import handed_on
 from repro_golden.base.errors import ReproError
+from repro_golden.base.files import open_regular
 from repro_golden.case.identity import BITS_VARIABLES
-from repro_golden.dumps.run.files import open_regular
 from repro_golden.replay.children import Child, ChildFailure
 
 __all__ = ["FREEZE", "MODULES", "VARIABLES", "machine_of"]

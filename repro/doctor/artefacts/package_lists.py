@@ -14,7 +14,7 @@ from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, canonica
 from packaging.version import InvalidVersion, Version
 
 from repro_golden.base.errors import ReproError
-from repro_golden.dumps.run.files import open_regular
+from repro_golden.base.files import open_regular
 
 __all__ = ["Packages", "fits", "read_packages"]
 

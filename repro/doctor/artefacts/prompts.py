@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from repro.doctor.artefacts.kinds import PromptData, Reader
+from repro_golden.base.bounded_parquet import batches, open_bounded
 from repro_golden.base.errors import ReproError
-from repro_golden.dumps.run.files import open_regular
+from repro_golden.base.files import open_regular
 
 __all__ = ["LABELS", "LONGEST", "PROMPTS", "PROMPT_KEYS", "is_conversation"]
 
@@ -138,10 +139,11 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any] | str]]:
 
     number = 0
     try:
-        for batch in _parquet(path).iter_batches(batch_size=1024):
-            for row in batch.to_pylist():
-                number += 1
-                yield number, row
+        with open_bounded(path) as file:
+            for rows in batches(file, 1024):
+                for row in rows:
+                    number += 1
+                    yield number, row
     except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         raise ReproError(f"{path} breaks off after row {number} ({_line(error)}): write it again") from None
 

@@ -19,7 +19,7 @@ from repro.doctor.artefacts.kinds import RewardFunction
 from repro_golden.base.canonical import decode_float
 from repro_golden.base.credentials import handed_on
 from repro_golden.base.errors import NotVerifiableError, ReproError
-from repro_golden.dumps.run.files import open_regular
+from repro_golden.base.files import open_regular
 from repro_golden.replay.children import Child, ChildFailure
 
 __all__ = ["Odd", "reward_function"]

@@ -12,9 +12,10 @@ import numpy as np
 
 from repro.doctor.artefacts.kinds import NotRead, Reader, Rollout, Series, TrainStep
 from repro_golden.base.errors import ReproError
+from repro_golden.base.files import open_regular
 from repro_golden.dumps.rollout.files import NAME, RolloutDump, dump_files, read_rollout_dump
 from repro_golden.dumps.run.events import EventLog
-from repro_golden.dumps.run.files import TrainFiles, numbered, open_regular
+from repro_golden.dumps.run.files import TrainFiles, numbered
 from repro_golden.dumps.run.record_rows import SideRecords
 from repro_golden.dumps.run.records import grad_norm_name, number_of
 from repro_golden.dumps.train.files import read_train_dump

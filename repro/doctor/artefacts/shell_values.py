@@ -14,6 +14,7 @@ from typing import NamedTuple
 from tree_sitter import Node
 
 __all__ = [
+    "LONGEST",
     "BoundError",
     "Fields",
     "Part",
@@ -112,7 +113,7 @@ def _counted(operation: ast.operator, left: int, right: int) -> int:
 
 # -- what a reader of shell scripts works with: words, where they were written, and what is set at a point
 
-_LONGEST = 1 << 20
+LONGEST = 1 << 20
 """Characters of one value: scripts that double a variable again and again grow no further."""
 _MOST = 1 << 16
 """Words of one command or array."""
@@ -202,7 +203,7 @@ class Fields:
     def add(self, value: Value, origin: Word) -> None:
         """Add what is not split; even nothing makes a word (``""``)."""
         self._length += sum(len(part.text) for part in value)
-        if self._length > _LONGEST:
+        if self._length > LONGEST:
             raise BoundError("a word is too long")
         if self._parts is None:
             self._parts, self._origin = [], origin

@@ -13,6 +13,7 @@ from typing import Protocol
 from tree_sitter import Node
 
 from repro.doctor.artefacts.shell_values import (
+    LONGEST,
     BoundError,
     Fields,
     Part,
@@ -361,6 +362,8 @@ def _changed(text: str, op: str, argument: str) -> str | None:
         old, _, new = argument.partition("/")
         if not old or set(old) & set("*?[\\#%"):
             return None
+        if text.count(old) * len(new) > LONGEST:
+            raise BoundError("a word is too long")
         return text.replace(old, new, 1 if op == "/" else -1)
     if op == ":" and (match := re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", argument)):
         begin = int(match[1])

@@ -15,8 +15,8 @@ from typing import Any
 
 from repro_golden.base.canonical import canonical_json
 from repro_golden.base.errors import ReproError
+from repro_golden.base.files import open_regular
 from repro_golden.dumps.archive.bounds import shown
-from repro_golden.dumps.run.files import open_regular
 from repro_golden.dumps.run.records import digest_of, number_of, parsed
 
 __all__ = ["Event", "EventLog", "checksums", "engine_checksums", "witness_advantages"]

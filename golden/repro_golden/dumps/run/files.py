@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.reading import LIMIT
@@ -15,7 +13,7 @@ from repro_golden.dumps.run.losses import loss_name
 from repro_golden.dumps.train.files import TrainDump, first_missing, read_train_dump
 from repro_golden.dumps.values import System
 
-__all__ = ["TrainFiles", "loss_files", "numbered", "open_regular", "side_files"]
+__all__ = ["TrainFiles", "loss_files", "numbered", "side_files"]
 
 _TRAIN = re.compile(r"([0-9]{1,18})(?:_([0-9]{1,9}))?\.pt")
 _BULKY = {"train_data", "rollout_data", "events", "policy_loss_debug", "dashboard_columns", "trajectory", "tokenizer"}
@@ -142,21 +140,3 @@ def side_files(folder: Path) -> list[Path]:
         folders[:] = sorted(name for name in folders if name not in _BULKY) if depth < _DEPTH else []
         paths += [Path(at) / name for name in sorted(names)]
     return paths
-
-
-# -- opening files of a run's folder: regular ones alone, since reading a pipe waits for whoever writes to it
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading, without waiting.
-
-    Raises:
-        ReproError: it is a pipe, a device, a socket or a folder.
-        OSError: it is not there, or may not be read.
-    """
-    # O_NONBLOCK: a pipe opens at once, and is then seen to be one
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise ReproError(f"{path} is no regular file: give a file, or write what it holds to one first")
-    return os.fdopen(handle, "rb")

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from repro_golden.base.errors import ReproError
+from repro_golden.base.files import open_regular
 from repro_golden.dumps.archive.reading import LIMIT, read_archive
-from repro_golden.dumps.run.files import open_regular
 from repro_golden.dumps.values import Tensor
 
 __all__ = [

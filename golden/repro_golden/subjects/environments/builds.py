@@ -14,14 +14,13 @@ import re
 import shutil
 import subprocess
 import threading
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from packaging.utils import canonicalize_name
 
-from repro_golden.base.canonical import canonical_json, digest
+from repro_golden.base.canonical import canonical_json, digest, parse_toml
 from repro_golden.base.credentials import handed_on
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, CommandSubject
@@ -60,8 +59,8 @@ def uv_command(root: Path, lock: str, python: str) -> list[str]:
         ValueError: the lock file is not one.
     """
     try:
-        listed = tomllib.loads((root / lock).read_text(encoding="utf-8")).get("package", [])
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        listed = parse_toml((root / lock).read_text(encoding="utf-8")).get("package", [])
+    except ValueError as error:
         raise ValueError(f"{lock} is not TOML: {error}") from None
     local = [package["name"] for package in listed if {"editable", "directory"} & set(package.get("source", {}))]
     project = str((root / lock).parent)
@@ -246,7 +245,9 @@ def _packages(slot: Slot) -> list[str]:
 # -- who a process in one is
 
 _ASK = """\
-import importlib.util, sys
+import sys
+sys.path[:] = [p for p in sys.path if p]  # not the folder that it starts in, which may hold a json.py
+import importlib.util
 package, threads, ranks = sys.argv[1:]
 spec = importlib.util.spec_from_file_location(
     "repro_golden", package + "/__init__.py", submodule_search_locations=[package])

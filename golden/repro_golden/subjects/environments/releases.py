@@ -37,6 +37,7 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
+from repro_golden.base.canonical import parse_json
 from repro_golden.base.credentials import handed_on
 from repro_golden.base.errors import MachineFailureError, ReproError
 
@@ -306,7 +307,7 @@ def pip_settings(python: str, variables: Mapping[str, str]) -> dict[str, str]:
 @functools.cache
 def _pip_files(python: str, file: str | None) -> dict[str, str]:
     """What pip's files say, in the order in which they win."""
-    environment = os.environ | ({"PIP_CONFIG_FILE": file} if file else {})
+    environment = os.environ | ({"PIP_CONFIG_FILE": file} if file else {}) | {"PYTHONSAFEPATH": "1"}
     command = [python, "-m", "pip", "config", "list", "--disable-pip-version-check"]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -416,7 +417,7 @@ class _SameHost(urllib.request.HTTPRedirectHandler):
 
 def _from_json(raw: bytes) -> list[_File]:
     """PEP 691."""
-    page = json.loads(raw)
+    page = parse_json(raw)
     if (version := str(page["meta"]["api-version"])).split(".")[0] != "1":
         raise ReproError(f"the index speaks version {version} of its protocol, of which repro knows 1: update repro")
     return [

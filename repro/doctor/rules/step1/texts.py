@@ -21,9 +21,9 @@ from repro.doctor.facts.texts import (
 )
 from repro_golden.base.checks import Found, Severity, Where, rule
 from repro_golden.base.errors import ReproError
+from repro_golden.base.files import open_regular
 from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.rollout.files import RolloutDump
-from repro_golden.dumps.run.files import open_regular
 
 _MOST = 0.5
 _INSTRUCT = re.compile(r"instruct|chat|(?:^|[-_/])it(?:[-_/]|$)|think", re.IGNORECASE)

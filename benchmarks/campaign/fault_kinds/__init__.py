@@ -1,0 +1,1 @@
+"""Faults by kind; `benchmarks/campaign/faults.py` tries them."""

@@ -1,0 +1,250 @@
+"""Damaged bytes: a file of each format, flipped or cut, gives one line or the answer of the whole file."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import doctor_golden_kit
+import nightly_kit
+from dump_kit import saved
+from promise import Asked, Promise
+from rollout_dump_kit import full_dump
+from test_rollouts import example
+from trace_kit import SMALL, content, exact, write
+
+from repro.nightly.records import Nights
+from repro_bisect.probe.journal import Entry, Journal
+from repro_golden.base.errors import ReproError
+from repro_golden.dumps.archive.reading import read_archive
+from repro_golden.dumps.rollout.files import read_rollout_dump, write_rollout_dump
+from repro_golden.store.golden import Store
+from repro_golden.store.rollout_file import write_rollout
+from repro_golden.store.rollouts import RolloutSet
+from repro_golden.trace import Trace
+from repro_golden.trace.model import dump_path
+from repro_golden.trace.reader import read_dump
+from repro_golden.trace.writer import seal
+
+__all__ = ["promises"]
+
+TRIES = 2000
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format on the disk.
+
+    Attributes:
+        name: Its name.
+        make: Writes what is of it below a folder.
+        file: The file that is damaged, relative to that.
+        read: All that a reader says of it.
+        fits: Whether an answer is as good as the whole file's; equal by default.
+    """
+
+    name: str
+    make: Callable[[Path], object]
+    file: str
+    read: Callable[[Path], Any]
+    fits: Callable[[Any, Any], bool] = lambda found, whole: found == whole
+
+
+def promises(asked: Asked) -> Iterator[Promise]:
+    """A promise for each format."""
+    formats = list(_formats())
+    for number, each in enumerate(formats):
+        yield _tried(asked, each, asked.work / f"damage-{number}", asked.count(TRIES // len(formats), least=12))
+
+
+def _tried(asked: Asked, each: Format, folder: Path, tries: int) -> Promise:
+    promise = Promise(f"Damaged bytes are told, or change no answer: {each.name}")
+    draw = asked.random("damage", each.name)
+    whole = folder / "whole"
+    whole.mkdir(parents=True)
+    each.make(whole)
+    answer, said, same = each.read(whole), 0, 0
+    raw = (whole / each.file).read_bytes()
+    for _ in range(tries):
+        damaged, how = _damaged(draw, raw)
+        place = folder / "place"
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(whole, place, symlinks=True)
+        (place / each.file).chmod(0o644)
+        (place / each.file).write_bytes(damaged)
+        try:
+            found = each.read(place)
+        except ReproError as error:
+            said += 1
+            promise.judge("\n" not in str(error) and len(str(error)) > 10, f"{each.file}, {how}: says {error}")
+        except Exception as error:  # noqa: BLE001 - whatever it is, it would be a traceback
+            promise.judge(False, f"{each.file}, {how}: {type(error).__name__}: {str(error)[:200]}")
+        else:
+            same += 1
+            promise.judge(each.fits(found, answer), f"{each.file}, {how}: is read as something else")
+    promise.figures = {"told in one line": str(said), "the same answer": str(same)}
+    return promise
+
+
+def _damaged(draw: Random, raw: bytes) -> tuple[bytes, str]:
+    """The bytes after one fault of a disk or a transfer, and which."""
+    at = draw.randrange(len(raw))
+    kind = draw.choice(["bit", "bit", "bit", "byte", "cut", "zeros", "repeated", "moved"])
+    if kind == "bit":
+        bit = 1 << draw.randrange(8)
+        return raw[:at] + bytes([raw[at] ^ bit]) + raw[at + 1 :], f"bit {bit} of byte {at}"
+    if kind == "byte":
+        value = draw.randrange(256)
+        return raw[:at] + bytes([value]) + raw[at + 1 :], f"byte {at} as {value}"
+    if kind == "cut":
+        return raw[:at], f"cut at {at}"
+    length = min(draw.choice([1, 8, 64, 512]), len(raw) - at)
+    if kind == "zeros":
+        return raw[:at] + bytes(length) + raw[at + length :], f"{length} zeros at {at}"
+    if kind == "repeated":
+        return raw[: at + length] + raw[at:], f"{length} bytes at {at} twice"
+    return raw[:at] + raw[at + length :], f"{length} bytes at {at} gone"
+
+
+# -- the formats
+
+
+def _formats() -> Iterator[Format]:
+    for file, closed, sealed in (
+        ("header.json", True, True), ("steps.jsonl", True, False), ("steps.jsonl", True, True),
+        ("rank-00000.log", True, False), ("rank-00000.log", False, False), ("rank-00000.parquet", True, True),
+    ):  # fmt: skip
+        state = "sealed" if sealed else "closed" if closed else "of a run that was killed"
+        yield Format(f"a trace's {file}, {state}", _trace(closed, sealed), file, _of_trace, _no_more)
+    yield Format("a trace's dump of a tensor", _dump, "t/dump", _of_dump, lambda found, whole: found in (None, whole))
+    yield Format("a golden run's run.json", _golden, "run/run.json", _of_golden)
+    yield Format("the header of a golden run's trace", _golden, "run/trace/header.json", _of_golden)
+    yield Format("the rows of a golden run", _golden, "run/trace/rank-00000.parquet", _of_golden)
+    yield Format("the journal of a bisect", _journal, "journal.jsonl", _of_journal, lambda found, whole: found <= whole)
+    yield Format("recorded rollouts", _rollouts, "r/0.safetensors", _of_rollouts)
+    yield Format("the index of recorded rollouts", _rollouts, "r/index.json", _of_rollouts)
+    yield Format("a rollout dump", _rollout_dump, "3.pt", _of_rollout_dump)
+    yield Format("a train dump", _tensors, "3_0.pt", lambda place: exact_of(read_archive(place / "3_0.pt")))
+    yield Format("a night's results", _nights, "night.json", _of_nights)
+
+
+def _trace(closed: bool, sealed: bool) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        made = write(folder, SMALL, end=closed)
+        if sealed:
+            seal(made)
+
+    return make
+
+
+def _of_trace(folder: Path) -> Any:
+    trace = Trace(folder)
+    return exact(trace.header.to_mapping()), content(trace), trace.complete and trace.end
+
+
+def _no_more(found: Any, whole: Any) -> bool:
+    """The whole trace, or steps up to some one of a trace that does not count as complete."""
+    header, steps, end = found
+    if header != whole[0] or steps != whole[1][: len(steps)]:
+        return False
+    return bool(steps == whole[1] and end == whole[2]) if end else True
+
+
+def _dump(folder: Path) -> None:
+    trace = Trace(write(folder / "t", SMALL))
+    path = dump_path(trace.directory, 0, "grad", "w")
+    path.parent.mkdir(parents=True)
+    (folder / "t" / "dump").write_bytes(bytes(5))
+    path.symlink_to(folder / "t" / "dump")
+
+
+def _of_dump(folder: Path) -> Any:
+    trace = Trace(folder / "t")
+    path = dump_path(trace.directory, 0, "grad", "w")
+    path.unlink()
+    path.symlink_to(folder / "t" / "dump")
+    return read_dump(trace, 0, next(row for row in trace.rows(0) if row.name == "w"))
+
+
+def _golden(folder: Path) -> None:
+    repo = doctor_golden_kit.repository(folder / "repo")
+    doctor_golden_kit.golden(repo).rename(folder / "run")
+    shutil.rmtree(folder / "repo")
+
+
+def _of_golden(folder: Path) -> Any:
+    home = folder / "store" / "golden" / "runs" / "m"
+    shutil.rmtree(folder / "store", ignore_errors=True)
+    home.mkdir(parents=True)
+    (home / "toy").symlink_to(folder / "run")
+    golden = Store(folder / "store").load("m", "toy")
+    return golden.record, _of_trace(golden.trace.directory)
+
+
+def _journal(folder: Path) -> None:
+    journal = Journal(folder)
+    for number in range(6):
+        entry = Entry(f"key{number}", number % 2, "c" * 40, "", 3, 1.5, "", code=number % 3, diagnosis="d")
+        journal.add(entry, None)
+    journal.add(replace(entry, key="skipped", skip="does not import", code=None), None)
+
+
+def _of_journal(folder: Path) -> Any:
+    entries = [Journal(folder).find(f"key{n}", n % 2) for n in range(6)] + [Journal(folder).find("skipped", 1)]
+    return {str(asdict(entry)) for entry in entries if entry is not None}
+
+
+def _rollouts(folder: Path) -> None:
+    (folder / "r").mkdir()
+    write_rollout(folder / "r" / "0.safetensors", example())
+    RolloutSet.write_index(folder / "r")
+
+
+def _of_rollouts(folder: Path) -> Any:
+    found = RolloutSet(folder / "r")
+    return found.digest, [found.read(number).digest for number in range(len(found))]
+
+
+def _rollout_dump(folder: Path) -> None:
+    write_rollout_dump(folder / "3.pt", full_dump("slime"))
+
+
+def _of_rollout_dump(folder: Path) -> Any:
+    return exact_of(read_rollout_dump(folder / "3.pt"))
+
+
+def exact_of(value: Any) -> str:
+    """A value as text, with arrays by their bytes."""
+    if hasattr(value, "array"):
+        return f"{value.dtype} {value.array.shape} {value.array.tobytes().hex()}"
+    if hasattr(value, "tobytes"):
+        return f"{value.dtype} {value.shape} {value.tobytes().hex()}"
+    if isinstance(value, dict):
+        return str({key: exact_of(item) for key, item in value.items()})
+    if isinstance(value, (list, tuple)):
+        return str([exact_of(item) for item in value])
+    return str(exact(value)) if not hasattr(value, "__dict__") else exact_of(vars(value))
+
+
+def _tensors(folder: Path) -> None:
+    import torch
+
+    columns = {"log_probs": [torch.arange(5.0)], "tokens": [torch.arange(5)], "name": "x", "step": 3}
+    saved(folder / "3_0.pt", columns)
+
+
+def _nights(folder: Path) -> None:
+    path = Nights(folder).write(nightly_kit.night())
+    path.rename(folder / "night.json")
+
+
+def _of_nights(folder: Path) -> Any:
+    home = folder / "nights" / "m1" / "t"
+    shutil.rmtree(folder / "nights", ignore_errors=True)
+    home.mkdir(parents=True)
+    shutil.copyfile(folder / "night.json", home / "night.json")
+    return [exact(night.to_mapping()) for night in Nights(folder / "nights").read()]

@@ -1,0 +1,137 @@
+"""Places that refuse: disks that are full at some write, folders that are read-only, and two processes in one place."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from attempts import Attempt
+from promise import Asked, Promise
+
+from fault_kinds.scenario import Scenario, leftovers, run, scenarios
+
+__all__ = ["promises"]
+
+DISKS, LOCKED, PAIRS = 60, 12, 24
+SIZE = 64 << 20
+CHEAP = ("bisect", "report publish", "golden verify")
+
+
+def promises(asked: Asked) -> Iterator[Promise]:
+    """A promise for each kind of place and command."""
+    for scenario in (each for each in scenarios() if each.name in CHEAP):
+        folder = asked.work / "places" / scenario.name.replace(" ", "-")
+        whole = folder / "whole"
+        scenario.make(whole)
+        yield _full(asked, scenario, whole, folder / "place", asked.count(DISKS // len(CHEAP)))
+        yield _read_only(scenario, whole, folder / "place", asked.count(LOCKED // len(CHEAP)))
+        yield _two(scenario, whole, folder / "place", asked.count(PAIRS // len(CHEAP)))
+
+
+@contextlib.contextmanager
+def _disk(place: Path, size: int) -> Iterator[None]:
+    """A small disk in memory there."""
+    place.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+        place.rmdir()
+
+
+def _undisturbed(scenario: Scenario, whole: Path, place: Path) -> object:
+    attempt = run(scenario, scenario.copied(whole, place))
+    answer = scenario.answer(attempt, place)
+    shutil.rmtree(place)
+    return answer
+
+
+def _put(scenario: Scenario, whole: Path, place: Path) -> Path:
+    """A copy of the whole on the disk at `place`."""
+    return scenario.copied(whole, place / "on")
+
+
+def _one_line(attempt: Attempt) -> str:
+    """What is wrong with how a command ended that could not do its work."""
+    if why := attempt.fault():
+        return why
+    lines = attempt.err.decode().strip().splitlines()
+    return "" if attempt.code == 2 and lines and lines[-1].startswith("repro: ") else f"{attempt.code}: {lines[-1:]}"
+
+
+def _full(asked: Asked, scenario: Scenario, whole: Path, place: Path, tries: int) -> Promise:
+    promise = Promise(f"A disk that is full at any write of `{scenario.name}` costs no answer")
+    answer = _undisturbed(scenario, whole, place)
+    draw, told = asked.random("disk", scenario.name), 0
+    for _ in range(tries):
+        left = int(2 ** draw.uniform(0, 21))
+        with _disk(place, SIZE):
+            there = _put(scenario, whole, place)
+            before = scenario.state(there)
+            filler = place / "filler"
+            with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                while file.write(bytes(1 << 16)):
+                    pass
+            with filler.open("r+b") as file:
+                file.truncate(max(0, filler.stat().st_size - left))
+            full = run(scenario, there)
+            faults = []
+            if scenario.answer(full, there) != answer:
+                told += 1
+                if why := _one_line(full):
+                    faults.append(why)
+                if scenario.state(there) != before and scenario.name != "golden record":
+                    faults.append("what was there is not as before")
+            filler.unlink()
+            again = run(scenario, there)
+            if (found := scenario.answer(again, there)) != answer:
+                faults.append(f"with space again it says {str(found)[:300]}")
+            if extra := leftovers(there):
+                faults.append(f"left for ever: {extra[:3]}")
+        promise.judge(not faults, f"{left} bytes left: {'; '.join(faults)}")
+    promise.figures = {"told in one line": str(told), "had room enough": str(tries - told)}
+    return promise
+
+
+def _read_only(scenario: Scenario, whole: Path, place: Path, tries: int) -> Promise:
+    promise = Promise(f"`{scenario.name}` in a read-only place says so and heals")
+    answer = _undisturbed(scenario, whole, place)
+    for _ in range(tries):
+        faults = []
+        with _disk(place, SIZE):
+            there = _put(scenario, whole, place)
+            subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
+            refused = run(scenario, there)
+            if scenario.answer(refused, there) != answer and (why := _one_line(refused)):
+                faults.append(why)
+            subprocess.run(["mount", "-o", "remount,rw", str(place)], check=True)
+            again = run(scenario, there)
+            if (found := scenario.answer(again, there)) != answer:
+                faults.append(f"once it may write it says {str(found)[:300]}")
+        promise.judge(not faults, "; ".join(faults))
+    return promise
+
+
+def _two(scenario: Scenario, whole: Path, place: Path, tries: int) -> Promise:
+    """Both in threads of ours, each of which waits for a process of its own."""
+    promise = Promise(f"Two of `{scenario.name}` at once do not disturb each other")
+    answer = _undisturbed(scenario, whole, place)
+    for _ in range(tries):
+        there = scenario.copied(whole, place)
+        ended: list[Attempt] = []
+        other = threading.Thread(target=lambda to=there, told=ended: told.append(run(scenario, to)))
+        other.start()
+        ended.append(run(scenario, there))
+        other.join()
+        found = [scenario.answer(attempt, there) for attempt in ended]
+        faults = [why for attempt in ended if (why := attempt.fault())]
+        faults += [f"one says {str(each)[:300]}" for each in found if each != answer]
+        if extra := leftovers(there):
+            faults.append(f"left for ever: {extra[:3]}")
+        promise.judge(not faults, "; ".join(faults))
+    return promise

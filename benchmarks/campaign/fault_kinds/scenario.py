@@ -1,0 +1,228 @@
+"""What is disturbed: a command, where it runs, what it leaves, and what is left over by one that did not end."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import site_kit
+import warm_kit
+from attempts import Attempt, attempt
+from conftest import Repo, _set_remote, environment
+from history_kit import CASE, edit, note, start
+
+__all__ = ["Scenario", "finished_probes", "leftovers", "run", "scenarios"]
+
+SECONDS = 240.0
+PYTHON = sys.executable
+TRAIN = """\
+import os, sys, time
+time.sleep(0.15)
+with open(os.environ["RUNS"], "a") as file:
+    file.write("run\\n")
+sys.exit(scale != 1.0)
+"""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A command that may be disturbed at any moment.
+
+    Attributes:
+        name: What it does.
+        make: Makes a folder with a repository ``repo`` in it, in which the command can run.
+        command: Its words.
+        state: What it has made so far, of what must be as before or as after.
+        answer: What it says, of what every run must say alike.
+        again: Exit codes of a run after one that had finished.
+        share: How many of a hundred disturbances are its own.
+    """
+
+    name: str
+    make: Callable[[Path], object]
+    command: Sequence[str]
+    state: Callable[[Path], Any]
+    answer: Callable[[Attempt, Path], Any]
+    again: Sequence[int] = (0,)
+    share: int = 10
+
+    def copied(self, whole: Path, place: Path) -> Path:
+        """A copy of what `make` made, with a remote of its own."""
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(whole, place, symlinks=True)
+        if (place / "repo" / ".dvc" / "config").exists():
+            _set_remote(Repo(place / "repo"), place / "remote")
+        return place
+
+
+def run(scenario: Scenario, place: Path, seconds: float = SECONDS) -> Attempt:
+    """Run its command in a process that begins warm; after so many seconds it alone is killed."""
+    variables = environment() | {"RUNS": str(place / "runs")}
+    command = [PYTHON, "-m", "repro", *scenario.command]
+    return attempt(
+        scenario.command, place / "repo", seconds=seconds, room=None, alone=True,
+        inside=lambda: warm_kit.become(command, variables),
+    )  # fmt: skip
+
+
+def leftovers(place: Path) -> list[str]:
+    """What nobody will use or remove: worktrees, locks that are held, temporary files and folders."""
+    root = place / "repo"
+    state = root / ".git" / "repro"
+    found = [str(p.relative_to(place)) for p in (root / ".git" / "worktrees").glob("*")]
+    found += [str(p.relative_to(place)) for p in (state / "worktrees").glob("*") if p.is_dir()]
+    for folder, names, files in os.walk(place):
+        if "cache" in folder or "/.dvc/tmp" in folder:
+            continue  # what DVC keeps of its own
+        for name in (*names, *files):
+            if (
+                name.startswith((".new-", ".gone-"))
+                or ".unfinished-" in name
+                or ".earlier-" in name
+                or name.endswith(".part")
+            ):
+                found.append(str(Path(folder, name).relative_to(place)))
+            if name in files and name.startswith(".") and len(name) > 30:
+                found.append(str(Path(folder, name).relative_to(place)))
+    return sorted(set(found))
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """The files below a folder by name, with what they hold."""
+    files = (p for p in sorted(folder.rglob("*")) if p.is_file())
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()[:16] for p in files}
+
+
+# -- searches
+
+
+def _history(folder: Path) -> None:
+    """Eight commits, of which the sixth moves the exit code."""
+    folder.mkdir(parents=True, exist_ok=True)
+    repo = start(folder, "scale = 1.0\n" + TRAIN, None)
+    for number in range(7):
+        note(repo, f"note {number}") if number != 4 else edit(repo, "scale = 1.0\n", "scale = 2.0\n", "Scale")
+
+
+def finished_probes(place: Path) -> int:
+    """How many whole lines the journal has."""
+    with contextlib.suppress(FileNotFoundError):
+        return (place / "repo" / ".git" / "repro" / "journal.jsonl").read_bytes().count(b"\n")
+    return 0
+
+
+def _culprit(attempt: Attempt, _place: Path) -> Any:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return json.loads(attempt.out)["culprit"]["subject"]
+    return f"exit code {attempt.code}: {attempt.text[-300:]}"
+
+
+# -- golden runs
+
+
+def _toy(folder: Path) -> Repo:
+    folder.mkdir(parents=True, exist_ok=True)
+    case = (
+        CASE.replace("steps = 6", "steps = 2")
+        .replace("proof_steps = 2", "proof_steps = 1")
+        .replace("--steps 6", "--steps 2")
+    )
+    repo = start(folder, case=case)
+    _said(repo, "init", "--remote", str(folder / "remote"))
+    repo.commit("DVC")
+    return repo
+
+
+def _recorded(folder: Path) -> Repo:
+    repo = _toy(folder)
+    _said(repo, "golden", "record")
+    repo.commit("Record")
+    return repo
+
+
+def _to_approve(folder: Path) -> None:
+    edit(_recorded(folder), "    scale = 1.0\n", "    scale = 1.5\n", "Scale")
+
+
+def _said(repo: Repo, *words: str) -> str:
+    done = attempt(words, repo.root, seconds=SECONDS, room=None,
+                   inside=lambda: warm_kit.become([PYTHON, "-m", "repro", *words], environment()))  # fmt: skip
+    assert done.code == 0, done.text
+    return done.out.decode()
+
+
+def _runs(place: Path) -> Any:
+    """The chain of each golden run that can be opened, as the store opens it."""
+    from repro_golden.base.errors import ReproError
+    from repro_golden.store.golden import Store
+
+    root = place / "repo"
+    found = {}
+    for folder in (root / "golden" / "runs").glob("*/*"):
+        if folder.is_dir():
+            try:
+                golden = Store(root).load(folder.parent.name, folder.name)
+                found[folder.name] = golden.trace.chain
+            except ReproError as error:
+                found[folder.name] = str(error)
+    return found.get("toy")
+
+
+def _exit_and_chain(attempt: Attempt, place: Path) -> Any:
+    return _runs(place) if attempt.code in (0, 2) else attempt.text[-300:]
+
+
+def _verdict(attempt: Attempt, _place: Path) -> Any:
+    return attempt.code, attempt.out.decode().splitlines()[:1]
+
+
+# -- pages and remotes
+
+
+def _site(folder: Path) -> None:
+    (folder / "repo").mkdir(parents=True)
+    site_kit.write(folder / "repo" / "golden" / "nights", [site_kit.night("demo", number=n) for n in range(2)])
+    repo = Repo(folder / "repo")
+    repo.git("init", "--quiet")
+    _said(repo, "report", "publish", "--out", "site")
+    site_kit.write(folder / "repo" / "golden" / "nights", site_kit.nights(3, cases=1, machines=1, days=12))
+
+
+def _published(place: Path) -> Any:
+    return tree(place / "repo" / "site")
+
+
+def _pushed(attempt: Attempt, place: Path) -> Any:
+    """Every object of the remote is what its name says, and how many there are."""
+    if attempt.code:
+        return attempt.text[-300:]
+    return _objects(place)
+
+
+def _objects(place: Path) -> Any:
+    names = [p for p in (place / "remote").rglob("*") if p.is_file() and len(p.name.partition(".")[0]) == 30]
+    torn = [p.name for p in names if hashlib.md5(p.read_bytes(), usedforsecurity=False).hexdigest()[2:] != p.name[:30]]
+    return torn or len(names)
+
+
+def scenarios() -> list[Scenario]:
+    """Every command that is disturbed."""
+    search = ["bisect", "--when", "exit", "--no-explain", "-j", "1", "--json", "HEAD~7..HEAD", "--", PYTHON, "train.py"]
+    approve = ["golden", "approve", "--reason", "x"]
+    publish = ["report", "publish", "--out", "site"]
+    return [
+        Scenario("bisect", _history, search, lambda _place: None, _culprit, share=40),
+        Scenario("report publish", _site, publish, _published, lambda a, p: _published(p) or a.text, share=24),
+        Scenario("golden push", lambda f: _recorded(f), ["golden", "push"], lambda _p: None, _pushed, share=8),
+        Scenario("golden verify", lambda f: _recorded(f), ["golden", "verify"], _runs, _verdict, share=10),
+        Scenario("golden record", lambda f: _toy(f), ["golden", "record"], _runs, _exit_and_chain, (0, 2), share=10),
+        Scenario("golden approve", _to_approve, approve, _runs, _exit_and_chain, (0, 2), share=8),
+    ]  # fmt: skip
