@@ -265,7 +265,7 @@ def test_a_repository_that_ignores_runs_keeps_golden_ones(tmp_path: Path) -> Non
 
 def test_pointers_that_git_cannot_be_made_to_see_are_refused_before_any_work(tmp_path: Path) -> None:
     """A rule for `golden` itself, or for all pointers, is named with its file and line."""
-    for name, rule in (("folder", "golden/"), ("pointers", "*.dvc")):
+    for name, rule in (("folder", "golden/"), ("pointers", "/golden/**/*.dvc")):
         (tmp_path / name).mkdir()
         dvc = ignoring(tmp_path / name, f"# ours\n{rule}\n")
         with pytest.raises(ReproError, match=re.escape(f"git ignores golden/runs by .gitignore:2:{rule}: take")):
