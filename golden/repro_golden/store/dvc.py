@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +15,7 @@ from repro_golden.base.canonical import write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.extras import require
 from repro_golden.repository.git import Git
-from repro_golden.store.pulled import check_pulled
+from repro_golden.store.pulled import check_pulled, drop_damaged
 
 __all__ = ["Dvc"]
 
@@ -81,16 +84,31 @@ class Dvc:
     def pull(self, *pointers: Path) -> str:
         """Fetch tracked content from the remote into the working tree. Local changes are never overwritten.
 
+        What came damaged does not stay in DVC's cache: the next pull asks for it again.
+
         Raises:
             ReproError: the repository has no DVC, or what came is not what a pointer stands for.
             MachineFailureError: it could not be fetched.
         """
         self.check()
-        message = self.run("pull", *self._relative(pointers))
         cache = Path(self.run("cache", "dir").strip())
-        for pointer in pointers:
-            check_pulled(self.root, pointer, cache)
+        try:
+            message = self.run("pull", *self._relative(pointers))
+            for pointer in pointers:
+                check_pulled(self.root, pointer, cache)
+        except (ReproError, MachineFailureError):
+            for pointer in pointers:
+                drop_damaged(pointer, cache)
+            self._forget_lists()
+            raise
         return message
+
+    def _forget_lists(self) -> None:
+        """Remove what DVC remembers of lists of files that it has read: another one may have come under their names."""
+        with contextlib.suppress(MachineFailureError):
+            place = re.search(r"^Repo\.site_cache_dir: (.+)$", self.run("doctor"), re.MULTILINE)
+            if place:
+                shutil.rmtree(Path(place[1]) / "index", ignore_errors=True)
 
     def dirty(self, pointer: Path) -> bool:
         """Whether the tracked content in the working tree differs from its pointer (a missing folder does not)."""

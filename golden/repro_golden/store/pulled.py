@@ -1,4 +1,7 @@
-"""Whether content is what a DVC pointer stands for: DVC itself takes what a remote or a cache gives it on trust."""
+"""Whether content is what a DVC pointer stands for: DVC itself takes what a remote or a cache gives it on trust.
+
+What a cache holds under a name that is not its own is of no use to anybody: it is removed, so that it is fetched again.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 from repro_golden.base.canonical import parse_json
 from repro_golden.base.errors import ReproError
 
-__all__ = ["check_pulled", "file_md5", "pointed_md5"]
+__all__ = ["check_pulled", "drop_damaged", "file_md5", "pointed_md5"]
 
 _OUT = re.compile(r"^\s*-?\s*md5:\s*([0-9a-f]{32}(?:\.dir)?)\s*$", re.MULTILINE)
 _HASH = re.compile(r"^\s*hash:\s*md5\s*$", re.MULTILINE)
@@ -56,7 +59,7 @@ def check_pulled(root: Path, pointer: Path, cache: Path) -> None:
         if not listing.is_file():
             return  # nothing was fetched, or another version of DVC keeps it elsewhere
         if file_md5(listing) != expected.removesuffix(_SUFFIX):
-            raise _corrupt(root, listing, target, listing)
+            raise _corrupt(root, listing, target)
         entries: list[dict[str, Any]] = parse_json(listing.read_bytes())
         files = {target / entry["relpath"]: entry["md5"] for entry in entries}
     for path, md5 in files.items():
@@ -65,7 +68,37 @@ def check_pulled(root: Path, pointer: Path, cache: Path) -> None:
         except OSError:
             same = False
         if not same:
-            raise _corrupt(root, path, target, _object(cache, md5))
+            raise _corrupt(root, path, target)
+
+
+def drop_damaged(pointer: Path, cache: Path) -> None:
+    """Remove what is damaged in DVC's cache of a pointer's content, and the same bytes where DVC put them in place.
+
+    Args:
+        pointer: The ``.dvc`` file.
+        cache: DVC's cache.
+    """
+    expected = pointed_md5(pointer)
+    files = {} if expected is None else {pointer.with_suffix(""): expected}
+    if expected is not None and expected.endswith(_SUFFIX):
+        listing = _object(cache, expected)
+        if not _differs(listing, expected.removesuffix(_SUFFIX)):
+            entries = parse_json(listing.read_bytes()) if listing.is_file() else []
+            files = {pointer.with_suffix("") / entry["relpath"]: entry["md5"] for entry in entries}
+        else:
+            listing.unlink()
+            files = {}
+    for path, md5 in files.items():
+        blob = _object(cache, md5)
+        if _differs(blob, md5):
+            if path.is_file() and file_md5(path) == file_md5(blob):
+                path.unlink()
+            blob.unlink()
+
+
+def _differs(blob: Path, md5: str) -> bool:
+    """Whether something lies in the cache that has another content than its name says."""
+    return blob.is_file() and file_md5(blob) != md5
 
 
 def _object(cache: Path, md5: str) -> Path:
@@ -73,10 +106,10 @@ def _object(cache: Path, md5: str) -> Path:
     return cache / "files" / "md5" / md5[:2] / md5[2:]
 
 
-def _corrupt(root: Path, path: Path, target: Path, blob: Path) -> ReproError:
-    name, folder, copy = (str(p.relative_to(root)) if p.is_relative_to(root) else str(p) for p in (path, target, blob))
+def _corrupt(root: Path, path: Path, target: Path) -> ReproError:
+    name, folder = (str(p.relative_to(root)) if p.is_relative_to(root) else str(p) for p in (path, target))
     return ReproError(
         f"{name} is not what its pointer stands for: it was damaged in DVC's cache, its remote, or here. "
-        f"`rm -r {folder} {copy}` and `repro golden pull` fetch it anew; where the remote has no better one, "
+        f"`rm -r {folder}` and `repro golden pull` fetch it anew; where the remote has no better one, "
         "`repro golden push` from where it was recorded"
     )
