@@ -332,3 +332,29 @@ def test_options_of_the_program_are_its_own(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.stdout == "['--steps', '3', '--out', 'x']\n"
     assert "ended before the 9 that were asked for; no module fits 'nothing.*'" in done.stderr
+
+
+def test_light_signals(tmp_path: Path) -> None:
+    """Optimizer state is read after each N-th step alone, the rest after each; the header says so, and so does a diff.
+
+    The folder's name has a colon, which is no address.
+    """
+    program = [sys.executable, "-c", TRAIN + "train(4)\n"]
+    line = [sys.executable, "-m", "repro", "trace", "--out"]
+    for name, words in (("a:light", ["--signals", "light:2"]), ("full", [])):
+        subprocess.run([*line, name, *words, "--", *program], cwd=tmp_path, env=environment() | QUICK, check=True)
+    light, full = Trace(tmp_path / "a:light"), Trace(tmp_path / "full")
+    assert light.header.subject["observe"]["signals"] == ["light:2"] and "signals" not in full.header.subject["observe"]
+    for index in range(4):
+        names = [{row.name for row in trace.rows(index)} for trace in (light, full)]
+        assert names[1] - names[0] == (
+            set() if index % 2 else {n for n in names[1] if n.startswith(("exp_avg", "step/"))}
+        )
+        assert names[0] <= names[1] and {"weight", "bias"} <= names[0]
+    done = subprocess.run(
+        [sys.executable, "-m", "repro", "diff", "full", "a:light"], cwd=tmp_path, env=environment(),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3 and "--signals: record both with the same" in done.stderr
+    done = subprocess.run([*line, "x", "--signals", "lite", "--", "true"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "--signals is full, light or light:N, not 'lite'" in done.stderr

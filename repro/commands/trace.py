@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ __all__ = ["trace"]
 @click.option("--activations", metavar="GLOB", multiple=True, help="Also outputs of these modules, and gradients.")
 @click.option("--metric", metavar="REGEX", multiple=True, help="Numbers in lines of output; named groups name them.")
 @click.option("--ignore", metavar="GLOB", multiple=True, help="Metrics to leave out, and signals such as rng/random.")
+@click.option("--signals", metavar="light[:N]", default="full", help="Optimizer state after each N-th step alone (16).")
 @click.option(
     "--from",
     "folder",
@@ -43,6 +45,7 @@ def trace(
     activations: tuple[str, ...],
     metric: tuple[str, ...],
     ignore: tuple[str, ...],
+    signals: str,
     folder: Path | None,
     command: tuple[str, ...],
     as_json: bool,
@@ -64,6 +67,7 @@ def trace(
     """
     from repro.text import count
     from repro_golden.base.errors import ReproError
+    from repro_golden.base.observed import SIGNALS
     from repro_golden.case.file import pattern_problem
     from repro_golden.recording.attach.run import run_traced
     from repro_golden.recording.attach.settings import Settings
@@ -83,7 +87,9 @@ def trace(
     for text in metric:
         if problem := pattern_problem(text):
             raise ReproError(problem)
-    settings = Settings("", steps=steps, activations=activations, metrics=metric, ignore=ignore)
+    if not re.fullmatch(SIGNALS, signals):
+        raise click.UsageError(f"--signals is full, light or light:N, not {signals!r}")
+    settings = Settings("", steps=steps, activations=activations, metrics=metric, ignore=ignore, signals=signals)
     code, collected = run_traced(command, out, settings, ranks, sys.stderr if as_json else None, _commit(out))
     notes = [] if collected.complete else ["incomplete: not every rank ended in good order"]
     if steps and collected.steps < steps:

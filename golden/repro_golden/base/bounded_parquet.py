@@ -45,9 +45,10 @@ def bounded(path: Path, texts: Sequence[str] | None = None) -> Any:
 
     with open_regular(path):  # a pipe would wait for ever
         pass
+    native = pa.OSFile(str(path))  # of a name with a colon Parquet would make an address
     if texts is None:
-        texts = [f.name for f in pq.read_schema(path) if pa.types.is_binary(f.type) or pa.types.is_string(f.type)]
-    file = pq.ParquetFile(path, read_dictionary=list(texts))
+        texts = [f.name for f in pq.read_schema(native) if pa.types.is_binary(f.type) or pa.types.is_string(f.type)]
+    file = pq.ParquetFile(native, read_dictionary=list(texts))
     file.path, file.most = path, max(_LEAST, _TIMES * path.stat().st_size)
     return file
 

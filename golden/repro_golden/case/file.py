@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from repro_golden.base.canonical import canonical_json, digest, parse_toml
 from repro_golden.base.errors import ReproError
+from repro_golden.base.observed import ALL_SIGNALS, SIGNALS
 from repro_golden.case.subject_tables import (
     TABLES,
     Bytes,
@@ -71,6 +72,13 @@ class Observe(Table):
     """Regular expressions over lines of the program's output; named groups are metrics."""
     ignore: tuple[str, ...] = Field(default=(), strict=False)
     """Globs of metrics to leave out; those that measure time, speed or memory are left out anyway."""
+    signals: str = Field(default=ALL_SIGNALS, pattern=rf"^({SIGNALS})$")
+    """``full``; or ``light:N``: optimizer state after each N-th step alone (``light``: each 16th)."""
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types; what is as in every case from before there was a choice is left out."""
+        fields = self.model_dump(mode="json")
+        return fields if self.signals != ALL_SIGNALS else {k: v for k, v in fields.items() if k != "signals"}
 
     @field_validator("metrics")
     @classmethod
@@ -198,7 +206,7 @@ class Case(Table):
         subject = self.subject.model_dump(mode="json", exclude=apart)
         fields = {"name": self.name, "steps": self.steps, "subject": subject, "resources": self.resources.model_dump()}
         if self.subject.program:
-            fields["observe"] = self.observe.model_dump(mode="json")
+            fields["observe"] = self.observe.to_mapping()
         return fields
 
     @property

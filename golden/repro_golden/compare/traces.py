@@ -207,7 +207,7 @@ def check_comparable(a: Trace, b: Trace) -> None:
         )
     if _asked(a) != _asked(b):
         raise NotVerifiableError(
-            f"{a.directory} and {b.directory} were recorded with other --activations, --metric or --ignore: "
+            f"{a.directory} and {b.directory} were recorded with other --activations, --metric, --ignore or --signals: "
             "record both with the same"
         )
     if a.header.rollouts != b.header.rollouts:

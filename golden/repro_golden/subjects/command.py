@@ -116,6 +116,7 @@ class _Job:
         settings = Settings(
             str(self.raw), steps=run.steps, record=run.trace is not None, terminal=run.terminal,
             activations=observe.activations, metrics=observe.metrics, ignore=observe.ignore, plant=run.plant,
+            signals=observe.signals, first=run.first_step,
             dump=run.dump, home=str(self.place.home) if self.place.home else None, place=str(self.place.root),
             operations=run.operations
             and {**run.operations, **{key: run.operations[key] - run.first_step for key in ("step", "until")}},

@@ -53,11 +53,13 @@ class ColumnWriter:
 
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
         self._path, self._temporary, self._schema = path, path.with_suffix(".part"), _schema()
+        self._file = pa.OSFile(str(self._temporary), "wb")  # of a name with a colon Parquet would make an address
         distinct = [field.name for field in self._schema if field.name not in _DRAWN]
-        self._writer = pq.ParquetWriter(self._temporary, self._schema, compression="zstd", use_dictionary=distinct)
+        self._writer = pq.ParquetWriter(self._file, self._schema, compression="zstd", use_dictionary=distinct)
         self._steps: list[tuple[dict[str, Any], memoryview, memoryview]] = []
         self._rows = self._bytes = 0
 
@@ -107,11 +109,13 @@ class ColumnWriter:
         if self._steps:
             self._flush()
         self._writer.close()
+        self._file.close()
         self._temporary.replace(self._path)
 
     def let_go(self) -> None:
         """Remove what was written, unless it is complete."""
         self._writer.close()
+        self._file.close()
         self._temporary.unlink(missing_ok=True)
 
 

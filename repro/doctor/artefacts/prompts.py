@@ -127,7 +127,7 @@ def _parquet(path: Path) -> Any:
 
     try:
         with open_regular(path):  # a pipe would wait for ever
-            return pq.ParquetFile(path)
+            return pq.ParquetFile(pa.OSFile(str(path)))  # a name with a colon is no address
     except OSError as error:
         raise ReproError(f"{path} cannot be read: {error.strerror or _line(error)}") from None
     except (pa.ArrowException, ValueError, MemoryError) as error:

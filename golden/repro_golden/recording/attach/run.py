@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 import repro_golden
 from repro_golden.base.errors import ReproError
+from repro_golden.base.observed import ALL_SIGNALS
 from repro_golden.recording.attach.collect import Collected, Gathering
 from repro_golden.recording.attach.identify import tree_of
 from repro_golden.recording.attach.settings import VARIABLE, Settings
@@ -71,6 +72,7 @@ def run_traced(
 
     def header(about: Mapping[str, Any], seen: int) -> Header:
         observe = {"activations": list(asked.activations), "metrics": list(asked.metrics), "ignore": list(asked.ignore)}
+        observe |= {"signals": [asked.signals]} if asked.signals != ALL_SIGNALS else {}
         subject = {"kind": "command", "command": list(command), "observe": observe, **said_of(about)}
         subject |= {"commit": commit} if commit else {}
         return Header({"command": list(command)}, "", subject, about["identity"], seen)

@@ -304,7 +304,7 @@ class Session:
             number = value if isinstance(value, torch.Tensor) else float(value)
             self._take("grad" if name.partition("?")[0] == "grad_norm" else "loss", name, number)
         for prefix, optimizer, held in named:
-            for kind, reading in _of(held):
+            for kind, reading in _of(held, state=self.settings.state_after(self._step)):
                 self._read("update", prefix + kind, reading)
             for name, rate in learning_rates(optimizer).items():
                 self._take("update", prefix + name, rate)
@@ -474,10 +474,10 @@ class Session:
             print(f"repro: recording stopped at step {self._step} ({text}); the program goes on", file=sys.stderr)
 
 
-def _of(held: Held) -> Iterator[tuple[str, Reading]]:
+def _of(held: Held, *, state: bool = True) -> Iterator[tuple[str, Reading]]:
     """What an optimizer holds, by the prefix of its names."""
     yield "", held.weights()
-    for kind, reading in held.state().items():
+    for kind, reading in held.state().items() if state else ():
         yield f"{kind}/", reading
 
 

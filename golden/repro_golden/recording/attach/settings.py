@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from repro_golden.base.observed import ALL_SIGNALS, state_after
+
 __all__ = ["VARIABLE", "Settings"]
 
 VARIABLE = "REPRO_TRACE"
@@ -24,6 +26,8 @@ class Settings:
         activations: Globs of module names whose outputs, and their gradients, are recorded.
         metrics: Regular expressions over lines of output whose named groups are metrics.
         ignore: Globs of metrics to leave out.
+        signals: ``full``; or ``light:N``, where optimizer state is read after each N-th step alone.
+        first: The number of the first step that the process makes.
         plant: ``[step, phase, name]`` of a signal that gets a one-ULP change before it is read.
         dump: ``[step, phase, name]`` of signals whose whole content is written.
         home: The user's checkout, from which nothing may be imported when `place` is another.
@@ -42,6 +46,8 @@ class Settings:
     activations: Sequence[str] = ()
     metrics: Sequence[str] = ()
     ignore: Sequence[str] = ()
+    signals: str = ALL_SIGNALS
+    first: int = 0
     plant: Sequence[Any] | None = None
     dump: Sequence[Sequence[Any]] = ()
     home: str | None = None
@@ -50,6 +56,10 @@ class Settings:
     recorder: bool = True
     entry: Mapping[str, Any] | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+
+    def state_after(self, step: int) -> bool:
+        """Whether optimizer state is read after a step, counted from the first that the process makes."""
+        return state_after(self.signals, self.first + step)
 
     def to_text(self) -> str:
         """The variable's value."""
