@@ -51,8 +51,11 @@ fast: $(VENV)/.done
 test-all: check $(VENV)/.whole
 	$(PYTEST) -m 'not campaign' --hypothesis-profile=whole
 
+# hours: planted changes, faults, hostile input and so on, then real regressions as below
 campaign: check $(VENV)/.whole
 	$(PYTEST) -m campaign --hypothesis-profile=whole
+	$(BIN)/python benchmarks/campaign/campaign.py
+	$(MAKE) --no-print-directory real
 
 mutants: $(VENV)/.whole
 	$(PIP) -c constraints.txt -e '.[mutants]'

@@ -113,7 +113,10 @@ class Held:
         optimizer = self._optimizer()
         states = None if mains else getattr(optimizer, "state", _NOTHING)
         numbers: dict[str, list[float]] = {}
-        for name, parameter in self.parameters.items():
+        alike = None if states is None or self._places else _alike(states, self.parameters)
+        for kind, values in (alike or {}).items():
+            readings["main" if kind == "master_param" else kind] = Reading(values, {})
+        for name, parameter in () if alike is not None else self.parameters.items():
             main = mains.get(id(parameter))
             values: Mapping[Any, Any] = _NOTHING
             if states is not None:
@@ -180,6 +183,17 @@ class Held:
         out[name] = tensor
         if place is not None:
             places[name] = place
+
+
+def _alike(states: Mapping[Any, Any], parameters: Tensors) -> dict[str, Tensors] | None:
+    """The state of parameters that all have tensors of the same kinds, as nearly always; None where they have not."""
+    held: list[Any] = [states.get(parameter) for parameter in parameters.values()]
+    if not held or any(type(values) is not dict or values.keys() != held[0].keys() for values in held):
+        return None
+    kinds = {kind: [values[kind] for values in held] for kind in held[0]}
+    if any(type(kind) is not str or set(map(type, values)) != {torch.Tensor} for kind, values in kinds.items()):
+        return None
+    return {kind: dict(zip(parameters, values, strict=True)) for kind, values in kinds.items()}
 
 
 def _slice(place: Placement | None, shape: tuple[int, ...], start: int, stop: int) -> Placement:
