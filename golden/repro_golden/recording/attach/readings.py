@@ -114,8 +114,8 @@ class Held:
         states = None if mains else getattr(optimizer, "state", _NOTHING)
         numbers: dict[str, list[float]] = {}
         alike = None if states is None or self._places else _alike(states, self.parameters)
-        for kind, values in (alike or {}).items():
-            readings["main" if kind == "master_param" else kind] = Reading(values, {})
+        for kind, tensors in (alike or {}).items():
+            readings["main" if kind == "master_param" else kind] = Reading(tensors, {})
         for name, parameter in () if alike is not None else self.parameters.items():
             main = mains.get(id(parameter))
             values: Mapping[Any, Any] = _NOTHING
