@@ -19,16 +19,19 @@ __all__ = ["commit_strip", "distance_plot", "drift_plot", "history_plot"]
 
 SHOWN = ("grad_norm", "kl_loss", "loss", "train_rollout_logprob_abs_diff")
 BEFORE, AFTER = SERIES[0], SERIES[1]
+_DRAWN = 500
+"""Steps or commits that a plot has room for; of more, these are drawn evenly, and whatever stands out."""
 
 
 def drift_plot(comparison: Comparison, metrics: Sequence[str] = SHOWN) -> str:
     """The shown metrics before and after, over steps. Values that are not finite leave a gap."""
     import altair as alt
 
+    drawn = _steps_drawn(comparison, metrics)
     rows = [
         {"step": change.step, "metric": change.metric, "side": side, "value": value}
         for change in comparison.metrics
-        if change.metric in metrics
+        if change.metric in metrics and change.step in drawn
         for side, value in (("before", change.a), ("after", change.b))
         if value is not None and math.isfinite(value)
     ]
@@ -51,12 +54,9 @@ def distance_plot(comparison: Comparison, metrics: Sequence[str] = SHOWN) -> str
     """|after - before| of the shown metrics and KL (k3) at each step, on a log scale; equal steps leave no point."""
     import altair as alt
 
-    distances = [
-        (c.step, c.metric, abs(c.b - c.a))
-        for c in comparison.metrics
-        if c.metric in metrics and c.a is not None and c.b is not None
-    ]
-    distances += [(step, "KL k3", abs(k3)) for step, (_, k3) in comparison.kl.items()]
+    drawn = _steps_drawn(comparison, metrics)
+    distances = [(step, metric, size) for step, metric, size in _distances(comparison, metrics) if step in drawn]
+    distances += [(step, "KL k3", abs(k3)) for step, (_, k3) in comparison.kl.items() if step in drawn]
     rows = [{"step": s, "metric": m, "distance": d} for s, m, d in distances if math.isfinite(d) and d > 0]
     if not rows:
         return ""
@@ -70,13 +70,42 @@ def distance_plot(comparison: Comparison, metrics: Sequence[str] = SHOWN) -> str
     return svg_of(chart.mark_line(point=True, strokeWidth=2).properties(width=560, height=200))
 
 
+def _distances(comparison: Comparison, metrics: Sequence[str]) -> list[tuple[int, str, float]]:
+    """Step, metric and |after - before|, wherever both are."""
+    return [
+        (c.step, c.metric, abs(c.b - c.a))
+        for c in comparison.metrics
+        if c.metric in metrics and c.a is not None and c.b is not None
+    ]
+
+
+def _steps_drawn(comparison: Comparison, metrics: Sequence[str]) -> set[int]:
+    """All steps; of very many those that are `spread`, and each metric's worst."""
+    steps = sorted({change.step for change in comparison.metrics})
+    worst: dict[str, tuple[float, int]] = {}
+    for step, metric, size in _distances(comparison, metrics) if len(steps) > _DRAWN else ():
+        worst[metric] = max(worst.get(metric, (-1.0, step)), (size if math.isfinite(size) else math.inf, step))
+    return {steps[k] for k in spread(len(steps), _DRAWN)} | {step for _, step in worst.values()}
+
+
+def spread(count: int, most: int) -> set[int]:
+    """All of so many numbers from 0 on, or some of them, the ends among these."""
+    if count <= most:
+        return set(range(count))
+    return {k * (count - 1) // (most - 1) for k in range(most)}
+
+
 def commit_strip(result: BisectResult) -> str:
-    """Every commit of the range, oldest first, coloured by its verdict. Empty text where there is one alone."""
+    """Every commit of the range, oldest first, coloured by its verdict. Empty text where there is one alone.
+
+    Of very many, those that were tried are drawn, and some of the others between them.
+    """
     import altair as alt
 
     order = list(reversed(result.order))
     if len(order) < 2:
         return ""
+    some = spread(len(order), _DRAWN)
     rows = [
         {
             "n": i,
@@ -84,6 +113,7 @@ def commit_strip(result: BisectResult) -> str:
             "culprit": bool(result.culprit and c == result.culprit.commit),
         }
         for i, c in enumerate(order)
+        if i in some or c in result.verdicts
     ]
     base = chart_of(rows).encode(
         x=alt.X("n:O", title="commits, oldest first", axis=alt.Axis(labels=False, ticks=False, domain=False))

@@ -18,18 +18,15 @@ from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
 from repro_golden.trace.model import RECORDER, checked, to_checked_line
 
-__all__ = ["Entry", "Journal", "probe_key"]
+__all__ = ["Entry", "Journal", "around", "probe_key"]
 
 FORMAT = 2
 
 
-def probe_key(
-    tree: str, case: Case, rollouts: str, identity: Identity, surroundings: str, outside: Sequence[str]
-) -> str:
-    """All that a probe's trace, or its failure, may rest on.
+def around(case: Case, rollouts: str, identity: Identity, surroundings: str, outside: Sequence[str]) -> tuple[str, ...]:
+    """All that a probe's trace, or its failure, may rest on beside the code.
 
     Args:
-        tree: Hash of the subject's code.
         case: The case.
         rollouts: Digest of its rollouts.
         identity: The machine's.
@@ -37,8 +34,12 @@ def probe_key(
         outside: Digests of the files beside the code that the case names.
     """
     check = case.subject.program.check if case.subject.program else ""  # it decides no numbers, but a skip
-    known = (tree, case.digest, check, rollouts, identity.digest, surroundings, *outside)
-    return digest("probe", str(FORMAT), str(RECORDER), *known)
+    return case.digest, check, rollouts, identity.digest, surroundings, *outside
+
+
+def probe_key(tree: str, rest: Sequence[str]) -> str:
+    """The key of a probe: the hash of the subject's code, and `around` it."""
+    return digest("probe", str(FORMAT), str(RECORDER), tree, *rest)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from repro_bisect.axes.axis import Axis, short
 from repro_bisect.predicates.predicates import Exit, Own, Predicate, first_violation
 from repro_bisect.probe.cost import Bill, Cost, Stage
 from repro_bisect.probe.executors import Executor, Outcome, Signal, State, Task
-from repro_bisect.probe.journal import Entry, Journal, probe_key
+from repro_bisect.probe.journal import Entry, Journal, around, probe_key
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.states import States
 from repro_golden.base.canonical import digest
@@ -116,6 +116,7 @@ class Prober:
         self._root = checkout.root
         self._given: dict[str, Trace] = {}
         self._outside: dict[str, list[str]] = {}
+        self._known_around: dict[int, tuple[Case, tuple[str, ...]]] = {}  # a case is held, so that no other gets its id
         self.cost = Cost()
 
     def probe(
@@ -238,9 +239,7 @@ class Prober:
         """The key under which probes of a commit are journalled."""
         tree = self._history.tree(commit)
         assert tree is not None, "who asks has seen that there is code"
-        case = self._case(commit)
-        surroundings = self.executor.surroundings
-        key = probe_key(tree, case, self._rollouts, self._identity, surroundings, self._outside_of(case))
+        key = probe_key(tree, self._around(self._case(commit)))
         if isinstance(self.predicate, Exit):
             return digest("exit", key)
         return digest("resumed", key, start.key) if start else key
@@ -248,11 +247,16 @@ class Prober:
     def _case(self, commit: str) -> Case:
         return self._history.case(commit, self.case)
 
-    def _outside_of(self, case: Case) -> list[str]:
+    def _around(self, case: Case) -> tuple[str, ...]:
         """Looked at once: what is changed under a search must not part its probes into two keys."""
-        if case.digest not in self._outside:
-            self._outside[case.digest] = outside_of(case, self._root)
-        return self._outside[case.digest]
+        known = self._known_around.get(id(case))
+        if known is None:
+            outside = self._outside.get(case.digest)
+            if outside is None:
+                outside = self._outside[case.digest] = outside_of(case, self._root)
+            rest = around(case, self._rollouts, self._identity, self.executor.surroundings, outside)
+            known = self._known_around[id(case)] = case, rest
+        return known[1]
 
     def _known(self, key: str, asked: Request) -> Answer | None:
         """A journalled probe that answers the question: long enough, or already violating."""
