@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attempts import warm
-from fault_kinds import damage, kills, places, remotes, shapes
+from fault_kinds import clock, damage, kills, places, remotes, shapes
 from promise import Asked, Promise
 
 __all__ = ["promises"]
@@ -14,5 +14,5 @@ __all__ = ["promises"]
 def promises(asked: Asked) -> Iterator[Promise]:
     """A promise for each kind of fault."""
     warm()
-    for kind in (damage, kills, places, remotes, shapes):
+    for kind in (damage, kills, places, remotes, shapes, clock):
         yield from kind.promises(asked)
