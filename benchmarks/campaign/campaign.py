@@ -61,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             promises = []
             for promise in importlib.import_module(part).promises(asked):
                 promises.append(asdict(promise))
+                results[part] = {"about": about(options), "seconds": time.monotonic() - began, "promises": promises}
+                options.out.write_text(json.dumps(results, indent=1) + "\n")
                 print(
                     f"{part}: {promise.what}: {promise.held} of {promise.tried}",
                     *promise.broken,
@@ -68,8 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     flush=True,
                 )
                 broken += promise.tried != promise.held or not promise.tried
-        results[part] = {"about": about(options), "seconds": time.monotonic() - began, "promises": promises}
-        options.out.write_text(json.dumps(results, indent=1) + "\n")
     page = options.out.with_suffix(".md")
     page.write_text(filled(PAGE.read_text(), results))
     return int(broken > 0)
