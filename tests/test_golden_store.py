@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import shutil
 import signal
@@ -19,7 +21,7 @@ from repro_golden.case.file import read_case
 from repro_golden.repository.checkout import Checkout, find_checkout, held_alone
 from repro_golden.store.dvc import Dvc
 from repro_golden.store.golden import Store
-from repro_golden.store.pulled import check_pulled
+from repro_golden.store.pulled import check_pulled, drop_damaged
 from repro_golden.subjects.environments.builds import identity_in
 from repro_golden.trace import Trace
 
@@ -270,3 +272,23 @@ def test_pointers_that_git_cannot_be_made_to_see_are_refused_before_any_work(tmp
         dvc = ignoring(tmp_path / name, f"# ours\n{rule}\n")
         with pytest.raises(ReproError, match=re.escape(f"git ignores golden/runs by .gitignore:2:{rule}: take")):
             dvc.check()
+
+
+def test_a_list_that_names_a_file_elsewhere_removes_none(tmp_path: Path) -> None:
+    """Damaged content is removed where DVC put it, never at a place outside that a list of files names."""
+    other, cache = tmp_path / "other", tmp_path / "cache" / "files" / "md5"
+    other.write_text("mine")
+    inside = tmp_path / "kept" / "a"
+    inside.parent.mkdir()
+    inside.write_text("mine")
+    md5 = "0" * 32  # of nothing: what lies there is damaged
+    listing = json.dumps([{"md5": md5, "relpath": "../other"}, {"md5": md5[:-1] + "1", "relpath": "a"}]).encode()
+    name = hashlib.md5(listing, usedforsecurity=False).hexdigest()
+    for blob, content in ((md5, b"mine"), (md5[:-1] + "1", b"mine"), (f"{name}.dir", listing)):
+        (cache / blob[:2]).mkdir(parents=True, exist_ok=True)
+        (cache / blob[:2] / blob[2:]).write_bytes(content)
+    pointer = tmp_path / "kept.dvc"
+    pointer.write_text(f"outs:\n- md5: {name}.dir\n  hash: md5\n  path: kept\n")
+    drop_damaged(pointer, tmp_path / "cache")
+    assert other.exists() and not inside.exists()
+    assert not (cache / md5[:2] / md5[2:]).exists()

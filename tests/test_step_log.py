@@ -86,6 +86,21 @@ def test_an_index_that_does_not_fit_its_log_says_nothing(long: Path, tmp_path: P
             assert damaged == "steps.jsonl" or len(trace.steps) == STEPS
 
 
+def test_an_index_that_somebody_made_up_is_told_in_one_line(long: Path, tmp_path: Path) -> None:
+    """Its digests are right, and its lines are where no step is: no traceback, and no step of it is read."""
+    from repro_golden.trace import step_log
+
+    folder = copy(long, tmp_path / "made-up")
+    raw = (folder / "steps.index").read_bytes()
+    magic, count, end, of_log, _ = step_log._HEAD.unpack_from(raw)
+    records = b"".join(step_log._RECORD.pack(7 * n, n, bytes(16)) for n in range(count))
+    (folder / "steps.index").write_bytes(
+        step_log._HEAD.pack(magic, count, end, of_log, step_log._digest(records)) + records
+    )
+    with pytest.raises(ReproError, match="is not where its index says"):
+        Trace(folder).rows(3)
+
+
 def test_columns_that_are_written_beside_the_log_are_those_of_sealing(long: Path, tmp_path: Path) -> None:
     """A trace that was sealed while it was recorded is the same; one that broke off leaves no part of a file."""
     for name in ("whole", "broken"):

@@ -344,7 +344,7 @@ def test_light_signals(tmp_path: Path) -> None:
     for name, words in (("a:light", ["--signals", "light:2"]), ("full", [])):
         subprocess.run([*line, name, *words, "--", *program], cwd=tmp_path, env=environment() | QUICK, check=True)
     light, full = Trace(tmp_path / "a:light"), Trace(tmp_path / "full")
-    assert light.header.subject["observe"]["signals"] == ["light:2"] and "signals" not in full.header.subject["observe"]
+    assert light.header.subject["observe"]["signals"] == "light:2" and "signals" not in full.header.subject["observe"]
     for index in range(4):
         names = [{row.name for row in trace.rows(index)} for trace in (light, full)]
         assert names[1] - names[0] == (

@@ -32,6 +32,7 @@ from repro_golden.fingerprint.definition import SCHEME
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.families import family
 from repro_golden.trace.model import METRIC, StepRecord, chain, root
+from repro_golden.trace.step_log import IndexedSteps
 
 __all__ = ["NOTHING", "Alignment", "Parting", "Renames", "aligned", "first_other_chain"]
 
@@ -198,8 +199,14 @@ def first_other_chain(a: Trace, b: Trace) -> int | None:
     Chains differ for ever once they differ, so the prefix that agrees ends at one place.
     """
     count = min(len(a.steps), len(b.steps))
-    index = bisect.bisect_left(range(count), True, key=lambda i: a.steps[i].chain != b.steps[i].chain)
+    index = bisect.bisect_left(range(count), True, key=lambda i: _chain(a, i) != _chain(b, i))
     return None if index == count else index
+
+
+def _chain(trace: Trace, index: int) -> str:
+    """The chain after a step, from the index of the step log where there is one."""
+    steps = trace.steps
+    return steps.chain(index) if isinstance(steps, IndexedSteps) else steps[index].chain
 
 
 @functools.lru_cache(maxsize=16)

@@ -220,7 +220,7 @@ def check_comparable(a: Trace, b: Trace) -> None:
 def _asked(trace: Trace) -> dict[str, list[str]]:
     """What a recording was asked to observe beside what it always does, wherever its header says so."""
     observe = trace.header.subject.get("observe") or trace.header.case.get("observe") or {}
-    return {key: sorted(globs) for key, globs in observe.items() if globs}
+    return {key: [globs] if isinstance(globs, str) else sorted(globs) for key, globs in observe.items() if globs}
 
 
 def check_identities(a: Trace, b: Trace, vary: Sequence[str]) -> list[str]:

@@ -96,7 +96,7 @@ class Dvc:
             message = self.run("pull", *self._relative(pointers))
             for pointer in pointers:
                 check_pulled(self.root, pointer, cache)
-        except (ReproError, MachineFailureError):
+        except ReproError:
             for pointer in pointers:
                 drop_damaged(pointer, cache)
             self._forget_lists()

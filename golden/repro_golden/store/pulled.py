@@ -91,7 +91,8 @@ def drop_damaged(pointer: Path, cache: Path) -> None:
     for path, md5 in files.items():
         blob = _object(cache, md5)
         if _differs(blob, md5):
-            if path.is_file() and file_md5(path) == file_md5(blob):
+            inside = path.resolve().is_relative_to(pointer.with_suffix("").resolve())  # a list may name any place
+            if inside and path.is_file() and file_md5(path) == file_md5(blob):
                 path.unlink()
             blob.unlink()
 

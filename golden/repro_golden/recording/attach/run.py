@@ -72,7 +72,7 @@ def run_traced(
 
     def header(about: Mapping[str, Any], seen: int) -> Header:
         observe = {"activations": list(asked.activations), "metrics": list(asked.metrics), "ignore": list(asked.ignore)}
-        observe |= {"signals": [asked.signals]} if asked.signals != ALL_SIGNALS else {}
+        observe |= {"signals": asked.signals} if asked.signals != ALL_SIGNALS else {}
         subject = {"kind": "command", "command": list(command), "observe": observe, **said_of(about)}
         subject |= {"commit": commit} if commit else {}
         return Header({"command": list(command)}, "", subject, about["identity"], seen)
