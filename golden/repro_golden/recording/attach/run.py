@@ -71,7 +71,7 @@ def run_traced(
     asked = replace(settings or Settings(""), out=str(raw), place=tree_of(Path.cwd()))
 
     def header(about: Mapping[str, Any], seen: int) -> Header:
-        observe = {"activations": list(asked.activations), "metrics": list(asked.metrics), "ignore": list(asked.ignore)}
+        observe: dict[str, Any] = {name: list(getattr(asked, name)) for name in ("activations", "metrics", "ignore")}
         observe |= {"signals": asked.signals} if asked.signals != ALL_SIGNALS else {}
         subject = {"kind": "command", "command": list(command), "observe": observe, **said_of(about)}
         subject |= {"commit": commit} if commit else {}
