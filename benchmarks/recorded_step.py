@@ -1,7 +1,8 @@
 """The program that benchmarks/recorder.py measures: it trains a decoder, now recorded, now bare, now with a rival.
 
 ``python benchmarks/recorded_step.py SAMPLES DUMPS LIMIT`` under `repro_golden.recording.attach.run.run_traced`, which
-arms the recorder; this program knows only how to take its hooks off torch's optimizers and put them back.
+arms the recorder; this program knows only how to take its hooks off torch's optimizers and put them back. With a limit
+of no seconds there are no rivals, but only steps in a row.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from repro_golden.fingerprint import fingerprints
 WARM, ROUNDS, SLOW_ROUNDS, SHA_ROUNDS = 5, 8, 5, 3
 FAST = [("bare", 5), ("recorded", 5), ("bare", 5), ("hash_tensor", 5), ("bare", 5), ("DebugMode", 1),
         ("flowing bare", 10), ("flowing", 10), ("long bare", 4), ("long", 4)]  # fmt: skip
+ALONE = [("flowing bare", 10), ("flowing", 10)]
 RECORDED = ("recorded", "flowing", "long")
 MICRO = 8  # micro-batches of a long step
 SLOW = [("bare", 5), ("torch.save", 1), ("bare", 5), ("sha256", 1)]
@@ -255,6 +257,16 @@ class Bench:
             hashlib.sha256(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data).digest()
 
 
+def _read_ceiling() -> float:
+    """Bytes a second that this GPU can read."""
+    from gpu import read_ceiling
+
+    size = 4 << 30
+    milliseconds: float = read_ceiling(torch.randint(1 << 62, (size // 8,), device="cuda"))[0]
+    torch.cuda.empty_cache()
+    return size / milliseconds * 1e3
+
+
 def main(samples: Path, dumps: Path, limit: float) -> None:
     """Measure; `samples` is written anew after each round, and slow rivals begin none after `limit` seconds."""
     began = time.monotonic()
@@ -269,6 +281,7 @@ def main(samples: Path, dumps: Path, limit: float) -> None:
         "device_bytes": torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0,
         "shape": asdict(shape),
         "micro": MICRO,
+        "read": _read_ceiling() if device.type == "cuda" else None,
     }
     switch(False)
     trainer = Trainer(shape, device)
@@ -279,14 +292,15 @@ def main(samples: Path, dumps: Path, limit: float) -> None:
         samples.write_text(json.dumps(about | measured | more), encoding="utf-8")
 
     bench.block("bare", WARM, -1)
-    for kind in ("recorded", "hash_tensor", "DebugMode"):  # each beside bare steps: what memory it takes is seen here
+    rivals = ("hash_tensor", "DebugMode") if limit else ()
+    for kind in ("recorded", *rivals):  # each beside bare steps: what memory it takes is seen here
         bench.block("bare", WARM, -1)
         bench.block(kind, 1 if kind == "DebugMode" else WARM, -1)
     for number in range(ROUNDS):
-        for kind, steps in FAST:
+        for kind, steps in FAST if limit else ALONE:
             bench.block(kind, steps, number)
         write()
-    for number in range(ROUNDS, ROUNDS + SLOW_ROUNDS):
+    for number in range(ROUNDS, ROUNDS + SLOW_ROUNDS) if limit else ():
         for kind, steps in SLOW:
             enough = kind == "sha256" and number >= ROUNDS + SHA_ROUNDS
             if not enough and time.monotonic() - began < limit:
