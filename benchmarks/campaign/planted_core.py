@@ -1,8 +1,9 @@
 """The built-in trainer with planted changes: the replay child's own loop and recorder, in a fork for each change.
 
 What is so is read at the trainer's side of its interface: the bytes of all that it shows, when it shows it, and of all
-its weights and optimizer state after each step. The weights of the frozen reference are looked at apart: the trainer
-does not show them, but only the log-probs that they give.
+its weights and optimizer state when it begins to show an update: what changes later belongs to the next step. The
+weights of the frozen reference are looked at apart: the trainer does not show them, but only the log-probs that they
+give.
 """
 
 from __future__ import annotations
@@ -99,13 +100,16 @@ class Watched:
 
     def train(self, rollout: Any, observe: Any) -> Iterator[int]:
         """Train, marking where steps begin."""
-        step = self.trainer.position[0]
+        step, looked = self.trainer.position[0], set[int]()
 
         def shown(phase: str, name: str, value: Any, placement: Any = None) -> None:
             if phase == "grad" and isinstance(value, Mapping):
                 self.injector.mark("step")
             with _disable_current_modes():
                 self._keep(step, phase, name, value, placement)
+                if phase == "update" and step not in looked:
+                    looked.add(step)
+                    self._keep_state(step)
                 observe(phase, name, value, placement)
 
         updates = iter(self.trainer.train(rollout, shown))
@@ -115,12 +119,15 @@ class Watched:
                 done = next(updates, None)
             if done is None:
                 return
-            for name, tensor in self.trainer.state().items():
-                if not name.startswith(("position/", "rng/", "rollout/")):
-                    kind = UNSHOWN if name.startswith("ref/") else STATE
-                    self.signals[step, "update", f"{kind}{name}"] = of_tensor(tensor)
             yield done
             step += 1
+
+    def _keep_state(self, step: int) -> None:
+        """All state, as it is when the first of an update is shown."""
+        for name, tensor in self.trainer.state().items():
+            if not name.startswith(("position/", "rng/", "rollout/")):
+                kind = UNSHOWN if name.startswith("ref/") else STATE
+                self.signals[step, "update", f"{kind}{name}"] = of_tensor(tensor)
 
     def _keep(self, step: int, phase: str, name: str, value: Any, placement: Any) -> None:
         for key, item in (value if isinstance(value, Mapping) else {"": value}).items():
