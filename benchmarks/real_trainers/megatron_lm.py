@@ -77,13 +77,19 @@ STAGES = {
         shown="torchrun ... pretrain_gpt.py --save ...",
     ),
     "one": Stage(
-        traced("one", f"{ONE} {LOADED}", APART), 100, gpus=2, what="one GPU", shown="repro trace --out one -- ..."
+        traced("one", f"{ONE} {LOADED}", APART),
+        100,
+        gpus=2,
+        after="save",
+        what="one GPU",
+        shown="repro trace --out one -- ...",
     ),
     **{
         name: Stage(
             f"{traced(name, f'{TWO} {LOADED}{more}', APART)} && repro diff --vary layout ../one ../{name}",
             110,
             gpus=2,
+            after="one",
             what=f"{name} on two GPUs against one, by bits",
             shown=f"repro trace --out {name} -- ...; repro diff --vary layout one {name}",
         )
@@ -94,6 +100,7 @@ STAGES = {
             f"repro bisect --layout case..{name} --case loaded -j 1",
             240,
             gpus=2,
+            after="save",
             what=f"{name} against one, within a tolerance",
         )
         for name in ("tp2", "pp2", "dp2")

@@ -36,6 +36,7 @@ class Stage:
         command: What is run; `repro ...` by our environment, anything else by the trainer's.
         limit: Seconds that it may take.
         gpus: How many it needs.
+        after: The stage that it takes a file from.
         what: What the page says of it.
         shown: The command in short, for the page; by default as it is.
         env: Variables of its own.
@@ -44,6 +45,7 @@ class Stage:
     command: str
     limit: int
     gpus: int = 1
+    after: str | None = None
     what: str = ""
     shown: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -78,9 +80,10 @@ def main(trainer: Trainer, doc: str) -> None:
     parser.add_argument("--limit", type=float, default=540, help="seconds of all stages together")
     parser.add_argument("--gpus", type=int, help="stages for so many GPUs alone")
     parser.add_argument("--page", type=Path, nargs="+", help="results to write the page from; nothing is run")
+    parser.add_argument("--add", action="store_true", help="with --page: after what the page has")
     options = parser.parse_args()
     if options.page:
-        write_page(trainer, [json.loads(path.read_text()) for path in options.page])
+        write_page(trainer, [json.loads(path.read_text()) for path in options.page], add=options.add)
         return
     work, end = options.work.resolve(), time.monotonic() + options.limit
     work.mkdir(parents=True, exist_ok=True)
@@ -93,7 +96,7 @@ def main(trainer: Trainer, doc: str) -> None:
         trainer.prepare(work)
         told["machine"] = machine(work, trainer)
         say(trainer, "setup", {"code": 0, "seconds": round(time.monotonic() - began), **told["machine"]})
-    for name in options.stages or trainer.stages:
+    for name in with_needed(trainer, options.stages or list(trainer.stages)):
         stage = trainer.stages[name]
         if ended(told.get(name)) or options.gpus not in (None, stage.gpus):
             continue
@@ -109,6 +112,15 @@ def main(trainer: Trainer, doc: str) -> None:
         shutil.copy(kept, options.out / kept.name)
         brief = {key: told[name][key] for key in ("code", "seconds")}
         say(trainer, name, {**brief, "tail": told[name]["output"][-700:]})
+
+
+def with_needed(trainer: Trainer, names: Sequence[str]) -> list[str]:
+    """These stages, each behind those that it takes a file from."""
+    out = dict[str, None]()
+    for name in names:
+        after = trainer.stages[name].after
+        out |= dict.fromkeys([*(with_needed(trainer, [after]) if after else []), name])
+    return list(out)
 
 
 def ended(one: Mapping[str, Any] | None) -> bool:
@@ -221,9 +233,14 @@ def run(stage: Stage, work: Path, trainer: Trainer, limit: float) -> dict[str, A
             "seconds": round(time.monotonic() - began), "log": lines[-KEPT:] + more[-KEPT:]}  # fmt: skip
 
 
-def write_page(trainer: Trainer, runs: Sequence[Mapping[str, Any]]) -> None:
+def write_page(trainer: Trainer, runs: Sequence[Mapping[str, Any]], *, add: bool = False) -> None:
     """docs/real-trainers.md, between this trainer's marks: what was run, then what each command of repro printed."""
+    head, _, rest = PAGE.read_text().partition(f"<!-- {trainer.name} -->")
+    before, _, tail = rest.partition(f"<!-- end of {trainer.name} -->")
     table, printed = ["| | command | by the clock | |", "|---|---|---|---|"], list[str]()
+    if add:
+        above, _, below = before.strip("\n").partition("|\n\n`")
+        table, printed = [f"{above}|".partition("\n\n")[2]], ["", f"`{below}"]
     for told in runs:
         facts = told["machine"]
         for name, stage in trainer.stages.items():
@@ -239,6 +256,4 @@ def write_page(trainer: Trainer, runs: Sequence[Mapping[str, Any]]) -> None:
                 lines = "\n".join(line[:300] for line in one["output"].strip().splitlines())
                 printed += ["", f"`{command}`, {facts['device']}:", "", "```text", lines, "```"]
     text = "\n".join([f"{runs[-1]['machine']['versions']}.", "", *table, *printed])
-    head, _, rest = PAGE.read_text().partition(f"<!-- {trainer.name} -->")
-    tail = rest.partition(f"<!-- end of {trainer.name} -->")[2]
     PAGE.write_text(f"{head}<!-- {trainer.name} -->\n{text}\n<!-- end of {trainer.name} -->{tail}")

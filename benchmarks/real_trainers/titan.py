@@ -91,11 +91,16 @@ STAGES = {
         "repro diff --vary layout ../one ../two",
         160,
         gpus=2,
+        after="seed",
         what="one GPU against FSDP2 on two, by bits",
         shown="repro trace --out one -- ...; repro trace --out two -- ...; repro diff --vary layout one two",
     ),
     "layout": Stage(
-        "repro bisect --layout case..fsdp2 --case seeded -j 1", 240, gpus=2, what="the same, within a tolerance"
+        "repro bisect --layout case..fsdp2 --case seeded -j 1",
+        240,
+        gpus=2,
+        after="seed",
+        what="the same, within a tolerance",
     ),
 }
 
