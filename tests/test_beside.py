@@ -54,6 +54,32 @@ def read_end(beside: Beside, model: nn.Module) -> set[str]:
     return {prefix + name for prefix, reading in found for name in reading.tensors}
 
 
+def test_what_a_module_owns_is_read_as_it_is_now() -> None:
+    """Between searches too, and where no hook of torch's is told: another tensor, name, kind, memory, another owner."""
+    model, beside = Network(), Beside()
+    assert read(beside, 4, model)["unsaved/mask"] is model.mask
+    assert not beside.changed  # and 5, 6 and 7 are no powers of two: nothing is searched below
+    for other in (torch.zeros(4), torch.zeros(5)):
+        model._buffers["mask"] = other
+        assert read(beside, 5, model)["unsaved/mask"] is other
+    model._non_persistent_buffers_set.discard("mask")
+    assert "buffer/mask" in read(beside, 5, model)
+    model._buffers["cover"] = model._buffers.pop("mask")
+    assert read(beside, 6, model)["buffer/cover"] is other
+    other.untyped_storage().resize_(0)
+    assert "buffer/cover" not in read(beside, 6, model)
+    assert "buffer" in beside.unread
+    other.untyped_storage().resize_(20)
+    assert read(beside, 6, model)["buffer/cover"] is other
+    model.bn._parameters["gain"] = gain = nn.Parameter(torch.ones(2))
+    known = [p for p in model.parameters() if p is not gain]
+    found = {prefix + n: t for prefix, reading in beside.readings(7, known) for n, t in reading.tensors.items()}
+    assert found["frozen/bn.gain"] is gain
+    model._buffers["cover"] = None
+    assert not beside.changed
+    assert {"buffer/cover", "frozen/bn.gain"} & read(beside, 7, model).keys() == {"frozen/bn.gain"}
+
+
 def test_what_is_alive_is_found_and_called_what_the_program_calls_it() -> None:
     """Buffers, other modules, copies in mappings, lone leaves and generators are read under the variables' names."""
     model = Network()

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from repro_golden.recording.attach import megatron
 from repro_golden.recording.attach.copies import CopyTest, Owned, shapes_of, tensors_in, unused
+from repro_golden.recording.attach.module_plan import ModulePlan, Part, Root
 from repro_golden.recording.attach.names import modules_of, walk
 from repro_golden.recording.attach.reached import Reached, is_tensor
 from repro_golden.recording.attach.readings import Places, Reading, Tensors
@@ -29,28 +29,6 @@ _WIDE = 4
 """How many times as many tensors as there are parameters a container may have that is tested at every step."""
 _OFTEN = 16
 """Searches for what is new from which on they are made at every power of two of steps only."""
-
-
-class _Part(NamedTuple):
-    """A module of a root, with its path in it."""
-
-    module: weakref.ref[torch.nn.Module]
-    path: str
-    config: Any
-
-
-class _Root(NamedTuple):
-    """A module that no other holds.
-
-    Attributes:
-        name: What the program calls it; '' where it is the only one with a parameter that an optimizer holds.
-        stepped: Whether it has one.
-        parts: Those of its modules that have something of their own to read.
-    """
-
-    name: str
-    stepped: bool
-    parts: list[_Part]
 
 
 class Beside:
@@ -68,7 +46,8 @@ class Beside:
     def __init__(self) -> None:
         self.changed = True
         self.unread: dict[str, str] = {}
-        self._roots: list[_Root] = []
+        self._roots: list[Root] = []
+        self._plan = ModulePlan()
         self._held: set[int] = set()
         self._copies: list[tuple[str, Any]] = []
         self._reached = Reached()
@@ -108,6 +87,7 @@ class Beside:
         """Search anew: in the child of a fork."""
         self.changed, self.unread, self._searches = True, {}, 0
         self._roots, self._held, self._copies, self._leaves, self._generators = [], set(), [], [], []
+        self._plan = ModulePlan()
 
     def trained_by_hand(self, step: int, known: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Parameters and leaves that have a gradient, in the order in which they are found.
@@ -150,9 +130,16 @@ class Beside:
         read = set(self._held)
         out: dict[str, Reading] = {}
         self.unread = {}
-        for root in self._roots:
-            for part in root.parts:
-                self._read_module(root, part, out, read)
+        for whole, path, reference, place, managed in self._plan.owned(self._roots, self._held):
+            owned = reference()
+            if owned is None or id(owned) in read or not self._readable(whole[:-1], owned, managed=managed):
+                continue
+            read.add(id(owned))
+            if whole not in out:
+                out[whole] = Reading(Tensors(), Places())
+            out[whole].tensors[path] = owned
+            if place is not None:
+                out[whole].places[path] = place
         for name, container in self._copies:
             tensors = Tensors()
             for key, tensor in tensors_in(container):
@@ -179,32 +166,6 @@ class Beside:
                 value = getattr(scaler, key, None)
                 if isinstance(value, torch.Tensor):
                     yield f"{key[1:]}/{number}" if number else key[1:], value
-
-    def _read_module(self, root: _Root, part: _Part, out: dict[str, Reading], read: set[int]) -> None:
-        module = part.module()
-        if module is None:
-            return
-        where = f"{root.name}/" if root.name else ""
-        transient = module._non_persistent_buffers_set
-        owners: tuple[dict[str, torch.Tensor | None], ...] = (module._parameters, module._buffers)  # type: ignore[assignment]
-        for owned in owners:
-            for key, tensor in owned.items():
-                if tensor is None or id(tensor) in read:
-                    continue
-                kind = "buffer" if owned is module._buffers else "frozen"
-                kind = "unsaved" if key in transient and owned is module._buffers else kind
-                whole = f"{kind if root.stepped else 'module'}/{where}"
-                if not self._readable(whole.rstrip("/"), tensor, managed=not root.stepped):
-                    continue
-                read.add(id(tensor))
-                path = f"{part.path}.{key}" if part.path else key
-                tensors, places = out.setdefault(whole, Reading(Tensors(), Places()))
-                if owned is module._parameters:
-                    path = megatron.parameter_path(path, tensor, module)
-                    place = megatron.placement(path, tensor, part.config)
-                    if place is not None:
-                        places[path] = place
-                tensors[path] = tensor
 
     def _readable(self, name: str, tensor: torch.Tensor, *, managed: bool = True) -> bool:
         why = unreadable(tensor)
@@ -244,17 +205,18 @@ class Beside:
 
     def _find_roots(self, modules: list[torch.nn.Module]) -> None:
         inner = {id(child) for m in modules for child in m._modules.values() if child is not None}
-        roots: list[tuple[torch.nn.Module, bool, list[_Part]]] = []
+        roots: list[tuple[torch.nn.Module, bool, list[Part]]] = []
         for root in (m for m in modules if id(m) not in inner):
             parts = list(walk(root, "", None, set()))
             stepped = any(id(p) in self._held for _, module, _ in parts for p in module._parameters.values())
-            holders = [_Part(weakref.ref(m), path, config) for path, m, config in parts if m._parameters or m._buffers]
+            holders = [Part(weakref.ref(m), path, config) for path, m, config in parts if m._parameters or m._buffers]
             if holders:
                 roots.append((root, stepped, holders))
         alone = sum(stepped for _, stepped, _ in roots) == 1
         names = self._called.of([root for root, _, _ in roots], "")
+        self._plan = ModulePlan()
         self._roots = [
-            _Root("" if stepped and alone else name, stepped, holders)
+            Root("" if stepped and alone else name, stepped, holders)
             for (name, _), (_, stepped, holders) in zip(names, roots, strict=True)
         ]
 
@@ -300,7 +262,7 @@ class Beside:
         known = {id(container) for _, container in self._copies}
         fresh = [p for p in parameters if id(p) not in self._held]  # of an optimizer that is newer than the search
         wholes = [*self._wholes, shapes_of(fresh)] if len(fresh) > 1 else self._wholes
-        test = CopyTest(wholes, lambda: self._owned(parameters) if owned is None else owned)
+        test = CopyTest(wholes, parameters, lambda: self._owned(parameters) if owned is None else owned)
         if alive is not None and not end:  # at the end the model may have gone, and its average is still held here
             self._copies = [pair for pair in self._copies if test.passes(pair[1], named=True)]
         there = [pair for pair in self._copies if id(pair[1]) in names]
@@ -421,16 +383,22 @@ class _Called:
         return name if referent() is item else None
 
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
 def unreadable(tensor: torch.Tensor) -> str:
     """Why a tensor has no bytes that can be read; '' where it has."""
-    if isinstance(tensor, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
-        return "its shape is not known yet"
-    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not hasattr(tensor, "to_local"):
-        return f"it is a {type(tensor).__name__}"
+    local = False
+    if type(tensor) not in _PLAIN:
+        if isinstance(tensor, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
+            return "its shape is not known yet"
+        local = hasattr(tensor, "to_local")
+        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not local:
+            return f"it is a {type(tensor).__name__}"
     if tensor.device.type not in ("cpu", "cuda"):
         return f"it is on {tensor.device.type}"
     if tensor.layout != torch.strided:
         return f"its layout is {str(tensor.layout).removeprefix('torch.')}"
-    if not hasattr(tensor, "to_local") and tensor.numel() and not tensor.untyped_storage().size():
+    if not local and tensor.numel() and not tensor.untyped_storage().size():
         return "its memory was given back"
     return ""

@@ -58,13 +58,21 @@ class CopyTest:
 
     Args:
         wholes: Shapes of the parameters of each optimizer and root.
-        owned: Gives tensors that belong to these. It is asked only if a container has the right shapes.
+        parameters: Of the optimizers.
+        owned: Gives tensors that belong to these. It is dear, and asked only of a container that has the right shapes
+            and none of the parameters and their gradients, which many programs keep in lists.
     """
 
-    def __init__(self, wholes: Sequence[Counter[tuple[int, ...]]], owned: Callable[[], Owned]) -> None:
+    def __init__(
+        self,
+        wholes: Sequence[Counter[tuple[int, ...]]],
+        parameters: Sequence[torch.Tensor],
+        owned: Callable[[], Owned],
+    ) -> None:
         self._wholes, self._owned = wholes, owned
         sizes = [sum(whole.values()) for whole in wholes]
         self._least, self.most = min(sizes, default=0), max(sizes, default=0)
+        self._near = {id(t) for p in parameters for t in (p, p.grad)} - {id(None)}
         self._known: tuple[set[int], set[int]] | None = None
 
     def passes(self, container: Any, *, named: bool) -> bool:
@@ -78,6 +86,8 @@ class CopyTest:
         if not self._wholes or (is_list and len(container) < self._least):
             return False
         tensors = tensors_in(container)
+        if not self._near.isdisjoint([id(t) for _, t in tensors]):
+            return False
         looks = shapes_of(t for _, t in tensors if not t.requires_grad and t.grad_fn is None)
         whole = any(_within(shapes, looks) for shapes in self._wholes)
         if not whole and (is_list or not named or not self._some(tensors, looks)):
