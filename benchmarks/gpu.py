@@ -254,7 +254,7 @@ def main() -> None:
         "",
         "Written by `python benchmarks/gpu.py` on a machine with one. Medians; ratios side by side in one run.",
         "",
-        f"- {properties.name}, {properties.total_memory / GIB:.0f} GiB, driver {next(iter(driver.stdout.split()), 'unknown')}",
+        f"- {properties.name}, {properties.total_memory / GIB:.0f} GiB, driver {' '.join(driver.stdout.split()[:1])}",
         f"- Python {platform.python_version()}, torch {torch.__version__}, Triton {triton.__version__}",
         f"- {datetime.now(UTC):%Y-%m-%d}, commit {options.commit}",
         "",
