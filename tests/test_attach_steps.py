@@ -11,12 +11,15 @@ import torch
 import warm_kit
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from repro_golden.base.errors import ReproError
 from repro_golden.compare.step_difference import round_of
 from repro_golden.fingerprint import fingerprint
 from repro_golden.fingerprint.placement import shard
 from repro_golden.recording.attach.collect import Gathering, merge_rows
+from repro_golden.recording.attach.readings import handed_to
+from repro_golden.recording.attach.steps import Steps
 from repro_golden.trace import Header, Row, Trace
 from repro_golden.trace.frames import pack
 from repro_golden.trace.model import RECORDER
@@ -115,6 +118,49 @@ def test_order_plays_no_part(tmp_path: Path) -> None:
     assert {r.name for r in first.rows(3) if r.phase == "grad"} == {
         "optimizer.1/critic.bias", "optimizer.1/critic.weight"
     }  # fmt: skip
+
+
+class _Container(torch.optim.Optimizer):
+    """As torchtitan's: an optimizer of all parameters, whose step is the steps of others."""
+
+    def __init__(self, *models: torch.nn.Module) -> None:
+        self.optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+        super().__init__([p for model in models for p in model.parameters()], {"lr": 1e-3})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for optimizer in self.optimizers:
+            optimizer.step(closure)
+
+
+def test_a_container_of_optimizers_is_none_itself() -> None:
+    """What it holds steps once, in its outermost call; one that keeps something or steps more is an optimizer."""
+    models = torch.nn.Linear(2, 1), torch.nn.Linear(3, 1)
+    container = _Container(*models)
+    heard: list[Any] = []
+    steps = Steps(
+        lambda optimizer, outermost: heard.append((optimizer, outermost)), lambda o, _: heard.append(o), handed_to
+    )
+    hooks = [register_optimizer_step_pre_hook(lambda o, *_: steps.enter(o)),
+             register_optimizer_step_post_hook(lambda o, *_: steps.leave(o))]  # fmt: skip
+    inner = container.optimizers
+    for number in range(2):
+        container.step()
+        assert heard[:2] == [(inner[0], True), (inner[1], False)]
+        assert heard.pop() == inner
+        assert all(not outermost for _, outermost in heard[2:])
+        heard.clear()
+        assert handed_to(container) == inner, number
+    for hook in hooks:
+        hook.remove()
+    container.slow = torch.ones(2)  # type: ignore[attr-defined]
+    assert handed_to(container) == [container]
+    del container.slow
+    container.state[models[0].weight]["slow"] = torch.ones(2)
+    assert handed_to(container) == [container]
+    container.state.clear()
+    container.add_param_group({"params": [torch.ones(1, requires_grad=True)]})
+    assert handed_to(container) == [container]
+    assert handed_to(inner[0]) == [inner[0]]
 
 
 def test_a_program_is_ended_after_the_steps_asked_for(tmp_path: Path) -> None:

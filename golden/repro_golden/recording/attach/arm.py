@@ -23,14 +23,14 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     from torch.optim import optimizer as optimizers
 
     from repro_golden.recording.attach import by_hand, generators, megatron, saving
-    from repro_golden.recording.attach.readings import Activations
+    from repro_golden.recording.attach.readings import Activations, handed_to
     from repro_golden.recording.attach.session import Session
     from repro_golden.recording.attach.settings import VARIABLE, Settings
     from repro_golden.recording.attach.steps import Steps
 
     settings = Settings.from_text(os.environ[VARIABLE])
     session = Session(settings)
-    steps = Steps(session.begin, _stepped(session, settings))
+    steps = Steps(session.begin, _stepped(session, settings), handed_to)
     # the compiler must leave the recorder alone; torch's optimizers are marked in the same way
     untraced = torch._disable_dynamo  # type: ignore[attr-defined]
     optimizers.register_optimizer_step_pre_hook(untraced(lambda optimizer, *_: steps.enter(optimizer)))

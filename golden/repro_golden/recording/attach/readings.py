@@ -24,6 +24,7 @@ __all__ = [
     "Tensors",
     "everything",
     "folded",
+    "handed_to",
     "learning_rates",
     "leaves",
     "of_parts",
@@ -183,6 +184,19 @@ class Held:
         out[name] = tensor
         if place is not None:
             places[name] = place
+
+
+def handed_to(optimizer: Any) -> list[Any]:
+    """The optimizers that one only hands its steps on to, as torchtitan's container does; any other by itself.
+
+    It has a list ``optimizers``, whose parameters are all of its own, and keeps neither state nor tensors itself.
+    """
+    inner = vars(optimizer).get("optimizers")
+    if type(inner) is not list or not all(isinstance(each, torch.optim.Optimizer) for each in inner):
+        return [optimizer]
+    held = {id(p) for each in inner for group in each.param_groups for p in group["params"]}
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return [optimizer] if own - held or optimizer.state or Held(optimizer, {}, {}).state() else inner
 
 
 def _alike(states: Mapping[Any, Any], parameters: Tensors) -> dict[str, Tensors] | None:

@@ -12,7 +12,7 @@ import hashlib
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -30,10 +30,16 @@ class Steps(threading.local):
     Args:
         begun: called with the optimizer of each step call before it, and whether that call is the outermost.
         ended: called with the optimizers that stepped, in order, and whether the step was skipped.
+        handed_to: The optimizers that a step call of one is a step of.
     """
 
-    def __init__(self, begun: Callable[[Any, bool], None], ended: Callable[[list[Any], bool], None]) -> None:
-        self._begun, self._ended = begun, ended
+    def __init__(
+        self,
+        begun: Callable[[Any, bool], None],
+        ended: Callable[[list[Any], bool], None],
+        handed_to: Callable[[Any], Sequence[Any]],
+    ) -> None:
+        self._begun, self._ended, self._handed_to = begun, ended, handed_to
         self._calls: list[FrameType] = []
         self._stepped: list[Any] = []
         self._whole: FrameType | None = None
@@ -42,13 +48,15 @@ class Steps(threading.local):
         """Torch's hook before a step: the nearest frame of torch's wrapper is the step call."""
         self._push(_step_call())
         if self._whole is None:
-            self._begun(optimizer, len(self._calls) == 1)
+            for number, each in enumerate(self._handed_to(optimizer)):
+                self._begun(each, len(self._calls) == 1 and not number)
 
     def leave(self, optimizer: Any) -> None:
         """Torch's hook after a step: nothing but the hooks is left of it."""
         self._pop(_step_call())
-        if self._whole is None and all(o is not optimizer for o in self._stepped):
-            self._stepped.append(optimizer)
+        if self._whole is None:
+            known = {id(o) for o in self._stepped}
+            self._stepped += [each for each in self._handed_to(optimizer) if id(each) not in known]
         if not self._calls:
             self._end(skipped=False)
 
