@@ -46,15 +46,8 @@ def test_the_page_is_of_what_was_kept(peers: ModuleType) -> None:
     assert {name for _, name in EDITS} <= kept["changes"].keys()
 
 
-RENAMED = pytest.mark.xfail(strict=True, reason="two optimizers change their order with a parameter's name")
-CASES = [
-    pytest.param(kind, name, marks=RENAMED) if name == "a layer has another name" else (kind, name)
-    for kind, name in EDITS
-]
-
-
 @pytest.mark.campaign
-@pytest.mark.parametrize(("kind", "name"), CASES)
+@pytest.mark.parametrize(("kind", "name"), EDITS)
 def test_ours_sees_what_moves_a_bit(peers: ModuleType, tmp_path: Path, kind: str, name: str) -> None:
     """`repro diff` tells the two versions apart if the edit moves something, and not if it moves nothing."""
     options = peers.argparse.Namespace(repositories=None, python=sys.executable, only=name)

@@ -28,6 +28,7 @@ from repro_golden.compare.name_matching import (
     rule_of,
 )
 from repro_golden.compare.step_difference import alone, differing, one_sided, unlike
+from repro_golden.compare.turns import in_order_of
 from repro_golden.fingerprint.definition import SCHEME
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.families import family
@@ -228,6 +229,10 @@ def aligned(a: Trace, b: Trace, *, strict: bool = False) -> Alignment:
     if index is None or isinstance(b, (_Renamed, _Common)):
         return Alignment(b)
     renamed = Alignment(b) if strict else _renamed(a, b, index)
+    if index == 0 and not strict and first_other_chain(a, renamed.trace) == 0 and (turned := in_order_of(a, b)):
+        whole = _renamed(a, turned, 0)
+        if first_other_chain(a, whole.trace) is None:  # else steps would be told under numbers that are not their own
+            return whole
     if not one_sided(a.rows(index), renamed.trace.rows(index), unlike(a, renamed.trace)):
         return renamed
     common = _Common(renamed.trace, a, index)
