@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from repro_golden.base.credentials import handed_on
 
@@ -38,20 +38,24 @@ def tree_of(
     *,
     cwd: Path,
     environment: Mapping[str, str],
-    output: IO[bytes],
+    output: IO[bytes] | int,
+    errors: int = subprocess.STDOUT,
     keep: Sequence[int] = (),
     bound: bool = True,
+    apart: bool = True,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a session of its own, of which nothing outlives the block.
+    """A process of which nothing outlives the block.
 
     Args:
         command: Program and arguments.
         cwd: Where it starts.
         environment: All of its variables, beside the mark.
-        output: Where its output goes.
+        output: Where its output goes: a file, or what `subprocess` has for it.
+        errors: Where its errors go, likewise.
         keep: Open files of ours that it holds.
         bound: Whether it dies with this process. The kernel watches the thread that starts it, which is in the block
             for as long as the process lives.
+        apart: Whether it has a session of its own, and so no terminal to ask the user at.
 
     Raises:
         OSError: it could not be started.
@@ -60,7 +64,7 @@ def tree_of(
     outer = os.environ.get(MARK)
     variables = {**environment, MARK: f"{outer}:{mark}" if outer else mark}
     start = _start_bound if bound and sys.platform == "linux" else _start
-    process = start(command, cwd, variables, output, keep)
+    process = start(command, cwd, variables, _Streams(output, errors, apart), keep)
     try:
         yield process
     finally:
@@ -70,12 +74,20 @@ def tree_of(
 # -- start
 
 
+class _Streams(NamedTuple):
+    """Where a process prints, and whether it has a session of its own."""
+
+    output: IO[bytes] | int
+    errors: int
+    apart: bool
+
+
 def _start(
-    command: Sequence[str], cwd: Path, variables: Mapping[str, str], output: IO[bytes], keep: Sequence[int]
+    command: Sequence[str], cwd: Path, variables: Mapping[str, str], streams: _Streams, keep: Sequence[int]
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         list(command), cwd=cwd, env=dict(variables), stdin=subprocess.DEVNULL,
-        stdout=output, stderr=subprocess.STDOUT, start_new_session=True, pass_fds=keep,
+        stdout=streams.output, stderr=streams.errors, start_new_session=streams.apart, pass_fds=keep,
     )  # fmt: skip
 
 
@@ -100,7 +112,7 @@ os._exit(127)
 
 
 def _start_bound(
-    command: Sequence[str], cwd: Path, variables: Mapping[str, str], output: IO[bytes], keep: Sequence[int]
+    command: Sequence[str], cwd: Path, variables: Mapping[str, str], streams: _Streams, keep: Sequence[int]
 ) -> subprocess.Popen[bytes]:
     assert sys.platform == "linux"
     reader, writer = (open(number, mode) for number, mode in zip(os.pipe(), ("rb", "wb"), strict=True))  # noqa: PTH123, SIM115
@@ -112,7 +124,7 @@ def _start_bound(
             ours = [os.getpid(), writer.fileno(), file.fileno()]
             bind = [sys.executable, "-I", "-S", "-c", _BIND, *map(str, ours)]
             # others of this user can read its environment, so it holds no secret either
-            process = _start([*bind, *command], cwd, handed_on(os.environ), output, [*keep, *ours[1:]])
+            process = _start([*bind, *command], cwd, handed_on(os.environ), streams, [*keep, *ours[1:]])
         try:
             number = reader.read()  # ends once the program runs
         except BaseException:
@@ -135,6 +147,9 @@ def _end(process: subprocess.Popen[bytes], mark: str) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     _kill(processes)
     process.wait()
+    for pipe in (process.stdout, process.stderr):
+        if pipe:
+            pipe.close()
     deadline = time.monotonic() + _PATIENCE
     while (processes := _found(process, mark)) and time.monotonic() < deadline:
         _kill(processes)

@@ -14,6 +14,8 @@ from pathlib import Path
 from repro_golden.base.canonical import write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.extras import require
+from repro_golden.base.processes import tree_of
+from repro_golden.base.standstill import StandstillError, output_of
 from repro_golden.repository.git import Git
 from repro_golden.store.pulled import check_pulled, drop_damaged
 
@@ -21,7 +23,14 @@ __all__ = ["Dvc"]
 
 
 class Dvc:
-    """DVC in one repository. Every call is a real ``dvc`` process."""
+    """DVC in one repository. Every call is a real ``dvc`` process, which does not outlive its purpose.
+
+    Attributes:
+        patience: Seconds for which it may do nothing. DVC itself asks a remote that is silent again and again, each
+            time for a minute, and some kinds of remotes for ever.
+    """
+
+    patience = 300.0
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -141,14 +150,25 @@ class Dvc:
         require("what DVC keeps", "golden")
         environment = os.environ | {"DVC_NO_ANALYTICS": "1", "DVC_TEST": "false", "NO_COLOR": "1"}
         environment["PYTHONSAFEPATH"] = "1"  # the repository may hold a json.py
-        command = [sys.executable, "-m", "dvc", *arguments]
-        done = subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            every = done.stderr.strip().splitlines()
-            lines = [line for line in every if line.startswith("ERROR")] or every[-1:] or [f"exit {done.returncode}"]
+        environment["CI"] = "1"  # it looks for no newer version of itself, in a process that outlives it
+        line = f"`dvc {' '.join(arguments)}`"
+        with tree_of(
+            [sys.executable, "-m", "dvc", *arguments], cwd=self.root, environment=environment,
+            output=subprocess.PIPE, errors=subprocess.PIPE, apart=False,  # it may ask for a password
+        ) as process:  # fmt: skip
+            try:
+                out, err = output_of(process, self.patience)
+            except StandstillError:
+                raise MachineFailureError(
+                    f"{line} did nothing for {self.patience:g} s: a remote or a disk does not answer. "
+                    "Once it does, the same command goes on where this one was"
+                ) from None
+        if process.returncode != 0:
+            every = err.decode(errors="replace").strip().splitlines()
+            lines = [each for each in every if each.startswith("ERROR")] or every[-1:] or [f"exit {process.returncode}"]
             message = " ".join(lines).replace("ERROR: ", "")[:400]
-            raise MachineFailureError(f"`dvc {' '.join(arguments)}` failed: {message}")
-        return done.stdout
+            raise MachineFailureError(f"{line} failed: {message}")
+        return out.decode(errors="replace")
 
     def _relative(self, paths: Sequence[Path]) -> list[str]:
         return [str(p.relative_to(self.root)) if p.is_absolute() else str(p) for p in paths]
