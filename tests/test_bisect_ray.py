@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.util
 import json
 import os
 import shutil
@@ -12,18 +11,17 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from conftest import Repo, environment
+from conftest import Repo
 from history_kit import TRAIN, edit, note, start
+from ray_kit import INSTALLED, Node, cluster, until, variables
 
 from repro_bisect.axes.commits import History
 from repro_bisect.probe.executors.bundles import commits_of, held, node_folder, pack_commits, unpack_commits
@@ -32,10 +30,7 @@ from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.case.file import find_case
 from repro_golden.repository.checkout import find_checkout
 
-needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
-
-STORE = 80_000_000
-"""Bytes of the cluster's object store: about the least that Ray takes."""
+needs_ray = pytest.mark.skipif(not INSTALLED, reason="Ray is not installed")
 
 CASE = """\
 [case]
@@ -92,97 +87,11 @@ print(json.dumps(said))
 """
 
 
-def variables(node: Path) -> dict[str, str]:
-    """The user's environment without proxies, which Ray's own connections would go through; `node` is for files."""
-    kept = {k: v for k, v in environment().items() if not k.lower().endswith("_proxy")}
-    quiet = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
-    return kept | quiet | {"TMPDIR": str(node)}
-
-
-class Node:
-    """A cluster of one node, on whose files and processes tests look."""
-
-    def __init__(self, address: str, temporary: Path) -> None:
-        self.address, self.temporary = address, temporary
-
-    @property
-    def folder(self) -> Path:
-        """Where parcels and probes lie."""
-        return self.temporary / f"repro-node-{os.getuid()}"
-
-    def bundles(self, inside: str) -> list[Path]:
-        """Parcels that hold a file or folder."""
-        return sorted(path for path in self.folder.glob("[0-9a-f]*") if (path / inside).exists())
-
-    def trainers(self) -> list[psutil.Process]:
-        """Processes of probes."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                if "REPRO_PROBE" in (all_of := process.environ()) and all_of.get("TMPDIR") == str(self.temporary):
-                    found.append(process)
-        return found
-
-    def left(self) -> list[str]:
-        """What probes left: processes, folders, worktrees and git's notes on them."""
-        folders = ["probes/*", "*/.git/repro/worktrees/*", "*/.git/worktrees/*", ".new-*"]
-        found = [str(path) for pattern in folders for path in self.folder.glob(pattern)]
-        return [*map(str, self.trainers()), *found]
-
-
-def until(true: Callable[[], object], seconds: float = 60) -> bool:
-    """Whether something comes true."""
-    end = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
     """A cluster with two processors."""
-    with contextlib.ExitStack() as exits:
-        # a short name, because sockets are made in it
-        short = Path(
-            exits.enter_context(tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True))
-        )
-        (short / "files").mkdir()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        command = [
-            sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--node-ip-address=127.0.0.1",
-            f"--port={port}", "--num-cpus=2", f"--object-store-memory={STORE}", "--include-dashboard=false",
-            f"--temp-dir={short}",
-        ]  # fmt: skip
-        process = subprocess.Popen(
-            command, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env=variables(short / "files"),
-        )  # fmt: skip
-        exits.callback(_end, process)
-        assert process.stdout is not None
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if "block" in line:
-                break
-        assert process.poll() is None, said
-        yield Node(f"127.0.0.1:{port}", short / "files")
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.communicate(timeout=60)
-    for member in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    with cluster() as made:
+        yield made
 
 
 @contextlib.contextmanager
