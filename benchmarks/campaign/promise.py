@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -52,6 +56,11 @@ class Asked:
     def count(self, whole: int, least: int = 1) -> int:
         """The share of so many."""
         return max(least, round(whole * self.share))
+
+    def some(self, every: Sequence[T], *names: object) -> list[T]:
+        """All of them from a tenth of the whole on; of a smaller share some that are drawn, one at least."""
+        few = max(1, round(len(every) * self.share * 10))
+        return list(every) if few >= len(every) else self.random("some", *names).sample(list(every), few)
 
     def random(self, *names: object) -> random.Random:
         """A generator of its own for each purpose, so that one does not move the others."""

@@ -73,7 +73,7 @@ def promises(asked: Asked) -> Iterator[Promise]:
     words = [compiler, "-shared", "-fPIC", "-O1", "-x", "c", "-", "-o", str(library)]
     subprocess.run(words, input=SHIM, text=True, check=True)
     promise = Promise("The clock jumps amid a command: what it says is what it said, and what it finished counts")
-    every = [scenario for scenario in scenarios() if scenario.name not in LEFT_OUT]
+    every = asked.some([scenario for scenario in scenarios() if scenario.name not in LEFT_OUT], "clock")
     for scenario in every:
         folder = asked.work / "clock" / scenario.name.replace(" ", "-")
         scenario.make(folder / "whole")

@@ -56,7 +56,7 @@ class Format:
 
 def promises(asked: Asked) -> Iterator[Promise]:
     """A promise for each format."""
-    formats = list(_formats())
+    formats = asked.some(list(_formats()), "damage")
     for number, each in enumerate(formats):
         yield _tried(asked, each, asked.work / f"damage-{number}", asked.count(TRIES // len(formats), least=12))
 

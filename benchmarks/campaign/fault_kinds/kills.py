@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import ray_kit
 from promise import Asked, Promise
 
-from fault_kinds.scenario import Scenario, finished_probes, leftovers, run, scenarios
+from fault_kinds.scenario import Scenario, leftovers, over_ray, reports, run, scenarios
 
 __all__ = ["promises"]
 
@@ -16,9 +18,12 @@ KILLS = 300
 
 def promises(asked: Asked) -> Iterator[Promise]:
     """A promise for each command."""
-    for scenario in scenarios():
-        folder = asked.work / "kills" / scenario.name.replace(" ", "-")
-        yield _killed(asked, scenario, folder, asked.count(KILLS * scenario.share // 100))
+    known = {scenario.name: scenario for scenario in (*scenarios(), *reports())}
+    names = [*known, *(["bisect --ray"] if ray_kit.INSTALLED else [])]
+    for name in asked.some(names, "kills"):
+        folder = asked.work / "kills" / name.replace(" ", "-")
+        with contextlib.nullcontext(known[name]) if name in known else over_ray(folder / "place") as scenario:
+            yield _killed(asked, scenario, folder, asked.count(KILLS * scenario.share // 100))
 
 
 def _killed(asked: Asked, scenario: Scenario, folder: Path, kills: int) -> Promise:
@@ -37,7 +42,7 @@ def _killed(asked: Asked, scenario: Scenario, folder: Path, kills: int) -> Promi
         place = scenario.copied(whole, folder / "place")
         killed = run(scenario, place, at)
         ended += killed.code is not None
-        state, finished, made = scenario.state(place), finished_probes(place), _runs(place)
+        state = scenario.state(place)
         again = run(scenario, place)
         faults = []
         if state not in (before, after):
@@ -48,9 +53,9 @@ def _killed(asked: Asked, scenario: Scenario, folder: Path, kills: int) -> Promi
             faults.append(f"the next run ended with {again.code}: {again.text.strip()[-200:]}")
         if (found := scenario.answer(again, place)) != answer:
             faults.append(f"the next run says {str(found)[:200]}, not {str(answer)[:100]}")
-        if again.code == 0 and finished and _runs(place) - made > runs - finished:
-            faults.append(f"{finished} probes were finished, and {_runs(place) - made} of {runs} were made")
-        if left := leftovers(place):
+        if again.code == undisturbed.code and (made := _runs(place)) > runs + scenario.lost:
+            faults.append(f"{made} runs were made, and {runs} without the kill")
+        if left := leftovers(place) + scenario.elsewhere():
             faults.append(f"left for ever: {left[:3]}")
         promise.judge(not faults, f"killed after {at:.3f} of {undisturbed.seconds:.3f} s: {'; '.join(faults)}")
     promise.figures = {"length": f"{undisturbed.seconds:.1f} s", "had ended before": str(ended)}

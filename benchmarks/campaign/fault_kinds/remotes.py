@@ -1,31 +1,40 @@
-"""DVC remotes that fail, break off or lie: nothing is taken that is not what its pointer stands for."""
+"""DVC remotes that fail, break off, lie or stall: nothing is taken that is not what its pointer stands for."""
 
 from __future__ import annotations
 
 import http.server
+import os
 import shutil
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from random import Random
 
-from attempts import attempt
-from conftest import Repo
+from attempts import Attempt, attempt
+from conftest import Repo, _set_remote
 from promise import Asked, Promise
 
+from repro.__main__ import main
 from repro_golden.store.dvc import Dvc
 
 __all__ = ["promises"]
 
-WHOLE = 40
+WHOLE, STALLS = 40, 24
 MODES = ("refuses", "fails", "breaks off", "lies", "lies of the list", "has nothing", "says less", "empties")
+STALLED = (("pull", "is silent"), ("pull", "stops amid a file"), ("push", "is silent"), ("push", "takes a file"))
+ENDED = {"by itself": 2, "by Ctrl-C": 130, "by kill -9": None}
+"""How a command at a remote that stalls ends, and its exit code."""
+PATIENCE = 8.0
+"""Seconds instead of DVC's minutes."""
 
 
 class _Server(http.server.SimpleHTTPRequestHandler):
     """A folder over HTTP, whose answers are as bad as `mode` says."""
 
-    mode, served, draw = "", Path(), Random(0)
+    mode, served, draw, over = "", Path(), Random(0), threading.Event()
 
     def log_message(self, *_: object) -> None:
         """Nothing."""
@@ -38,7 +47,14 @@ class _Server(http.server.SimpleHTTPRequestHandler):
         """A file, or what the mode makes of it."""
         self._answer(content=True)
 
+    def do_POST(self) -> None:
+        """Nothing is ever said to who brings something."""
+        self.over.wait()
+
     def _answer(self, *, content: bool) -> None:
+        if self.mode == "is silent":
+            self.over.wait()
+            return
         path = self.served / self.path.lstrip("/")
         missing = self.mode == "has nothing" or not path.is_file()
         if self.mode in ("refuses", "fails") or missing:
@@ -59,65 +75,127 @@ class _Server(http.server.SimpleHTTPRequestHandler):
         self.send_header("Content-Length", str(length))
         self.end_headers()
         if content:
-            self.wfile.write(raw[: length // 2] if self.mode == "breaks off" and not listing else raw)
+            half = self.mode in ("breaks off", "stops amid a file") and not listing
+            self.wfile.write(raw[: length // 2] if half else raw)
+            if self.mode == "stops amid a file" and half:
+                self.over.wait()
         self.close_connection = True
 
 
 @contextmanager
 def _serving(folder: Path, mode: str, draw: Random) -> Iterator[str]:
-    handler = type("Handler", (_Server,), {"mode": mode, "served": folder, "draw": draw})
+    over = threading.Event()
+    handler = type("Handler", (_Server,), {"mode": mode, "served": folder, "draw": draw, "over": over})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:
+        over.set()
         server.shutdown()
         server.server_close()
         thread.join()
 
 
+class _Kept:
+    """A repository with a golden run's folder that is pushed, and what is in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.repo, self.remote = Repo(folder / "repo"), folder / "remote"
+        self.folder = self.repo.root / "golden" / "runs" / "m" / "toy"
+        self.folder.mkdir(parents=True)
+        self.repo.git("init", "--quiet")
+        dvc = Dvc(self.repo.root)
+        dvc.init()
+        dvc.set_default_remote("store", str(self.remote), local=False)
+        for name in ("run.json", "trace.bin", "ü.txt"):
+            (self.folder / name).write_text(f"content of {name} " * 20)
+        dvc.add(self.folder)
+        dvc.push(self.folder.with_name("toy.dvc"))
+        self.content, self.pushed = _files(self.folder), _files(self.remote)
+
+    def forget(self, verb: str) -> None:
+        """All that a command would bring."""
+        root = self.repo.root
+        gone = [self.folder, root / ".dvc" / "cache", root / ".dvc" / "tmp"] if verb == "pull" else [self.remote]
+        for each in gone:
+            shutil.rmtree(each, ignore_errors=True)
+
+    def healed(self, verb: str) -> str:
+        """What is wrong with the same command at a remote that is well; "" for nothing."""
+        _set_remote(self.repo, self.remote)
+        done = attempt(["golden", verb], self.repo.root, seconds=240, room=None)
+        whole = (_files(self.folder), _files(self.remote)) == (self.content, self.pushed)
+        return "" if whole and done.code == 0 else f"the next {verb} ended with {done.code}: {done.text[-300:]}"
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def promises(asked: Asked) -> Iterator[Promise]:
-    """One promise over all modes."""
+    """One promise over all modes, one over all ways to stall."""
+    kept = _Kept(asked.work / "remotes")
+    yield _wrong(asked, kept)
+    yield _stalled(asked, kept)
+
+
+def _wrong(asked: Asked, kept: _Kept) -> Promise:
     promise = Promise("A DVC remote that fails, breaks off or lies gives one line, and the next pull heals")
-    whole = asked.work / "remotes"
-    repo = Repo(whole / "repo")
-    repo.root.mkdir(parents=True)
-    repo.git("init", "--quiet")
-    dvc = Dvc(repo.root)
-    dvc.init()
-    dvc.set_default_remote("store", str(whole / "remote"), local=False)
-    kept = repo.root / "golden" / "runs" / "m" / "toy"
-    kept.mkdir(parents=True)
-    for name in ("run.json", "trace.bin", "ü.txt"):
-        (kept / name).write_text(f"content of {name} " * 20)
-    dvc.add(kept)
-    dvc.push(kept.with_name("toy.dvc"))
-    content = {path.name: path.read_bytes() for path in kept.iterdir()}
-    draw, told = asked.random("remotes"), 0
-    for number in range(asked.count(WHOLE, least=len(MODES))):
-        mode = MODES[number % len(MODES)]
-        _forget(repo)
-        with _serving(whole / "remote", mode, draw) as address:
-            dvc.set_default_remote("store", address, local=False)
-            failed = attempt(["golden", "pull"], repo.root, seconds=240, room=None)
-        dvc.set_default_remote("store", str(whole / "remote"), local=False)
-        faults = [failed.fault()] if failed.fault() else []
+    draw, told, modes = asked.random("remotes"), 0, asked.some(MODES, "remotes")
+    for number in range(asked.count(WHOLE, least=len(modes))):
+        mode = modes[number % len(modes)]
+        kept.forget("pull")
+        with _serving(kept.remote, mode, draw) as address:
+            _set_remote(kept.repo, address)
+            failed = attempt(["golden", "pull"], kept.repo.root, seconds=240, room=None)
         told += failed.code == 2
-        if failed.code != 2:
-            faults.append(f"ended with {failed.code}: {failed.text[-200:]}")
-        elif not failed.err.decode().strip().splitlines()[-1].startswith("repro: "):
-            faults.append(failed.text[-200:])
-        healed = attempt(["golden", "pull"], repo.root, seconds=240, room=None)
-        found = {path.name: path.read_bytes() for path in kept.iterdir()} if kept.exists() else {}
-        if healed.code or found != content:
-            faults.append(f"the next pull ended with {healed.code}: {healed.text[-300:]}")
+        faults = [why for why in (_no_line(failed), kept.healed("pull")) if why]
         promise.judge(not faults, f"a remote that {mode}: {'; '.join(faults)}")
-    promise.figures = {"kinds": str(len(MODES)), "told in one line": str(told)}
-    yield promise
+    promise.figures = {"kinds": str(len(modes)), "told in one line": str(told)}
+    return promise
 
 
-def _forget(repo: Repo) -> None:
-    shutil.rmtree(repo.root / "golden" / "runs" / "m" / "toy", ignore_errors=True)
-    shutil.rmtree(repo.root / ".dvc" / "cache", ignore_errors=True)
-    shutil.rmtree(repo.root / ".dvc" / "tmp", ignore_errors=True)
+def _no_line(failed: Attempt) -> str:
+    """What is wrong with the end of a command that could not do its work."""
+    if (why := failed.fault()) or failed.code != 2:
+        return why or f"ended with {failed.code}: {failed.text[-200:]}"
+    return "" if failed.err.decode().strip().splitlines()[-1].startswith("repro: ") else failed.text[-200:]
+
+
+def _stalled(asked: Asked, kept: _Kept) -> Promise:
+    promise = Promise("At a DVC remote that stalls a command ends, by itself or by us, and the next one heals")
+    draw, slowest, ways = asked.random("stalls"), 0.0, [*product(STALLED, ENDED)]
+    draw.shuffle(ways)
+    for number in range(asked.count(STALLS, least=2)):
+        (verb, mode), end = ways[number % len(ways)]
+        kept.forget(verb)
+        with _serving(kept.remote, mode, draw) as address:
+            _set_remote(kept.repo, address)
+            ended = _ended(kept.repo, verb, end, draw.uniform(1.0, 6.0))
+        slowest = max(slowest, ended.seconds)
+        faults = [ended.text[-200:]] if ended.code != ENDED[end] else []
+        faults += [why for why in (_no_line(ended) if end == "by itself" else "", kept.healed(verb)) if why]
+        promise.judge(not faults, f"{verb} from a remote that {mode}, ended {end}: {'; '.join(faults)}")
+    promise.figures = {"patience": f"{PATIENCE:g} s", "slowest": f"{slowest:.1f} s"}
+    return promise
+
+
+def _ended(repo: Repo, verb: str, end: str, after: float) -> Attempt:
+    """A command that waits for a remote, and how it ends: alone, or after so many seconds."""
+    words = ["golden", verb]
+
+    def interrupted() -> int:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # who starts us in the background ignores it
+        threading.Timer(after, os.kill, [os.getpid(), signal.SIGINT]).start()
+        return main(words)
+
+    before, Dvc.patience = Dvc.patience, PATIENCE
+    try:
+        inside = interrupted if end == "by Ctrl-C" else None
+        return attempt(
+            words, repo.root, seconds=after if end == "by kill -9" else 240, room=None, inside=inside, alone=True
+        )
+    finally:
+        Dvc.patience = before

@@ -8,18 +8,21 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import nightly_kit
+import ray_kit
 import site_kit
 import warm_kit
 from attempts import Attempt, attempt
 from conftest import Repo, _set_remote, environment
 from history_kit import CASE, edit, note, start
+from history_kit import TRAIN as STEPS
 
-__all__ = ["Scenario", "finished_probes", "leftovers", "run", "scenarios"]
+__all__ = ["Scenario", "finished_probes", "leftovers", "over_ray", "reports", "run", "scenarios"]
 
 SECONDS = 240.0
 PYTHON = sys.executable
@@ -44,6 +47,9 @@ class Scenario:
         answer: What it says, of what every run must say alike.
         again: Exit codes of a run after one that had finished.
         share: How many of a hundred disturbances are its own.
+        lost: Runs of the program that a kill may cost: the last one is made anew where it was not kept yet.
+        variables: All of its environment; by default the user's.
+        elsewhere: What it left at places that others share.
     """
 
     name: str
@@ -53,6 +59,9 @@ class Scenario:
     answer: Callable[[Attempt, Path], Any]
     again: Sequence[int] = (0,)
     share: int = 10
+    lost: int = 1
+    variables: Mapping[str, str] = field(default_factory=environment)
+    elsewhere: Callable[[], list[str]] = list
 
     def copied(self, whole: Path, place: Path) -> Path:
         """A copy of what `make` made, with a remote of its own."""
@@ -65,7 +74,7 @@ class Scenario:
 
 def run(scenario: Scenario, place: Path, seconds: float = SECONDS) -> Attempt:
     """Run its command in a process that begins warm; after so many seconds it alone is killed."""
-    variables = environment() | {"RUNS": str(place / "runs")}
+    variables = {**scenario.variables, "RUNS": str(place / "runs")}
     command = [PYTHON, "-m", "repro", *scenario.command]
     return attempt(
         scenario.command, place / "repo", seconds=seconds, room=None, alone=True,
@@ -125,17 +134,67 @@ def _culprit(attempt: Attempt, _place: Path) -> Any:
     return f"exit code {attempt.code}: {attempt.text[-300:]}"
 
 
+# -- reports on a pull request and on a night
+
+COUNTED = """\
+if runs := os.environ.get("RUNS"):
+    with open(runs, "a") as file:
+        file.write("run\\n")
+"""
+SHORT = (
+    CASE.replace("steps = 6", "steps = 2")
+    .replace("proof_steps = 2", "proof_steps = 1")
+    .replace("--steps 6", "--steps 2")
+)
+
+
+def _moved(folder: Path) -> Repo:
+    """Four commits after one that another machine approved, of which the second moves the numbers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    repo = start(folder, STEPS + COUNTED, SHORT)
+    nightly_kit.approve(repo, "elsewhere")
+    note(repo, "note 0")
+    edit(repo, "    scale = 1.0\n", "    scale = 1.5\n", "Scale")
+    note(repo, "note 1")
+    note(repo, "note 2")
+    return repo
+
+
+def _said_of(attempt: Attempt, _place: Path) -> Any:
+    """The verdict of each case, and the commits that are named for it."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        said = json.loads(attempt.out)
+        found = said.get("results") or said["nights"]
+        return [
+            (one.get("verdict") or one["status"], [culprit["commit"]["subject"] for culprit in one["culprits"]])
+            for one in found
+        ]
+    return f"exit code {attempt.code}: {attempt.text[-300:]}"
+
+
+def _nights(place: Path) -> Any:
+    """The status of the nights that are kept, of which every one can be read; two alike count as one."""
+    from repro.nightly.records import Nights
+
+    return {night.status for night in Nights(place / "repo" / "golden" / "nights").read()}
+
+
+def reports() -> list[Scenario]:
+    """Commands that replay and search, and say it to others."""
+    pr = ["report", "pr", "--bisect", "--json", "-j", "1", "HEAD~4..HEAD"]
+    night = ["report", "nightly", "--json", "-j", "1"]
+    return [
+        Scenario("report pr", _moved, pr, lambda _place: None, _said_of, (1,), share=6),
+        Scenario("report nightly", _moved, night, _nights, _said_of, (1,), share=6, lost=3),  # two are always made anew
+    ]
+
+
 # -- golden runs
 
 
 def _toy(folder: Path) -> Repo:
     folder.mkdir(parents=True, exist_ok=True)
-    case = (
-        CASE.replace("steps = 6", "steps = 2")
-        .replace("proof_steps = 2", "proof_steps = 1")
-        .replace("--steps 6", "--steps 2")
-    )
-    repo = start(folder, case=case)
+    repo = start(folder, case=SHORT)
     _said(repo, "init", "--remote", str(folder / "remote"))
     repo.commit("DVC")
     return repo
@@ -213,16 +272,30 @@ def _objects(place: Path) -> Any:
     return torn or len(names)
 
 
+SEARCH = ["bisect", "--when", "exit", "--no-explain", "-j", "1", "--json"]
+SEARCHED = ["HEAD~7..HEAD", "--", PYTHON, "train.py"]
+
+
 def scenarios() -> list[Scenario]:
-    """Every command that is disturbed."""
-    search = ["bisect", "--when", "exit", "--no-explain", "-j", "1", "--json", "HEAD~7..HEAD", "--", PYTHON, "train.py"]
+    """Every command that is disturbed in each way."""
     approve = ["golden", "approve", "--reason", "x"]
     publish = ["report", "publish", "--out", "site"]
     return [
-        Scenario("bisect", _history, search, lambda _place: None, _culprit, share=40),
-        Scenario("report publish", _site, publish, _published, lambda a, p: _published(p) or a.text, share=24),
+        Scenario("bisect", _history, [*SEARCH, *SEARCHED], lambda _place: None, _culprit, share=30),
+        Scenario("report publish", _site, publish, _published, lambda a, p: _published(p) or a.text, share=20),
         Scenario("golden push", lambda f: _recorded(f), ["golden", "push"], lambda _p: None, _pushed, share=8),
-        Scenario("golden verify", lambda f: _recorded(f), ["golden", "verify"], _runs, _verdict, share=10),
-        Scenario("golden record", lambda f: _toy(f), ["golden", "record"], _runs, _exit_and_chain, (0, 2), share=10),
+        Scenario("golden verify", lambda f: _recorded(f), ["golden", "verify"], _runs, _verdict, share=8),
+        Scenario("golden record", lambda f: _toy(f), ["golden", "record"], _runs, _exit_and_chain, (0, 2), share=8),
         Scenario("golden approve", _to_approve, approve, _runs, _exit_and_chain, (0, 2), share=8),
     ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def over_ray(place: Path) -> Iterator[Scenario]:
+    """The same search on a cluster that is there for as long, which is told where the place's runs are counted."""
+    with ray_kit.cluster(RUNS=str(place / "runs")) as node:
+        yield Scenario(
+            "bisect --ray", _history, [*SEARCH, "--ray", node.address, *SEARCHED], lambda _place: None, _culprit,
+            share=6, variables=ray_kit.variables(place.parent),
+            elsewhere=lambda: [] if ray_kit.until(lambda: not node.left()) else node.left(),
+        )  # fmt: skip

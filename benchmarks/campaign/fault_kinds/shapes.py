@@ -21,9 +21,9 @@ WHOLE = 60
 def promises(asked: Asked) -> Iterator[Promise]:
     """One promise over all shapes, each at commits drawn anew."""
     promise = Promise("A search names the same commit in every shape of a repository")
-    draw = asked.random("shapes")
-    for number in range(asked.count(WHOLE, least=len(SHAPES))):
-        name = list(SHAPES)[number % len(SHAPES)]
+    draw, names = asked.random("shapes"), asked.some(list(SHAPES), "shapes")
+    for number in range(asked.count(WHOLE, least=len(names))):
+        name = names[number % len(names)]
         folder = asked.work / "shapes" / str(number)
         folder.mkdir(parents=True)
         commits = draw.randrange(4, 10)
@@ -36,7 +36,7 @@ def promises(asked: Asked) -> Iterator[Promise]:
         after = repo.git("status", "--porcelain"), repo.git("for-each-ref"), repo.git("stash", "list")
         right = found.get("subject") == "Culprit" and done.code == 0 and before == after and not done.fault()
         promise.judge(right, f"{name}, commit {at} of {commits}: {found.get('subject')}, {done.text[-300:]}")
-    promise.figures = {"shapes": str(len(SHAPES))}
+    promise.figures = {"shapes": str(len(names))}
     yield promise
 
 
