@@ -11,7 +11,7 @@ import pytest
 from conftest import SOURCE
 
 SCRIPT = SOURCE / "benchmarks" / "campaign" / "campaign.py"
-PARTS = ["planted", "clean", "search", "hostile", "large"]
+PARTS = ["planted", "clean", "search", "faults", "hostile", "large"]
 
 
 def test_the_page_is_of_what_was_kept(tmp_path: Path) -> None:
