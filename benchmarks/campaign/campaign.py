@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := set(options.parts) - PARTS.keys():
         parser.error(f"no part is called {', '.join(sorted(unknown))}")
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
-    broken = 0
+    broken, facts = 0, about(options)  # before the results make this checkout another than the commit
     for part in [] if options.page else options.parts or PARTS:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix=f"campaign-{part}-") as work:
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             promises = []
             for promise in importlib.import_module(part).promises(asked):
                 promises.append(asdict(promise))
-                results[part] = {"about": about(options), "seconds": time.monotonic() - began, "promises": promises}
+                results[part] = {"about": facts, "seconds": time.monotonic() - began, "promises": promises}
                 options.out.write_text(json.dumps(results, indent=1) + "\n")
                 print(
                     f"{part}: {promise.what}: {promise.held} of {promise.tried}",
