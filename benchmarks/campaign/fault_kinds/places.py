@@ -25,17 +25,18 @@ def promises(asked: Asked) -> Iterator[Promise]:
     """A promise for each kind of place and command."""
     every = scenarios()
     for scenario in asked.some(every, "full"):
-        whole, place = _made(asked, "full", scenario)
-        yield _full(asked, scenario, whole, place, asked.count(DISKS // len(every)))
-    for kind, tried, tries in (("read-only", _read_only, LOCKED), ("two", _two, PAIRS)):
-        for scenario in asked.some([each for each in every if each.name in CHEAP], kind):
-            yield tried(scenario, *_made(asked, kind, scenario), asked.count(tries // len(CHEAP)))
+        yield _full(asked, scenario, *_made(asked, scenario), asked.count(DISKS // len(every)))
+    for scenario in asked.some([each for each in every if each.name in CHEAP], "cheap"):
+        made = _made(asked, scenario)
+        yield _read_only(scenario, *made, asked.count(LOCKED // len(CHEAP)))
+        yield _two(scenario, *made, asked.count(PAIRS // len(CHEAP)))
 
 
-def _made(asked: Asked, kind: str, scenario: Scenario) -> tuple[Path, Path]:
-    """A place where a command can run, and where copies of it go."""
-    folder = asked.work / kind / scenario.name.replace(" ", "-")
-    scenario.make(folder / "whole")
+def _made(asked: Asked, scenario: Scenario) -> tuple[Path, Path]:
+    """A place where a command can run, made once, and where copies of it go."""
+    folder = asked.work / "places" / scenario.name.replace(" ", "-")
+    if not folder.exists():
+        scenario.make(folder / "whole")
     return folder / "whole", folder / "place"
 
 
