@@ -150,6 +150,10 @@ def test_a_container_of_optimizers_is_none_itself() -> None:
         assert all(not outermost for _, outermost in heard[2:])
         heard.clear()
         assert handed_to(container) == inner, number
+    scaled = steps.outer(lambda o: o.step(), lambda o: o, lambda _, stepped: not stepped)
+    scaled(container)  # as a gradient scaler does
+    assert heard[:2] == [(inner[0], True), (inner[1], False)]
+    assert all(container is not part for told in heard for part in told)
     for hook in hooks:
         hook.remove()
     container.slow = torch.ones(2)  # type: ignore[attr-defined]

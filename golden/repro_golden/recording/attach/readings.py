@@ -192,7 +192,7 @@ def handed_to(optimizer: Any) -> list[Any]:
     It has a list ``optimizers``, whose parameters are all of its own, and keeps neither state nor tensors itself.
     """
     inner = vars(optimizer).get("optimizers")
-    if type(inner) is not list or not all(isinstance(each, torch.optim.Optimizer) for each in inner):
+    if type(inner) is not list or not inner or not all(isinstance(each, torch.optim.Optimizer) for each in inner):
         return [optimizer]
     held = {id(p) for each in inner for group in each.param_groups for p in group["params"]}
     own = {id(p) for group in optimizer.param_groups for p in group["params"]}

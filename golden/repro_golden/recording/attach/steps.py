@@ -83,7 +83,8 @@ class Steps(threading.local):
             self._push(frame)
             optimizer = inner(*args, **kwargs)
             if optimizer is not None and self._whole is None:
-                self._begun(optimizer, len(self._calls) == 1)
+                for number, each in enumerate([optimizer] if whole else self._handed_to(optimizer)):
+                    self._begun(each, len(self._calls) == 1 and not number)
                 self._whole = frame if whole else None
             try:
                 out = step(*args, **kwargs)
