@@ -16,6 +16,7 @@ from explain_kit import explained, explainer, wrong
 from test_environments import requirements
 from test_environments import start as locked
 
+from repro.report.explain import explain_text
 from repro_bisect.explain.driver import explain
 from repro_bisect.explain.result import Explanation
 from repro_golden.base.errors import NotVerifiableError
@@ -193,6 +194,47 @@ def test_a_late_change_starts_from_the_saved_state(planted: Planted) -> None:
     assert found.size is not None and found.size.magnitude.exact and found.size.magnitude.differing == 12
     rows = found.to_mapping()
     assert rows["answer"] == "arguments" and rows["after"]["explained"]["phase"] == "forward"
+
+
+PLAN = """\
+def order(step):
+    drawn = [0, 1, 2, 3, 4, 5]
+    return drawn
+
+
+def unused(step):
+    return [5, 4, 3, 2, 1, 0]
+"""
+BESIDE = """\
+def test_order():
+    x = [0, 1]
+    assert x
+"""
+
+
+@pytest.mark.whole
+def test_lines_that_ran_are_named_where_no_operation_is_made(tmp_path: Path) -> None:
+    """A list made in another file: no stack holds it, no line reads its name, but it ran. What did not is not named."""
+    train = TRAIN.replace("import torch\n", "import plan\nimport torch\n", 1)
+    repo = kit.start(tmp_path, train.replace("order = [0, 1, 2, 3, 4, 5]", "order = plan.order(step)"), CASE)
+    torch.save(torch.nn.Linear(4, 2).state_dict(), repo.root / "second.pt")
+    (repo.root / "plan.py").write_text(PLAN)
+    (repo.root / "test_plan.py").write_text(BESIDE)
+    before = repo.commit("Weights and a plan")
+    changed = PLAN.replace("drawn = [0, 1, 2,", "drawn = [0, 2, 1,").replace("[5, 4,", "[4, 5,")
+    (repo.root / "plan.py").write_text(changed)
+    (repo.root / "test_plan.py").write_text(BESIDE.replace("[0, 1]", "[0, 2]"))
+    after = repo.commit("Another order")
+    with explainer(repo, f"{before}..{after}") as (scheduler, checkout):
+        found = explain(scheduler, checkout, before, after)
+    assert found.named is not None and found.named.place is not None and not found.named.place.touched, found.text
+    assert not found.mentions  # a test's `x` is no program's
+    (place,) = found.ran
+    assert (place.file, place.line, place.function, place.touched) == ("plan.py", 2, "order", True)
+    assert "drawn = [0, 2, 1," in place.text and "+    drawn = [0, 2, 1," in place.hunk
+    assert "no line of the change is on the way there; these lines of it ran:\n  plan.py:2 in order" in explain_text(
+        found
+    )
 
 
 @pytest.mark.campaign

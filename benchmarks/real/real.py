@@ -32,6 +32,11 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 PAGE, DATA = ROOT / "docs" / "real-regressions.md", ROOT / "docs" / "real-regressions.json"
+WAYS = {
+    "mentions": "not on the way there, but defining what it reads:",
+    "ran": "not on the way there, but of the change these ran:",
+}
+"""How lines of a change are named that no stack of the operation crosses."""
 KEYS = {
     "repository", "package", "good", "bad", "culprit", "kind", "what", "says", "driver", "arguments", "launch",
     "options", "needs", "environment", "note",
@@ -170,6 +175,10 @@ def by_repro(
     text = explanation.get("text") or first.get("unexplained", "")
     where = f"{case['package']} " if "package" in case else ""
     touched = [place["place"] for place in explained if (place.get("place") or {}).get("touched")]
+    for how in () if touched else ("mentions", "ran"):
+        touched += explanation.get(how, ())
+        beside = ", ".join(f"{place['file']}:{place['line']}" for place in explanation.get(how, ()))
+        text += f"; {WAYS[how]} {beside}" if beside else ""
     return {
         "outcome": result["outcome"],
         "culprit": culprit,
@@ -180,7 +189,6 @@ def by_repro(
         "first": [divergence.get("step"), divergence.get("phase"), divergence.get("signal")],
         "text": re.sub(r"/\S*/site-packages/", "", text.replace(f"{HERE}/", "")),
         "line": f"{touched[0]['file']}:{touched[0]['line']}" if touched else "",
-        "mentions": [f"{place['file']}:{place['line']}" for place in explanation.get("mentions", [])],
         "processes": result["cost"]["probes"],
         "steps": result["cost"]["steps"],
         "skips": len(result["skips"]),

@@ -40,6 +40,10 @@ def explain_lines(found: Explanation, *, beside: bool = False, plotted: bool = F
         # both versions name a line that each has: the change is shown once
         for place in {(str(place), place.hunk): place for place in found.mentions}.values():
             lines += [f"  {place} {place.function}", *([] if beside else _indented(place.hunk))]
+    elif found.ran:
+        lines += ["", "no line of the change is on the way there; these lines of it ran:"]
+        for place in found.ran:
+            lines += [f"  {place} in {place.function}", *([] if beside else _indented(place.hunk))]
     elif found.named and not any(place.touched for place in found.places):
         lines += ["", "no line of the change is on the way there: what it computes with was made elsewhere"]
     if found.written:

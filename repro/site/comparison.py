@@ -157,7 +157,7 @@ def explanations(culprits: Sequence[Mapping[str, Any]]) -> Iterator[Told]:
             if version["explained"]
         ]
         places = [side.explained["place"] for side in sides if side.explained["place"]]
-        places += explanation["mentions"] if explanation else []
+        places += [*explanation["mentions"], *explanation.get("ran", ())] if explanation else []
         yield Told(
             culprit["commit"],
             culprit.get("environment") or (),

@@ -167,10 +167,13 @@ def _replays(
     if straight is None or steps is None:
         return scheduler.ask(*asked), None
 
-    def start(one: Request) -> Future[Any]:
-        return scheduler.start(one.point, lambda pending: prober.operations(one, steps, **pending.ways))
+    def start(one: Request, other: Request) -> Future[Any]:
+        def recorded(pending: PendingProbe) -> Recording | Skip:
+            return prober.operations(one, steps, against=other.point, **pending.ways)
 
-    started = [start(one) for one in pair]
+        return scheduler.start(one.point, recorded)
+
+    started = [start(*both) for both in (pair, pair[::-1])]
     results: list[Any] = scheduler.results([*started, *(scheduler.submit(one) for one in asked[2:])])
     recordings: list[Recording | Skip] = results[:2]
     kept = [

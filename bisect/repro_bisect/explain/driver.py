@@ -208,13 +208,14 @@ class _Explainer:
     def _record(self, values: tuple[Sequence[int], Sequence[int]], state: State | None) -> tuple[Recording, Recording]:
         prober, last = self.scheduler.prober, self.round[1]
 
-        def started(point: str, wanted: Sequence[int]) -> Future[Any]:
+        def started(point: str, other: str, wanted: Sequence[int]) -> Future[Any]:
             asked = Request(point, last + 1 - (state.step if state else 0), stage="explanation", start=state)
             return self.scheduler.start(
-                point, lambda pending: prober.operations(asked, self.round, wanted, **pending.ways)
+                point,
+                lambda pending: prober.operations(asked, self.round, wanted, against=other, **pending.ways),
             )
 
-        futures = [started(*pair) for pair in zip(self.points, values, strict=True)]
+        futures = [started(*each) for each in zip(self.points, self.points[::-1], values, strict=True)]
         return self._whole(*self.scheduler.results(futures))
 
     def _whole(self, *recordings: Any) -> tuple[Recording, Recording]:
@@ -258,9 +259,13 @@ class _Explainer:
             None if o is None else Explained.of(o, source.place(o), source.stack(o)) for o, source in operations
         ]
         mentions: list[Place] = []
+        ran: dict[str, Place] = {}
         if not any(side and side.place and side.place.touched for side in explained):
             for operation, source in operations:
                 mentions += source.mentions(operation) if operation else []
+            # the later version's first: what the earlier one has besides is what the change took away
+            for place in () if mentions else (place for source in sources[::-1] for place in source.ran()):
+                ran.setdefault(place.hunk, place)
         cause_sources = sources[0 if cause.side == "before" else 1]
         gap = cause.gap and (_edge(cause.gap[0], cause_sources), _edge(cause.gap[1], cause_sources))
         inputs = differing_inputs(divergence, traces)
@@ -278,6 +283,7 @@ class _Explainer:
             gap=gap,
             size=size,
             mentions=mentions,
+            ran=list(ran.values()),
             others=len(cause.others),
         )
 

@@ -102,6 +102,7 @@ class Explanation:
         gap: Where something unseen wrote: the operations before and after it, with their lines.
         size: Of the difference, where it begins.
         mentions: Where no stack crosses the change: touched lines that define what the operation's lines read.
+        ran: Where there are none of these either: touched statements that ran until the step's end.
         environment: What differs between the environments, if anything does.
         others: How many further operations the difference begins at.
         rank: Whose operations these are.
@@ -121,6 +122,7 @@ class Explanation:
     gap: tuple[str, str] | None = None
     size: Size | None = None
     mentions: Sequence[Place] = ()
+    ran: Sequence[Place] = ()
     environment: Sequence[str] = ()
     others: int = 0
     rank: int = 0
@@ -136,10 +138,10 @@ class Explanation:
 
     @property
     def places(self) -> list[Place]:
-        """The lines that are named: the answer's, then the other version's, then what they read."""
+        """The lines that are named: the answer's, then the other version's, then what they read, or what ran."""
         sides = (self.before, self.after) if self.side == "before" else (self.after, self.before)
         places = [s.explained.place for s in sides if s.explained and s.explained.place]
-        return [*places, *self.mentions]
+        return [*places, *self.mentions, *self.ran]
 
     @property
     def hunks(self) -> list[tuple[str, str]]:

@@ -161,11 +161,28 @@ class Sources:
         named = {name for frame in self._frames(operation) for name in self._names_read(frame)}
         places = []
         for file, hunks in self._version.hunks.items():
+            if self._stream.ran is not None and file not in self._stream.ran:
+                continue  # a test's, another program's
             for hunk in hunks:
                 for name, line in self._defined(file, self._version.lines(hunk)):
                     if name in named:
                         places.append(self._place(Frame(file, line, name), hunk))
         return places[:_TOUCHING]
+
+    def ran(self) -> list[Place]:
+        """Touched statements that ran, in the order in which they first did; at most one of each hunk, few of many.
+
+        Not what only binds a name: an import, the head of a function or a class.
+        """
+        places: dict[Hunk, Place] = {}
+        for file, lines in (self._stream.ran or {}).items():
+            text = self._read(file)
+            for line in lines:
+                frame = Frame(file, line, text.function(line))
+                hunk = self._touch(frame) if line not in text.names else None
+                if hunk is not None:
+                    places.setdefault(hunk, self._place(frame, hunk))
+        return list(places.values())[:_TOUCHING]
 
     def _frames(self, operation: Operation) -> Iterator[Frame]:
         if operation.forward is not None:
@@ -176,7 +193,7 @@ class Sources:
         return not file.startswith("/") and "site-packages" not in file
 
     def _place(self, frame: Frame, hunk: Hunk | None) -> Place:
-        lines, span = self._read(frame.file)[0], self._span(frame)
+        lines, span = self._read(frame.file).lines, self._span(frame)
         text = "\n".join(lines[span.start - 1 : span.stop - 1]) if lines else ""
         return Place(frame.file, frame.line, frame.function, _dedent(text), hunk is not None, hunk.text if hunk else "")
 
@@ -191,34 +208,30 @@ class Sources:
     def _span(self, frame: Frame) -> range:
         """The lines of the statement that a frame is in."""
         best = range(frame.line, frame.line + 1)
-        for span in self._read(frame.file)[1]:
+        for span in self._read(frame.file).statements:
             if frame.line in span:
                 best = span  # the last that holds it is the innermost: they come in order of their beginning
         return best
 
-    def _file(self, name: str) -> tuple[list[str], list[range]]:
-        """A file's lines, and the lines of each of its statements."""
+    def _file(self, name: str) -> _Text:
+        """A file of this version; an empty one where it is not at hand."""
         if name.startswith("/"):
-            return [], []
+            return _Text()
         try:
             text = self._version.checkout.git.text("cat-file", "blob", f"{self._version.commit}:{name}")
             tree = ast.parse(text)
         except (GitFailedError, SyntaxError, ValueError):
-            return [], []
-        statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
-        return text.splitlines(), sorted(
-            (_head(node) for node in statements), key=lambda span: (span.start, -span.stop)
-        )
+            return _Text()
+        return _Text.of(text, tree)
 
     def _names_read(self, frame: Frame) -> set[str]:
-        lines, _ = self._read(frame.file)
         span = self._span(frame)
-        text = _dedent("\n".join(lines[span.start - 1 : span.stop - 1]))
+        text = _dedent("\n".join(self._read(frame.file).lines[span.start - 1 : span.stop - 1]))
         return set(re.findall(r"[A-Za-z_]\w*", text))
 
     def _defined(self, file: str, touched: range) -> Iterator[tuple[str, int]]:
         """Names that touched statements bind, with their lines: variables, fields, arguments with their defaults."""
-        lines, _ = self._read(file)
+        lines = self._read(file).lines
         if not lines:
             return
         for node in ast.walk(ast.parse("\n".join(lines))):
@@ -233,6 +246,49 @@ class Sources:
                             yield name.id, node.lineno
                         elif isinstance(name, ast.Attribute):
                             yield name.attr, node.lineno
+
+
+_BINDS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A file of Python.
+
+    Attributes:
+        lines: Its text.
+        statements: The lines of each statement, in the order in which they begin, the outer one first.
+        names: Lines of those that bind a name and compute nothing: imports, heads of functions and classes, docstrings.
+        functions: The lines of each function, with its name, the outer one first.
+    """
+
+    lines: Sequence[str] = ()
+    statements: Sequence[range] = ()
+    names: frozenset[int] = frozenset()
+    functions: Sequence[tuple[range, str]] = ()
+
+    @classmethod
+    def of(cls, text: str, tree: ast.Module) -> _Text:
+        """What a parsed file holds."""
+        statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+        spans = sorted((_head(node) for node in statements), key=lambda span: (span.start, -span.stop))
+        binding = [node for node in statements if isinstance(node, _BINDS) or _is_text(node)]
+        functions = [n for n in statements if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        named = [(range(node.lineno, (node.end_lineno or node.lineno) + 1), node.name) for node in functions]
+        return cls(
+            text.splitlines(),
+            spans,
+            frozenset(line for node in binding for line in _head(node)),
+            sorted(named, key=lambda pair: pair[0].start),
+        )
+
+    def function(self, line: int) -> str:
+        """The name of the innermost function that holds a line, as Python has it for a stack."""
+        return next((name for span, name in reversed(self.functions) if line in span), "<module>")
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _overlap(a: range, b: range) -> bool:

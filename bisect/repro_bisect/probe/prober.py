@@ -113,7 +113,7 @@ class Prober:
         self._scratch = self._exit.enter_context(scratch_folder(checkout.scratch, "bisect"))
         self._journal = Journal(checkout.state, fresh=fresh)
         self._lock, self._examine = threading.Lock(), examine
-        self._root = checkout.root
+        self._root, self._git = checkout.root, checkout.git
         self._given: dict[str, Trace] = {}
         self._outside: dict[str, list[str]] = {}
         self._known_around: dict[int, tuple[Case, tuple[str, ...]]] = {}  # a case is held, so that no other gets its id
@@ -190,6 +190,7 @@ class Prober:
         steps: tuple[int, int],
         values: Sequence[int] = (),
         *,
+        against: str,
         cancel: threading.Event | None = None,
         progress: Progress | None = None,
     ) -> Recording | Skip:
@@ -199,6 +200,7 @@ class Prober:
             asked: What is wanted, without a baseline. From the state before the recorded steps they are its first.
             steps: The first and the last step that are recorded.
             values: Operations that are written with all that they read and made.
+            against: The point that it is compared with: the lines of files that differ are noted when they run.
             cancel: See `probe`.
             progress: Likewise.
 
@@ -208,7 +210,7 @@ class Prober:
         code_commit, case = self._history.commit(asked.point), self._case(asked.point)
         task = Task(
             code_commit, self._history.tree(asked.point), asked.steps, start=asked.start, dump=asked.dump, case=case,
-            operations=steps, values=values,
+            operations=steps, values=values, changed=self._changed(self._history.commit(against), code_commit),
         )  # fmt: skip
         began = time.monotonic()
         folder = self._scratch / f"operations-{uuid.uuid4().hex[:8]}"
@@ -222,6 +224,11 @@ class Prober:
         if trace is None or not streams:
             return Skip(f"it ends before step {steps[0]}")
         return Recording(trace, streams, seconds)
+
+    def _changed(self, before: str, after: str) -> list[str]:
+        """Files of `after` that `before` has not, or has otherwise."""
+        names = self._git.text("diff-tree", "-r", "-z", "--name-only", "--no-renames", "--diff-filter=d", before, after)
+        return [name for name in names.split("\0") if name]
 
     def keep(self, asked: Request, recording: Recording) -> Recording:
         """Journal the trace of a recording as that of a probe; who asks has seen that the recorder moved no number."""

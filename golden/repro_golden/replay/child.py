@@ -218,7 +218,9 @@ class _Operations:
         if ask:
             from repro_golden.recording.operations.recorder import OperationRecorder
 
-            self._recorder = OperationRecorder(Path(ask["folder"]), ask["root"], ask["step"], rank, ask["dump"])
+            self._recorder = OperationRecorder(
+                Path(ask["folder"]), ask["root"], ask["step"], rank, ask["dump"], ask["changed"]
+            )
             self._recorder.open()
 
     @contextlib.contextmanager

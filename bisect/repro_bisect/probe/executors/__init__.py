@@ -56,6 +56,7 @@ class Task:
         case: The case, where it is another than the executor's.
         operations: The first and the last step whose operations are recorded, below ``operations``; None records none.
         values: Numbers of operations that are written there with all that they read and made.
+        changed: Files whose lines are noted when they run, if operations are recorded.
     """
 
     commit: str
@@ -70,6 +71,7 @@ class Task:
     case: Case | None = None
     operations: tuple[int, int] | None = None
     values: Sequence[int] = ()
+    changed: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def _operations(task: Task, root: Path, folder: Path) -> dict[str, Any] | None:
         return None
     where = {"folder": str(folder / "operations"), "root": str(root)}
     first, last = task.operations
-    return {**where, "step": first, "until": last, "dump": list(task.values)}
+    return {**where, "step": first, "until": last, "dump": list(task.values), "changed": list(task.changed)}
 
 
 def _watched(

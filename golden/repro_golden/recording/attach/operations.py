@@ -25,7 +25,9 @@ class StepOperations:
         """Record as `children.Run.operations` says; its step counts from this process's first."""
         self._step, self._until = int(ask["step"]), int(ask["until"])
         rank = int(os.environ.get("RANK", "0"))
-        self._recorder = OperationRecorder(Path(ask["folder"]), ask["root"], self._step, rank, ask["dump"])
+        self._recorder = OperationRecorder(
+            Path(ask["folder"]), ask["root"], self._step, rank, ask["dump"], ask["changed"]
+        )
         self._under_way = False
         os.register_at_fork(after_in_child=self._recorder.abandon)
 

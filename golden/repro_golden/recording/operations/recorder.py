@@ -26,6 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from repro_golden.recording.operations.lines import LinesRun
 from repro_golden.recording.operations.looks import (
     Facts,
     Memory,
@@ -71,13 +72,22 @@ class OperationRecorder(TorchDispatchMode):
         step: The number of the step.
         rank: Of this process; part of the file's name.
         dump: Operations, by number, whose inputs and outputs are written whole.
+        changed: Files of the checkout whose lines are noted when they run.
 
     Attributes:
         preparing: Whether the trainer is still being made; it no longer is once a module, a backward pass or an
             optimizer has run.
     """
 
-    def __init__(self, folder: Path, root: str, step: int, rank: int = 0, dump: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        root: str,
+        step: int,
+        rank: int = 0,
+        dump: Sequence[int] = (),
+        changed: Sequence[str] = (),
+    ) -> None:
         super().__init__()
         self.step, self.preparing = step, False
         self._folder, self._rank, self._dump = folder, rank, frozenset(dump)
@@ -106,6 +116,7 @@ class OperationRecorder(TorchDispatchMode):
         self._known: dict[Any, Facts] = {}
         self._empty: set[Memory] = set()
         self._results = SmallResults()
+        self._ran = LinesRun(root, changed)
 
     # -- what is under way
 
@@ -147,6 +158,7 @@ class OperationRecorder(TorchDispatchMode):
     def abandon(self) -> None:
         """In the child of a fork: record nothing, and leave the file to the parent."""
         self._problem = "forked"
+        self._ran.end()
         self._lines.clear()
         self._results = SmallResults()
 
@@ -164,7 +176,7 @@ class OperationRecorder(TorchDispatchMode):
             contents = [by_source[source][number] for source, number in self._readings]
         self._line({"contents": contents})
         self._line({"kept": self._results.write(kept_path(self._folder, self._rank))})
-        self._line({"end": self._problem, "compiled": _compiles()})
+        self._line({"end": self._problem, "compiled": _compiles(), "ran": self._ran.end()})
         self._flush()
         os.close(self._file)
         self._part.replace(self._folder / f"rank-{self._rank:05d}.jsonl")

@@ -134,6 +134,8 @@ class Stream:
         problem: Why the recording ended early; "" where it is whole.
         folder: Where it lies, and the values beside it.
         compiled: Whether functions for torch.compile were called; they ran as they are written.
+        ran: Lines that ran until its end, by file, in the order of their first run; of the files that the recorder was
+            told of those that were imported. None where it could not see them, or was told of none.
         kept: By content, where the bytes of small results lie in `kept_path`: the first one, and how many.
     """
 
@@ -143,6 +145,7 @@ class Stream:
     problem: str = ""
     folder: Path = field(default=Path())
     compiled: bool = False
+    ran: Mapping[str, Sequence[int]] | None = None
     kept: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -187,7 +190,7 @@ def read_stream(path: Path) -> Stream:
     stacks: list[tuple[Frame, ...]] = []
     entries: list[dict[str, Any]] = []
     contents: list[str] = []
-    problem, compiled, kept = "it was cut off", False, dict[str, tuple[int, int]]()
+    problem, compiled, ran, kept = "it was cut off", False, None, dict[str, tuple[int, int]]()
     for raw in lines:
         if "frames" in raw:
             stacks.append(tuple(Frame(*frame) for frame in raw["frames"]))
@@ -196,11 +199,11 @@ def read_stream(path: Path) -> Stream:
         elif "kept" in raw:
             kept = {content: (start, size) for content, start, size in raw["kept"]}
         elif "end" in raw:
-            problem, compiled = raw["end"], raw.get("compiled", False)
+            problem, compiled, ran = raw["end"], raw.get("compiled", False), raw.get("ran")
         else:
             entries.append(raw)
     operations = [_operation(index, raw, stacks, contents) for index, raw in enumerate(entries)]
-    return Stream(operations, header["step"], header["rank"], problem, path.parent, compiled, kept)
+    return Stream(operations, header["step"], header["rank"], problem, path.parent, compiled, ran, kept)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

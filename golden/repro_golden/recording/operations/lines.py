@@ -1,0 +1,76 @@
+"""Which lines of some files a program runs: those that a change touched, and that may ask torch for nothing.
+
+A schedule, a shuffled order, the choice of an optimizer: what such lines decide is computed with elsewhere, and no
+stack of an operation holds them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from types import CodeType, FrameType
+from typing import Any
+
+__all__ = ["LinesRun"]
+
+
+class LinesRun:
+    """Notes each line of the files once, in the order in which they first run, until `end`.
+
+    Of frames that are under way when it begins it sees what is still to run. Other tracers, a debugger's or a coverage
+    tool's, keep their place: then nothing is noted.
+
+    Args:
+        root: The checkout.
+        files: Paths in it.
+    """
+
+    def __init__(self, root: str, files: Iterable[str]) -> None:
+        self._files = {f"{root.rstrip('/')}/{file}": file for file in files}
+        self._ran: dict[str, dict[int, None]] = {}
+        self._known: dict[str, str] = {}
+        self._on = bool(self._files) and sys.gettrace() is None
+        if not self._on:
+            return
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if self._file(frame.f_code):
+                frame.f_trace = self._line
+            frame = frame.f_back
+        threading.settrace(self._call)
+        sys.settrace(self._call)
+
+    def end(self) -> dict[str, list[int]] | None:
+        """Lines by file, of files that were imported or run; None where nothing was noted.
+
+        A file of which no line ran since it began has none.
+        """
+        if not self._on:
+            return None
+        self._on = False
+        if sys.gettrace() == self._call:
+            sys.settrace(None)
+        if threading.gettrace() == self._call:
+            threading.settrace(None)  # type: ignore[arg-type]
+        paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+        imported = (file for path, file in self._files.items() if path in paths)
+        return {file: list(self._ran.get(file, ())) for file in dict.fromkeys([*self._ran, *imported])}
+
+    def _file(self, code: CodeType) -> str:
+        name = code.co_filename
+        known = self._known.get(name)
+        if known is None:
+            known = self._known[name] = self._files.get(os.path.abspath(name), "")  # noqa: PTH100 - a script may have moved
+        return known
+
+    def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        del event, argument
+        return self._line if self._file(frame.f_code) else None
+
+    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        del argument
+        if event == "line":
+            self._ran.setdefault(self._file(frame.f_code), {})[frame.f_lineno] = None
+        return self._line if self._on else None
