@@ -16,6 +16,7 @@ import atexit
 import concurrent.futures.thread
 import contextlib
 import ctypes
+import functools
 import importlib
 import importlib.machinery
 import io
@@ -137,6 +138,9 @@ def _stop(process: subprocess.Popen[bytes], folder: str) -> None:
 def serve(path: str) -> Callable[[], NoReturn]:
     """Answer commands, each in a process of its own; in that process, return what it is to do."""
     _die_with_parent()
+    # Python 3.11 has one lock for all values of a cached property: a fork in the moment in which another thread of
+    # repro holds it would wait for ever. Later versions have none
+    functools.RLock = contextlib.nullcontext  # type: ignore[attr-defined]
     for name in (*BASE, *COMMANDS):
         importlib.import_module(name)
     from repro_golden.fingerprint import fingerprint
@@ -286,7 +290,12 @@ def _main(kind: str, rest: Sequence[str]) -> None:
         exec(compile(Path(rest[0]).read_bytes(), rest[0], "exec"), vars(module))  # noqa: S102 - as Python does
 
 
+_LEFT: list[Any] = []
+"""The parent's streams: another of its threads may have been writing, and closing them would wait for it."""
+
+
 def _streams(unbuffered: bool) -> None:
+    _LEFT.extend((sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__))
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
         raw: Any = io.FileIO(number, "wb", closefd=False)
