@@ -34,6 +34,8 @@ PARTS = {
     "planted": "Planted changes",
     "clean": "Clean replays",
     "search": "Searches",
+    "damage": "Damaged files",
+    "kills": "Kills",
     "faults": "Faults",
     "hostile": "Hostile input",
     "large": "Long and large",

@@ -1,11 +1,11 @@
-"""Faults: whatever is killed, full, damaged, read-only or late, no verdict is wrong and the next run heals."""
+"""Faults: whatever is full, read-only, late or lying, no verdict is wrong and the next run heals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from attempts import warm
-from fault_kinds import clock, damage, kills, places, remotes, shapes
+from fault_kinds import clock, places, remotes, shapes
 from promise import Asked, Promise
 
 __all__ = ["promises"]
@@ -14,5 +14,5 @@ __all__ = ["promises"]
 def promises(asked: Asked) -> Iterator[Promise]:
     """A promise for each kind of fault."""
     warm()
-    for kind in (damage, kills, places, remotes, shapes, clock):
+    for kind in (places, remotes, shapes, clock):
         yield from kind.promises(asked)

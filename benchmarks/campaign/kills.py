@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import ray_kit
-from promise import Asked, Promise
-
+from attempts import warm
 from fault_kinds.scenario import Scenario, leftovers, over_ray, reports, run, scenarios
+from promise import Asked, Promise
 
 __all__ = ["promises"]
 
@@ -18,12 +21,21 @@ KILLS = 300
 
 def promises(asked: Asked) -> Iterator[Promise]:
     """A promise for each command."""
-    known = {scenario.name: scenario for scenario in (*scenarios(), *reports())}
-    names = [*known, *(["bisect --ray"] if ray_kit.INSTALLED else [])]
-    for name in asked.some(names, "kills"):
-        folder = asked.work / "kills" / name.replace(" ", "-")
-        with contextlib.nullcontext(known[name]) if name in known else over_ray(folder / "place") as scenario:
-            yield _killed(asked, scenario, folder, asked.count(KILLS * scenario.share // 100))
+    warm()
+    names = [*_known(), *(["bisect --ray"] if ray_kit.INSTALLED else [])]
+    # processes and no threads: a try is a fork, and a fork beside other threads may inherit a lock that one holds
+    with ProcessPoolExecutor(max(1, asked.jobs), get_context("fork")) as pool:
+        yield from pool.map(partial(_tried, asked), asked.some(names, "kills"))
+
+
+def _known() -> dict[str, Scenario]:
+    return {scenario.name: scenario for scenario in (*scenarios(), *reports())}
+
+
+def _tried(asked: Asked, name: str) -> Promise:
+    known, folder = _known(), asked.work / name.replace(" ", "-")
+    with contextlib.nullcontext(known[name]) if name in known else over_ray(folder / "place") as scenario:
+        return _killed(asked, scenario, folder, asked.count(KILLS * scenario.share // 100))
 
 
 def _killed(asked: Asked, scenario: Scenario, folder: Path, kills: int) -> Promise:
