@@ -227,7 +227,8 @@ def page(cases: Mapping[str, Mapping[str, Any]], kept: Mapping[str, Mapping[str,
     rows = [row(name, cases[name], found) for name, found in shown.items()]
     both = [found for found in shown.values() if "git" in found and found["git"].get("processes")]
     right = sum(found["ours"].get("right", False) for found in shown.values())
-    lines = sum(bool(found["ours"].get("line")) for found in shown.values())
+    lines = [found["ours"]["text"] for found in shown.values() if found["ours"].get("line")]
+    defined, ran = (sum(way in text for text in lines) for way in WAYS.values())
     projects = {(case.get("package") or case["repository"]).rpartition("/")[2] for case in (cases[n] for n in shown)}
     abouts = sorted({tuple(found["about"].values()) for found in shown.values()})
     totals = [
@@ -245,7 +246,8 @@ def page(cases: Mapping[str, Mapping[str, Any]], kept: Mapping[str, Mapping[str,
         "`repro bisect` and `git bisect run` search with it, one after the other. Right is the commit that upstream's",
         "fix, revert or issue names. `git bisect run` compares the printed numbers with GOOD's, in every digit.", "",
         f"{len(shown)} changes in {len(projects)} projects, {len(both)} of commits and {len(shown) - len(both)} of",
-        f"releases: `repro bisect` named the right one in {right}, and a line of the commit in {lines}.",
+        f"releases: `repro bisect` named the right one in {right}, and lines of the commit in {len(lines)}: in {defined}",
+        f"one that defines what the operation reads, in {ran} those that ran, else the one that asks for the operation.",
         f"`git bisect run` was right in {git_right} of {len(both)}.", "",
         "| | `repro bisect` | `git bisect run` |", "|---|---|---|", *totals, "",
         "Ours hold confirmation and explanation, which git has not; until the name they hold two runs of GOOD and one",

@@ -53,7 +53,7 @@ class LinesRun:
         if sys.gettrace() == self._call:
             sys.settrace(None)
         if threading.gettrace() == self._call:
-            threading.settrace(None)  # type: ignore[arg-type]
+            threading.settrace(None)
         paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
         imported = (file for path, file in self._files.items() if path in paths)
         return {file: list(self._ran.get(file, ())) for file in dict.fromkeys([*self._ran, *imported])}
