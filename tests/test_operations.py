@@ -27,6 +27,8 @@ from repro_golden.recording.operations.recorder import OperationRecorder
 from repro_golden.recording.operations.stream import OBSERVED, Frame, Operation, Stream, dump_of, read_stream
 
 NAME = "rank-00000.jsonl"
+FILES = [NAME, "rank-00000.values"]
+"""What a recording leaves: the operations, and the values of small results."""
 
 
 @contextlib.contextmanager
@@ -368,7 +370,7 @@ def test_recording_changes_no_bit_of_a_program(tmp_path: Path) -> None:
     stream = read_stream(tmp_path / "operations" / NAME)
     assert stream.problem == "" and stream.step == 2
     files = sorted(path.name for path in (tmp_path / "operations").iterdir())
-    assert files == [NAME]
+    assert files == FILES
     nodes = {o.node for o in stream.operations}
     assert "ScaledBackward" in nodes and any(o.draws for o in stream.operations)
     own = [o for o in stream.operations if o.node == "ScaledBackward"]
@@ -407,7 +409,7 @@ def test_a_fork_in_the_recorded_step(tmp_path: Path) -> None:
     recorded, _, code = run(tmp_path, text, 1)
     assert recorded == out and code == 7
     stream = read_stream(tmp_path / "operations" / NAME)
-    assert stream.problem == "" and sorted(p.name for p in (tmp_path / "operations").iterdir()) == [NAME]
+    assert stream.problem == "" and sorted(p.name for p in (tmp_path / "operations").iterdir()) == FILES
     whole = (tmp_path / "operations" / NAME).read_text().splitlines()
     assert len(whole) == len({(k, line) for k, line in enumerate(whole)}) and all(json.loads(line) for line in whole)
 
