@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -23,11 +23,11 @@ STORE = 80_000_000
 """Bytes of the cluster's object store: about the least that Ray takes."""
 
 
-def variables(node: Path) -> dict[str, str]:
+def variables(node: Path | None = None) -> dict[str, str]:
     """The user's environment without proxies, which Ray's own connections would go through; `node` is for files."""
     kept = {k: v for k, v in environment().items() if not k.lower().endswith("_proxy")}
     quiet = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
-    return kept | quiet | {"TMPDIR": str(node)}
+    return kept | quiet | ({"TMPDIR": str(node)} if node else {})
 
 
 class Node:
@@ -72,45 +72,52 @@ def until(true: Callable[[], object], seconds: float = 60) -> bool:
 
 
 @contextlib.contextmanager
+def short() -> Iterator[Path]:
+    """A folder with a short name, because sockets are made in it."""
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@contextlib.contextmanager
 def cluster(**more: str) -> Iterator[Node]:
     """A cluster of one node with two processors, whose programs see more variables."""
-    with contextlib.ExitStack() as exits:
-        # a short name, because sockets are made in it
-        short = Path(
-            exits.enter_context(tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True))
-        )
-        (short / "files").mkdir()
+    with short() as folder:
+        (folder / "files").mkdir()
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         command = [
             sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--node-ip-address=127.0.0.1",
             f"--port={port}", "--num-cpus=2", f"--object-store-memory={STORE}", "--include-dashboard=false",
-            f"--temp-dir={short}",
+            f"--temp-dir={folder}",
         ]  # fmt: skip
-        process = subprocess.Popen(
-            command, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env=variables(short / "files") | more,
-        )  # fmt: skip
-        exits.callback(_end, process)
-        assert process.stdout is not None
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if "block" in line:
-                break
-        assert process.poll() is None, said
-        yield Node(f"127.0.0.1:{port}", short / "files")
+        with running(command, env=variables(folder / "files") | more) as process:
+            assert process.stdout is not None
+            said = []
+            for line in process.stdout:
+                said.append(line)
+                if "block" in line:
+                    break
+            assert process.poll() is None, said
+            yield Node(f"127.0.0.1:{port}", folder / "files")
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.communicate(timeout=60)
-    for member in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+@contextlib.contextmanager
+def running(command: Sequence[str], **options: object) -> Iterator[subprocess.Popen[str]]:
+    """A process in a session of its own; in the end nothing is left of it and its descendants."""
+    process = subprocess.Popen(  # type: ignore[call-overload]
+        command, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options
+    )
+    try:
+        yield process
+    finally:
+        family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=60)
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()

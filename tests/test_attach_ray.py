@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import os
 import shutil
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
-from conftest import environment
+import ray_kit
 
 import repro_golden
 from repro_golden.trace import Trace
 from repro_golden.trace.families import family
 from repro_golden.trace.model import root
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+pytestmark = pytest.mark.skipif(not ray_kit.INSTALLED, reason="Ray is not installed")
 
 TRACE = [sys.executable, "-m", "repro", "trace", "--out", "trace", "--"]
-QUIET = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
-STORE = 80_000_000
-"""Bytes of a cluster's object store: about the least that Ray takes."""
 
 TRAIN = """\
 import os, sys
@@ -153,41 +143,15 @@ assert status == "SUCCEEDED", status
 """
 
 
-def clean() -> dict[str, str]:
-    """The user's environment without proxies, which Ray's own connections would go through."""
-    return {k: v for k, v in environment().items() if not k.lower().endswith("_proxy")} | QUIET
-
-
-@contextlib.contextmanager
-def running(command: Sequence[str], **options: object) -> Iterator[subprocess.Popen[str]]:
-    """A process in a session of its own; in the end nothing is left of it and its descendants."""
-    process = subprocess.Popen(  # type: ignore[call-overload]
-        command, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options
-    )
-    try:
-        yield process
-    finally:
-        family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=60)
-        for member in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
 def traced(folder: Path, program: str, *arguments: str, **variables: str) -> list[str]:
     """The roots of a program's steps, recorded in `folder`."""
     folder.mkdir()
-    (folder / "program.py").write_text(program.replace("STORE", str(STORE)))
+    (folder / "program.py").write_text(program.replace("STORE", str(ray_kit.STORE)))
     (folder / "theirs").mkdir()
     (folder / "theirs" / "sitecustomize.py").write_text("import sys\nsys.theirs = getattr(sys, 'theirs', 0) + 1\n")
     variables["THEIRS"] = str(folder / "theirs")
     command = [*TRACE, sys.executable, "program.py", *arguments]
-    with running(command, cwd=folder, env=clean() | variables) as process:
+    with ray_kit.running(command, cwd=folder, env=ray_kit.variables() | variables) as process:
         out, _ = process.communicate(timeout=200)
     assert process.returncode == 0, out
     assert "repro: 3 steps of" in out, out
@@ -202,8 +166,8 @@ def traced(folder: Path, program: str, *arguments: str, **variables: str) -> lis
 @pytest.fixture(scope="module")
 def short() -> Iterator[Path]:
     """A folder with a short name, because sockets are made in it."""
-    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
+    with ray_kit.short() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -213,25 +177,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def cluster(short: Path) -> Iterator[str]:
+def cluster() -> Iterator[str]:
     """The address of a cluster that was started by somebody else."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--node-ip-address=127.0.0.1",
-        f"--port={port}", "--num-cpus=2", f"--object-store-memory={STORE}", "--include-dashboard=false",
-        f"--temp-dir={short}",
-    ]  # fmt: skip
-    with running(command, env=clean()) as process:
-        assert process.stdout is not None
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if "block" in line:
-                break
-        assert process.poll() is None, said
-        yield f"127.0.0.1:{port}"
+    with ray_kit.cluster() as node:
+        yield node.address
 
 
 def test_workers_with_a_path_of_their_own_find_the_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
