@@ -168,7 +168,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "latin.toml").write_bytes(b"# \xe9")
     for name in ("folder", "latin"):
-        with pytest.raises(ReproError, match=f"cannot read the case .*{name}.toml"):
+        with pytest.raises(ReproError, match=f"cannot read .*{name}.toml"):
             read_case(tmp_path / f"{name}.toml")
 
 
@@ -325,6 +325,8 @@ def test_what_json_lacks_is_refused_in_the_trainer_configuration(tmp_path: Path,
     """A date or a float that is not finite would reach the trainer as something else, so it is refused by name."""
     with pytest.raises(ReproError, match=r"subject\.config: holds a date, nan or inf"):
         read(tmp_path, f"{CASE}[subject.config]\nx = {value}\n")
+    with pytest.raises(ReproError, match=r"layouts\.wide\.config: holds a date, nan or inf"):
+        read(tmp_path, f"{CASE}[layouts.wide.config]\nlr = {value}\n")
 
 
 def test_the_cure_names_the_switch_that_a_case_turns_off() -> None:

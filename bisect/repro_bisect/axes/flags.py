@@ -14,17 +14,17 @@ replace = { old = ["--lr", "1e-6"], new = ["--lr", "2e-6"] }
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from repro_golden.base.canonical import canonical_json, parse_toml
+from repro_golden.base.canonical import canonical_json
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
+from repro_golden.case.tables import JsonTypes, Table, read_tables, unknown_key
 
 __all__ = ["ALL", "NONE", "FlagChange", "FlagFile", "Replacement", "changed", "check_changes", "read_flags", "set_name"]
 
@@ -35,11 +35,7 @@ _NAMED = 3
 """Of how many changes a set is called by their names."""
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Replacement(_Table):
+class Replacement(Table):
     """`replace`."""
 
     old: tuple[str, ...] = Field(min_length=1, strict=False)
@@ -48,7 +44,7 @@ class Replacement(_Table):
     """What stands in their place."""
 
 
-class FlagChange(_Table):
+class FlagChange(Table):
     """`[[change]]`. Its parts are made in the order in which they stand here."""
 
     name: str = Field(default="", pattern=r"^\S(.*\S)?$|^$")
@@ -62,17 +58,8 @@ class FlagChange(_Table):
     replace: Replacement | None = None
     add: tuple[str, ...] = Field(default=(), strict=False)
     """Words put at the command's end."""
-    config: dict[str, Any] = Field(default_factory=dict)
+    config: JsonTypes = Field(default_factory=dict)
     """Keys of a core subject's `config`, with dots between levels, and their values."""
-
-    @field_validator("config")
-    @classmethod
-    def _json_types(cls, config: dict[str, Any]) -> dict[str, Any]:
-        try:
-            canonical_json(config)
-        except (TypeError, ValueError, RecursionError):
-            raise ValueError("holds a date, nan or inf, which JSON lacks: write it as text") from None
-        return config
 
     @model_validator(mode="after")
     def _does_something(self) -> FlagChange:
@@ -97,7 +84,7 @@ class FlagChange(_Table):
         return self.name or self.about
 
 
-class FlagFile(_Table):
+class FlagFile(Table):
     """A whole file."""
 
     order: Literal["list", "set"] = "set"
@@ -120,24 +107,13 @@ def read_flags(path: Path) -> FlagFile:
     Raises:
         ReproError: missing, no TOML, a misspelt key (the nearest real one is named) or a value that does not serve.
     """
-    try:
-        raw = parse_toml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ReproError(f"no file {path}: write the changes there, each in a [[change]] table") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ReproError(f"cannot read {path}: {error}") from None
-    except ValueError as error:
-        raise ReproError(f"{path} is not TOML: {error}") from None
-    try:
-        return FlagFile.model_validate(raw)
-    except ValidationError as error:
-        raise ReproError(f"{path}: {_first_problem(error)}") from None
+    return read_tables(path, FlagFile, f"no file {path}: write the changes there, each in a [[change]] table", _problem)
 
 
-_TABLES: Mapping[str, type[_Table]] = {"change": FlagChange, "replace": Replacement}
+_TABLES: Mapping[str, type[Table]] = {"change": FlagChange, "replace": Replacement}
 
 
-def _first_problem(error: ValidationError) -> str:
+def _problem(error: ValidationError) -> str:
     problem = error.errors()[0]
     location = problem["loc"]
     where = ".".join(str(part + 1) if isinstance(part, int) else part for part in location)
@@ -145,9 +121,7 @@ def _first_problem(error: ValidationError) -> str:
         text = problem["msg"].removeprefix("Value error, ")
         return f"{where}: {text}" if where else text
     inside = next((str(part) for part in reversed(location[:-1]) if part in _TABLES), "")
-    key, known = str(location[-1]), list(_TABLES.get(inside, FlagFile).model_fields)
-    near = difflib.get_close_matches(key, known, 1)
-    return f"unknown key {where}" + (f": did you mean {near[0]}?" if near else f"; known: {', '.join(known)}")
+    return unknown_key(where, str(location[-1]), _TABLES.get(inside, FlagFile).model_fields)
 
 
 def set_name(changes: Sequence[FlagChange], chosen: Collection[int]) -> str:

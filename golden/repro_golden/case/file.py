@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from repro_golden.base.canonical import canonical_json, digest, parse_toml
+from repro_golden.base.canonical import canonical_json, digest
 from repro_golden.base.errors import ReproError
 from repro_golden.base.observed import ALL_SIGNALS, SIGNALS
 from repro_golden.case.subject_tables import (
@@ -20,11 +20,10 @@ from repro_golden.case.subject_tables import (
     CoreSubject,
     Inside,
     Subject,
-    Table,
     TrainerSubject,
     unset_keys,
 )
-from repro_golden.case.tables import Layout, MismatchTable, NightlyTable, OfLayouts
+from repro_golden.case.tables import Layout, MismatchTable, NightlyTable, OfLayouts, Table, read_tables, unknown_key
 
 __all__ = [
     "NO_CASE",
@@ -227,18 +226,7 @@ def read_case(path: Path) -> Case:
     Raises:
         ReproError: missing, no TOML, a misspelt key (the nearest real one is named) or a value that does not serve.
     """
-    try:
-        raw = parse_toml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ReproError(f"no case file {path}: {NO_CASE}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ReproError(f"cannot read the case {path}: {error}") from None
-    except ValueError as error:
-        raise ReproError(f"{path} is not TOML: {error}") from None
-    try:
-        case = Case.model_validate(raw)
-    except ValidationError as error:
-        raise ReproError(f"{path}: {first_problem(error)}") from None
+    case = read_tables(path, Case, f"no case file {path}: {NO_CASE}", first_problem)
     if case.name != path.stem:
         raise ReproError(f"{path}: case.name is {case.name!r} but the file is {path.name}: make them the same")
     return case
@@ -259,9 +247,7 @@ def first_problem(error: ValidationError) -> str:
             table = Bound if part == "bounds" else Layout
         elif table not in (Bound, Layout) and part != "subject":
             table = TABLES.get(str(part)) or table.model_fields[str(part)].annotation
-    key, known = str(problem["loc"][-1]), list(table.model_fields)
-    near = difflib.get_close_matches(key, known, 1)
-    return f"unknown key {where}" + (f": did you mean {near[0]}?" if near else f"; known: {', '.join(known)}")
+    return unknown_key(where, str(problem["loc"][-1]), table.model_fields)
 
 
 def list_cases(root: Path) -> list[Path]:

@@ -6,15 +6,13 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import InvalidVersion, Version
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
@@ -22,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from repro_golden.base.canonical import canonical_json
+from repro_golden.case.tables import JsonTypes, Table
 
 __all__ = [
     "TABLES",
@@ -31,7 +29,6 @@ __all__ = [
     "CoreSubject",
     "Inside",
     "Subject",
-    "Table",
     "TrainerSubject",
     "checked_pins",
     "unset_keys",
@@ -87,12 +84,6 @@ def _linkable(path: str) -> str:
     if not parts or parts[0] == ".git":
         raise ValueError("must name a folder or file of the checkout, not all of it")
     return path
-
-
-class Table(BaseModel):
-    """A table of a case file: unknown keys are errors, values have their own types."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 Seconds = Annotated[float, BeforeValidator(_seconds)]
@@ -183,7 +174,7 @@ class CoreSubject(_Subject):
     path: Inside = "core"
     """Folder of the repository that is put on PYTHONPATH for it; commits that leave it alone share one probe. An empty
     path means the installed module, which no commit can change."""
-    config: dict[str, Any] = Field(default_factory=dict)
+    config: JsonTypes = Field(default_factory=dict)
     """What the trainer itself reads; its keys are the trainer's own, its values are JSON types."""
 
     @property
@@ -195,15 +186,6 @@ class CoreSubject(_Subject):
     def words(self) -> list[str]:
         """See `_Subject`."""
         return list(_texts(self.config))
-
-    @field_validator("config")
-    @classmethod
-    def _json_types(cls, config: dict[str, Any]) -> dict[str, Any]:
-        try:
-            canonical_json(config)
-        except (TypeError, ValueError, RecursionError):
-            raise ValueError("holds a date, nan or inf, which JSON lacks: write it as text") from None
-        return config
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
+from repro_golden.base.canonical import canonical_json, parse_toml
 from repro_golden.base.errors import ReproError
 
 __all__ = [
@@ -15,15 +26,73 @@ __all__ = [
     "ROUNDINGS",
     "Absolute",
     "Expected",
+    "JsonTypes",
     "Layout",
     "MismatchTable",
     "NightlyTable",
     "OfLayouts",
     "Relative",
+    "Table",
     "Tolerance",
     "joined",
     "known_name",
+    "read_tables",
+    "unknown_key",
 ]
+
+# -- any table that a user writes
+
+
+class Table(BaseModel):
+    """A table of a user's file: unknown keys are errors, values have their own types."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+Tables = TypeVar("Tables", bound=Table)
+
+
+def read_tables(path: Path, tables: type[Tables], absent: str, problem: Callable[[ValidationError], str]) -> Tables:
+    """Read a TOML file.
+
+    Args:
+        path: Where it lies.
+        tables: What it holds.
+        absent: What is said where there is none.
+        problem: One line on what pydantic found.
+
+    Raises:
+        ReproError: missing, no TOML, or not such tables.
+    """
+    try:
+        return tables.model_validate(parse_toml(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise ReproError(absent) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReproError(f"cannot read {path}: {error}") from None
+    except ValidationError as error:  # which is a ValueError too
+        raise ReproError(f"{path}: {problem(error)}") from None
+    except ValueError as error:
+        raise ReproError(f"{path} is not TOML: {error}") from None
+
+
+def unknown_key(where: str, key: str, known: Iterable[str]) -> str:
+    """What is said of a key that a table has not: the nearest that it has, or all."""
+    names = list(known)
+    near = difflib.get_close_matches(key, names, 1)
+    return f"unknown key {where}" + (f": did you mean {near[0]}?" if near else f"; known: {', '.join(names)}")
+
+
+def _json_types(config: dict[str, Any]) -> dict[str, Any]:
+    try:
+        canonical_json(config)
+    except (TypeError, ValueError, RecursionError):
+        raise ValueError("holds a date, nan or inf, which JSON lacks: write it as text") from None
+    return config
+
+
+JsonTypes = Annotated[dict[str, Any], AfterValidator(_json_types)]
+"""Keys of a trainer's own, and their values."""
 
 
 # -- other layouts of a case, as tables of its file: they are no part of the case, and of no golden run
@@ -42,10 +111,8 @@ With normalised advantages so are their means, and the loss: -7e-9 in the logs t
 """
 
 
-class Layout(BaseModel):
+class Layout(Table):
     """`[layouts.NAME]`: what `repro bisect --layout` puts in place of the case's own."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     command: str | None = Field(default=None, min_length=1)
     """What trains, of kind command."""
@@ -59,7 +126,7 @@ class Layout(BaseModel):
     """GPUs of all."""
     env: dict[str, str] = Field(default_factory=dict)
     """Variables beside those of `subject.env`, or in place of them."""
-    config: dict[str, Any] = Field(default_factory=dict)
+    config: JsonTypes = Field(default_factory=dict)
     """Keys of the trainer's own, of kind core, likewise; tables are joined level by level."""
     tolerance: Tolerance | None = None
     """How far this table alone may be from the case, in place of `[nightly] tolerance`."""
@@ -84,10 +151,8 @@ def joined(config: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]
 _Most = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)] | None
 
 
-class MismatchTable(BaseModel):
+class MismatchTable(Table):
     """`[mismatch]`: bounds of the numbers that `mismatch.Mismatch` has, of each step. Nothing is judged without one."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     steps: int | None = Field(default=None, ge=1)
     """How many steps are judged, the first; all by default. Rollouts that all were sampled from the starting weights
@@ -178,10 +243,8 @@ def _checks(value: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
 _KEY = re.compile(r"(?:threads|ranks)=[1-9]\d{0,5}")
 
 
-class NightlyTable(BaseModel):
+class NightlyTable(Table):
     """`[nightly]`: what `repro report nightly` asks, and by what it judges."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     threads: tuple[Annotated[int, Field(ge=1, le=999_999)], ...] = Field(default=(), strict=False)
     """Other numbers of threads."""

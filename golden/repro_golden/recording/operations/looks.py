@@ -22,6 +22,7 @@ __all__ = [
     "Modules",
     "Signature",
     "SmallResults",
+    "bytes_of",
     "fills",
     "local",
     "look",
@@ -29,6 +30,7 @@ __all__ = [
     "qualified",
     "readable",
     "signature_of",
+    "singles_of",
     "sort",
     "told",
 ]
@@ -233,3 +235,22 @@ class Modules:
         if path is None:  # made, or attached, during the pass
             path = type(module).__name__
         return f"{type(outermost).__name__}.{path}" if path else type(outermost).__name__
+
+
+def singles_of(device: torch.device) -> Any:
+    """What reads tensors of a device one by one; None where the collector must, which says why."""
+    try:
+        from repro_golden.fingerprint.devices import gpu_ready
+        from repro_golden.fingerprint.singles import Singles
+    except ImportError:
+        return None
+    return Singles(device) if gpu_ready(device) else None
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """Its content, row by row."""
+    from repro_golden.trace.signals import collector
+
+    reading = collector()
+    reading.add([tensor], keep=True)
+    return reading.finish().result()[0][0].values or b""

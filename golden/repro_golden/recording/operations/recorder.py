@@ -33,6 +33,7 @@ from repro_golden.recording.operations.looks import (
     Modules,
     Signature,
     SmallResults,
+    bytes_of,
     fills,
     local,
     look,
@@ -40,6 +41,7 @@ from repro_golden.recording.operations.looks import (
     qualified,
     readable,
     signature_of,
+    singles_of,
     sort,
     told,
 )
@@ -80,13 +82,7 @@ class OperationRecorder(TorchDispatchMode):
     """
 
     def __init__(
-        self,
-        folder: Path,
-        root: str,
-        step: int,
-        rank: int = 0,
-        dump: Sequence[int] = (),
-        changed: Sequence[str] = (),
+        self, folder: Path, root: str, step: int, rank: int = 0, dump: Sequence[int] = (), changed: Sequence[str] = ()
     ) -> None:
         super().__init__()
         self.step, self.preparing = step, False
@@ -382,7 +378,7 @@ class OperationRecorder(TorchDispatchMode):
         if not tensor.is_cuda or tensor.is_conj() or tensor.is_neg():
             return None
         if tensor.device not in self._singles:
-            self._singles[tensor.device] = _singles(tensor.device)
+            self._singles[tensor.device] = singles_of(tensor.device)
         singles = self._singles[tensor.device]
         slot = None if singles is None else singles.add(tensor)
         return None if slot is None else (singles, slot)
@@ -411,7 +407,7 @@ class OperationRecorder(TorchDispatchMode):
             return
         for place, tensor in enumerate(tensors):
             if readable(tensor):
-                dump_path(self._folder, self._rank, index, kind, place).write_bytes(_bytes(tensor))
+                dump_path(self._folder, self._rank, index, kind, place).write_bytes(bytes_of(tensor))
 
     # -- where it was asked for
 
@@ -470,16 +466,6 @@ def _hex(a: int, b: int) -> str:
     return f"{a:016x}{b:016x}"
 
 
-def _singles(device: torch.device) -> Any:
-    """What reads tensors of a device one by one; None where the collector must, which says why."""
-    try:
-        from repro_golden.fingerprint.devices import gpu_ready
-        from repro_golden.fingerprint.singles import Singles
-    except ImportError:
-        return None
-    return Singles(device) if gpu_ready(device) else None
-
-
 def _nothing(_: torch.Tensor) -> None:
     return None
 
@@ -500,11 +486,3 @@ def _next_node() -> int:
     """The number that autograd's next node of this thread gets."""
     number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
     return number
-
-
-def _bytes(tensor: torch.Tensor) -> bytes:
-    from repro_golden.trace.signals import collector
-
-    reading = collector()
-    reading.add([tensor], keep=True)
-    return reading.finish().result()[0][0].values or b""

@@ -1,0 +1,73 @@
+"""Which lines of a change's files a program runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+LINES = """\
+\"\"\"A module.\"\"\"
+import math
+
+
+def used(n):
+    total = 0
+    for k in range(n):
+        if k > 100:
+            total += math.inf
+        total += k
+    return total
+
+
+def unused():
+    return 1
+"""
+
+
+def test_lines_are_noted_once_in_the_order_of_their_first_run(tmp_path: Path) -> None:
+    """What ran, by file of the checkout; nothing of what did not, of other files, or of files nobody imported."""
+    (tmp_path / "counted.py").write_text(LINES)
+    (tmp_path / "other.py").write_text(LINES)
+    program = (
+        "import sys; sys.path.insert(0, '.')\n"
+        "from repro_golden.recording.operations.lines import LinesRun\n"
+        f"ran = LinesRun({str(tmp_path)!r}, ['counted.py', 'early.py', 'never.py'])\n"
+        "import counted, other, json, threading\n"
+        "counted.used(3), other.used(3)\n"
+        "print(json.dumps(ran.end()), sys.gettrace(), threading.gettrace()); counted.unused()\n"
+        "print(json.dumps(ran.end()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()
+    assert first == '{"counted.py": [1, 2, 5, 14, 6, 7, 8, 10, 11]} None None' and second == "null"
+
+
+def test_lines_of_frames_that_are_under_way_and_of_threads(tmp_path: Path) -> None:
+    """The program itself from there on, and what another thread runs; what was imported before has no line yet."""
+    (tmp_path / "counted.py").write_text(LINES)
+    (tmp_path / "program.py").write_text(
+        "import counted, json, threading\n"
+        "from repro_golden.recording.operations.lines import LinesRun\n"
+        f"ran = LinesRun({str(tmp_path)!r}, ['counted.py', 'program.py'])\n"
+        "one = 1\n"
+        "thread = threading.Thread(target=lambda: counted.unused() if ran else None)\n"
+        "print(json.dumps(ran.end())) if not one else thread.start() or thread.join()\n"
+        "print(json.dumps(ran.end()))\n"
+    )
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == '{"program.py": [4, 5, 6, 7], "counted.py": [15]}\n', done.stderr
+
+
+def test_another_tracer_keeps_its_place(tmp_path: Path) -> None:
+    """Under a debugger or a coverage tool nothing is noted, and they go on."""
+    program = (
+        "import sys\n"
+        "from repro_golden.recording.operations.lines import LinesRun\n"
+        "def tracer(*_): return None\n"
+        "sys.settrace(tracer)\n"
+        "ran = LinesRun('/', ['program.py'])\n"
+        "print(ran.end(), sys.gettrace() is tracer)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "None True\n"
