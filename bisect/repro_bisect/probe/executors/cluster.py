@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import socket
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -28,6 +27,7 @@ from repro_bisect.probe.executors.node import Job, probe, surroundings
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.extras import require
+from repro_golden.base.scratch import scratch_folder
 from repro_golden.base.trust import VARIABLE
 from repro_golden.case.file import Case
 from repro_golden.case.identity import BITS_VARIABLES, Identity
@@ -70,7 +70,7 @@ class Cluster:
         packed = pack_commits(checkout, commits)
         need = {"CPU": case.resources.cpus * case.resources.ranks, "GPU": case.resources.gpus}
         self._trust = checkout.trust
-        self._ray = _connect(address, checkout.trust)
+        self._ray = _connect(address, checkout)
         try:
             self.slots = min(jobs or 1_000, self._room(need))
             self.surroundings = self._asked(case)
@@ -232,7 +232,7 @@ def _one_line(error: BaseException | None) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
-def _connect(address: str, trust: str) -> Any:
+def _connect(address: str, checkout: Checkout) -> Any:
     require("a Ray cluster", "ray")
     import ray
 
@@ -244,9 +244,9 @@ def _connect(address: str, trust: str) -> Any:
     worker.print_to_stdstream = _unsaid
     before = signal.getsignal(signal.SIGTERM)
     try:
-        with _instrument() as folder:
+        with _instrument(checkout.scratch) as folder:
             variables = {name: os.environ[name] for name in BITS_VARIABLES if name in os.environ}
-            variables |= {VARIABLE: trust} if trust else {}
+            variables |= {VARIABLE: checkout.trust} if checkout.trust else {}
             environment = {"working_dir": str(folder), "env_vars": variables}
             ray.init(address=head, log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
@@ -281,16 +281,16 @@ def _head(address: str) -> str:
 
 
 @contextlib.contextmanager
-def _instrument() -> Iterator[Path]:
+def _instrument(base: Path) -> Iterator[Path]:
     """A folder with our packages alone: workers start in it, so that they import nothing else by our names.
 
     Without a folder to start in, Ray would let them import from the user's checkout first.
     """
-    with tempfile.TemporaryDirectory(prefix="repro-ray-") as folder:
+    with scratch_folder(base, "ray") as scratch:
         for package in (repro_golden, repro_bisect):
             here = Path(str(package.__file__)).parent
-            shutil.copytree(here, Path(folder) / here.name, ignore=shutil.ignore_patterns("__pycache__"))
-        yield Path(folder)
+            shutil.copytree(here, scratch / "parts" / here.name, ignore=shutil.ignore_patterns("__pycache__"))
+        yield scratch / "parts"
 
 
 def _refuse(case: Case, checkout: Checkout, history: Axis) -> None:
