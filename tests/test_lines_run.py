@@ -71,3 +71,19 @@ def test_another_tracer_keeps_its_place(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "None True\n"
+
+
+def test_a_function_that_runs_for_ever_is_soon_left_alone(tmp_path: Path) -> None:
+    """A loop of a million turns costs a tenth of them: its end is missed, and what another function does is not."""
+    (tmp_path / "counted.py").write_text(LINES)
+    program = (
+        "import sys; sys.path.insert(0, '.')\n"
+        "from repro_golden.recording.operations import lines\n"
+        f"ran = lines.LinesRun({str(tmp_path)!r}, ['counted.py'])\n"
+        "import counted\n"
+        "counted.used(1_000_000), counted.unused()\n"
+        "turns = ran._again[counted.used.__code__]\n"
+        "print(ran.end()['counted.py'], turns == lines._STALE)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "[1, 2, 5, 14, 6, 7, 8, 10, 9, 15] True\n"

@@ -9,11 +9,15 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from types import CodeType, FrameType
 from typing import Any
 
 __all__ = ["LinesRun"]
+
+_STALE = 100_000
+"""Lines that a function runs again, after which it is left alone: looking takes time, and what is new there is missed."""
 
 
 class LinesRun:
@@ -31,6 +35,7 @@ class LinesRun:
         self._files = {f"{root.rstrip('/')}/{file}": file for file in files}
         self._ran: dict[str, dict[int, None]] = {}
         self._known: dict[str, str] = {}
+        self._again: Counter[CodeType] = Counter()
         self._on = bool(self._files) and sys.gettrace() is None
         if not self._on:
             return
@@ -67,10 +72,16 @@ class LinesRun:
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
         del event, argument
-        return self._line if self._file(frame.f_code) else None
+        code = frame.f_code
+        return self._line if self._file(code) and self._again[code] < _STALE else None
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
         del argument
         if event == "line":
-            self._ran.setdefault(self._file(frame.f_code), {})[frame.f_lineno] = None
+            code, line = frame.f_code, frame.f_lineno
+            lines = self._ran.setdefault(self._file(code), {})
+            if line in lines:
+                self._again[code] += 1
+                frame.f_trace_lines = self._again[code] < _STALE
+            lines[line] = None
         return self._line if self._on else None
