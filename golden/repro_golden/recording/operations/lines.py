@@ -17,7 +17,7 @@ from typing import Any
 __all__ = ["LinesRun"]
 
 _STALE = 100_000
-"""Lines that a function runs again, after which it is left alone: looking takes time, and what is new there is missed."""
+"""Lines that a function runs again, after which it is left alone: what is new there later is missed."""
 
 
 class LinesRun:
