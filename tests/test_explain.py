@@ -216,7 +216,8 @@ def test_order():
 def test_lines_that_ran_are_named_where_no_operation_is_made(tmp_path: Path) -> None:
     """A list made in another file: no stack holds it, no line reads its name, but it ran. What did not is not named."""
     train = TRAIN.replace("import torch\n", "import plan\nimport torch\n", 1)
-    repo = kit.start(tmp_path, train.replace("order = [0, 1, 2, 3, 4, 5]", "order = plan.order(step)"), CASE)
+    drawn = "verbose = 0\n    order = plan.order(step)"
+    repo = kit.start(tmp_path, train.replace("order = [0, 1, 2, 3, 4, 5]", drawn), CASE)
     torch.save(torch.nn.Linear(4, 2).state_dict(), repo.root / "second.pt")
     (repo.root / "plan.py").write_text(PLAN)
     (repo.root / "test_plan.py").write_text(BESIDE)
@@ -224,17 +225,19 @@ def test_lines_that_ran_are_named_where_no_operation_is_made(tmp_path: Path) -> 
     changed = PLAN.replace("drawn = [0, 1, 2,", "drawn = [0, 2, 1,").replace("[5, 4,", "[4, 5,")
     (repo.root / "plan.py").write_text(changed)
     (repo.root / "test_plan.py").write_text(BESIDE.replace("[0, 1]", "[0, 2]"))
+    repo.edit("train.py", "verbose = 0", "verbose = 1")
     after = repo.commit("Another order")
     with explainer(repo, f"{before}..{after}") as (scheduler, checkout):
         found = explain(scheduler, checkout, before, after)
     assert found.named is not None and found.named.place is not None and not found.named.place.touched, found.text
     assert not found.mentions  # a test's `x` is no program's
-    (place,) = found.ran
+    beside, place = found.ran  # that of the file which the stack crosses comes first
+    assert (beside.file, beside.text) == ("train.py", "verbose = 1")
     assert (place.file, place.line, place.function, place.touched) == ("plan.py", 2, "order", True)
     assert "drawn = [0, 2, 1," in place.text and "+    drawn = [0, 2, 1," in place.hunk
-    assert "no line of the change is on the way there; these lines of it ran:\n  plan.py:2 in order" in explain_text(
-        found
-    )
+    told = explain_text(found)
+    assert "no line of the change is on the way there; these lines of it ran:\n  train.py:" in told
+    assert "\n  plan.py:2 in order\n" in told
 
 
 @pytest.mark.campaign

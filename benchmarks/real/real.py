@@ -177,7 +177,7 @@ def by_repro(
     touched = [place["place"] for place in explained if (place.get("place") or {}).get("touched")]
     for how in () if touched else ("mentions", "ran"):
         touched += explanation.get(how, ())
-        beside = ", ".join(f"{place['file']}:{place['line']}" for place in explanation.get(how, ()))
+        beside = ", ".join(f"{place['file']}:{place['line']}" for place in explanation.get(how, [])[:4])
         text += f"; {WAYS[how]} {beside}" if beside else ""
     return {
         "outcome": result["outcome"],

@@ -20,6 +20,8 @@ __all__ = ["explain_lines", "explain_text", "size_plot", "write_report"]
 
 _DEEP = 6
 """Frames of a stack that a terminal shows."""
+_RAN = 4
+"""Lines of a change that it shows where none of them is on the way."""
 
 
 def explain_lines(found: Explanation, *, beside: bool = False, plotted: bool = False) -> list[str]:
@@ -42,8 +44,9 @@ def explain_lines(found: Explanation, *, beside: bool = False, plotted: bool = F
             lines += [f"  {place} {place.function}", *([] if beside else _indented(place.hunk))]
     elif found.ran:
         lines += ["", "no line of the change is on the way there; these lines of it ran:"]
-        for place in found.ran:
+        for place in found.ran[:_RAN]:
             lines += [f"  {place} in {place.function}", *([] if beside else _indented(place.hunk))]
+        lines += [f"  and {len(found.ran) - _RAN} more: see --json"] if len(found.ran) > _RAN else []
     elif found.named and not any(place.touched for place in found.places):
         lines += ["", "no line of the change is on the way there: what it computes with was made elsewhere"]
     if found.written:

@@ -264,7 +264,7 @@ class _Explainer:
             for operation, source in operations:
                 mentions += source.mentions(operation) if operation else []
             # the later version's first: what the earlier one has besides is what the change took away
-            for place in () if mentions else (place for source in sources[::-1] for place in source.ran()):
+            for place in () if mentions else (place for o, source in operations[::-1] for place in source.ran(o)):
                 ran.setdefault(place.hunk, place)
         cause_sources = sources[0 if cause.side == "before" else 1]
         gap = cause.gap and (_edge(cause.gap[0], cause_sources), _edge(cause.gap[1], cause_sources))

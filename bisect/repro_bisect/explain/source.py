@@ -169,20 +169,22 @@ class Sources:
                         places.append(self._place(Frame(file, line, name), hunk))
         return places[:_TOUCHING]
 
-    def ran(self) -> list[Place]:
-        """Touched statements that ran, in the order in which they first did; at most one of each hunk, few of many.
+    def ran(self, operation: Operation | None) -> list[Place]:
+        """Touched statements that ran, in the order in which they first did, one of each hunk.
 
-        Not what only binds a name: an import, the head of a function or a class.
+        Those of files that the operation's stack crosses come first. Not what only binds a name: an import, the head of
+        a function or a class.
         """
+        crossed = {frame.file for frame in self._frames(operation)} if operation else set()
         places: dict[Hunk, Place] = {}
-        for file, lines in (self._stream.ran or {}).items():
+        for file, lines in sorted((self._stream.ran or {}).items(), key=lambda pair: pair[0] not in crossed):
             text = self._read(file)
             for line in lines:
                 frame = Frame(file, line, text.function(line))
                 hunk = self._touch(frame) if line not in text.names else None
                 if hunk is not None:
                     places.setdefault(hunk, self._place(frame, hunk))
-        return list(places.values())[:_TOUCHING]
+        return list(places.values())
 
     def _frames(self, operation: Operation) -> Iterator[Frame]:
         if operation.forward is not None:
