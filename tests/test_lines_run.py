@@ -87,3 +87,20 @@ def test_a_function_that_runs_for_ever_is_soon_left_alone(tmp_path: Path) -> Non
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "[1, 2, 5, 14, 6, 7, 8, 10, 9, 15] True\n"
+
+
+def test_nothing_is_traced_before_one_of_the_files_runs(tmp_path: Path) -> None:
+    """Imports of other packages take no longer; a file that is run by `exec` is as good as one that is imported."""
+    (tmp_path / "counted.py").write_text(LINES)
+    (tmp_path / "other.py").write_text(LINES)
+    program = (
+        "import sys; sys.path.insert(0, '.')\n"
+        "from repro_golden.recording.operations.lines import LinesRun\n"
+        f"ran = LinesRun({str(tmp_path)!r}, ['counted.py'])\n"
+        "import other; exec('1'); other.used(1)\n"
+        "print(sys.gettrace())\n"
+        "exec(compile(open('counted.py').read(), 'counted.py', 'exec'))\n"
+        "print(ran.end())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "None\n{'counted.py': [1, 2, 5, 14]}\n"

@@ -37,15 +37,35 @@ class LinesRun:
         self._known: dict[str, str] = {}
         self._again: Counter[CodeType] = Counter()
         self._on = bool(self._files) and sys.gettrace() is None
+        self._begun = False
         if not self._on:
             return
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             if self._file(frame.f_code):
                 frame.f_trace = self._line
+                self._begin()
             frame = frame.f_back
-        threading.settrace(self._call)
-        sys.settrace(self._call)
+        if self._imported():
+            self._begin()
+        if not self._begun:  # tracing makes imports of other packages half as long again, so it waits for the files
+            sys.addaudithook(self._executes)
+
+    def _executes(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "exec" and self._on and not self._begun:
+            code = arguments[0]
+            if isinstance(code, CodeType) and self._file(code):
+                self._begin()
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            threading.settrace(self._call)
+            sys.settrace(self._call)
+
+    def _imported(self) -> list[str]:
+        paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+        return [file for path, file in self._files.items() if path in paths]
 
     def end(self) -> dict[str, list[int]] | None:
         """Lines by file, of files that were imported or run; None where nothing was noted.
@@ -59,9 +79,7 @@ class LinesRun:
             sys.settrace(None)
         if threading.gettrace() == self._call:
             threading.settrace(None)
-        paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-        imported = (file for path, file in self._files.items() if path in paths)
-        return {file: list(self._ran.get(file, ())) for file in dict.fromkeys([*self._ran, *imported])}
+        return {file: list(self._ran.get(file, ())) for file in dict.fromkeys([*self._ran, *self._imported()])}
 
     def _file(self, code: CodeType) -> str:
         name = code.co_filename
