@@ -288,6 +288,17 @@ def test_json_that_is_nested_too_deeply_is_one_error_line(small: Path, tmp_path:
         Trace(directory)
 
 
+@pytest.mark.parametrize("name", ["chec+", "ccheck", "chain"])
+def test_a_digest_under_another_name_is_damage(small: Path, tmp_path: Path, name: str) -> None:
+    """A flipped bit in the digest's own name does not make a header of today one of those that had none."""
+    directory = copy(small, tmp_path / "t")
+    header = (directory / "header.json").read_text()
+    assert header.count('"check":') == 1
+    (directory / "header.json").write_text(header.replace('"check":', f'"{name}":'))
+    with pytest.raises(ReproError, match=r"header.json is damaged \(its content is not what was written\)"):
+        Trace(directory)
+
+
 @pytest.mark.parametrize("name", ["header.json", "steps.jsonl", "rank-00000.log", "rank-00000.parquet"])
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(small: Path, tmp_path: Path, name: str) -> None:
     """Nobody may ever write to it."""

@@ -113,16 +113,21 @@ def chain(previous: str, step: int, step_root: str) -> str:
     return digest("chain", previous, str(step), step_root)
 
 
+_CHECK = 16
+"""Hex digits of the digest that a line carries of itself."""
+
+
 def to_checked_line(value: dict[str, Any]) -> str:
     """One canonical JSON line that carries a digest of itself."""
-    return canonical_json({**value, "check": digest(canonical_json(value))[:16]})
+    return canonical_json({**value, "check": _check_of(value)})
 
 
 def from_checked_line(line: str) -> dict[str, Any]:
     """The inverse of `to_checked_line`; ValueError, KeyError or TypeError when any byte was changed."""
     before, mark, rest = line.partition('"check":"')
-    # 16 digits, a quotation mark and a comma: without them the line is as it was when its digest was made
-    if mark and rest[16:18] == '",' and digest(content := before + rest[18:])[:16] == rest[:16]:
+    # its digits, a quotation mark and a comma: without them the line is as it was when its digest was made
+    end = _CHECK + 2
+    if mark and rest[_CHECK:end] == '",' and digest(content := before + rest[end:])[:_CHECK] == rest[:_CHECK]:
         return dict(parse_json(content))
     raw: dict[str, Any] = parse_json(line)  # the first of that name may be another one
     check = raw["check"]
@@ -133,11 +138,27 @@ def from_checked_line(line: str) -> dict[str, Any]:
 
 
 def checked(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A mapping without the digest of itself, if it carries one; ValueError or TypeError where that is of another."""
-    content = {key: value for key, value in raw.items() if key != "check"}
-    if "check" in raw and digest(canonical_json(content))[:16] != raw["check"]:
+    """A mapping without the digest of itself, if it carries one; ValueError or TypeError where that is of another.
+
+    The first mappings carried none. One that carries it under another name is none of them: that name was damaged.
+    """
+    content = _without(raw, "check")
+    if "check" in raw:
+        whole = _check_of(content) == raw["check"]
+    else:
+        texts = [name for name, value in raw.items() if isinstance(value, str) and len(value) == _CHECK]
+        whole = not any(_check_of(_without(raw, name)) == raw[name] for name in texts)
+    if not whole:
         raise ValueError("its content is not what was written")
     return content
+
+
+def _check_of(value: Mapping[str, Any]) -> str:
+    return digest(canonical_json(value))[:_CHECK]
+
+
+def _without(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in raw.items() if key != name}
 
 
 @dataclass(frozen=True)
