@@ -178,6 +178,23 @@ def test_a_pull_refuses_what_is_not_what_was_pushed(tracked: Repo, where: str) -
     assert (tracked.root / "kept" / "run.json").read_text() == "content of run.json"
 
 
+def test_what_dvc_remembers_of_a_push_decides_nothing(tracked: Repo) -> None:
+    """Its list of what is to be pushed may be a part of one, or no list: the remote gets every file all the same."""
+    dvc, remote = Dvc(tracked.root), tracked.root.parent / "remote"
+    dvc.pull(tracked.root / "kept.dvc")
+    dvc.push(tracked.root / "kept.dvc")
+    pushed = sorted(path.name for path in remote.rglob("*") if path.is_file())
+    shutil.rmtree(remote)
+    site = re.search(r"site_cache_dir: (.+)", dvc.run("doctor"))
+    assert pushed and site
+    lists = [path for path in Path(site[1], "index").rglob("*") if path.is_file()]
+    assert lists
+    for path in lists:
+        path.write_bytes(b"no list")
+    dvc.push(tracked.root / "kept.dvc")
+    assert sorted(path.name for path in remote.rglob("*") if path.is_file()) == pushed
+
+
 def test_a_pull_command_is_one_line_and_exits_2(recorded: Repo) -> None:
     """`golden pull` of a run whose state was damaged in the remote ends at once, not where it is needed."""
     assert recorded.repro("golden", "push").returncode == 0

@@ -86,8 +86,13 @@ class Dvc:
         self.run("move", "--quiet", *self._relative((source, target)))
 
     def push(self, *pointers: Path) -> str:
-        """Copy tracked content to the remote; DVC's own summary line is returned."""
+        """Copy tracked content to the remote; DVC's own summary line is returned.
+
+        DVC keeps a list of what is to be pushed, and a push that was killed leaves a part of it, by which every later
+        one would call the remote complete: it is made anew.
+        """
         self.check()
+        self._forget_lists()
         return self.run("push", *self._relative(pointers))
 
     def pull(self, *pointers: Path) -> str:
@@ -113,7 +118,7 @@ class Dvc:
         return message
 
     def _forget_lists(self) -> None:
-        """Remove what DVC remembers of lists of files that it has read: another one may have come under their names."""
+        """Remove DVC's lists of files: another file may have come under a name, or the list was cut off by a kill."""
         with contextlib.suppress(MachineFailureError):
             place = re.search(r"^Repo\.site_cache_dir: (.+)$", self.run("doctor"), re.MULTILINE)
             if place:
