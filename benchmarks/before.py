@@ -145,8 +145,8 @@ def everything(checkout: Path, history: tuple[Repo, str], folder: Path) -> Secon
 
 REPRO = ("-m", "repro")
 SHAPES = {
-    "150 tensors of 64 x 64": ("60", "64", "25"),
-    "18 tensors of 1024 x 1024": ("40", "1024", "8"),
+    "52 parameters, 64 wide": ("60", "64", "25"),
+    "18 parameters, 1,024 wide": ("40", "1024", "8"),
 }
 
 

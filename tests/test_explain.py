@@ -226,6 +226,9 @@ def test_lines_that_ran_are_named_where_no_operation_is_made(tmp_path: Path) -> 
     (repo.root / "plan.py").write_text(changed)
     (repo.root / "test_plan.py").write_text(BESIDE.replace("[0, 1]", "[0, 2]"))
     repo.edit("train.py", "verbose = 0", "verbose = 1")
+    (repo.root / "data").mkdir()
+    for number in range(3000):  # more names than a variable holds
+        (repo.root / "data" / f"{number:064d}.txt").write_text("")
     after = repo.commit("Another order")
     with explainer(repo, f"{before}..{after}") as (scheduler, checkout):
         found = explain(scheduler, checkout, before, after)

@@ -25,6 +25,11 @@ def unused():
 """
 
 
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A Python in a folder."""
+    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, check=True)
+
+
 def test_lines_are_noted_once_in_the_order_of_their_first_run(tmp_path: Path) -> None:
     """What ran, by file of the checkout; nothing of what did not, of other files, or of files nobody imported."""
     (tmp_path / "counted.py").write_text(LINES)
@@ -38,7 +43,7 @@ def test_lines_are_noted_once_in_the_order_of_their_first_run(tmp_path: Path) ->
         "print(json.dumps(ran.end()), sys.gettrace(), threading.gettrace()); counted.unused()\n"
         "print(json.dumps(ran.end()))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = run(tmp_path, "-c", program)
     first, second = done.stdout.splitlines()
     assert first == '{"counted.py": [1, 2, 5, 14, 6, 7, 8, 10, 11]} None None' and second == "null"
 
@@ -55,7 +60,7 @@ def test_lines_of_frames_that_are_under_way_and_of_threads(tmp_path: Path) -> No
         "print(json.dumps(ran.end())) if not one else thread.start() or thread.join()\n"
         "print(json.dumps(ran.end()))\n"
     )
-    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = run(tmp_path, "program.py")
     assert done.stdout == '{"program.py": [4, 5, 6, 7], "counted.py": [15]}\n', done.stderr
 
 
@@ -69,7 +74,7 @@ def test_another_tracer_keeps_its_place(tmp_path: Path) -> None:
         "ran = LinesRun('/', ['program.py'])\n"
         "print(ran.end(), sys.gettrace() is tracer)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = run(tmp_path, "-c", program)
     assert done.stdout == "None True\n"
 
 
@@ -85,7 +90,7 @@ def test_a_function_that_runs_for_ever_is_soon_left_alone(tmp_path: Path) -> Non
         "turns = ran._again[counted.used.__code__]\n"
         "print(ran.end()['counted.py'], turns == lines._STALE)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = run(tmp_path, "-c", program)
     assert done.stdout == "[1, 2, 5, 14, 6, 7, 8, 10, 9, 15] True\n"
 
 
@@ -102,5 +107,33 @@ def test_nothing_is_traced_before_one_of_the_files_runs(tmp_path: Path) -> None:
         "exec(compile(open('counted.py').read(), 'counted.py', 'exec'))\n"
         "print(ran.end())\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = run(tmp_path, "-c", program)
     assert done.stdout == "None\n{'counted.py': [1, 2, 5, 14]}\n"
+
+
+def test_a_file_that_was_imported_before_by_another_spelling_is_seen(tmp_path: Path) -> None:
+    """`sys.path` may hold `.`: what its functions run later is noted all the same."""
+    (tmp_path / "counted.py").write_text(LINES)
+    program = (
+        "import sys; sys.path.insert(0, './.')\n"
+        "import counted\n"
+        "from repro_golden.recording.operations.lines import LinesRun\n"
+        f"ran = LinesRun({str(tmp_path)!r}, ['counted.py'])\n"
+        "counted.unused(); print(ran.end())\n"
+    )
+    assert run(tmp_path, "-c", program).stdout == "{'counted.py': [15]}\n"
+
+
+def test_a_tracer_that_comes_before_the_files_keeps_its_place(tmp_path: Path) -> None:
+    """A debugger that begins while nothing is traced yet goes on, and nothing is noted."""
+    (tmp_path / "counted.py").write_text(LINES)
+    program = (
+        "import sys; sys.path.insert(0, '.')\n"
+        "from repro_golden.recording.operations.lines import LinesRun\n"
+        f"ran = LinesRun({str(tmp_path)!r}, ['counted.py'])\n"
+        "def tracer(*_): return None\n"
+        "sys.settrace(tracer)\n"
+        "import counted\n"
+        "print(ran.end(), sys.gettrace() is tracer)\n"
+    )
+    assert run(tmp_path, "-c", program).stdout == "None True\n"

@@ -347,7 +347,8 @@ def run(folder: Path, text: str, step: int | None, launcher: Sequence[str] = (),
         raw = folder / "raw"
         raw.mkdir()
         where = {"folder": str(folder / "operations"), "root": str(folder)}
-        ask = {**where, "step": step, "until": step, "dump": [], "changed": ["program.py"]}
+        (folder / "changed.json").write_text('["program.py"]')
+        ask = {**where, "step": step, "until": step, "dump": [], "changed": str(folder / "changed.json")}
         environment = environment_for(Settings(str(raw), operations=ask), environment)
     done = subprocess.run(
         [sys.executable, *launcher, str(program)], cwd=folder, env=environment | more, capture_output=True, text=True,

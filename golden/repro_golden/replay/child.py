@@ -216,10 +216,11 @@ class _Operations:
     def __init__(self, ask: dict[str, Any] | None, rank: int) -> None:
         self._step, self._recorder, self._under_way = ask["step"] if ask else -1, None, False
         if ask:
+            from repro_golden.recording.operations.lines import files_in
             from repro_golden.recording.operations.recorder import OperationRecorder
 
             self._recorder = OperationRecorder(
-                Path(ask["folder"]), ask["root"], ask["step"], rank, ask["dump"], ask["changed"]
+                Path(ask["folder"]), ask["root"], ask["step"], rank, ask["dump"], files_in(ask["changed"])
             )
             self._recorder.open()
 

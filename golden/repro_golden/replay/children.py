@@ -70,9 +70,9 @@ class Run:
         first_step: The step that this state lies before.
         checkpoint: Folder that the subject's final checkpoint is written to; a command's token ``{checkpoint}``.
         terminal: Whether to fingerprint the final state.
-        operations: ``{"folder": …, "root": …, "step": …, "dump": [numbers], "changed": [files]}``: the step whose
+        operations: ``{"folder": …, "root": …, "step": …, "dump": [numbers], "changed": …}``: the step whose
             operations are recorded, where to, the checkout, which of them are written with all that they read and made,
-            and the files whose lines are noted when they run.
+            and a JSON list of the files whose lines are noted when they run.
         train: Whether anything is trained; otherwise `steps` rollouts are sampled with the starting weights.
     """
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from repro_bisect.predicates.predicates import Bitwise, Exit, Own, Predicate
+from repro_golden.base.canonical import canonical_json
 from repro_golden.case.file import Case
 from repro_golden.replay.children import ChildFailure, Run
 from repro_golden.repository.checkout import Place
@@ -159,9 +160,11 @@ def perform(
 def _operations(task: Task, root: Path, folder: Path) -> dict[str, Any] | None:
     if task.operations is None:
         return None
-    where = {"folder": str(folder / "operations"), "root": str(root)}
+    changed = folder / "changed.json"  # a file: all else goes by a variable, which holds 128 KiB at most
+    changed.write_text(canonical_json(list(task.changed)), encoding="utf-8")
+    where = {"folder": str(folder / "operations"), "root": str(root), "changed": str(changed)}
     first, last = task.operations
-    return {**where, "step": first, "until": last, "dump": list(task.values), "changed": list(task.changed)}
+    return {**where, "step": first, "until": last, "dump": list(task.values)}
 
 
 def _watched(

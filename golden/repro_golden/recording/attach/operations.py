@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from repro_golden.base.clean import one_line
+from repro_golden.recording.operations.lines import files_in
 from repro_golden.recording.operations.recorder import OperationRecorder
 
 __all__ = ["StepOperations"]
@@ -26,7 +27,7 @@ class StepOperations:
         self._step, self._until = int(ask["step"]), int(ask["until"])
         rank = int(os.environ.get("RANK", "0"))
         self._recorder = OperationRecorder(
-            Path(ask["folder"]), ask["root"], self._step, rank, ask["dump"], ask["changed"]
+            Path(ask["folder"]), ask["root"], self._step, rank, ask["dump"], files_in(ask["changed"])
         )
         self._under_way = False
         os.register_at_fork(after_in_child=self._recorder.abandon)
