@@ -5,7 +5,8 @@ import-ready folder. What a machine's own environment holds (torch, NumPy, pyarr
 
 ``slime.txz`` is made where ``--slime`` and ``--megatron`` name clones of THUDM/slime and NVIDIA/Megatron-LM: slime's
 history as a bare clone, Megatron-LM at slime's own commit with its patches, the packages that slime needs beside torch,
-SGLang and Transformer Engine, and ``--data``, a folder that `slime_data.py` made.
+SGLang and Transformer Engine, and ``--data``, a folder that `slime_data.py` made. ``sampling.txz`` (``--sampling``) is
+what slime needs on top where it samples, or is submitted as a job: SGLang's router and what `ray[default]` requires.
 
 ``small.txz`` is made where ``--repositories`` names a folder of bare clones (OWNER+NAME/repo or OWNER/NAME.git): of the
 cases of `small.py` as much history as they search, and what TRL needs beside the machine's own packages. ``--titan``
@@ -50,6 +51,10 @@ importlib-metadata==10.2.0 antlr4-python3-runtime==4.9.3"""
 UNUSED = """ray/jars ray/rllib ray/dashboard/client ray/llm ray/serve ray/data ray/train ray/tune ray/workflow ray/air
 ray/cpp ray/includes wandb/bin sglang_router/*.so zstandard/_cffi*.so"""
 """Of these packages, what training does not use."""
+SAMPLING = """sglang-router==0.3.2 soundfile==0.13.1 aiohttp-cors cffi colorful cryptography distlib google-api-core
+google-auth googleapis-common-protos grpcio opencensus opencensus-context opentelemetry-exporter-prometheus
+opentelemetry-proto proto-plus protobuf pyasn1 pyasn1-modules pycparser python-discovery smart-open virtualenv"""
+"""Those without a version as they are installed here."""
 TITAN = """torchdata==0.11.0 datasets==4.7.0 dill==0.4.0 multiprocess==0.70.18 tyro==1.0.17 typeguard==4.6.1
 docstring-parser==0.18.0"""
 MEGATRON = "pydantic==2.14.3 pydantic-core==2.50.4 annotated-types==0.8.0 typing-inspection==0.4.5"
@@ -67,6 +72,7 @@ def main() -> None:
     parser.add_argument("--slime", type=Path, help="a clone of THUDM/slime")
     parser.add_argument("--megatron", type=Path, help="a clone of NVIDIA/Megatron-LM")
     parser.add_argument("--data", type=Path, help="what slime_data.py made")
+    parser.add_argument("--sampling", action="store_true", help="what slime needs where it samples")
     parser.add_argument("--repositories", type=Path, help="a folder of bare clones, for the small cases")
     parser.add_argument("--titan", type=Path, help="a clone of pytorch/torchtitan")
     parser.add_argument("--megatron-lm", type=Path, help="a clone of NVIDIA/Megatron-LM, for its own script")
@@ -75,6 +81,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if options.slime:
             slime(Path(folder), options.slime, options.megatron, options.data, options.out / "slime.txz")
+        elif options.sampling:
+            sampling(Path(folder), options.out / "sampling.txz")
         elif options.titan:
             titan(Path(folder), options.titan, options.out / "titan.txz")
         elif options.megatron_lm:
@@ -133,6 +141,17 @@ def slime(folder: Path, upstream: Path, megatron: Path, data: Path, out: Path) -
         copy(source / name, parcel / "mlm" / name)
     shutil.copytree(data, parcel / "lab")
     pack(parcel, out)
+
+
+def sampling(folder: Path, out: Path) -> None:
+    """A router for SGLang and the needs of Ray's jobs."""
+    pins = [pin if "==" in pin else f"{pin}=={metadata.version(pin)}" for pin in SAMPLING.split()]
+    site = packages(folder, pins)
+    for path in site.rglob("*.so*"):
+        subprocess.run(["strip", str(path)], check=False, capture_output=True)
+    (folder / "parcel").mkdir()
+    site.rename(folder / "parcel" / "site_sampling")
+    pack(folder / "parcel", out)
 
 
 def small(folder: Path, repositories: Path, out: Path) -> None:

@@ -1,9 +1,9 @@
 """slime's own train.py under repro, on one GPU and without a network: ``python slime.py --parcels DIR STAGE ...``.
 
 Stages are run in the order given: what an earlier call finished is not run again, and what its time limit ended goes
-on. ``setup`` unpacks
-the parcels (`parcels.py`; and the folders of SGLang and Transformer Engine for the machine's torch, ``site_sgl.txz``
-and ``site_te.txz``). Each stage's command, exit code, seconds and what it printed go to ``slime.json`` under ``--out``.
+on. ``setup`` unpacks the parcels (`parcels.py`; and the folders of SGLang and Transformer Engine for the machine's
+torch, ``site_sgl.txz`` and ``site_te.txz``) and gives SGLang slime's own patch. Each stage's command, exit code,
+seconds and what it printed go to ``slime.json`` under ``--out``. ``tp2`` and ``dp2`` need two GPUs.
 
 ``python slime.py --page slime.json ...`` writes the part of docs/real-trainers.md that is about it; one file of each
 machine.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import re
 import shlex
 import shutil
@@ -38,6 +39,7 @@ isympy tabulate tiktoken tiktoken_ext tqdm typer typer_slim shellingham urllib3 
 numba llvmlite markdown_it markdown_it_py mdurl onnxscript onnx onnx_ir ml_dtypes tensorboard tensorboard_data_server
 absl absl_py markdown werkzeug ninja pybind11 wheel"""
 """Packages of the machine that slime's environment sees: the others were built against NumPy 2, and slime asserts 1."""
+SGLANG_PATCH = "docker/patch/v0.5.15.post1/sglang.patch"
 CUT = 124  # as timeout(1) says it
 CASE = """\
 [case]
@@ -57,8 +59,23 @@ env = {{ LAB = "{work}/lab"{env} }}
 ranks = 1
 gpus = 1
 """
+LAYOUTS = """
+[layouts.tp2]
+flags = ["--actor-num-gpus-per-node", "2", "--num-gpus-per-node", "2", "--tensor-model-parallel-size", "2"]
+ranks = 2
+gpus = 2
+
+[layouts.dp2]
+flags = ["--actor-num-gpus-per-node", "2", "--num-gpus-per-node", "2"]
+ranks = 2
+gpus = 2
+
+[layouts.submitted]
+env = { SUBMIT = "1" }
+"""
 CASES = {
     "tiny": {"rollouts": "tiny", "env": ""},
+    "critic": {"rollouts": "tiny", "env": ', EST = "ppo", MORE = "--kl-coef 0.05"'},
     "stale": {"rollouts": "stale", "env": ', MORE = "--use-rollout-logprobs --eps-clip-c 3.0"'},
     "reinforce": {"rollouts": "tiny", "env": ', EST = "reinforce_plus_plus", MORE = "--normalize-advantages"'},
 }
@@ -70,12 +87,37 @@ COMMANDS = {
     "returns": "repro bisect 351e559f1..aed93211e --case reinforce --out ../report-returns",
     "dumps": "repro bisect d38dc29c9..41014d1f2 --case tiny",
     "history": "repro history 351e559f1..aed93211e --case stale",
+    "critic": "repro bisect 045310b2b~1..045310b2b --case critic --out ../report-critic",
+    **{name: f"repro bisect --layout case..{name} --case tiny" for name in ("tp2", "dp2", "submitted")},
 }
+SAMPLE = (
+    "--colocate --no-offload-train --num-rollout 2 --deterministic-mode --rollout-num-gpus-per-engine 1 --rm-type f1 "
+    "--sglang-mem-fraction-static 0.2 --sglang-dtype bfloat16 --sglang-attention-backend triton "
+    "--sglang-sampling-backend pytorch --sglang-grammar-backend none --sglang-disable-cuda-graph "
+    "--sglang-enable-deterministic-inference --sglang-custom-weight-loader repro_core.rollout.sglang_inside.export "
+    "--custom-megatron-init-path slime_weights.watch"
+)
+REPLAY = "--debug-train-only --num-rollout 2 --start-rollout-id 0 --deterministic-mode"
+SAMPLED = {
+    "weights": f"bash {{work}}/launch.sh {SAMPLE} --dump-details {{work}}/sampled",
+    "withheld": f"bash {{work}}/launch.sh {SAMPLE} --dump-details {{work}}/withheld",
+    "replayed": (
+        f"bash {{work}}/launch.sh {REPLAY} --load-debug-rollout-data {{work}}/sampled/rollout_data/{{rollout_id}}.pt "
+        "--dump-details {work}/replayed"
+    ),
+    "same": " && ".join([
+        *(f"repro trace --from ../{run} --log ../{run}.log --out ../trace-{run}" for run in ("sampled", "replayed")),
+        "repro diff ../trace-sampled ../trace-replayed",
+    ]),
+}  # fmt: skip
+"""Rollouts of SGLang on the same GPU, with a look at each weight sync; a tensor that is withheld from the engine; what
+was sampled, trained on without an engine; and whether both trained alike."""
+WITHHELD = "model.layers.1.mlp.down_proj.weight"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"setup, plain, {', '.join(COMMANDS)}")
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"setup, plain, {', '.join(COMMANDS | SAMPLED)}")
     parser.add_argument("--work", type=Path, default=Path("slime-work"))
     parser.add_argument("--parcels", type=Path)
     parser.add_argument("--out", type=Path, default=Path())
@@ -85,7 +127,7 @@ def main() -> None:
     if options.page:
         write_page([json.loads(path.read_text()) for path in options.page])
         return
-    if unknown := set(options.stages) - {"setup", "plain", *COMMANDS}:
+    if unknown := set(options.stages) - {"setup", "plain", *COMMANDS, *SAMPLED}:
         parser.error(f"no such stage: {', '.join(sorted(unknown))}")
     work, end = options.work.resolve(), time.monotonic() + options.limit
     work.mkdir(parents=True, exist_ok=True)
@@ -100,6 +142,8 @@ def main() -> None:
             continue
         elif stage == "plain":
             told["plain"] = [plain(work, name, end) for name in ("one", "two")]
+        elif stage in SAMPLED:
+            told[stage] = sampled(work, stage, end)
         else:
             before = told[stage]["calls"] if stage in told else []
             told[stage] = run(COMMANDS[stage], work, end)
@@ -117,52 +161,98 @@ def ended(stage: Any) -> bool:
 
 def setup(work: Path, parcels: Path | None) -> None:
     """Both environments, slime's checkout, the cases."""
-    if parcels:
-        for parcel in sorted(parcels.glob("*.txz")):
-            place = work / ("site_repro" if parcel.name == "repro.txz" else ".")
-            place.mkdir(exist_ok=True)
-            subprocess.run(["tar", "xf", str(parcel.resolve())], cwd=place, check=True)
+    for parcel in sorted(parcels.glob("*.txz")) if parcels else ():
+        place = work / ("site_repro" if parcel.name == "repro.txz" else ".")
+        place.mkdir(exist_ok=True)
+        subprocess.run(["tar", "xf", str(parcel.resolve())], cwd=place, check=True)
     if not (work / "site_repro").exists() or not (work / "site_slime").exists():
         sys.exit(f"setup: parcels are missing; unpacked: {sorted(path.name for path in work.iterdir())}")
     base = Path(
         subprocess.check_output([sys.executable, "-c", "import torch; print(torch.__file__)"], text=True)
     ).parents[1]
-    site = environment(work / "env_slime")
-    shutil.rmtree(work / "site_sgl" / "share", ignore_errors=True)
-    for path in (work / "site_sgl").glob("starlette*"):
-        shutil.rmtree(path)
-    for glob in ("site_sgl/*", "site_te/transformer_engine*", "site_slime/*"):
-        for path in list(work.glob(glob)):
-            shutil.move(path, site / path.name)
-    for path in base.iterdir():
-        stem = re.split(r"-\d|\.libs$|\.dist-info$|\.cpython|\.py$", path.name)[0].lower().replace("-", "_")
-        if (stem in LINKED.split() or stem.startswith("nvidia_")) and not (site / path.name).exists():
-            (site / path.name).symlink_to(path)
-    (site / "mlm.pth").write_text(f"{work / 'mlm'}\n")
-    own = environment(work / "env_repro")
-    for path in (work / "site_repro").iterdir():
-        shutil.move(path, own / path.name)
-    (own / "zz_base.pth").write_text(f"{base}\n")
-    for name, where in (("repro", "repro.__main__"), ("dvc", "dvc.cli")):
-        script = work / "env_repro" / "bin" / name
+    site, own = slime_packages(work, base), own_packages(work, base)
+    for env, name, where in (
+        ("env_repro", "repro", "repro.__main__"),
+        ("env_repro", "dvc", "dvc.cli"),
+        ("env_slime", "ray", "ray.scripts.scripts"),
+    ):
+        script = work / env / "bin" / name
         script.write_text(f"#!{script.with_name('python')}\nimport sys\nfrom {where} import main\nsys.exit(main())\n")
         script.chmod(0o755)
     hot = [site / name for name in ("sglang", "ray", "wandb", "transformers", "transformer_engine", "numpy")]
     compiled = [sys.executable, "-m", "compileall", "-q", "-j", "0", *map(str, hot), str(work / "mlm"), str(own)]
     subprocess.run(compiled, check=False, capture_output=True)
     shutil.copy(HERE / "slime_launch.sh", work / "launch.sh")
-    checkout = work / "slime"
-    subprocess.run(["git", "clone", "-q", str(work / "slime.git"), str(checkout)], check=True)
+    write_prompts(work / "lab" / "prompts.jsonl")
+    checkout(work)
+
+
+def slime_packages(work: Path, base: Path) -> Path:
+    """The site-packages of slime's environment: what the parcels brought, and of the machine's own what is named."""
+    site = environment(work / "env_slime")
+    shutil.rmtree(work / "site_sgl" / "share", ignore_errors=True)
+    for path in (work / "site_sgl").glob("starlette*"):
+        shutil.rmtree(path)
+    if (work / "site_sampling").exists():
+        for path in (work / "site_slime").glob("sglang_router*"):  # an older one, without its program
+            shutil.rmtree(path)
+    for glob in ("site_sgl/*", "site_te/transformer_engine*", "site_slime/*", "site_sampling/*"):
+        for path in list(work.glob(glob)):
+            if (site / path.name).is_dir():  # parts of one namespace, such as google's
+                shutil.copytree(path, site / path.name, dirs_exist_ok=True)
+            else:
+                shutil.move(path, site / path.name)
+    for path in base.iterdir():
+        stem = re.split(r"-\d|\.libs$|\.dist-info$|\.cpython|\.py$", path.name)[0].lower().replace("-", "_")
+        if (stem in LINKED.split() or stem.startswith("nvidia_")) and not (site / path.name).exists():
+            (site / path.name).symlink_to(path)
+    patch = subprocess.check_output(["git", "-C", str(work / "slime.git"), "show", f"HEAD:{SGLANG_PATCH}"])
+    subprocess.run(["git", "apply", "-p2", "-"], cwd=site, input=patch, check=True)
+    (site / "mlm.pth").write_text(f"{work / 'mlm'}\n")
+    return site
+
+
+def own_packages(work: Path, base: Path) -> Path:
+    """The site-packages of repro's environment; and in ``ours`` what looks inside a training that samples."""
+    own = environment(work / "env_repro")
+    for path in (work / "site_repro").iterdir():
+        shutil.move(path, own / path.name)
+    (own / "zz_base.pth").write_text(f"{base}\n")
+    (work / "ours").mkdir()
+    shutil.copy(HERE / "slime_weights.py", work / "ours" / "slime_weights.py")
+    for name in ("repro_core", "repro_golden"):
+        (work / "ours" / name).symlink_to(own / name)
+    return own
+
+
+def checkout(work: Path) -> None:
+    """The newest commit of slime checked out, `repro init` done, rollouts and cases in their places."""
+    place = work / "slime"
+    subprocess.run(["git", "clone", "-q", str(work / "slime.git"), str(place)], check=True)
     for key in ("user.name", "user.email"):
-        subprocess.run(["git", "-C", str(checkout), "config", key, "reader@example.org"], check=True)
-    shutil.copytree(work / "lab" / "rollouts", checkout / "golden" / "rollouts" / "tiny")
-    shutil.copytree(work / "lab" / "stale", checkout / "golden" / "rollouts" / "stale")
-    (checkout / "golden" / "cases").mkdir()
+        subprocess.run(["git", "-C", str(place), "config", key, "reader@example.org"], check=True)
+    shutil.copytree(work / "lab" / "rollouts", place / "golden" / "rollouts" / "tiny")
+    shutil.copytree(work / "lab" / "stale", place / "golden" / "rollouts" / "stale")
+    (place / "golden" / "cases").mkdir()
     for name, facts in CASES.items():
-        (checkout / "golden" / "cases" / f"{name}.toml").write_text(CASE.format(name=name, work=work, **facts))
+        text = CASE.format(name=name, work=work, **facts) + LAYOUTS * (name == "tiny")
+        (place / "golden" / "cases" / f"{name}.toml").write_text(text)
     print(run("repro init", work, time.monotonic() + 60)["output"])
-    subprocess.run(["git", "add", "-A"], cwd=checkout, check=True)
-    subprocess.run(["git", "commit", "-qm", "Cases"], cwd=checkout, check=True)
+    subprocess.run(["git", "add", "-A"], cwd=place, check=True)
+    subprocess.run(["git", "commit", "-qm", "Cases"], cwd=place, check=True)
+
+
+def write_prompts(path: Path) -> None:
+    """Eight prompts of words of the model's tokenizer, and labels that random answers have something of."""
+    drawn = random.Random(3)
+    rows = [
+        {
+            "prompt": " ".join(f"w{drawn.randrange(1000)}" for _ in range(drawn.randint(6, 20))),
+            "label": " ".join(f"w{word}" for word in drawn.sample(range(1000), 200)),
+        }
+        for _ in range(8)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def environment(folder: Path) -> Path:
@@ -194,6 +284,25 @@ def plain(work: Path, name: str, end: float) -> dict[str, Any]:
     return done | {"output": "\n".join(lines) if done["code"] == 0 else done["output"][-3000:]}
 
 
+def sampled(work: Path, stage: str, end: float) -> dict[str, Any]:
+    """One stage of `SAMPLED`: what was said of each weight sync, and the lines of updates or the end of a failure."""
+    watched = work / f"{stage}.txt"
+    watched.unlink(missing_ok=True)
+    command = SAMPLED[stage].replace("{work}", str(work))
+    if stage == "same":
+        return run(command, work, end)
+    shutil.rmtree(work / {"weights": "sampled"}.get(stage, stage), ignore_errors=True)
+    data = f"--prompt-data {work}/lab/prompts.jsonl --input-key prompt --label-key label"
+    variables = {"LAB": f"{work}/lab", "DATA": data, "PYTHONPATH": str(work / "ours"), "WATCHED": str(watched)}
+    variables |= VARIABLES | ({"WITHHOLD": WITHHELD} if stage == "withheld" else {})
+    done = run(command, work, end, variables, "env_slime")
+    shutil.copy(work / "last.log", work / f"{'sampled' if stage == 'weights' else stage}.log")
+    said = watched.read_text().splitlines() if watched.exists() else []
+    lines = [*said, *re.findall(r"(?:step|rollout) \d+: \{.*", done["output"])]
+    trouble = [] if done["code"] == 0 else [done["output"][-6000:]]
+    return done | {"command": command.replace(f"{work}/", ""), "output": "\n".join([*lines, *trouble])}
+
+
 def run(
     command: str, work: Path, end: float, variables: Mapping[str, str] = MappingProxyType({}), env: str = "env_repro"
 ) -> dict[str, Any]:
@@ -202,7 +311,7 @@ def run(
     began, left = time.monotonic(), max(1, end - time.monotonic())
     log = work / "last.log"
     with log.open("w") as out:
-        words = shlex.split(command)
+        words = ["bash", "-c", command] if "&&" in command else shlex.split(command)
         process = subprocess.Popen(words, cwd=work / "slime", env=own, stdout=out, stderr=subprocess.STDOUT)
         try:
             code = process.wait(left)
@@ -227,7 +336,7 @@ def write_page(runs: Sequence[Mapping[str, Any]]) -> None:
             lines = [one["output"] if one["code"] == 0 else "" for one in told["plain"]]
             numbers = ("equal numbers" if len({*lines}) == 1 else "other numbers") if all(lines) else "no numbers"
             table.append(f"| {where} | a launch without repro, {len(lines)} times | {seconds} | {numbers} |")
-        for one in (told[stage] for stage in COMMANDS if stage in told):
+        for one in (told[stage] for stage in COMMANDS | SAMPLED if stage in told):
             result = f"exit code {one['code']}" if ended(one) else "ended by the machine's time limit"
             spent = " + ".join(f"{seconds} s" for seconds in one.get("calls", [one["seconds"]]))
             table.append(f"| {where} | `{one['command']}` | {spent} | {result} |")
