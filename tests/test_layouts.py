@@ -366,6 +366,13 @@ def test_a_layout_that_does_not_reproduce_itself(tmp_path: Path) -> None:
     assert "noisy does not reproduce itself on toy" in report
 
 
+def test_a_run_of_the_case_serves_every_layout(tmp_path: Path) -> None:
+    """What was replayed of the case beside one layout is not replayed beside another of other threads."""
+    repo = kit.start(tmp_path, TRAIN, CASE)
+    assert sides(repo, "case..threads=2", "-j", "1")[0]["cost"]["reused"] == 0
+    assert sides(repo, "case..scaled,threads=3", "-j", "1")[0]["cost"]["reused"] == 2
+
+
 @pytest.mark.campaign
 def test_two_ranks(tmp_path: Path) -> None:
     """DDP and FSDP over two ranks agree with one process within the tolerance; with another loss they part there.

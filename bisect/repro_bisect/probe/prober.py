@@ -28,6 +28,7 @@ from repro_golden.compare.traces import Divergence, first_difference
 from repro_golden.recording.operations.stream import Stream, read_stream
 from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import Checkout
+from repro_golden.subjects import identity_of
 from repro_golden.subjects.missing import links_in
 from repro_golden.subjects.surroundings import outside_of
 from repro_golden.trace import Trace, dump_path
@@ -108,7 +109,7 @@ class Prober:
         fresh: bool = False,
     ) -> None:
         self.case, self.predicate, self.executor, self.machine = case, predicate, executor, identity.machine
-        self._history, self._rollouts, self._identity = history, rollouts, identity
+        self._history, self._rollouts = history, rollouts
         self._exit = contextlib.ExitStack()
         self._scratch = self._exit.enter_context(scratch_folder(checkout.scratch, "bisect"))
         self._journal = Journal(checkout.state, fresh=fresh)
@@ -116,6 +117,7 @@ class Prober:
         self._root, self._git = checkout.root, checkout.git
         self._given: dict[str, Trace] = {}
         self._outside: dict[str, list[str]] = {}
+        self._seen = {_room_of(case): (identity, executor.surroundings(case))}
         self._known_around: dict[int, tuple[Case, tuple[str, ...]]] = {}  # a case is held, so that no other gets its id
         self.cost = Cost()
 
@@ -261,9 +263,16 @@ class Prober:
             outside = self._outside.get(case.digest)
             if outside is None:
                 outside = self._outside[case.digest] = outside_of(case, self._root)
-            rest = around(case, self._rollouts, self._identity, self.executor.surroundings, outside)
+            rest = around(case, self._rollouts, *self._seen_by(case), outside)
             known = self._known_around[id(case)] = case, rest
         return known[1]
+
+    def _seen_by(self, case: Case) -> tuple[Identity, str]:
+        """Who runs its program, and what that sees. A layout has resources of its own, whatever it is compared with."""
+        if _room_of(case) not in self._seen:
+            sized = self.case.model_copy(update={"resources": case.resources})
+            self._seen[_room_of(case)] = identity_of(sized, self._root), self.executor.surroundings(sized)
+        return self._seen[_room_of(case)]
 
     def _known(self, key: str, asked: Request) -> Answer | None:
         """A journalled probe that answers the question: long enough, or already violating."""
@@ -426,6 +435,11 @@ def judge(predicate: Predicate, baseline: Trace, trace: Trace, bound: int) -> Di
         return short
     violation = first_violation(predicate, baseline, trace, bound)
     return short if violation is None and len(trace.steps) < wanted else violation
+
+
+def _room_of(case: Case) -> tuple[int, int]:
+    """What an identity and a program's variables know of a case's resources."""
+    return case.resources.cpus, case.resources.ranks
 
 
 def _ended_itself(trace: Trace) -> bool:

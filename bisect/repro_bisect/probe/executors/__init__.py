@@ -95,9 +95,8 @@ class Executor(Protocol):
     def slots(self) -> int:
         """How many tasks can run at once."""
 
-    @property
-    def surroundings(self) -> str:
-        """Digest of what the program sees where its probes run: interpreter, packages and variables."""
+    def surroundings(self, case: Case) -> str:
+        """Digest of what a case's program sees where its probes run: interpreter, packages and variables."""
 
     def run(
         self, task: Task, folder: Path, cancel: threading.Event | None, progress: Callable[[int], None] | None = None

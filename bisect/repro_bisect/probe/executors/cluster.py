@@ -73,7 +73,6 @@ class Cluster:
         self._ray = _connect(address, checkout)
         try:
             self.slots = min(jobs or 1_000, self._room(need))
-            self.surroundings = self._asked(case)
             self._remote = self._ray.remote(probe).options(
                 num_cpus=need["CPU"], num_gpus=need["GPU"], max_retries=0, num_returns="streaming"
             )
@@ -97,8 +96,8 @@ class Cluster:
             )
         return room
 
-    def _asked(self, case: Case) -> str:
-        """What programs see on the nodes, which have variables and packages of their own.
+    def surroundings(self, case: Case) -> str:
+        """See `Executor.surroundings`; nodes have variables and packages of their own.
 
         Raises:
             MachineFailureError: a node does not answer.

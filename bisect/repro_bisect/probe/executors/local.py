@@ -35,11 +35,15 @@ class Local:
         """
         self._case, self._rollouts = case, rollouts
         self.slots = max(1, jobs)
-        self.surroundings = seen(case, build_of(case, checkout.root))
+        self._root = checkout.root
         self._places: queue.SimpleQueue[Mapping[str, str]] = queue.SimpleQueue()
         for slot in _slots(case, self.slots):
             self._places.put(slot)
         self._worktrees = Worktrees(checkout, case.subject.link)
+
+    def surroundings(self, case: Case) -> str:
+        """See `Executor.surroundings`."""
+        return seen(case, build_of(case, self._root))
 
     def run(
         self, task: Task, folder: Path, cancel: threading.Event | None, progress: Callable[[int], None] | None = None
