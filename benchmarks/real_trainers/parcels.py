@@ -53,7 +53,8 @@ ray/cpp ray/includes wandb/bin sglang_router/*.so zstandard/_cffi*.so"""
 """Of these packages, what training does not use."""
 SAMPLING = """sglang-router==0.3.2 soundfile==0.13.1 aiohttp-cors cffi colorful cryptography distlib google-api-core
 google-auth googleapis-common-protos grpcio opencensus opencensus-context opentelemetry-exporter-prometheus
-opentelemetry-proto proto-plus protobuf pyasn1 pyasn1-modules pycparser python-discovery smart-open virtualenv"""
+opentelemetry-proto proto-plus protobuf pyasn1 pyasn1-modules pycparser python-discovery python-multipart
+smart-open virtualenv"""
 """Those without a version as they are installed here."""
 TITAN = """torchdata==0.11.0 datasets==4.7.0 dill==0.4.0 multiprocess==0.70.18 tyro==1.0.17 typeguard==4.6.1
 docstring-parser==0.18.0"""

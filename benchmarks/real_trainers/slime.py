@@ -64,6 +64,8 @@ LAYOUTS = """
 flags = ["--actor-num-gpus-per-node", "2", "--num-gpus-per-node", "2", "--tensor-model-parallel-size", "2"]
 ranks = 2
 gpus = 2
+absolute = { "*log_probs*" = 0.1, "rollout/*" = 0.1, "*abs_diff" = 0.1, "*loss" = 0.1, "*kl" = 0.1 }
+relative = { "*" = 0.1 }
 
 [layouts.dp2]
 flags = ["--actor-num-gpus-per-node", "2", "--num-gpus-per-node", "2"]
@@ -75,7 +77,7 @@ env = { SUBMIT = "1" }
 """
 CASES = {
     "tiny": {"rollouts": "tiny", "env": ""},
-    "critic": {"rollouts": "tiny", "env": ', EST = "ppo", MORE = "--kl-coef 0.05"'},
+    "critic": {"rollouts": "tiny", "env": ', EST = "ppo", MORE = "--kl-coef 0.05 --ref-load {work}/saved"'},
     "stale": {"rollouts": "stale", "env": ', MORE = "--use-rollout-logprobs --eps-clip-c 3.0"'},
     "reinforce": {"rollouts": "tiny", "env": ', EST = "reinforce_plus_plus", MORE = "--normalize-advantages"'},
 }
@@ -88,7 +90,7 @@ COMMANDS = {
     "dumps": "repro bisect d38dc29c9..41014d1f2 --case tiny",
     "history": "repro history 351e559f1..aed93211e --case stale",
     "critic": "repro bisect 045310b2b~1..045310b2b --case critic --out ../report-critic",
-    **{name: f"repro bisect --layout case..{name} --case tiny" for name in ("tp2", "dp2", "submitted")},
+    **{name: f"repro bisect --layout case..{name} --case tiny -j 1" for name in ("tp2", "dp2", "submitted")},
 }
 SAMPLE = (
     "--colocate --no-offload-train --num-rollout 2 --deterministic-mode --rollout-num-gpus-per-engine 1 --rm-type f1 "
@@ -98,36 +100,52 @@ SAMPLE = (
     "--custom-megatron-init-path slime_weights.watch"
 )
 REPLAY = "--debug-train-only --num-rollout 2 --start-rollout-id 0 --deterministic-mode"
-SAMPLED = {
-    "weights": f"bash {{work}}/launch.sh {SAMPLE} --dump-details {{work}}/sampled",
-    "withheld": f"bash {{work}}/launch.sh {SAMPLE} --dump-details {{work}}/withheld",
-    "replayed": (
-        f"bash {{work}}/launch.sh {REPLAY} --load-debug-rollout-data {{work}}/sampled/rollout_data/{{rollout_id}}.pt "
-        "--dump-details {work}/replayed"
+PAIR = ("sampled", "replayed")
+BY_HAND = {
+    "weights": (
+        "colocated with SGLang, each weight sync looked at",
+        f"bash {{work}}/launch.sh {SAMPLE} --dump-details {{work}}/sampled",
     ),
-    "same": " && ".join([
-        *(f"repro trace --from ../{run} --log ../{run}.log --out ../trace-{run}" for run in ("sampled", "replayed")),
-        "repro diff ../trace-sampled ../trace-replayed",
-    ]),
+    "withheld": (
+        "the same, one tensor withheld from the engine",
+        f"bash {{work}}/launch.sh {SAMPLE} --dump-details {{work}}/withheld",
+    ),
+    "replayed": (
+        "what was sampled, trained on without an engine",
+        f"bash {{work}}/launch.sh {REPLAY} --load-debug-rollout-data {{work}}/sampled/rollout_data/{{rollout_id}}.pt "
+        "--dump-details {work}/replayed",
+    ),
+    "same": (
+        "whether both trained alike",
+        " && ".join([
+            *(f"repro trace --from ../{name} --log ../{name}.log --out ../trace-{name}" for name in PAIR),
+            "repro diff ../trace-sampled ../trace-replayed",
+        ]),
+    ),
+    "saved": (
+        "a checkpoint of Megatron's, from which actor and critic start",
+        f"bash {{work}}/launch.sh {REPLAY} --num-rollout 1 --load-debug-rollout-data "
+        "{work}/lab/rollouts/{rollout_id}.pt --save {work}/saved --save-interval 1",
+    ),
 }  # fmt: skip
-"""Rollouts of SGLang on the same GPU, with a look at each weight sync; a tensor that is withheld from the engine; what
-was sampled, trained on without an engine; and whether both trained alike."""
+"""Launches by hand, most of them with SGLang on the same GPU: what is tried, and its command."""
 WITHHELD = "model.layers.1.mlp.down_proj.weight"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"setup, plain, {', '.join(COMMANDS | SAMPLED)}")
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"setup, plain, {', '.join(COMMANDS | BY_HAND)}")
     parser.add_argument("--work", type=Path, default=Path("slime-work"))
     parser.add_argument("--parcels", type=Path)
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--limit", type=float, default=560, help="seconds of all stages together")
     parser.add_argument("--page", type=Path, nargs="+")
+    parser.add_argument("--add", action="store_true", help="with --page: after what the page has")
     options = parser.parse_args()
     if options.page:
-        write_page([json.loads(path.read_text()) for path in options.page])
+        write_page([json.loads(path.read_text()) for path in options.page], add=options.add)
         return
-    if unknown := set(options.stages) - {"setup", "plain", *COMMANDS, *SAMPLED}:
+    if unknown := set(options.stages) - {"setup", "plain", *COMMANDS, *BY_HAND}:
         parser.error(f"no such stage: {', '.join(sorted(unknown))}")
     work, end = options.work.resolve(), time.monotonic() + options.limit
     work.mkdir(parents=True, exist_ok=True)
@@ -142,8 +160,8 @@ def main() -> None:
             continue
         elif stage == "plain":
             told["plain"] = [plain(work, name, end) for name in ("one", "two")]
-        elif stage in SAMPLED:
-            told[stage] = sampled(work, stage, end)
+        elif stage in BY_HAND:
+            told[stage] = by_hand(work, stage, end)
         else:
             before = told[stage]["calls"] if stage in told else []
             told[stage] = run(COMMANDS[stage], work, end)
@@ -235,7 +253,8 @@ def checkout(work: Path) -> None:
     shutil.copytree(work / "lab" / "stale", place / "golden" / "rollouts" / "stale")
     (place / "golden" / "cases").mkdir()
     for name, facts in CASES.items():
-        text = CASE.format(name=name, work=work, **facts) + LAYOUTS * (name == "tiny")
+        values = {key: value.replace("{work}", str(work)) for key, value in facts.items()}
+        text = CASE.format(name=name, work=work, **values) + LAYOUTS * (name == "tiny")
         (place / "golden" / "cases" / f"{name}.toml").write_text(text)
     print(run("repro init", work, time.monotonic() + 60)["output"])
     subprocess.run(["git", "add", "-A"], cwd=place, check=True)
@@ -284,11 +303,11 @@ def plain(work: Path, name: str, end: float) -> dict[str, Any]:
     return done | {"output": "\n".join(lines) if done["code"] == 0 else done["output"][-3000:]}
 
 
-def sampled(work: Path, stage: str, end: float) -> dict[str, Any]:
-    """One stage of `SAMPLED`: what was said of each weight sync, and the lines of updates or the end of a failure."""
+def by_hand(work: Path, stage: str, end: float) -> dict[str, Any]:
+    """One stage of `BY_HAND`: what was said of each weight sync, and the lines of updates or the end of a failure."""
     watched = work / f"{stage}.txt"
     watched.unlink(missing_ok=True)
-    command = SAMPLED[stage].replace("{work}", str(work))
+    command = BY_HAND[stage][1].replace("{work}", str(work))
     if stage == "same":
         return run(command, work, end)
     shutil.rmtree(work / {"weights": "sampled"}.get(stage, stage), ignore_errors=True)
@@ -324,10 +343,14 @@ def run(
     return {"command": command, "code": code, "seconds": round(time.monotonic() - began), "output": shown}
 
 
-def write_page(runs: Sequence[Mapping[str, Any]]) -> None:
+def write_page(runs: Sequence[Mapping[str, Any]], *, add: bool = False) -> None:
     """docs/real-trainers.md, between its marks of slime: what was run, by machine, then what each command printed."""
-    table = ["| | command | by the clock | |", "|---|---|---|---|"]
-    printed: list[str] = []
+    table, printed = ["| | command | by the clock | |", "|---|---|---|---|"], list[str]()
+    head, _, rest = PAGE.read_text().partition("<!-- slime -->")
+    before, _, tail = rest.partition("<!-- end of slime -->")
+    if add:
+        above, _, below = before.strip("\n").partition("|\n\n`")
+        table, printed = [f"{above}|".partition("\n\n")[2]], ["", f"`{below}"]
     for told in runs:
         facts = told["machine"]
         where = f"{facts['device']}, {facts['date']}"
@@ -336,16 +359,20 @@ def write_page(runs: Sequence[Mapping[str, Any]]) -> None:
             lines = [one["output"] if one["code"] == 0 else "" for one in told["plain"]]
             numbers = ("equal numbers" if len({*lines}) == 1 else "other numbers") if all(lines) else "no numbers"
             table.append(f"| {where} | a launch without repro, {len(lines)} times | {seconds} | {numbers} |")
-        for one in (told[stage] for stage in COMMANDS | SAMPLED if stage in told):
+        for stage in (stage for stage in COMMANDS | BY_HAND if stage in told):
+            one, (what, _) = told[stage], BY_HAND.get(stage, ("", ""))
+            title = what or f"`{one['command']}`"
             result = f"exit code {one['code']}" if ended(one) else "ended by the machine's time limit"
             spent = " + ".join(f"{seconds} s" for seconds in one.get("calls", [one["seconds"]]))
-            table.append(f"| {where} | `{one['command']}` | {spent} | {result} |")
-            printed += ["", f"`{one['command']}`, {facts['device']}:", "", "```text", one["output"].strip(), "```"]
+            table.append(f"| {where} | {title} | {spent} | {result} |")
+            shown = (
+                one["output"].strip().partition("rollout 0: ")[0].strip()
+            )  # of its own lines, those before the first
+            if shown:
+                printed += ["", f"{title[0].upper()}{title[1:]}, {facts['device']}:", "", "```text", shown, "```"]
     facts = runs[-1]["machine"]
     versions = ", ".join(f"{key} {value}" for key, value in facts.items() if key not in ("device", "date", "error"))
     text = "\n".join([f"{versions}.", "", *table, *printed])
-    head, _, rest = PAGE.read_text().partition("<!-- slime -->")
-    tail = rest.partition("<!-- end of slime -->")[2]
     PAGE.write_text(f"{head}<!-- slime -->\n{text}\n<!-- end of slime -->{tail}")
 
 
