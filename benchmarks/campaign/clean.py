@@ -75,7 +75,7 @@ def _started(asked: Asked, program: str, count: int) -> Promise:
         if around["nice"]:
             before += ["nice", "-n", str(around["nice"])]
         place.mkdir()
-        with _busy(draw.random() < 0.2):
+        with _busy(draw.random() < 0.2, around["nice"]):
             more = start_variables(draw) | variables(around, place)
             failed = _start(program, place, more, before, made(around, place))
         where = f"{_TITLES[program]}, started {number}, {json.dumps(around)}"
@@ -123,9 +123,9 @@ def _job(program: str, place: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _busy(wanted: bool) -> Iterator[None]:
-    """Keep both cores busy in the block."""
-    command = ["nice", "-n", "5", sys.executable, "-c", BUSY]
+def _busy(wanted: bool, nice: int) -> Iterator[None]:
+    """Keep both cores busy in the block, without starving a process of that niceness."""
+    command = ["nice", "-n", str(max(5, nice)), sys.executable, "-c", BUSY]
     processes = [subprocess.Popen(command) for _ in range(2 if wanted else 0)]
     try:
         yield
@@ -153,7 +153,7 @@ def _forked(asked: Asked, program: str, count: int) -> Promise:
         draw, place = asked.random("forked", program, number), folder / str(number)
         place.mkdir()
         before, judged = ["setarch", "-R"] if draw.random() < 0.5 else [], []
-        busy = _busy(draw.random() < 0.2)
+        busy = _busy(draw.random() < 0.2, 19)  # its forks are as nice as they are drawn
         with busy, Server(program, place, folder / "golden" / "0", start_variables(draw), before) as server:
             for _ in range(min(_EACH, count - number * _EACH)):
                 around = drawn(draw, root=root)
