@@ -20,7 +20,7 @@ from repro_golden.base.files import open_regular
 from repro_golden.case.identity import BITS_VARIABLES
 from repro_golden.replay.children import Child, ChildFailure
 
-__all__ = ["FREEZE", "MODULES", "VARIABLES", "machine_of"]
+__all__ = ["FREEZE", "MODULES", "VARIABLES", "last_line", "machine_of", "printable"]
 
 MODULES = (
     "apex", "cv2", "deep_ep", "flash_attn", "flash_attn_3", "flash_attn_interface", "flashinfer", "mbridge", "megatron",
@@ -152,8 +152,8 @@ def _answer(program: str, folder: Path) -> dict[str, Any]:
     except ChildFailure:
         raise ReproError(f"{program} gave no answer within {_PATIENCE:g} s: is it an interpreter?") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ReproError(f"{program} cannot be asked ({_line(str(error))}): give --python an interpreter") from None
-    raise ReproError(f"{program} cannot be asked ({_last(log)}): give --python an interpreter of 3.8 or later")
+        raise ReproError(f"{program} cannot be asked ({printable(error)}): give --python an interpreter") from None
+    raise ReproError(f"{program} cannot be asked ({last_line(log)}): give --python an interpreter of 3.8 or later")
 
 
 def _gpus(folder: Path) -> int | None:
@@ -167,16 +167,18 @@ def _gpus(folder: Path) -> int | None:
     return None
 
 
-def _last(log: Path) -> str:
+def last_line(log: Path) -> str:
+    """What a child printed last, of what its log ends with."""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 4096))
         lines = file.read().decode("utf-8", "replace").strip().splitlines()
-        return _line(lines[-1]) if lines else "no output"
+        return printable(lines[-1]) if lines else "no output"
     return "no output"
 
 
-def _line(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)[:200]
+def printable(text: object) -> str:
+    """The start of a text, in one line."""
+    return "".join(c if c.isprintable() else " " for c in str(text))[:300]
 
 
 def _texts(value: object) -> dict[str, str]:

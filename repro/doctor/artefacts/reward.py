@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.doctor.artefacts.kinds import RewardFunction
+from repro.doctor.artefacts.machine import last_line, printable
 from repro_golden.base.canonical import decode_float
 from repro_golden.base.credentials import handed_on
 from repro_golden.base.errors import NotVerifiableError, ReproError
@@ -171,14 +171,14 @@ def _called(name: str, program: str, root: Path, asked: Mapping[str, Any], limit
         except ChildFailure:
             raise ReproError(f"{name} gave no rewards within {limit:g} s") from None
         except (OSError, ValueError, RecursionError):
-            raise ReproError(f"{name} ended without rewards ({_last(folder / 'log')}; exit code {code})") from None
+            raise ReproError(f"{name} ended without rewards ({last_line(folder / 'log')}; exit code {code})") from None
     if "rewards" in answer:
         return [_received(reward) for reward in answer["rewards"]]
     if "import" in answer:
-        raise ReproError(f"{name} cannot be loaded: {_line(answer['import'])}{_at(answer)}")
+        raise ReproError(f"{name} cannot be loaded: {printable(answer['import'])}{_at(answer)}")
     if answer.get("lacks"):
-        raise NotVerifiableError(f"{name} reads args.{_line(answer['lacks'])}, which only a trainer knows")
-    raise ReproError(f"{name} raised {_line(answer['error'])}{_at(answer)} on sample {answer['at']}")
+        raise NotVerifiableError(f"{name} reads args.{printable(answer['lacks'])}, which only a trainer knows")
+    raise ReproError(f"{name} raised {printable(answer['error'])}{_at(answer)} on sample {answer['at']}")
 
 
 def _at(answer: Mapping[str, Any]) -> str:
@@ -229,15 +229,3 @@ def _whole(text: str) -> int | Odd:
     except ValueError:  # thousands of digits
         return Odd("number beyond all floats")
     return number if number.bit_length() < 1000 else Odd("number beyond all floats")
-
-
-def _last(log: Path) -> str:
-    with contextlib.suppress(OSError), log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 4096))
-        lines = file.read().decode("utf-8", "replace").strip().splitlines()
-        return _line(lines[-1]) if lines else "no output"
-    return "no output"
-
-
-def _line(text: object) -> str:
-    return "".join(c if c.isprintable() else " " for c in str(text))[:300]
