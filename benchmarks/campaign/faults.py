@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 
 from attempts import warm
 from fault_kinds import clock, places, remotes, shapes
@@ -14,5 +17,13 @@ __all__ = ["promises"]
 def promises(asked: Asked) -> Iterator[Promise]:
     """A promise for each kind of fault."""
     warm()
-    for kind in (places, remotes, shapes, clock):
-        yield from kind.promises(asked)
+    kinds = [partial(places.of, asked, name) for name in places.names(asked)]
+    kinds += [partial(kind.promises, asked) for kind in (remotes, shapes, clock)]
+    # processes and no threads: see `kills`
+    with ProcessPoolExecutor(max(1, asked.jobs), get_context("fork")) as pool:
+        for kept in pool.map(_all, kinds):
+            yield from kept
+
+
+def _all(kind: Callable[[], Iterator[Promise]]) -> list[Promise]:
+    return list(kind())

@@ -14,22 +14,29 @@ from promise import Asked, Promise
 
 from fault_kinds.scenario import Scenario, leftovers, run, scenarios
 
-__all__ = ["promises"]
+__all__ = ["names", "of"]
 
 DISKS, LOCKED, PAIRS = 90, 12, 24
 SIZE = 64 << 20
 CHEAP = ("bisect", "report publish", "golden verify")
 
 
-def promises(asked: Asked) -> Iterator[Promise]:
-    """A promise for each kind of place and command."""
-    every = scenarios()
-    for scenario in asked.some(every, "full"):
-        yield _full(asked, scenario, *_made(asked, scenario), asked.count(DISKS // len(every)))
-    for scenario in asked.some([each for each in every if each.name in CHEAP], "cheap"):
-        made = _made(asked, scenario)
-        yield _read_only(scenario, *made, asked.count(LOCKED // len(CHEAP)))
-        yield _two(scenario, *made, asked.count(PAIRS // len(CHEAP)))
+def names(asked: Asked) -> list[str]:
+    """The commands that are tried."""
+    every = [scenario.name for scenario in scenarios()]
+    full = asked.some(every, "full")
+    return [name for name in every if name in full or name in asked.some(list(CHEAP), "cheap")]
+
+
+def of(asked: Asked, name: str) -> Iterator[Promise]:
+    """A promise for each kind of place, of one command."""
+    every = {scenario.name: scenario for scenario in scenarios()}
+    made = _made(asked, every[name])
+    if name in asked.some(list(every), "full"):
+        yield _full(asked, every[name], *made, asked.count(DISKS // len(every)))
+    if name in asked.some(list(CHEAP), "cheap"):
+        yield _read_only(every[name], *made, asked.count(LOCKED // len(CHEAP)))
+        yield _two(every[name], *made, asked.count(PAIRS // len(CHEAP)))
 
 
 def _made(asked: Asked, scenario: Scenario) -> tuple[Path, Path]:
