@@ -22,6 +22,7 @@ from repro_golden.subjects import build_of
 from repro_golden.subjects.environments import builds as environments
 from repro_golden.subjects.surroundings import (
     CANNOT_MATTER,
+    _is_everything,
     folders_of,
     outside_of,
     seen,
@@ -128,6 +129,50 @@ def test_data_outside_of_the_commits(tmp_path: Path, where: str) -> None:
     data.write_text("2")
     os.utime(data, ns=times)
     assert outside_of(case, tmp_path / "repo") != before
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["x=[{data}/a,{data}/b]", "[{data}/a]", "@{data}/a", "{k: {data}/a}", "-d{data}/a", "--d={data}/a b", "~/data/a",
+     "{data}/*.bin", "{data}/part-[0-9]", "{data}/{rollout_id}.pt", "file://{data}/a", "a={data}/a#2"],
+)  # fmt: skip
+def test_paths_amid_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    """What lists, response files, patterns, names with blanks, flags of a letter and a home lead to counts."""
+    data = tmp_path / "data"
+    data.mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = []
+    for content in ("1", "2"):
+        for name in ("a", "a b", "x.bin", "part-1", "0.pt"):
+            (data / name).write_text(content)
+        env = {"WORD": word.replace("{data}", str(data))}
+        subject = {"kind": "command", "command": "a", "env": env}
+        case = Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject})
+        found.append(outside_of(case, tmp_path / "repo"))
+    assert found[0] and found[0] != found[1]
+
+
+@pytest.mark.parametrize(
+    "word", ["data/a", "./data", "../data", "$DATA/data", "{out}/data", "https://host/data", "a+/data"]
+)
+def test_what_is_no_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    """A path amid another word, or behind what stands for something else, is not taken for one of the root's."""
+    asked: list[str] = []
+    monkeypatch.setattr(os.path, "lexists", lambda path: bool(asked.append(str(path))))
+    subject = {"kind": "command", "command": "a", "env": {"WORD": word}}
+    outside_of(Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject}), tmp_path)
+    assert not [path for path in asked if path.startswith("/data")]
+
+
+def test_folders_whose_names_begin_as_the_systems_do() -> None:
+    """/runs and /devdata are data; what lies in /run and /dev is not."""
+    root = Path("/nowhere/repo")
+    assert [_is_everything(Path(f), root) for f in ("/runs/a", "/devdata", "/run/a", "/dev")] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_data_under_root_in_a_search(tmp_path: Path, bisect: Bisect) -> None:

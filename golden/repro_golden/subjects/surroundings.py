@@ -167,12 +167,28 @@ def _words(case: Case) -> list[str]:
     return subject.words + [value for name, value in subject.env.items() if name != "PATH"]
 
 
+_STARTS = re.compile(r"(?<![\w.~/+}-])~?/|(?<=^-\w)/")
+"""Where an absolute path may begin in a word: not amid another, and behind a flag of one letter."""
+_ENDS = re.compile(r"""[=:,;|&()<>\[\]{}"'`@!?*#%\s]|\Z""")
+
+
 def _paths(word: str, root: Path) -> Iterator[Path]:
-    """The absolute paths in a word, such as ``--data=/a`` and ``/a:/b``, that are there."""
-    for part in [word, *re.split(r"[=:,;|&()<>\"'\s]+", word)]:
-        text = part.replace("{root}", str(root))
-        if text.startswith("/") and "\0" not in text and len(text) < 4096 and os.path.lexists(text):
-            yield Path(os.path.normpath(text))
+    """The absolute paths in a word that are there, such as ``--data=/a``, ``/a:/b``, ``x=[/a,/b]`` and ``@/a``.
+
+    A path goes on as long as something of that name is there; of a pattern, such as ``/a/part-*``, its folder counts.
+    """
+    word = word.replace("{root}", str(root))
+    for start in _STARTS.finditer(word):
+        text = os.path.expanduser(word[start.start() :])  # noqa: PTH111 - pathlib leaves out what ends in a slash
+        ends = [end for end in _ENDS.finditer(text) if end.start() < 4096]
+        for end in reversed(ends):
+            path = text[: end.start()]
+            if "\0" in path:
+                continue
+            there = [p for p in (path, str(Path(path).parent))[: 1 + (end[0] in tuple("*?[{"))] if os.path.lexists(p)]
+            if there:
+                yield Path(os.path.normpath(there[0]))
+                break
 
 
 def _facts(path: Path, root: Path, *, code_alone: bool) -> Iterator[str]:
@@ -188,8 +204,7 @@ def _facts(path: Path, root: Path, *, code_alone: bool) -> Iterator[str]:
 
 def _is_everything(folder: Path, root: Path) -> bool:
     """Whether a folder holds more than what a case means by it: the checkout itself, a home, what is temporary."""
-    system = ("/dev", "/proc", "/sys", "/run")
-    if str(folder).startswith(system):
+    if any(folder.is_relative_to(system) for system in ("/dev", "/proc", "/sys", "/run")):
         return True
     tops = [root.resolve(), Path.home(), Path(tempfile.gettempdir()).resolve(), Path("/tmp"), Path("/usr/bin")]  # noqa: S108
     return any(top.is_relative_to(folder.resolve()) for top in tops)
