@@ -91,14 +91,19 @@ def test_a_variable_that_the_program_sees(tmp_path: Path, bisect: Bisect) -> Non
     assert "vt100" not in (repo.root / ".git" / "repro" / "journal.jsonl").read_text()
 
 
-def test_a_package_upgraded_between_two_searches(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["named", "command", "path"])
+def test_a_package_upgraded_between_two_searches(tmp_path: Path, how: str) -> None:
     """A package of another version, or of other content under the same version, is another probe."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     site = next((tmp_path / "venv" / "lib").glob("python*")) / "site-packages"
     (site / "ours.pth").write_text("".join(f"{path}\n" for path in sys.path if path and Path(path).is_dir()))
     python = str(tmp_path / "venv" / "bin" / "python")
-    subject = {"kind": "command", "command": "{python} judge.py", "python": python}
-    case = Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject})
+    subject = {
+        "named": {"command": "{python} judge.py", "python": python},
+        "command": {"command": f"nice {python} judge.py"},
+        "path": {"command": "python judge.py", "env": {"PATH": f"{Path(python).parent}:/usr/bin:/bin"}},
+    }[how]
+    case = Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": {"kind": "command", **subject}})
     keys = []
     for version, content in (("1.0", "a"), ("1.1", "a"), ("1.1", "b"), ("1.1", "b")):
         for old in site.glob("limit-*"):
@@ -150,6 +155,20 @@ def test_paths_amid_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word
         case = Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject})
         found.append(outside_of(case, tmp_path / "repo"))
     assert found[0] and found[0] != found[1]
+
+
+def test_data_on_pythonpath(tmp_path: Path) -> None:
+    """Of a folder that PYTHONPATH alone names the code counts; of one that the command names too, all."""
+    data = tmp_path / "data"
+    data.mkdir()
+    found: dict[str, list[list[str]]] = {"a": [], f"a {data}": []}
+    for content in ("1", "2"):
+        (data / "rows.json").write_text(content)
+        for command, facts in found.items():
+            subject = {"kind": "command", "command": command, "env": {"PYTHONPATH": str(data)}}
+            case = Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject})
+            facts.append(outside_of(case, tmp_path / "repo"))
+    assert [a == b != [] for a, b in found.values()] == [True, False]
 
 
 @pytest.mark.parametrize(

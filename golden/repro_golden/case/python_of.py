@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Interpreter", "is_ours", "python_of"]
+__all__ = ["Interpreter", "is_ours", "named_by", "python_of", "same_python"]
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?t?")
 _WRAPPERS = frozenset(
@@ -56,6 +56,21 @@ def python_of(command: Sequence[str], folder: Path, variables: Mapping[str, str]
     return next((python for python in candidates if os.access(python.path, os.X_OK)), None)
 
 
+def named_by(command: Sequence[str], folder: Path, search: str) -> str | None:
+    """The interpreter that a command line names, itself or by a script of one; else the first on `search`, a PATH."""
+    named = [python.path for python in _named(command, folder, search)]
+    found = [*named, *(path for name in _NAMES if (path := shutil.which(name, path=search)))]
+    return next((path for path in found if os.access(path, os.X_OK)), None)
+
+
+def same_python(a: str, b: str) -> bool:
+    """Whether two interpreters are one, of one environment."""
+    try:
+        return Path(a).samefile(b) and Path(a).parent.samefile(Path(b).parent)
+    except OSError:
+        return False
+
+
 def _named(command: Sequence[str], folder: Path, search: str) -> list[Interpreter]:
     """The interpreter that the words name, if they do."""
     for at, word in enumerate(command):
@@ -96,8 +111,4 @@ def _active(variables: Mapping[str, str]) -> list[str]:
 
 def is_ours(python: str) -> bool:
     """Whether an interpreter is that of the environment that repro runs in."""
-    path, ours = Path(python), Path(sys.executable)
-    try:
-        return path.samefile(ours) and path.parent.samefile(ours.parent)
-    except OSError:
-        return False
+    return same_python(python, sys.executable)

@@ -256,10 +256,14 @@ class CommandSubject(_Subject):
         return self
 
     @property
+    def lines(self) -> list[str]:
+        """Its command lines; those that it has none of are empty."""
+        return [self.command, self.check, self.setup, self.save, self.resume]
+
+    @property
     def words(self) -> list[str]:
         """See `_Subject`."""
-        texts = [self.command, self.check, self.setup, self.save, self.resume]
-        return [word for text in texts for word in shlex.split(text)]
+        return [word for line in self.lines for word in shlex.split(line)]
 
     @property
     def templates(self) -> list[str]:

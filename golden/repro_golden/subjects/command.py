@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shlex
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,9 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from repro_golden.base.canonical import digest
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.scratch import scratch_folder
 from repro_golden.case.file import Case, CommandSubject
+from repro_golden.case.python_of import named_by, same_python
 from repro_golden.compare.renames import Parting
 from repro_golden.recording.attach.collect import Gathering, cut_short, read_terminal
 from repro_golden.recording.attach.run import environment_for, said_of
@@ -31,7 +34,7 @@ from repro_golden.replay.children import (
 from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.store.rollouts import rollouts_of
 from repro_golden.subjects.additions import Addition, Written
-from repro_golden.subjects.argv import interpreter, told, variables_of, words
+from repro_golden.subjects.argv import interpreter, replaced, told, variables_of, words
 from repro_golden.subjects.environments.builds import Environment, Who, held, identity_in
 from repro_golden.subjects.environments.overlays import Overlay, held_overlay
 from repro_golden.subjects.kind import Kind
@@ -175,6 +178,17 @@ class CommandKind(Kind):
         except ChildFailure as failure:
             cure = "correct its lock files, subject.setup or subject.packages"
             raise ReproError(f"no environment for {root}: {failure}; {cure}") from None
+
+    def build(self, root: Path) -> str:
+        """See `subjects.build_of`; where a command names another Python than the case's, that counts too."""
+        python = interpreter(self.subject, root)
+        tokens = {"root": str(root), "python": python}
+        variables = variables_of(self.case, self.subject, python, tokens)
+        lines = [shlex.split(line) for line in self.subject.lines]
+        named = {named_by([replaced(word, tokens) for word in line], root, variables["PATH"]) for line in lines if line}
+        others = sorted(other for other in named if other and not same_python(other, python))
+        builds = [_build_of(self.case, other, variables, root) for other in others]
+        return digest("builds", super().build(root), *builds) if builds else super().build(root)
 
     def run_all(
         self,
@@ -395,3 +409,12 @@ def _refuse(job: _Job, done: int, code: int) -> None:
     if code:
         blame_the_machine(code, job.log)
         raise ChildFailure("step" if done else "start", done, f"exited with {code}: {last_line(job.log)}", str(job.log))
+
+
+def _build_of(case: Case, python: str, variables: Mapping[str, str], root: Path) -> str:
+    """What stands for another interpreter and all that it could import; of one that does not answer, for its file."""
+    try:
+        return identity_in(case, python, variables, root).build
+    except ReproError:
+        status = Path(python).stat()
+        return f"{python} {status.st_size} {status.st_mtime_ns}"

@@ -139,17 +139,17 @@ def outside_of(case: Case, root: Path) -> list[str]:
     """What stands for the files and folders that a case names by absolute paths, below ``{root}``, or in `link`.
 
     No commit holds them, and they change. A file counts by its content; one of more than 16 MiB by its size, time and
-    place on the disk and three pieces of it. So does each file of a folder, as far as the bounds go; of one on
-    PYTHONPATH the code alone.
+    place on the disk and three pieces of it. So does each file of a folder, as far as the bounds go; of one that
+    PYTHONPATH alone names the code alone.
 
     Args:
         case: The case.
         root: The user's checkout.
     """
-    words, subject = _words(case), case.subject
-    code = set(_paths(subject.env.get("PYTHONPATH", ""), root))
-    paths = sorted({path for word in words for path in _paths(word, root)})
-    facts = [fact for path in paths for fact in _facts(path, root, code_alone=path in code)]
+    subject = case.subject
+    named = {path for word in _words(case, without="PYTHONPATH") for path in _paths(word, root)}
+    code = set(_paths(subject.env.get("PYTHONPATH", ""), root)) - named
+    facts = [fact for path in sorted(named | code) for fact in _facts(path, root, code_alone=path in code)]
     for name in sorted(map(os.path.normpath, subject.link)):
         facts += [digest("linked", name), *_facts(root / name, root, code_alone=False)]  # without it, it may be a skip
     return facts
@@ -161,10 +161,10 @@ def folders_of(case: Case, root: Path) -> list[Path]:
     return sorted({path if path.is_dir() else path.parent for path in paths})
 
 
-def _words(case: Case) -> list[str]:
-    """Every word of a case's commands, or of its configuration, and of its variables."""
+def _words(case: Case, without: str = "") -> list[str]:
+    """Every word of a case's commands, or of its configuration, and of its variables but for PATH and another."""
     subject = case.subject
-    return subject.words + [value for name, value in subject.env.items() if name != "PATH"]
+    return subject.words + [value for name, value in subject.env.items() if name not in ("PATH", without)]
 
 
 _STARTS = re.compile(r"(?<![\w.~/+}-])~?/|(?<=^-\w)/")
