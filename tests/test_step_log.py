@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from trace_kit import HEADER, SMALL, content, copy, tensor_row, write
 
+from repro.__main__ import main
 from repro_golden.base.errors import ReproError
 from repro_golden.compare.traces import first_difference
 from repro_golden.trace import Trace, TraceWriter, columns, seal
@@ -147,3 +150,25 @@ def test_whether_any_step_shows_a_signal(long: Path, tmp_path: Path) -> None:
     """It is told of a sealed trace and of one that is not, by phase and name."""
     for trace in (Trace(long), Trace(write(tmp_path / "live", many()))):
         assert trace.shows("loss", "loss") and not trace.shows("forward", "loss") and not trace.shows("loss", "los")
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_equal_traces_that_are_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str], sealed: bool) -> None:
+    """NaN agrees with nothing, in a metric and in a tensor; the infinities of a mask beside the parameters do."""
+    infinite = replace(tensor_row("update", "module/net/mask", b"\0" * 4), nonfinite=4)
+    steps = {
+        "mask": [[metric_row("loss", "loss", 1.0), infinite]] * 2,
+        "metric": [[metric_row("loss", "loss", 1.0)], [metric_row("loss", "loss", math.nan)]],
+        "tensor": [[infinite], [infinite, replace(tensor_row("grad", "w", b"ab"), nonfinite=1)]],
+    }
+    for name, rows in steps.items():
+        sides = [write(tmp_path / f"{name}-{side}", rows) for side in "ab"]
+        for side in sides if sealed else ():
+            seal(side)
+        code = main(["diff", *map(str, sides), "--json"])
+        told = json.loads(capsys.readouterr().out)["nonfinite"]
+        first = {"metric": (1, "loss", "loss"), "tensor": (1, "grad", "w")}.get(name)
+        assert (code, told) == (
+            int(first is not None),
+            first and dict(zip(("step", "phase", "signal"), first, strict=True)),
+        )

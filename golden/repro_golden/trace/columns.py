@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +182,18 @@ class ColumnReader:
             if pc.any(pc.and_(*same)).as_py():
                 return True
         return False
+
+    def nonfinite(self) -> Iterator[tuple[int, str, str]]:
+        """The rows of values that are not finite: number, phase and name. Groups without any are not read."""
+        import pyarrow.compute as pc
+
+        for group, first in enumerate(self._first[:-1]):
+            about = self._file.metadata.row_group(group)
+            (column,) = (c for c in map(about.column, range(about.num_columns)) if c.path_in_schema == "nonfinite")
+            known = column.statistics
+            if known is not None and known.has_min_max and known.max == 0:
+                continue
+            table = self._file.read_row_group(group, columns=["phase", "name", "nonfinite"])
+            for number in pc.indices_nonzero(table["nonfinite"]).to_pylist():
+                row = table.slice(number, 1).to_pylist()[0]
+                yield first + number, row["phase"], row["name"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import re
@@ -14,6 +15,7 @@ from repro_golden.base.canonical import check_format, digest, read_json
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint.definition import SCHEME, reference_in_pieces
 from repro_golden.trace import columns, frames
+from repro_golden.trace.families import family
 from repro_golden.trace.model import FORMAT, Header, Row, StepRecord, checked, dump_path, root
 from repro_golden.trace.step_log import STEPS, IndexedSteps, StepLog, indexed
 from repro_golden.trace.writer import HEADER
@@ -136,6 +138,29 @@ class Trace:
             return self._columns.shows(phase, name)
         except Exception:  # noqa: BLE001 - pyarrow raises many kinds for a damaged file; who reads rows is told
             return True
+
+    def first_nonfinite(self) -> tuple[int, str, str] | None:
+        """Step, phase and name of the first signal with NaN or infinite values; of masks and their like there are none.
+
+        Raises:
+            ReproError: the rows are missing or damaged.
+        """
+        if self._log is not None:
+            rows = ((record.step, row) for i, record in enumerate(self.steps) for row in self.rows(i) if row.nonfinite)
+            named = ((step, row.phase, row.name) for step, row in rows)
+        else:
+            try:
+                found = [row for row in self._columns.nonfinite() if family(*row[1:]) is None][:1]
+            except Exception:  # noqa: BLE001 - pyarrow raises many kinds for a damaged file; who reads rows is told
+                found = []
+                list(self.rows(0))
+            named = ((self.steps[self._step_at(number)].step, phase, name) for number, phase, name in found)
+        return next((signal for signal in named if family(*signal[1:]) is None), None)
+
+    def _step_at(self, row: int) -> int:
+        """The index of the step that a row of a sealed trace belongs to."""
+        first = self.steps.first_row if isinstance(self.steps, IndexedSteps) else self._first_rows.__getitem__
+        return bisect.bisect_right(range(len(self.steps)), row, key=first) - 1
 
     def name_of(self, phase: str, name: str) -> str:  # noqa: ARG002 - a trace under other names knows more
         """The name under which the program showed a signal: its own, unless the trace is seen under a baseline's."""
