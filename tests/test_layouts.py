@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+import venv
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +20,16 @@ from hypothesis import strategies as st
 from trace_kit import HEADER
 
 from repro_bisect.axes.layouts import EPSILON, compare_layouts, joined
+from repro_bisect.axes.sets import layout_axis
+from repro_bisect.predicates.predicates import Bitwise
+from repro_bisect.probe.executors.local import Local
+from repro_bisect.probe.prober import Prober
 from repro_golden.base.errors import ReproError
+from repro_golden.case.file import find_case
 from repro_golden.fingerprint.placement import shard
+from repro_golden.repository.checkout import find_checkout
+from repro_golden.subjects import identity_of
+from repro_golden.subjects.environments import builds
 from repro_golden.trace import Row, Trace, TraceWriter
 from repro_golden.trace.signals import Signals
 
@@ -371,6 +381,29 @@ def test_a_run_of_the_case_serves_every_layout(tmp_path: Path) -> None:
     repo = kit.start(tmp_path, TRAIN, CASE)
     assert sides(repo, "case..threads=2", "-j", "1")[0]["cost"]["reused"] == 0
     assert sides(repo, "case..scaled,threads=3", "-j", "1")[0]["cost"]["reused"] == 2
+
+
+def test_a_layout_in_another_python(tmp_path: Path) -> None:
+    """A package that was upgraded in the Python that a layout's command names makes that layout's probes anew alone."""
+    site = tmp_path / "venv" / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    venv.create(tmp_path / "venv", with_pip=False)
+    (site / "ours.pth").write_text("".join(f"{path}\n" for path in sys.path if path and Path(path).is_dir()))
+    table = f'[layouts.other]\ncommand = "{tmp_path}/venv/bin/python train.py"\n'
+    repo = kit.start(tmp_path / "repo", TRAIN, CASE + table)
+    checkout, case, keys = find_checkout(repo.root), find_case(repo.root, "toy"), list[list[str]]()
+    for version in ("1.0", "1.1"):
+        (site / "limit-1.dist-info").mkdir(exist_ok=True)
+        (site / "limit-1.dist-info" / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: limit\nVersion: {version}\n"
+        )
+        builds._asked.cache_clear()
+        axis = layout_axis(checkout, case, "case..other", at=None)
+        executor = Local(checkout, axis.roomy, None, 1)
+        prober = Prober(checkout, case, axis, "", identity_of(case, repo.root), executor, Bitwise())
+        keys.append([prober.key(point) for point in (axis.good, *axis.parents)])
+        prober.close()
+        executor.close()
+    assert [a == b for a, b in zip(*keys, strict=True)] == [True, False]
 
 
 @pytest.mark.campaign

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from conftest import SOURCE, Repo
 
 from repro.__main__ import main
-from repro_bisect.probe.journal import around, probe_key
+from repro_bisect.probe.journal import Entry, Journal, around, probe_key
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
 from repro_golden.recording.attach.identify import build
@@ -23,6 +24,7 @@ from repro_golden.subjects.environments import builds as environments
 from repro_golden.subjects.surroundings import (
     CANNOT_MATTER,
     _is_everything,
+    changed_since,
     folders_of,
     outside_of,
     seen,
@@ -379,3 +381,29 @@ def test_code_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build.cache_clear()
     (here, under), (here_after, under_after) = builds
     assert here != here_after and under == under_after
+
+
+def test_data_changed_under_a_search(tmp_path: Path) -> None:
+    """A file that was written or put there since is told from one that was not; caches of code do not count."""
+    data = tmp_path / "data"
+    (data / "__pycache__").mkdir(parents=True)
+    (data / "a").write_text("1")
+    subject = {"kind": "command", "command": f"a {data}"}
+    case = Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject})
+    then = max(path.stat().st_ctime_ns for path in data.iterdir()) + 50_000_000
+    time.sleep(0.1)
+    assert not changed_since(case, tmp_path / "repo", then)
+    (data / "__pycache__" / "a.pyc").write_text("1")
+    assert not changed_since(case, tmp_path / "repo", then)
+    (data / "a").write_text("1")
+    assert changed_since(case, tmp_path / "repo", then)
+
+
+def test_what_a_search_must_not_leave_to_the_next(tmp_path: Path) -> None:
+    """A probe that is not lasting is known to its own journal alone."""
+    entry = Entry("key", 0, "commit", "", 0, 1.0, "", code=1)
+    journal = Journal(tmp_path)
+    journal.add(entry, None, lasting=False)
+    assert (journal.find("key", 0), Journal(tmp_path).find("key", 0)) == (entry, None)
+    journal.add(entry, None)
+    assert Journal(tmp_path).find("key", 0) == entry

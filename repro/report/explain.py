@@ -85,8 +85,10 @@ def _version(version: Version) -> list[str]:
         lines += _indented(op.place.text)
     reads = ", ".join(f"T{k} {text}" for k, text in enumerate(op.inputs))
     lines.append(f"  ({op.arguments}){f' with {reads}' if reads else ''} -> {', '.join(op.outputs) or 'nothing'}")
-    callers = [place for place in op.stack if place != op.place and not place.file.startswith(("/", "<"))][:_DEEP]
-    lines += [f"  called from {place} in {place.function}" for place in callers]
+    at = op.stack.index(op.place) if op.place in op.stack else -1
+    for word, places in (("which calls", op.stack[:at][::-1] if at > 0 else ()), ("called from", op.stack[at + 1 :])):
+        shown = [place for place in places if not place.file.startswith(("/", "<"))][:_DEEP]
+        lines += [f"  {word} {place} in {place.function}" for place in shown]
     return lines
 
 

@@ -7,8 +7,11 @@ lines of a statement are those from its first to its last; of a compound one (``
 from __future__ import annotations
 
 import ast
+import codecs
+import io
 import re
 import textwrap
+import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -62,6 +65,12 @@ class Hunk:
     after: range
     text: str
 
+    @property
+    def computes(self) -> bool:
+        """Whether a line of it is more than a comment."""
+        lines = (line[1:].strip() for line in self.text.split("\n")[1:])
+        return any(line and not line.startswith("#") for line in lines)
+
 
 @dataclass(frozen=True)
 class Diff:
@@ -87,12 +96,13 @@ def read_diff(checkout: Checkout, before: str, after: str) -> Diff:
                 if name is not None:
                     side.setdefault(name, []).append(whole)  # type: ignore[attr-defined]
 
-    for line in text.splitlines():
+    for line in _lines(text):
         if line.startswith("diff --git "):
             close()
             at, names = None, {}
         elif at is None and line.startswith(("--- ", "+++ ")):
-            names[line[:3]] = line[6:] if line[4:] != "/dev/null" else ""
+            name = _unquoted(line[4:])
+            names[line[:3]] = "" if name == "/dev/null" else name[2:]
         elif match := _HUNK.match(line):
             close()
             first = [int(match[1]), int(match[3])]
@@ -102,6 +112,19 @@ def read_diff(checkout: Checkout, before: str, after: str) -> Diff:
             hunk.append(line)
     close()
     return diff
+
+
+def _lines(text: str) -> list[str]:
+    """Lines as git, ast and Python count them: a form feed ends none."""
+    return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+
+
+def _unquoted(name: str) -> str:
+    """A file's name as it is, of a line of `git diff`: a tab follows a blank in it, and odd characters are quoted."""
+    name = name.removesuffix("\t")
+    if not name.startswith('"'):
+        return name
+    return codecs.escape_decode(name[1:-1].encode())[0].decode(errors="surrogateescape")
 
 
 @dataclass(frozen=True)
@@ -158,14 +181,17 @@ class Sources:
 
         A constant, a default, a field: what a statement far away computes with.
         """
-        named = {name for frame in self._frames(operation) for name in self._names_read(frame)}
+        frames = list(self._frames(operation))
+        read = {frame: self._names_read(frame) for frame in frames}
+        fields = {name for _, attributes in read.values() for name in attributes}
         places = []
         for file, hunks in self._version.hunks.items():
             if self._stream.ran is not None and file not in self._stream.ran:
                 continue  # a test's, another program's
             for hunk in hunks:
-                for name, line in self._defined(file, self._version.lines(hunk)):
-                    if name in named:
+                for name, line, scope, field_ in self._defined(file, self._version.lines(hunk)):
+                    reads = (f for f in frames if scope is None or (f.file == file and f.line in scope))
+                    if (field_ and name in fields) or any(name in read[frame][0] for frame in reads):
                         places.append(self._place(Frame(file, line, name), hunk))
         return places[:_TOUCHING]
 
@@ -200,10 +226,13 @@ class Sources:
         return Place(frame.file, frame.line, frame.function, _dedent(text), hunk is not None, hunk.text if hunk else "")
 
     def _touching(self, frame: Frame) -> Hunk | None:
-        span = self._span(frame)
+        span, code = self._span(frame), self._read(frame.file).code
         for hunk in self._version.hunks.get(frame.file, ()):
             lines = self._version.lines(hunk)
-            if lines.start < span.stop and span.start < lines.stop:
+            inside = (
+                span.start < lines.start + 1 < span.stop and not lines and hunk.computes
+            )  # only the other side has it
+            if inside or any(line in span and line in code for line in lines):
                 return hunk
         return None
 
@@ -226,28 +255,36 @@ class Sources:
             return _Text()
         return _Text.of(text, tree)
 
-    def _names_read(self, frame: Frame) -> set[str]:
-        span = self._span(frame)
-        text = _dedent("\n".join(self._read(frame.file).lines[span.start - 1 : span.stop - 1]))
-        return set(re.findall(r"[A-Za-z_]\w*", text))
+    def _names_read(self, frame: Frame) -> tuple[set[str], set[str]]:
+        """The variables and the attributes that a frame's statement reads."""
+        span, tree = self._span(frame), self._read(frame.file).tree
+        inside = [node for node in ast.walk(tree) if getattr(node, "lineno", 0) in span]
+        return (
+            {node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)},
+            {node.attr for node in inside if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)},
+        )
 
-    def _defined(self, file: str, touched: range) -> Iterator[tuple[str, int]]:
-        """Names that touched statements bind, with their lines: variables, fields, arguments with their defaults."""
-        lines = self._read(file).lines
-        if not lines:
-            return
-        for node in ast.walk(ast.parse("\n".join(lines))):
+    def _defined(self, file: str, touched: range) -> Iterator[tuple[str, int, range | None, bool]]:
+        """Names that touched statements bind: variables, fields, arguments with their defaults.
+
+        Each with its line, the lines of the function that alone knows it (None where others may), and whether it may be
+        read as a field: an argument may become one, and a variable of a module or class is one.
+        """
+        text = self._read(file)
+        for node in ast.walk(text.tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                own = range(node.lineno, (node.end_lineno or node.lineno) + 1)
                 parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                yield from ((a.arg, a.lineno) for a in parameters if a.lineno in touched)
+                yield from ((a.arg, a.lineno, own, True) for a in parameters if a.lineno in touched)
             elif isinstance(node, (ast.Assign, ast.AnnAssign)) and _overlap(_head(node), touched):
+                scope = text.scope(node.lineno)
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 for target in targets:
                     for name in ast.walk(target):
-                        if isinstance(name, ast.Name):
-                            yield name.id, node.lineno
-                        elif isinstance(name, ast.Attribute):
-                            yield name.attr, node.lineno
+                        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
+                            yield name.id, node.lineno, scope, scope is None
+                        elif isinstance(name, ast.Attribute) and isinstance(name.ctx, ast.Store):
+                            yield name.attr, node.lineno, range(0), True
 
 
 _BINDS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
@@ -260,14 +297,18 @@ class _Text:
     Attributes:
         lines: Its text.
         statements: The lines of each statement, in the order in which they begin, the outer one first.
+        code: Lines that hold more than a comment.
         names: Lines of those that bind a name and compute nothing: imports, heads of functions and classes, docstrings.
         functions: The lines of each function, with its name, the outer one first.
+        tree: It, parsed.
     """
 
     lines: Sequence[str] = ()
     statements: Sequence[range] = ()
+    code: frozenset[int] = frozenset()
     names: frozenset[int] = frozenset()
     functions: Sequence[tuple[range, str]] = ()
+    tree: ast.Module = field(default_factory=lambda: ast.Module([], []))
 
     @classmethod
     def of(cls, text: str, tree: ast.Module) -> _Text:
@@ -278,11 +319,17 @@ class _Text:
         functions = [n for n in statements if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
         named = [(range(node.lineno, (node.end_lineno or node.lineno) + 1), node.name) for node in functions]
         return cls(
-            text.splitlines(),
+            _lines(text),
             spans,
+            _code(text),
             frozenset(line for node in binding for line in _head(node)),
             sorted(named, key=lambda pair: pair[0].start),
+            tree,
         )
+
+    def scope(self, line: int) -> range | None:
+        """The lines of the innermost function that holds a line."""
+        return next((span for span, _ in reversed(self.functions) if line in span), None)
 
     def function(self, line: int) -> str:
         """The name of the innermost function that holds a line, as Python has it for a stack."""
@@ -298,11 +345,21 @@ def _overlap(a: range, b: range) -> bool:
 
 
 def _head(node: ast.stmt) -> range:
-    body = getattr(node, "body", None)
-    if isinstance(body, list) and body and isinstance(body[0], ast.stmt):
-        decorators = [d.lineno for d in getattr(node, "decorator_list", ())]
-        return range(min([node.lineno, *decorators]), max(body[0].lineno, node.lineno + 1))
-    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    """The lines of a statement; of a compound one those up to the end of what stands before its body."""
+    inner = (ast.stmt, ast.ExceptHandler, ast.match_case)
+    parts = [part for part in ast.iter_child_nodes(node) if not isinstance(part, inner)]
+    if not any(isinstance(part, inner) for part in ast.iter_child_nodes(node)):
+        return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    every = [deep for part in parts for deep in ast.walk(part) if isinstance(deep, (ast.expr, ast.arg))]
+    first = min([node.lineno, *(deep.lineno for deep in every)])
+    return range(first, max([node.lineno, *(deep.end_lineno or deep.lineno for deep in every)]) + 1)
+
+
+def _code(text: str) -> frozenset[int]:
+    """The lines of more than a comment."""
+    empty = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return frozenset(line for t in tokens if t.type not in empty for line in range(t.start[0], t.end[0] + 1))
 
 
 def _dedent(text: str) -> str:

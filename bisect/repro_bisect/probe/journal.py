@@ -107,11 +107,16 @@ class Journal:
         return entry
 
     def trace_path(self, entry: Entry) -> Path:
-        """Where the trace of a probe lies."""
+        """Where the trace of a probe lies: below the journal, or where its entry says, if that is a whole path."""
         return self.folder / "probes" / entry.folder
 
-    def add(self, entry: Entry, trace: Path | None) -> None:
+    def add(self, entry: Entry, trace: Path | None, *, lasting: bool = True) -> None:
         """Keep a finished probe: its trace first, then its line.
+
+        Args:
+            entry: What was found.
+            trace: Of it, to be moved.
+            lasting: Whether later searches may use it too; else only who asks this journal does.
 
         Raises:
             MachineFailureError: the disk is full.
@@ -123,6 +128,9 @@ class Journal:
                 _to_disk(trace)
                 trace.rename(target)
                 _to_disk(target.parent, inside=False)
+            if not lasting:
+                self._entries[entry.key, entry.run] = entry
+                return
             line = to_checked_line({"format": FORMAT, **asdict(entry)}).encode() + b"\n"
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._file.open("a+b") as file:

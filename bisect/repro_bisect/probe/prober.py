@@ -30,7 +30,7 @@ from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import Checkout
 from repro_golden.subjects import identity_of
 from repro_golden.subjects.missing import links_in
-from repro_golden.subjects.surroundings import outside_of
+from repro_golden.subjects.surroundings import changed_since, outside_of
 from repro_golden.trace import Trace, dump_path
 
 __all__ = ["Answer", "Code", "Prober", "Recording", "Skip", "judge", "trace_of", "unlike_before", "unusable"]
@@ -116,8 +116,8 @@ class Prober:
         self._lock, self._examine = threading.Lock(), examine
         self._root, self._git = checkout.root, checkout.git
         self._given: dict[str, Trace] = {}
-        self._outside: dict[str, list[str]] = {}
-        self._seen = {_room_of(case): (identity, executor.surroundings(case))}
+        self._outside: dict[str, tuple[list[str], int]] = {}  # and when they were looked at
+        self._seen = {case.digest: (identity, executor.surroundings(case))}
         self._known_around: dict[int, tuple[Case, tuple[str, ...]]] = {}  # a case is held, so that no other gets its id
         self.cost = Cost()
 
@@ -260,19 +260,23 @@ class Prober:
         """Looked at once: what is changed under a search must not part its probes into two keys."""
         known = self._known_around.get(id(case))
         if known is None:
-            outside = self._outside.get(case.digest)
-            if outside is None:
-                outside = self._outside[case.digest] = outside_of(case, self._root)
-            rest = around(case, self._rollouts, *self._seen_by(case), outside)
+            if case.digest not in self._outside:
+                now = time.time_ns()
+                self._outside[case.digest] = outside_of(case, self._root), now
+            rest = around(case, self._rollouts, *self._seen_by(case), self._outside[case.digest][0])
             known = self._known_around[id(case)] = case, rest
         return known[1]
 
     def _seen_by(self, case: Case) -> tuple[Identity, str]:
-        """Who runs its program, and what that sees. A layout has resources of its own, whatever it is compared with."""
-        if _room_of(case) not in self._seen:
-            sized = self.case.model_copy(update={"resources": case.resources})
-            self._seen[_room_of(case)] = identity_of(sized, self._root), self.executor.surroundings(sized)
-        return self._seen[_room_of(case)]
+        """Who runs its program, and what that sees: a layout has resources, a command and variables of its own.
+
+        What a point pins (`subject.packages`) is known from its case, and not installed for this.
+        """
+        pinned = {"packages": self.case.subject.packages}
+        bare = case.model_copy(update={"subject": case.subject.model_copy(update=pinned)})
+        if bare.digest not in self._seen:
+            self._seen[bare.digest] = identity_of(bare, self._root), self.executor.surroundings(bare)
+        return self._seen[bare.digest]
 
     def _known(self, key: str, asked: Request) -> Answer | None:
         """A journalled probe that answers the question: long enough, or already violating."""
@@ -369,8 +373,12 @@ class Prober:
         entry = Entry(key, asked.run, commit, reason, steps, seconds, name, code, known, absent)
         if name and _size(trace / "dumps") > _DUMPED:  # for this bisect only
             return trace.rename(self._scratch / f"dumped-{name}")
+        case = self._case(asked.point)
+        lasting = not changed_since(case, self._root, self._outside[case.digest][1])
+        if name and not lasting:  # its trace goes with this search, which is who may use it
+            entry = replace(entry, folder=str(self._scratch / name))
         with self._lock:
-            self._journal.add(entry, trace if name else None)
+            self._journal.add(entry, trace if name else None, lasting=lasting)
         return self._journal.trace_path(entry)
 
     @property
@@ -435,11 +443,6 @@ def judge(predicate: Predicate, baseline: Trace, trace: Trace, bound: int) -> Di
         return short
     violation = first_violation(predicate, baseline, trace, bound)
     return short if violation is None and len(trace.steps) < wanted else violation
-
-
-def _room_of(case: Case) -> tuple[int, int]:
-    """What an identity and a program's variables know of a case's resources."""
-    return case.resources.cpus, case.resources.ranks
 
 
 def _ended_itself(trace: Trace) -> bool:

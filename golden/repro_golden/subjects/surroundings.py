@@ -5,7 +5,9 @@ A probe's key holds it, so that nothing is used again that was found under other
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
+import itertools
 import os
 import re
 import stat
@@ -18,7 +20,7 @@ from repro_golden.case.file import Case
 from repro_golden.recording.attach.identify import sources
 from repro_golden.replay.children import base_environment
 
-__all__ = ["CANNOT_MATTER", "folders_of", "outside_of", "seen", "variables_digest", "variables_of_key"]
+__all__ = ["CANNOT_MATTER", "changed_since", "folders_of", "outside_of", "seen", "variables_digest", "variables_of_key"]
 
 CANNOT_MATTER: Mapping[str, tuple[str, ...]] = {
     "terminals and their colours": (
@@ -153,6 +155,27 @@ def outside_of(case: Case, root: Path) -> list[str]:
     for name in sorted(map(os.path.normpath, subject.link)):
         facts += [digest("linked", name), *_facts(root / name, root, code_alone=False)]  # without it, it may be a skip
     return facts
+
+
+def changed_since(case: Case, root: Path, then: int) -> bool:
+    """Whether a file that `outside_of` looks at was written, or put there, after a time in nanoseconds."""
+    then -= 20_000_000  # a kernel's clock for files is behind by some ticks
+    paths = {path for word in _words(case) for path in _paths(word, root)}
+    for file in (file for path in paths for file in itertools.islice(_files(path, root), _MOST)):
+        with contextlib.suppress(OSError):
+            if file.stat().st_ctime_ns > then:
+                return True
+    return False
+
+
+def _files(path: Path, root: Path) -> Iterator[Path]:
+    """A file, or those of a folder that are looked at."""
+    if path.is_file():
+        yield path
+    elif not _is_everything(path, root):
+        for place, below, names in os.walk(path):
+            below[:] = [name for name in below if name not in (".git", "__pycache__")]
+            yield from (Path(place, name) for name in names if not name.endswith(".pyc"))
 
 
 def folders_of(case: Case, root: Path) -> list[Path]:
