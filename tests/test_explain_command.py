@@ -206,3 +206,61 @@ def test_a_bisect_ends_with_the_explanation(repo: Repo) -> None:
     assert done.returncode == 0 and f"train.py:{LINE}" in done.stdout and "aten.mul.Tensor" in done.stdout, done.stdout
     done = repo.repro("bisect", f"{good}..HEAD", "--no-explain")
     assert done.returncode == 0 and "aten.mul" not in done.stdout
+
+
+HELPED = """\
+import json, torch
+from model import scaled
+import report
+
+scale = json.load(open("config.json"))["scale"]
+torch.manual_seed(0)
+m = torch.nn.Linear(4, 2)
+o = torch.optim.SGD(m.parameters(), lr=0.1)
+\x0c
+def step(x):
+    loss = scaled(m(x), 1.0).pow(2).mean() * scale
+    loss.backward()
+    o.step()
+    o.zero_grad()
+    report.line(loss.item())
+for x in torch.ones(2, 3, 4):
+    step(x)
+"""
+REPORT = "def line(loss):\n    loss = round(loss, 4)\n    return f'{loss}'\n"
+
+
+@pytest.mark.parametrize("moved", ["argument", "file"])
+def test_what_a_change_touched(tmp_path: Path, moved: str) -> None:
+    """The line of a change, by its own number and text, with what it calls and what calls it; another line is not it.
+
+    The file has a blank in its name and a form feed in its text. Beside a file that moved the numbers, a comment below
+    a loop's head and a variable of a function that reads nothing of it are no lines of the change on the way.
+    """
+    folder = tmp_path / "my exp"
+    folder.mkdir()
+    (folder / "model.py").write_text("def scaled(x, by):\n    return x * by\n")
+    (folder / "report.py").write_text(REPORT)
+    (folder / "train.py").write_text(HELPED)
+    (tmp_path / "config.json").write_text('{"scale": 1.0}')
+    repo = Repo(tmp_path)
+    repo.git("init", "--quiet", "--initial-branch=main")
+    repo.commit("Start")
+    if moved == "argument":
+        (folder / "train.py").write_text(HELPED.replace("1.0)", "1.5)"))
+    else:
+        (tmp_path / "config.json").write_text('{"scale": 1.5}')
+        (folder / "report.py").write_text(REPORT.replace("4)", "6)"))
+        (folder / "train.py").write_text(HELPED.replace("4):\n", "4):\n    # a batch\n"))
+    repo.commit("Change")
+    done = repo.repro("explain", "HEAD", "--", sys.executable, "my exp/train.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    line = HELPED[: HELPED.index("    loss = ")].count("\n") + 1
+    assert "loss = scaled(m(x), 1." in done.stdout
+    if moved == "argument":
+        place = f"my exp/train.py:{line} in step (changed)"
+        after = done.stdout[done.stdout.index("Change:") :]
+        words = [place, "which calls my exp/model.py:2 in scaled", "called from my exp/train.py:17 in <module>"]
+        assert [after.index(word) for word in words] == sorted(after.index(word) for word in words)
+    else:
+        assert "(changed)" not in done.stdout and "report.py:2" not in done.stdout
