@@ -127,6 +127,30 @@ def test_flaky_exit_codes_are_weighed(tmp_path: Path) -> None:
     assert "one replay proves nothing" in progress
 
 
+def test_one_bug_on_both_sides_of_a_merge(tmp_path: Path) -> None:
+    """Exit codes that no one culprit explains are not called noise where no two runs of a commit differ."""
+    repo = start(tmp_path, case=None)
+    (repo.root / "test.sh").write_text("[ ! -e bad ]\n")
+    good = repo.commit("good")
+    repo.git("branch", "right")
+    brought = set()
+    for side, at in (("left", 5), ("right", 2)):
+        if side == "right":
+            repo.git("checkout", "--quiet", "right")
+        for number in range(1, 7):
+            if number == at:
+                (repo.root / "bad").touch()
+            (repo.root / side).write_text(str(number))
+            commit = repo.commit(f"{side} {number}")
+            brought |= {commit} if number == at else set()
+    repo.git("checkout", "--quiet", "-")
+    repo.git("merge", "--quiet", "right", "-m", "merge")
+    result, progress = bisect(repo, f"{good}..HEAD", "--when", "exit", "-j", "2", "--", "sh", "test.sh")
+    assert result["culprit"]["commit"] in brought, progress
+    assert (result["rates"] is not None) == result["alike"]
+    assert "Verdicts are noisy" not in Path(result["reports"][0]).read_text()
+
+
 @pytest.mark.whole
 def test_a_branch_from_before_good(tmp_path: Path) -> None:
     """A branch that lacks what GOOD has cannot be compared with it: the culprit is found among what contains GOOD."""

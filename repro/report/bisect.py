@@ -171,6 +171,11 @@ def noise_line(result: BisectResult, what: str = "commit") -> str:
     lines = [
         f"Verdicts are noisy: a {what} without the culprit is BAD in {rates[0]} of replays, one with it in {rates[1]}."
     ]
+    if result.alike:
+        lines = [
+            f"The runs of each {what} all said the same, and no one culprit explains them: what makes it BAD came in "
+            "more than once, or went in between. This is one that brought it, and the likeliest to be the only one."
+        ]
     likely = sorted(result.posterior.items(), key=lambda item: -item[1])[:5]
     lines += [f"  {100 * p:5.1f} %  {short(commit)} {result.subjects.get(commit, '')}" for commit, p in likely]
     return "\n".join(lines)

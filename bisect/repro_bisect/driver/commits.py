@@ -88,7 +88,8 @@ class Bisection(Searching[BisectResult]):
         noisy = search.run()
         self.ends.end = noisy.end
         known = noisy.rates if noisy.contradicted or not sure else None
-        details: dict[str, Any] = {"posterior": noisy.posterior, "rates": known}
+        alike = bool(sure and known and noisy.alike)
+        details: dict[str, Any] = {"posterior": noisy.posterior, "rates": known, "alike": alike}
         if isinstance(noisy.answer, Ambiguous):
             left = Ambiguous(noisy.answer.commits, untried & noisy.answer.commits)
             return self._result("ambiguous", [], ambiguous=left, **details)

@@ -47,6 +47,7 @@ class NoisyAnswer:
         posterior: Each commit's probability of being the culprit, those worth telling.
         rates: How often a commit without and one with the culprit is judged BAD.
         contradicted: Whether some outcome was wrong, whatever the culprit.
+        alike: Whether the runs of each commit all said the same.
     """
 
     answer: Found[str] | Ambiguous[str]
@@ -54,6 +55,7 @@ class NoisyAnswer:
     posterior: Mapping[str, float]
     rates: tuple[float, float]
     contradicted: bool
+    alike: bool
 
 
 class NoisySearch:
@@ -140,7 +142,8 @@ class NoisySearch:
         scheduler.clear()
         rates = self.search.rates
         contradicted = self.search.contradicted
-        return NoisyAnswer(answer, self._end, self._posterior(), (rates.good, rates.bad), contradicted)
+        alike = not any(count.goods and count.bads for count in self.search.observations.values())
+        return NoisyAnswer(answer, self._end, self._posterior(), (rates.good, rates.bad), contradicted, alike)
 
     def _next(self, room: int, under_way: list[str]) -> list[str]:
         try:

@@ -103,6 +103,7 @@ class BisectResult:
             culprit, those above 1 in 1,000.
         rates: Where verdicts are noisy: how often a commit without and one with the culprit is judged BAD. None where
             no run contradicted another.
+        alike: Whether exit codes contradict any one culprit although the runs of each commit all said the same.
         seconds: Wall time.
         answered: Wall time until the search had its answer, before it was confirmed; None where nothing was searched.
         machine: Where.
@@ -134,6 +135,7 @@ class BisectResult:
     one_step: bool
     posterior: Mapping[str, float] = field(default_factory=dict)
     rates: tuple[float, float] | None = None
+    alike: bool = False
     seconds: float
     answered: float | None
     machine: str
