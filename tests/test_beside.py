@@ -80,6 +80,16 @@ def test_what_a_module_owns_is_read_as_it_is_now() -> None:
     assert {"buffer/cover", "frozen/bn.gain"} & read(beside, 7, model).keys() == {"frozen/bn.gain"}
 
 
+def test_a_leaf_whose_optimizer_was_let_go() -> None:
+    """It is read from the first search on that finds it without one: what trained it once may be changed by hand."""
+    model, prompt = Network(), nn.Parameter(torch.ones(3))
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD([prompt], lr=0.1)]
+    beside = Beside()
+    assert "leaf/prompt" not in read(beside, 1, model)
+    del optimizers[1]
+    assert read(beside, 2, model)["leaf/prompt"] is prompt
+
+
 def test_what_is_alive_is_found_and_called_what_the_program_calls_it() -> None:
     """Buffers, other modules, copies in mappings, lone leaves and generators are read under the variables' names."""
     model = Network()

@@ -191,13 +191,13 @@ class Beside:
         held = {id(p): p for p in parameters}
         for optimizer in alive.optimizers:
             held |= {id(p): p for group in optimizer.param_groups for p in group["params"]}
-        self._held = set(held)
+        before, self._held = self._held, set(held)
         self._find_roots(alive.modules)
         self._optimizers = [weakref.ref(optimizer) for optimizer in alive.optimizers]
         self._wholes = self._find_wholes()
         owned = Owned.of(alive.modules, alive.optimizers, held.values())
         if not end:
-            self._find_leaves(alive.tensors, owned.ids())
+            self._find_leaves(alive.tensors, owned.ids(), before)
         self._find_copies(list(held.values()), alive.containers, owned, end=end)
         # the collector does not know them
         defaults = {id(torch.default_generator), *(id(g) for g in torch.cuda.default_generators)}
@@ -220,12 +220,13 @@ class Beside:
             for (name, _), (_, stepped, holders) in zip(names, roots, strict=True)
         ]
 
-    def _find_leaves(self, tensors: Iterable[torch.Tensor], owned: set[int]) -> None:
+    def _find_leaves(self, tensors: Iterable[torch.Tensor], owned: set[int], trained: set[int]) -> None:
         before = [leaf() for _, leaf in self._leaves]
         lone = [t for t in tensors if id(t) not in owned and t.requires_grad and t.is_leaf]
         self._leaves = [(name, weakref.ref(leaf)) for name, leaf in self._called.of(lone, "tensor")]
-        # one that was there at the last search too is no passing input of a stage or a checkpoint
-        self._lasting = {id(leaf) for leaf in before if leaf is not None}
+        # one that was there at the last search too is no passing input of a stage or a checkpoint, nor is one that an
+        # optimizer had which is gone
+        self._lasting = {id(leaf) for leaf in before if leaf is not None} | trained
 
     def _find_wholes(self) -> list[Counter[tuple[int, ...]]]:
         """The shapes of each optimizer's parameters, and of each root's."""
