@@ -374,7 +374,8 @@ class Prober:
         if name and _size(trace / "dumps") > _DUMPED:  # for this bisect only
             return trace.rename(self._scratch / f"dumped-{name}")
         case = self._case(asked.point)
-        lasting = not changed_since(case, self._root, self._outside[case.digest][1])
+        outside, then = self._outside[case.digest]
+        lasting = not changed_since(case, self._root, then) or outside_of(case, self._root) == outside
         if name and not lasting:  # its trace goes with this search, which is who may use it
             entry = replace(entry, folder=str(self._scratch / name))
         with self._lock:
