@@ -74,6 +74,15 @@ def test_a_report_names_both_ends_of_its_range(tmp_path: Path) -> None:
     assert [end["commit"] for end in made.to_mapping()["ends"]] == [made.good, made.bad]
 
 
+def test_noise_is_told_where_runs_disagree_alone(tmp_path: Path) -> None:
+    """Exit codes that contradict one culprit are called noise only where the runs of some commit differ."""
+    found = culprit(3)
+    made = result(found, predicate="exit", posterior={found.commit.commit: 0.9}, rates=(0.25, 0.875))
+    noisy, alike = (written(replace(made, alike=alike), tmp_path)[0] for alike in (False, True))
+    assert "BAD in 25 % of replays" in noisy and "all said the same" not in noisy
+    assert "all said the same" in alike and "of replays" not in alike and " 90.0 %" in alike
+
+
 def test_sizes_are_plotted_in_the_page_and_drawn_in_letters_elsewhere(tmp_path: Path) -> None:
     """A histogram is a plot in the page alone; one bar, which a line says as well, is none."""
     many = sized(culprit(3), [(1, 4), (2, 3), (64, 2)])

@@ -19,7 +19,7 @@ from repro_bisect.probe.journal import Entry, Journal, around, probe_key
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
 from repro_golden.recording.attach.identify import build
-from repro_golden.subjects import build_of
+from repro_golden.subjects import build_of, kind_of
 from repro_golden.subjects.environments import builds as environments
 from repro_golden.subjects.surroundings import (
     CANNOT_MATTER,
@@ -103,9 +103,10 @@ def test_a_package_upgraded_between_two_searches(tmp_path: Path, how: str) -> No
     subject = {
         "named": {"command": "{python} judge.py", "python": python},
         "command": {"command": f"nice {python} judge.py"},
-        "path": {"command": "python judge.py", "env": {"PATH": f"{Path(python).parent}:/usr/bin:/bin"}},
+        "path": {"command": "sh judge.sh", "env": {"PATH": f"{Path(python).parent}:/usr/bin:/bin"}},
     }[how]
     case = Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": {"kind": "command", **subject}})
+    assert kind_of(case).other_pythons(tmp_path) == ([] if how == "named" else [python])
     keys = []
     for version, content in (("1.0", "a"), ("1.1", "a"), ("1.1", "b"), ("1.1", "b")):
         for old in site.glob("limit-*"):
@@ -141,7 +142,8 @@ def test_data_outside_of_the_commits(tmp_path: Path, where: str) -> None:
 @pytest.mark.parametrize(
     "word",
     ["x=[{data}/a,{data}/b]", "[{data}/a]", "@{data}/a", "{k: {data}/a}", "-d{data}/a", "--d={data}/a b", "~/data/a",
-     "{data}/*.bin", "{data}/part-[0-9]", "{data}/{rollout_id}.pt", "file://{data}/a", "a={data}/a#2"],
+     "{data}/*.bin", "{data}/part-[0-9]", "{data}/{rollout_id}.pt", "file://{data}/a", "a={data}/a#2",
+     "{a: {data}/a, b: {c: 1}}"],
 )  # fmt: skip
 def test_paths_amid_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
     """What lists, response files, patterns, names with blanks, flags of a letter and a home lead to counts."""

@@ -76,7 +76,8 @@ def _diff_traces(a: Path, b: Path, vary: tuple[str, ...], as_json: bool, *, mism
         text = text.replace("differs:", "not verifiable:", 1)
     if bad:
         text = text.replace("agrees:", f"{NOTHING}:", 1)
-        text += f"\nnot finite on both sides: first {one_line(bad[2])} in phase {bad[1]} of step {bad[0]}"
+        where = f" in phase {bad[1]}" if bad[1] else ""
+        text += f"\nnot finite: first {one_line(bad[2])}{where} of step {bad[0]}"
     text += f"\n\n{gap_text}" if gap_text else ""
     again = one_line(f"reproduce with: repro diff{options} {a} {b}")
     emit(as_json, data, f"{text}{notes}\n{again}")
@@ -84,14 +85,14 @@ def _diff_traces(a: Path, b: Path, vary: tuple[str, ...], as_json: bool, *, mism
 
 
 def _not_finite(trace: Any, comparison: Comparison) -> tuple[int, str, str] | None:
-    """Step, phase and name of what is NaN or infinite first, of two traces that are equal."""
+    """Step, phase and name of what is NaN or infinite first; no phase of what was printed alone."""
     import math
 
     row = trace.first_nonfinite()
     printed = next((c for c in comparison.metrics if c.b is not None and not math.isfinite(c.b)), None)
     if printed is None or (row is not None and row[0] <= printed.step):
         return cast("tuple[int, str, str] | None", row)
-    return printed.step, "loss", printed.metric
+    return printed.step, "", printed.metric
 
 
 def _diff_events(a: Path, b: Path, events: list[bool], offset: int, as_json: bool) -> int:

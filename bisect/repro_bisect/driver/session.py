@@ -23,7 +23,7 @@ from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.linked import refuse_tracked
 from repro_golden.store.golden import GoldenRun, Store
 from repro_golden.store.rollouts import Rollouts, place_of
-from repro_golden.subjects import identity_of, packages_of
+from repro_golden.subjects import identity_of, kind_of, packages_of
 from repro_golden.subjects.surroundings import outside_of, variables_digest
 
 __all__ = ["Options", "check_rollouts", "commits_of", "fetched_rollouts", "session"]
@@ -172,7 +172,7 @@ def _golden_of(store: Store, case: Case, axis: Axis, machine: str, rollouts: str
         ReproError: it was recorded under other circumstances, or cannot be read.
     """
     path = store.run_path(machine, case.name)
-    if list(axis.paths) != case.paths():
+    if list(axis.paths) != case.paths() or kind_of(case).other_pythons(root):  # it does not say what those held
         return None
     if not (path.exists() or path.with_name(path.name + ".dvc").exists()):
         return None

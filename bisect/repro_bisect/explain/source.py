@@ -68,7 +68,7 @@ class Hunk:
     @property
     def computes(self) -> bool:
         """Whether a line of it is more than a comment."""
-        lines = (line[1:].strip() for line in self.text.split("\n")[1:])
+        lines = (line[1:].strip() for line in self.text.split("\n")[1:] if line[:1] in "+-")
         return any(line and not line.startswith("#") for line in lines)
 
 
@@ -124,7 +124,7 @@ def _unquoted(name: str) -> str:
     name = name.removesuffix("\t")
     if not name.startswith('"'):
         return name
-    return codecs.escape_decode(name[1:-1].encode())[0].decode(errors="surrogateescape")
+    return codecs.escape_decode(name[1:-1].encode(errors="surrogateescape"))[0].decode(errors="surrogateescape")
 
 
 @dataclass(frozen=True)
@@ -229,9 +229,8 @@ class Sources:
         span, code = self._span(frame), self._read(frame.file).code
         for hunk in self._version.hunks.get(frame.file, ()):
             lines = self._version.lines(hunk)
-            inside = (
-                span.start < lines.start + 1 < span.stop and not lines and hunk.computes
-            )  # only the other side has it
+            # what the other side alone has
+            inside = not lines and span.start < lines.start + 1 < span.stop and hunk.computes
             if inside or any(line in span and line in code for line in lines):
                 return hunk
         return None
@@ -250,10 +249,9 @@ class Sources:
             return _Text()
         try:
             text = self._version.checkout.git.text("cat-file", "blob", f"{self._version.commit}:{name}")
-            tree = ast.parse(text)
-        except (GitFailedError, SyntaxError, ValueError):
+            return _Text.of(text, ast.parse(text))
+        except (GitFailedError, SyntaxError, ValueError, tokenize.TokenError):
             return _Text()
-        return _Text.of(text, tree)
 
     def _names_read(self, frame: Frame) -> tuple[set[str], set[str]]:
         """The variables and the attributes that a frame's statement reads."""

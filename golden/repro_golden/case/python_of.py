@@ -57,10 +57,8 @@ def python_of(command: Sequence[str], folder: Path, variables: Mapping[str, str]
 
 
 def named_by(command: Sequence[str], folder: Path, search: str) -> str | None:
-    """The interpreter that a command line names, itself or by a script of one; else the first on `search`, a PATH."""
-    named = [python.path for python in _named(command, folder, search)]
-    found = [*named, *(path for name in _NAMES if (path := shutil.which(name, path=search)))]
-    return next((path for path in found if os.access(path, os.X_OK)), None)
+    """The interpreter that a command line names, itself or by a script of one, as found on `search`, a PATH."""
+    return next((python.path for python in _named(command, folder, search) if os.access(python.path, os.X_OK)), None)
 
 
 def same_python(a: str, b: str) -> bool:

@@ -179,16 +179,25 @@ class CommandKind(Kind):
             cure = "correct its lock files, subject.setup or subject.packages"
             raise ReproError(f"no environment for {root}: {failure}; {cure}") from None
 
+    def other_pythons(self, root: Path) -> list[str]:
+        """See `Kind.other_pythons`; where `env` has a PATH of its own, that which a script finds there."""
+        python, variables, tokens = self._surroundings(root)
+        lines = [shlex.split(line) for line in self.subject.lines]
+        lines += [["python"]] * ("PATH" in self.subject.env)
+        named = {named_by([replaced(word, tokens) for word in line], root, variables["PATH"]) for line in lines if line}
+        return sorted(other for other in named if other and not same_python(other, python))
+
     def build(self, root: Path) -> str:
-        """See `subjects.build_of`; where a command names another Python than the case's, that counts too."""
+        """See `subjects.build_of`."""
+        own, (_, variables, _) = super().build(root), self._surroundings(root)
+        builds = [_build_of(self.case, other, variables, root) for other in self.other_pythons(root)]
+        return digest("builds", own, *builds) if builds else own
+
+    def _surroundings(self, root: Path) -> tuple[str, dict[str, str], dict[str, str]]:
+        """The case's own interpreter, the program's variables, and what its tokens stand for."""
         python = interpreter(self.subject, root)
         tokens = {"root": str(root), "python": python}
-        variables = variables_of(self.case, self.subject, python, tokens)
-        lines = [shlex.split(line) for line in self.subject.lines]
-        named = {named_by([replaced(word, tokens) for word in line], root, variables["PATH"]) for line in lines if line}
-        others = sorted(other for other in named if other and not same_python(other, python))
-        builds = [_build_of(self.case, other, variables, root) for other in others]
-        return digest("builds", super().build(root), *builds) if builds else super().build(root)
+        return python, variables_of(self.case, self.subject, python, tokens), tokens
 
     def run_all(
         self,

@@ -175,6 +175,11 @@ class Kind(ABC):
         missing = missing_from(place, output, self.case.subject.link) if failure.stage != "timeout" else ""
         return replace(failure, message=f"{failure.message} ({missing})") if missing else failure
 
+    def other_pythons(self, root: Path) -> list[str]:
+        """Interpreters that its commands name beside the case's own."""
+        del root
+        return []
+
     def build(self, root: Path) -> str:
         """See `subjects.build_of`."""
         if self.case.subject.locks:

@@ -204,14 +204,11 @@ def _paths(word: str, root: Path) -> Iterator[Path]:
     for start in _STARTS.finditer(word):
         text = os.path.expanduser(word[start.start() :])  # noqa: PTH111 - pathlib leaves out what ends in a slash
         ends = [end for end in _ENDS.finditer(text) if end.start() < 4096]
-        for end in reversed(ends):
-            path = text[: end.start()]
-            if "\0" in path:
-                continue
-            there = [p for p in (path, str(Path(path).parent))[: 1 + (end[0] in tuple("*?[{"))] if os.path.lexists(p)]
-            if there:
-                yield Path(os.path.normpath(there[0]))
-                break
+        found = [text[: end.start()] for end in ends]
+        found += [str(Path(text[: end.start()]).parent) for end in ends if end[0] in tuple("*?[{")]
+        there = [path for path in found if path.startswith("/") and "\0" not in path and os.path.lexists(path)]
+        if there:
+            yield Path(os.path.normpath(max(there, key=len)))
 
 
 def _facts(path: Path, root: Path, *, code_alone: bool) -> Iterator[str]:

@@ -151,9 +151,11 @@ class Trace:
         else:
             try:
                 found = [row for row in self._columns.nonfinite() if family(*row[1:]) is None][:1]
-            except Exception:  # noqa: BLE001 - pyarrow raises many kinds for a damaged file; who reads rows is told
-                found = []
-                list(self.rows(0))
+            except FileNotFoundError:
+                raise ReproError(f"{self.directory} has no rows: run `repro golden pull`, or record it again") from None
+            except Exception as error:  # noqa: BLE001 - pyarrow raises many kinds for a damaged file
+                path, kind = self.directory / "rank-00000.parquet", type(error).__name__
+                raise ReproError(f"{path} is damaged: {kind}; pull or record it again") from None
             named = ((self.steps[self._step_at(number)].step, phase, name) for number, phase, name in found)
         return next((signal for signal in named if family(*signal[1:]) is None), None)
 
