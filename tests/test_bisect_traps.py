@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import Repo
-from history_kit import TRAIN, edit, note, start
+from history_kit import CASE, TRAIN, edit, note, start
 
 from repro_bisect.probe.journal import Entry, Journal
 from repro_golden.case.command_line import CommandLine
@@ -222,6 +222,31 @@ def test_a_run_that_ends_early_is_no_verdict(tmp_path: Path) -> None:
     # without --steps too, everything but the confirmation is known the second time
     again, _ = bisect(repo, f"{good}..HEAD", "-j", "1", "--", sys.executable, "train.py")
     assert again["cost"]["ends"]["steps"] == again["cost"]["search"]["steps"] == 0
+
+
+META = """\
+    optimizer.step()
+    if step == 1:
+        optimizer.add_param_group({"params": [torch.ones(2, device="meta", requires_grad=True)]})
+"""
+
+
+@pytest.mark.parametrize("case", [CASE, None], ids=("with a case", "without"))
+def test_a_recording_that_fails_is_no_short_run(tmp_path: Path, case: str | None) -> None:
+    """Ends of which the recorder saw two steps of six are not said to agree: what it failed at is the reason."""
+    repo = start(tmp_path, TRAIN.replace("    optimizer.step()\n", META), case)
+    edit(repo, SCALE, "scale = 1.0 + 1e-6 * (step >= 3)\n", "Scale")
+    done = repo.repro("bisect", "HEAD~1..HEAD", *(() if case else ("--", sys.executable, "train.py")))
+    assert done.returncode == 2, done.stdout
+    assert "is not recorded whole from step 2: the recorder failed at step 2: ReproError: a meta tensor" in done.stderr
+
+
+def test_a_run_shorter_than_its_case_is_told(tmp_path: Path) -> None:
+    """Where a program ends well before the case's last step, how many steps are compared is said."""
+    repo = start(tmp_path, case=CASE.replace("--steps 6", "--steps 4"))
+    note(repo, "one")
+    _, progress = bisect(repo, "HEAD~1..HEAD")
+    assert "GOOD ends by itself after 4 of the 6 steps of the case: no more are compared\n" in progress
 
 
 def test_a_line_after_a_torn_one(tmp_path: Path) -> None:

@@ -135,12 +135,18 @@ def _stop(process: subprocess.Popen[bytes], folder: str) -> None:
 # -- the server
 
 
+def forkable() -> None:
+    """Before modules are imported whose forks go on: a lock that another thread holds is held for ever in a fork.
+
+    Python 3.11 has one for all values of a cached property; later versions have none.
+    """
+    functools.RLock = contextlib.nullcontext  # type: ignore[attr-defined]
+
+
 def serve(path: str) -> Callable[[], NoReturn]:
     """Answer commands, each in a process of its own; in that process, return what it is to do."""
     _die_with_parent()
-    # Python 3.11 has one lock for all values of a cached property: a fork in the moment in which another thread of
-    # repro holds it would wait for ever. Later versions have none
-    functools.RLock = contextlib.nullcontext  # type: ignore[attr-defined]
+    forkable()
     for name in (*BASE, *COMMANDS):
         importlib.import_module(name)
     from repro_golden.fingerprint import fingerprint
@@ -249,6 +255,7 @@ def _forget_the_parent() -> None:
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     concurrent.futures.thread._threads_queues.clear()  # type: ignore[attr-defined]
+    importlib._bootstrap._module_locks.clear()  # type: ignore[attr-defined] # of what its threads were importing
     atexit.register(logging.shutdown)
 
 

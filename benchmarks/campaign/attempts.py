@@ -20,6 +20,8 @@ from pathlib import Path
 
 import warm_kit
 
+warm_kit.forkable()
+
 GIB = 1 << 30
 SECONDS = 60.0
 """No hostile file may keep a command longer, on a machine that others use too."""

@@ -91,7 +91,7 @@ def trace(
         raise click.UsageError(f"--signals is full, light or light:N, not {signals!r}")
     settings = Settings("", steps=steps, activations=activations, metrics=metric, ignore=ignore, signals=signals)
     code, collected = run_traced(command, out, settings, ranks, sys.stderr if as_json else None, _commit(out))
-    notes = [] if collected.complete else ["incomplete: not every rank ended in good order"]
+    notes = [] if collected.complete else [f"incomplete: {collected.short or 'not every rank ended in good order'}"]
     if steps and collected.steps < steps:
         notes.append(f"the program ended before the {steps} that were asked for")
     if unseen := unmatched(Trace(out), activations, metric):

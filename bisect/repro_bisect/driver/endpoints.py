@@ -178,6 +178,7 @@ class Endpoints:
         if self._open_end and len(baseline.steps) < case.steps:
             experiment = case.case.model_copy(update={"steps": len(baseline.steps)})
             self.prober.case = case.model_copy(update={"case": experiment})
+        self.scheduler.tell_length("GOOD", baseline)
         return baseline, again[0] if again else None
 
     def _same_as_named(self, baseline: Trace, other: Trace) -> None:

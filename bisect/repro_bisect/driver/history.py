@@ -117,6 +117,7 @@ class _History:
         )
         if differs := first_difference(first, again):
             raise self._noisy_good(differs)
+        self.scheduler.tell_length("GOOD", first)
         lengths = len(first.steps), len(last.steps)
         self.steps = min(lengths)
         self.ended = ended_early(*lengths).replace("the run", "BAD").replace("the baseline", "GOOD")

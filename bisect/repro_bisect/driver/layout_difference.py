@@ -139,6 +139,7 @@ class _Sides:
                 raise ReproError(f"two replays of {end} make {first} and {again} steps: give both the same to do")
         if counts[0] != counts[2]:
             raise ReproError(f"{ends[0]} makes {counts[0]} steps, {ends[1]} {counts[2]}: give both the same to do")
+        self.scheduler.tell_length("each", traces[0])
         both = {ends[0]: traces[0], ends[1]: traces[2]}
         comparison, flaky = self._measured(both, self._compared(traces[0], traces[2]))
         if flaky:

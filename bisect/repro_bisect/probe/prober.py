@@ -37,6 +37,7 @@ __all__ = ["Answer", "Code", "Prober", "Recording", "Skip", "judge", "trace_of",
 
 _OUT_OF_TIME = "runs out of time"
 _CRASHES = "crashes at step"
+_UNRECORDED = "is not recorded whole from step"
 _DUMPED = 64 << 20
 """Bytes of whole tensors that a probe in the journal may have."""
 _CODES = 128
@@ -286,7 +287,7 @@ class Prober:
         if entry is None:
             return None
         if entry.skip:  # time, and a crash at a later step, depend on the question
-            again = entry.skip.startswith((_OUT_OF_TIME, _CRASHES))
+            again = entry.skip.startswith((_OUT_OF_TIME, _CRASHES, _UNRECORDED))
             return None if again else Skip(without_colours(entry.skip), diagnosis=entry.diagnosis)
         if entry.code is not None:
             return Code(entry.code)
@@ -428,6 +429,7 @@ def _reason(failure: ChildFailure) -> str:
         "load": "does not load the state",
         "start": "crashes before its first update",
         "step": f"{_CRASHES} {failure.step}",
+        "record": f"{_UNRECORDED} {failure.step}",
         "timeout": _OUT_OF_TIME,
     }[failure.stage]
     return without_colours(f"{what}: {failure.message}")

@@ -17,6 +17,7 @@ from repro_bisect.probe.request import Request
 from repro_bisect.search.first_bad import Search, Verdict
 from repro_golden.case.command_line import OPEN_END
 from repro_golden.replay.children import CancelledError
+from repro_golden.trace import Trace
 
 __all__ = ["PULSE", "PendingProbe", "Scheduler"]
 
@@ -134,6 +135,12 @@ class Scheduler:
         if diagnosis:
             self.diagnoses.update(dict.fromkeys(commits, diagnosis))
             self.say(f"  {diagnosis}")
+
+    def tell_length(self, name: str, trace: Trace) -> None:
+        """Tell where a run that ended by itself made fewer steps than the case asks for: no more are compared."""
+        made, asked = len(trace.steps), self.prober.case.steps
+        if made < asked < OPEN_END:
+            self.say(f"{name} ends by itself after {made} of the {asked} steps of the case: no more are compared")
 
     def say(self, text: str, search: Search[str] | None = None, posterior: Mapping[str, float] | None = None) -> None:
         """Tell whoever watches."""

@@ -41,7 +41,7 @@ __all__ = [
     "watched",
 ]
 
-Stage = Literal["import", "contract", "build", "load", "start", "step", "timeout"]
+Stage = Literal["import", "contract", "build", "load", "start", "step", "record", "timeout"]
 
 BITS_DEFAULTS = {
     "PYTHONHASHSEED": "0",
@@ -112,7 +112,9 @@ class RunResult:
 
 @dataclass(eq=False)
 class ChildFailure(Exception):  # noqa: N818 - not an error of ours: the subject's own failure, which is data
-    """The subject failed. `stage` says where; only ``step`` (after its first update) and ``timeout`` trained at all.
+    """The subject failed. `stage` says where.
+
+    Only ``step`` (after its first update), ``record`` (not all of its steps were recorded) and ``timeout`` trained.
 
     Attributes:
         stage: Where.

@@ -394,7 +394,7 @@ def _gathered(
             _refuse(job, steps, code)
         raise ChildFailure("start" if steps == 0 else "step", steps, str(error), str(job.log)) from None
     if not parted and collected.steps < run.steps:
-        _refuse(job, collected.steps, code)
+        _refuse(job, collected.steps, code, collected.short)
     return RunResult(collected.steps, parted, collected.terminal, [])
 
 
@@ -413,11 +413,16 @@ def _blame_the_disk(job: _Job) -> None:
         raise MachineFailureError("no space left on the disk to record; free some and run again")
 
 
-def _refuse(job: _Job, done: int, code: int) -> None:
-    """Raise for a program that failed; one that merely ended early is for the caller to judge."""
+def _refuse(job: _Job, done: int, code: int, short: str = "") -> None:
+    """Raise for a program that failed, or was not recorded whole; one that merely ended early is the caller's to judge.
+
+    What was not recorded would else count as not trained.
+    """
     if code:
         blame_the_machine(code, job.log)
         raise ChildFailure("step" if done else "start", done, f"exited with {code}: {last_line(job.log)}", str(job.log))
+    if short:
+        raise ChildFailure("record", done, short, str(job.log))
 
 
 def _build_of(case: Case, python: str, variables: Mapping[str, str], root: Path) -> str:

@@ -38,6 +38,7 @@ class Collected:
         stopped: Whether every rank was ended because it had made the steps that were asked for.
         terminal: What the ranks' runs ended with (`process.terminal`), by rank and name.
         ignored: Metrics that were left out, because they measure time or the user said so.
+        short: Why there may be fewer steps than were made; "" where nothing says so.
     """
 
     steps: int
@@ -46,6 +47,7 @@ class Collected:
     stopped: bool
     terminal: Mapping[str, str]
     ignored: Sequence[str] = ()
+    short: str = ""
 
 
 class _Rank:
@@ -204,9 +206,7 @@ class Gathering:
         self._ending = True
         self.poll()
         if self._writer is None:
-            raise ReproError(
-                f"no step was recorded whole (exit code {code}): it ended in its first, or a line on stderr says why"
-            )
+            raise self._none_whole(code)
         steps, ends = self._writer.steps, [rank.end for rank in self._ranks]
         whole = [rank.steps for rank in self._ranks if rank.end and rank.end["steps"] == rank.steps]
         complete = len(whole) == len(ends) and all(steps == made or (self._enough() and steps < made) for made in whole)
@@ -227,7 +227,8 @@ class Gathering:
         seal(self._out)
         stopped = all(end and end["stopped"] for end in ends)
         ignored = sorted({name for end in ends if end for name in end.get("ignored", ())})
-        return Collected(steps, len(self._ranks), complete, stopped, terminal, ignored)
+        short = self._failed() or self._of_unequal_ranks() if reason != "diverged" else ""
+        return Collected(steps, len(self._ranks), complete, stopped, terminal, ignored, short)
 
     def close(self) -> None:
         """Let go of the trace's files, whatever became of it."""
@@ -244,6 +245,22 @@ class Gathering:
         content = {name: value for name, value in content.items() if stamps.get(name) != self._given.get(name, ())}
         self._bytes = {PurePath(name).name for name in content}
         return [digest_row("update", f"saved/{name}", value.encode()) for name, value in sorted(content.items())]
+
+    def _failed(self) -> str:
+        """What a recorder that ended before its program said of that; "" without one."""
+        notes = (path.read_text(encoding="utf-8") for path in sorted(self._raw.glob("failed-*")))
+        return next((note for note in notes if note), "")
+
+    def _of_unequal_ranks(self) -> str:
+        """What is wrong where ranks recorded different numbers of steps; "" where they did not, or were to stop."""
+        made = {rank.about["rank"]: rank.steps for rank in self._ranks}
+        if self._enough() or len({*made.values()}) == 1:
+            return ""
+        return f"ranks recorded different numbers of steps: {', '.join(f'{made[k]} on rank {k}' for k in sorted(made))}"
+
+    def _none_whole(self, code: int) -> ReproError:
+        why = self._failed() or "it ended in its first, or a line on stderr says why"
+        return ReproError(f"no step was recorded whole (exit code {code}): {why}")
 
     def _enough(self) -> bool:
         """Whether as many steps as were asked for are written."""
@@ -268,9 +285,7 @@ class Gathering:
                 "in a Python that reads PYTHONPATH?"
             )
         if not all(rank.about for rank in ranks):
-            raise ReproError(
-                f"no step was recorded whole (exit code {code}): it ended in its first, or a line on stderr says why"
-            )
+            raise self._none_whole(code)
         present = sorted(rank.about["rank"] for rank in ranks)
         if any(rank.about["recorder"] != RECORDER for rank in ranks):
             raise ReproError("the program imports another version of repro_golden: use one in both environments")

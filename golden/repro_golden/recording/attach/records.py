@@ -67,6 +67,11 @@ class Records:
         """Say that nothing recorded here may be compared."""
         (self._out / f"refused-{os.getpid()}").write_text(why, encoding="utf-8")
 
+    def failed(self, why: str) -> None:
+        """Say that the recorder ended before the program did: what it wrote may be less than what was trained."""
+        with contextlib.suppress(OSError, ValueError):
+            (self._out / f"failed-{os.getpid()}").write_text(why, encoding="utf-8", errors="replace")
+
     def blame(self, error: Exception) -> None:
         """Where an error is of a disk, take the right to write from the log: a sign that needs no space."""
         if isinstance(error, OSError) and error.errno in _FULL and self._log is not None:

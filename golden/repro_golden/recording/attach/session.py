@@ -422,20 +422,17 @@ class Session:
         A program has taken down its process groups by now, so what asks for them then is not read.
         """
         try:
-            readings = list(self._ending())
+            for prefix, reading in list(self._ending()):
+                if reading.tensors:
+                    self._late().take("update", f"end/{prefix}", of_parts(reading.tensors), reading.places or None)
         except (AssertionError, RuntimeError, ValueError) as error:
             self.around.unread["the state at the end"] = one_line(f"{type(error).__name__}: {error}")[:100]
             # without a sign of it this run would pass for one that was stopped, whose last files prove nothing
             self._late().take("update", UNREAD, {"": torch.zeros(1)}, None)
-            return
-        for prefix, reading in readings:
-            if reading.tensors:
-                self._late().take("update", f"end/{prefix}", of_parts(reading.tensors), reading.places or None)
 
     def _ending(self) -> Iterator[tuple[str, Reading]]:
         alive = [(label, o) for optimizer, label in self._met.values() if (o := optimizer()) is not None]
-        alive.sort(key=lambda pair: pair[0])
-        for k, (_, optimizer) in enumerate(alive):
+        for k, (_, optimizer) in enumerate(sorted(alive, key=lambda pair: pair[0])):
             prefix = f"optimizer.{k}/" if k else ""
             for kind, reading in _of(self._held_of(optimizer)):
                 yield prefix + kind, reading
@@ -470,6 +467,8 @@ class Session:
         self._held = None
         self._records.blame(error)
         text = one_line(f"{type(error).__name__}: {error}")[:300]
+        if self._records.opened or self.has_optimizer:
+            self._records.failed(f"the recorder failed at step {self._step}: {text}")
         with contextlib.suppress(Exception):  # the program's stderr may be closed, or full
             print(f"repro: recording stopped at step {self._step} ({text}); the program goes on", file=sys.stderr)
 
