@@ -19,9 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trace_kit import HEADER
 
+from repro.report.layouts import headline
 from repro_bisect.axes.layouts import EPSILON, compare_layouts, joined
 from repro_bisect.axes.sets import layout_axis
+from repro_bisect.driver.layout_difference import LayoutResult
 from repro_bisect.predicates.predicates import Bitwise
+from repro_bisect.probe.cost import Cost
 from repro_bisect.probe.executors.local import Local
 from repro_bisect.probe.prober import Prober
 from repro_golden.base.errors import ReproError
@@ -32,6 +35,7 @@ from repro_golden.subjects import identity_of
 from repro_golden.subjects.environments import builds
 from repro_golden.trace import Row, Trace, TraceWriter
 from repro_golden.trace.signals import Signals
+from repro_golden.trace.writer import digest_row
 
 Taken = tuple[str, str, Any]
 
@@ -162,6 +166,22 @@ def test_a_tolerance_of_nothing_is_equal_bits(tmp_path: Path) -> None:
     found = compare_layouts(a, b, 0.0, {"grad_norm": 1e-6})
     assert (found.verdict, found.first.signal, found.first.beyond) == ("agree", "grad_norm", "")
     assert compare_layouts(a, b, 0.0).verdict == "part" and compare_layouts(a, a, 0.0).verdict == "equal"
+
+
+def test_what_only_hashes_tell_is_no_equal_bits(tmp_path: Path) -> None:
+    """Digests that differ are no measure, and no agreement bit for bit; what the case allows is said to be that."""
+
+    def said(name: str, a: Taken | Row, b: Taken | Row, absolute: dict[str, float]) -> str:
+        x, y = (trace(tmp_path / name / k, [("grad", "w", torch.ones(3)), row]) for k, row in (("a", a), ("b", b)))
+        found = compare_layouts(x, y, 64.0, absolute)
+        return headline(LayoutResult("one", "two", "toy", "", found.verdict, {}, found, [], Cost(), 1.0, ""))
+
+    files = [digest_row("update", "saved/last.pt", bytes([n]) * 32) for n in (1, 2)]
+    unknown = "one and two agree on toy, as far as is known: 1 difference could not be measured"
+    assert said("files", files[0], files[1], {}) == unknown
+    assert said("same", files[0], files[0], {}) == "one and two agree bit for bit on toy"
+    allowed = said("allowed", ("loss", "gap", 1e-7), ("loss", "gap", 3e-7), {"gap": 1e-6})
+    assert allowed == "one and two agree within what the case allows on toy"
 
 
 def test_epsilons_are_torchs() -> None:

@@ -3,7 +3,8 @@
 Stages are run in the order given: what an earlier call finished is not run again, and what its time limit ended goes
 on. ``setup`` unpacks the parcels (`parcels.py`; and the folders of SGLang and Transformer Engine for the machine's
 torch, ``site_sgl.txz`` and ``site_te.txz``) and gives SGLang slime's own patch. Each stage's command, exit code,
-seconds and what it printed go to ``slime.json`` under ``--out``. ``tp2`` and ``dp2`` need two GPUs.
+seconds and what it printed go to ``slime.json`` under ``--out``. ``tp2`` and ``dp2`` need two GPUs;
+``submitted`` stops every Ray on the machine.
 
 ``python slime.py --page slime.json ...`` writes the part of docs/real-trainers.md that is about it; one file of each
 machine.

@@ -140,12 +140,12 @@ def layout_text(c: LayoutComparison) -> str:
     """How two layouts compare, in one line."""
     if c.parted:
         return line(f"parts from the case at {c.parted}")
-    if c.first is None:
+    if c.verdict == "equal":
         return f"equal bits in {c.signals} signals of {c.steps} steps"
-    units = c.worst.units if c.worst and c.worst.units is not None else 0.0
+    first = f", first at {line(c.first)}" if c.first else ""
     known = f"; of {c.unmeasured} differences no size is known" if c.unmeasured else ""
     gap = f"; log-probs {c.log_probs} apart" if c.log_probs and c.log_probs.differing else ""
-    return f"agrees within {units:.3g} eps ({c.tolerance:g} allowed), first at {line(c.first)}{gap}{known}"
+    return f"both {c.within} ({c.tolerance:g} allowed){first}{gap}{known}"
 
 
 def rollout_checks(checkout: Checkout, case: Case, commit: str, tree: str, watch: Watch) -> list[Check]:

@@ -28,15 +28,10 @@ def headline(result: LayoutResult) -> str:
     if c.parted:
         p = c.parted
         return f"{pair} part on {result.case}: step {p.step}, phase {p.phase}, signal {p.signal}"
-    if c.first is None:
+    if c.verdict == "equal":
         return f"{pair} agree bit for bit on {result.case}"
-    return f"{pair} agree {_within(c)} on {result.case}"
-
-
-def _within(c: LayoutComparison) -> str:
-    units = c.worst.units if c.worst and c.worst.units is not None else 0.0
     known = f", as far as is known: {count(c.unmeasured, 'difference')} could not be measured" if c.unmeasured else ""
-    return f"within {units:.3g} eps{known}"
+    return f"{pair} {c.within} on {result.case}{known}"
 
 
 def lines(result: LayoutResult) -> list[str]:
@@ -70,7 +65,8 @@ def _key_line(between: Between) -> str:
         return f"{between.key}: cannot be told ({between.skip})"
     if c.parted:
         return f"{between.key}: parts at {c.parted}"
-    return f"{between.key}: " + ("equal bits" if c.first is None else f"agrees {_within(c)}, first at {c.first}")
+    first = f", first at {c.first}" if c.first else ""
+    return f"{between.key}: " + ("equal bits" if c.verdict == "equal" else f"both {c.within}{first}")
 
 
 def cost_line(result: LayoutResult) -> str:

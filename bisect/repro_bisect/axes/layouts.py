@@ -130,10 +130,17 @@ class LayoutComparison:
 
     @property
     def verdict(self) -> Literal["equal", "agree", "part"]:
-        """``equal`` bits, or they ``agree`` within the tolerance, or ``part``."""
+        """``equal`` bits, or they ``agree`` within the tolerance as far as that is known, or ``part``."""
         if self.parted:
             return "part"
-        return "agree" if self.first else "equal"
+        return "equal" if self.equal == self.signals else "agree"
+
+    @property
+    def within(self) -> str:
+        """``agree within 3.8 eps``: how far apart they are at most, in words."""
+        if self.worst:
+            return f"agree within {self.worst.units or 0.0:.3g} eps"
+        return "agree within what the case allows" if self.first else "agree"
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
