@@ -16,7 +16,7 @@ from torch import Tensor
 from repro_core.config import ModelConfig
 from repro_core.model.decoder import Policy, init_weights
 from repro_core.rollout.engine import EngineError, HeldWeights, Response, Sampling
-from repro_core.rollout.policy import PolicyEngine
+from repro_core.rollout.source import PolicyEngine
 
 __all__ = ["FAULTS", "RefusesSeeds", "Sound", "ulps"]
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from repro_golden.base.errors import MachineFailureError
+from repro_golden.base.files import scratch_folder
 from repro_golden.base.processes import MARK
-from repro_golden.base.scratch import scratch_folder
 from repro_golden.case.file import Case
 from repro_golden.replay.children import (
     CancelledError,

@@ -17,8 +17,7 @@ from repro_core.config import MegatronConfig, ModelConfig, SglangConfig, TrainCo
 from repro_core.data.rollout_file import read_rollout
 from repro_core.data.train_data import Collector
 from repro_core.engines.checkpoint import load_checkpoint
-from repro_core.train.command import main
-from repro_core.train.flags import make_parser
+from repro_core.train.command import main, make_parser
 
 torch.set_num_threads(1)
 

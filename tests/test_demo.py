@@ -19,8 +19,7 @@ from repro.demo import refactors
 from repro.demo.culprits import CULPRITS, Culprit, kinds
 from repro.demo.edits import Edit, apply, unbound
 from repro.demo.history import CASE, FIRST_STEPS, STEPS, SUBJECT, History, choose, make_history
-from repro.demo.repository import open_answer, seal_answer, write_repository
-from repro.demo.run import MARKER, DemoResult, prepare_folder
+from repro.demo.run import MARKER, DemoResult, open_answer, prepare_folder, seal_answer, write_repository
 from repro.demo.show import result_text
 from repro.initialise import trainer_source
 from repro_bisect.axes.axis import PointInfo

@@ -30,10 +30,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from repro.doctor.artefacts.distcp_metadata import read_extents
 from repro.doctor.artefacts.hf import CONFIG, HF, INDEX, read_checkpoint
 from repro.doctor.artefacts.kinds import HfCheckpoint, HfConfig, MegatronCheckpoint, Tokenizer
-from repro.doctor.artefacts.megatron import MEGATRON, TRACKER, read_megatron
+from repro.doctor.artefacts.megatron import MEGATRON, TRACKER, read_extents, read_megatron
 from repro.doctor.artefacts.tokenizer import TOKENIZER, read_tokenizer
 from repro_golden.base.errors import ReproError
 

@@ -26,7 +26,7 @@ from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import Collector, dtype_name, fingerprint, gpu, merge, scan
 from repro_golden.fingerprint.gpu import Gpu, _memory
 from repro_golden.fingerprint.placement import box, padding, stack
-from repro_golden.fingerprint.singles import Singles
+from repro_golden.fingerprint.tensors import Singles
 
 NO_KERNELS = "kernels need a GPU or Triton's interpreter"
 kernels = pytest.mark.skipif(not (CUDA or INTERPRETED), reason=NO_KERNELS)

@@ -14,7 +14,7 @@ from repro_core.config import ModelConfig
 from repro_core.engines.megatron.weights import names
 from repro_core.model.layout_free import Joining, LayoutError, Local, same_bits
 from repro_core.rollout.engine import HeldWeights
-from repro_core.rollout.sglang.weights import layout, placements
+from repro_core.rollout.sglang.held import layout, placements
 from repro_golden.recording.weight_pieces import canonical_tensors, join, pieces
 
 torch.set_num_threads(1)

@@ -15,7 +15,7 @@ from repro_core.engines.torch_engine import TorchEngines
 from repro_core.model.hf import load_hf
 from repro_core.model.layout_free import take
 from repro_core.rollout.engine import HeldWeights
-from repro_core.rollout.sglang.weights import layout, placements
+from repro_core.rollout.sglang.held import layout, placements
 from repro_core.rollout.sync import WeightSync
 from repro_golden.base.errors import ReproError
 from repro_golden.recording.weight_sync import SyncJudge

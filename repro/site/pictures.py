@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from repro.site.charts import filled
+from repro.site.charts import filled, finished
 from repro.site.folder import number
-from repro.site.picture_charts import ROW, TOKEN_HEAD, heat_chart, token_chart, ulp_chart
 from repro_golden.base.canonical import decode_float
 
 __all__ = ["Drawn", "pictures"]
@@ -81,11 +81,11 @@ def _heat(picture: Mapping[str, Any]) -> Drawn:
         "the table below it has the data."
     )
     spec = filled(
-        heat_chart(),
+        _heat_chart(),
         steps=steps,
         signals=signals,
         domain=[low, high],
-        height=ROW * len(signals),
+        height=_ROW * len(signals),
         description=described,
     )
     head = [
@@ -122,7 +122,7 @@ def _ulp(histogram: Sequence[Sequence[int]], of: Mapping[str, Any]) -> Drawn:
         "ulp",
         "The first difference, in representable values",
         f"{where}: {how}, those that differ. One ULP is the step to the next representable value.",
-        filled(ulp_chart(), description=described),
+        filled(_ulp_chart(), description=described),
         columns,
         [("most", "distance, at most so many ULP"), ("count", "elements")],
     )
@@ -147,7 +147,7 @@ def _tokens(tokens: Mapping[str, Any], sides: tuple[str, str]) -> Drawn:
     )
     described = f"Scatter of {len(pairs)} tokens' log-probs under both versions, with the line on which they are equal."
     spec = filled(
-        token_chart(),
+        _token_chart(),
         domain=domain,
         low={"a": domain[0], "b": domain[0]},
         high={"a": domain[1], "b": domain[1]},
@@ -155,4 +155,128 @@ def _tokens(tokens: Mapping[str, Any], sides: tuple[str, str]) -> Drawn:
         b=f"log-prob under {sides[1]}, nats",
         description=described,
     )
-    return Drawn("tokens", "Log-probs of the same tokens", note, spec, columns, TOKEN_HEAD)
+    return Drawn("tokens", "Log-probs of the same tokens", note, spec, columns, _TOKEN_HEAD)
+
+
+# -- the charts of a comparison as Vega-Lite with gaps: see `charts.filled`. Each is made once
+
+
+_ROW = 17
+"""Pixels of a signal in the heat-map."""
+
+_TOKEN_HEAD = [("a", "baseline, nats"), ("b", "other, nats"), ("gap", "difference, nats")]
+"""The columns of the scatter's table."""
+
+_HATCH = "M-.5,.5L.5,-.5M-.5,0L0,-.5M0,.5L.5,0"
+
+
+@cache
+def _heat_chart() -> str:
+    """Steps by signals; gaps ``steps``, ``signals``, ``domain``, ``height`` and ``description``."""
+    import altair as alt
+
+    x = alt.X(
+        "step:O",
+        title="step (optimizer update)",
+        scale=alt.Scale(domain=["@steps"], paddingInner=0.08, paddingOuter=0.04),
+        axis=alt.Axis(labelAngle=0, labelOverlap="greedy", labelSeparation=4, ticks=False, domain=False),
+    )
+    y = alt.Y(
+        "signal:N",
+        title=None,
+        sort=None,
+        scale=alt.Scale(domain=["@signals"], paddingInner=0.08, paddingOuter=0.04),
+        axis=alt.Axis(labelLimit=230, ticks=False, domain=False, labelPadding=6),
+    )
+    tooltip = [
+        alt.Tooltip("signal:N", title="signal"),
+        alt.Tooltip("step:O", title="step"),
+        alt.Tooltip("size:Q", title="relative distance", format=".3g"),
+        alt.Tooltip("ulp:Q", title="most ULP", format=","),
+        alt.Tooltip("kind:N", title="measured"),
+        alt.Tooltip("text:N", title="what"),
+    ]
+    rows = alt.Chart(alt.NamedData("rows"))
+    sized = rows.transform_filter("isValid(datum.shade)")
+    color = alt.Color(
+        "shade:Q",
+        title="relative distance",
+        scale=alt.Scale(type="log", domain=["@domain"], range=[f"var(--heat-{end})" for end in ("low", "mid", "high")]),
+        legend=alt.Legend(
+            orient="top", direction="horizontal", gradientLength=220, gradientThickness=10, format=".0e", tickCount=3
+        ),
+    )
+    bare = rows.transform_filter("!isValid(datum.shade)")
+    size = (_ROW - 4) ** 2
+    chart = alt.layer(
+        sized.mark_rect(cornerRadius=1).encode(x=x, y=y, color=color, tooltip=tooltip),
+        bare.mark_rect(cornerRadius=1, fill="var(--line)").encode(x=x, y=y, tooltip=tooltip),
+        bare.mark_point(shape=_HATCH, stroke="var(--ink)", strokeWidth=1, filled=False, size=size, tooltip=None).encode(
+            x=x, y=y
+        ),
+        sized.transform_filter("datum.kind == 'on a sample'")
+        .mark_point(filled=False, size=20, fill="var(--ink)", stroke="var(--page)", strokeWidth=1, opacity=1)
+        .encode(x=x, y=y, tooltip=tooltip),
+    )
+    return finished(chart.properties(width="container", height=0, description="@description")).replace(
+        '"height": 0', '"height": "@height"'
+    )
+
+
+@cache
+def _ulp_chart() -> str:
+    """Distances in ULP; the gap is ``description``."""
+    import altair as alt
+
+    chart = (
+        alt.Chart(alt.NamedData("rows"))
+        .mark_bar(color="var(--series-1)", cornerRadiusEnd=1)
+        .encode(
+            x=alt.X(
+                "most:O",
+                title="distance, at most so many ULP",
+                sort=None,
+                axis=alt.Axis(labelAngle=0, labelOverlap="greedy", labelSeparation=6, ticks=False),
+            ),
+            y=alt.Y("count:Q", title="elements", axis=alt.Axis(tickCount=5, format="~s")),
+            tooltip=[
+                alt.Tooltip("most:N", title="at most, ULP"),
+                alt.Tooltip("count:Q", title="elements", format=","),
+            ],
+        )
+    )
+    return finished(chart.properties(width="container", height=230, description="@description"))
+
+
+@cache
+def _token_chart() -> str:
+    """Log-probs of tokens; gaps ``domain``, its ends ``low`` and ``high``, titles ``a`` and ``b``, ``description``."""
+    import altair as alt
+
+    scale, axis = alt.Scale(domain=["@domain"], nice=False, zero=False), alt.Axis(tickCount=6)
+    x = alt.X("a:Q", title="@a", scale=scale, axis=axis)
+    y = alt.Y("b:Q", title="@b", scale=scale, axis=axis)
+    tooltip = [alt.Tooltip(f"{name}:N", title=title) for name, title in _TOKEN_HEAD]
+    rows = alt.Chart(alt.NamedData("rows"))
+    left, bottom = alt.value(4), alt.value({"expr": "height - 4"})
+
+    def edge(test: str, **place: Any) -> Any:
+        mark = rows.transform_filter(test).mark_point(
+            shape="triangle-up", filled=True, size=50, color="var(--error-line)", opacity=1
+        )
+        return mark.encode(tooltip=tooltip, **place)
+
+    equal = alt.Chart({"values": ["@low", "@high"]}).mark_line(
+        color="var(--soft)", strokeDash=[4, 3], strokeWidth=1, aria=False
+    )
+    dots = rows.transform_filter("isFinite(datum.a) && isFinite(datum.b)").mark_circle(
+        size=18, opacity=0.55, color="var(--series-1)"
+    )
+    chart = alt.layer(
+        equal.encode(x=x, y=y),
+        dots.encode(x=x, y=y, tooltip=tooltip),
+        edge("isFinite(datum.a) && !isFinite(datum.b)", x=x, y=bottom),
+        edge("!isFinite(datum.a) && isFinite(datum.b)", x=left, y=y),
+        edge("!isFinite(datum.a) && !isFinite(datum.b)", x=left, y=bottom),
+    )
+    return finished(chart.properties(width="container", height=340, description="@description"))

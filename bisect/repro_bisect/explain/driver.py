@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -14,7 +16,6 @@ from repro_bisect.explain.cause import Cause, find_cause
 from repro_bisect.explain.result import Answer, Explained, Explanation, Size, Version
 from repro_bisect.explain.source import Diff, Place, Sources, read_diff
 from repro_bisect.explain.source import Version as Source
-from repro_bisect.explain.words import UNSEEN, differing_inputs, only_the_environment, sentence, size_of
 from repro_bisect.probe.executors import State
 from repro_bisect.probe.one_step import prepare, same_step, state_key
 from repro_bisect.probe.prober import Recording, Skip, trace_of
@@ -30,6 +31,7 @@ from repro_golden.recording.operations.stream import Operation, Stream, dump_of,
 from repro_golden.repository.checkout import Checkout
 from repro_golden.subjects.environments.builds import environment_changes
 from repro_golden.trace import Trace
+from repro_golden.trace.tensor_difference import decode, measure, ulp_histogram
 
 __all__ = ["Recorded", "explain"]
 
@@ -143,7 +145,7 @@ class _Explainer:
             signal = (difference.phase, difference.signal)
             if cause := find_cause(*streams, signal, (sources[0].touched, sources[1].touched)):
                 return self._answer(explanation, cause, divergence, traces, sources, recordings)
-        return replace(explanation, answer="unseen", text=UNSEEN)
+        return replace(explanation, answer="unseen", text=_UNSEEN)
 
     @property
     def _case(self) -> str:
@@ -268,11 +270,11 @@ class _Explainer:
                 ran.setdefault(place.hunk, place)
         cause_sources = sources[0 if cause.side == "before" else 1]
         gap = cause.gap and (_edge(cause.gap[0], cause_sources), _edge(cause.gap[1], cause_sources))
-        inputs = differing_inputs(divergence, traces)
+        inputs = _differing_inputs(divergence, traces)
         answer: Answer = "inputs" if inputs else cause.kind
-        text = sentence(cause, inputs, gap, explained)
+        text = _sentence(cause, inputs, gap, explained)
         if explanation.environment and self._same_code():
-            answer, text = "environment", f"{only_the_environment(explanation.environment)}: {text}"
+            answer, text = "environment", f"{_only_the_environment(explanation.environment)}: {text}"
         return replace(
             explanation,
             answer=answer,
@@ -301,7 +303,7 @@ class _Explainer:
         if cause.pair and cause.kind not in _READ_AGAIN and not self.written:
             raw = [kept_of(stream, operation) for stream, operation in zip(streams, cause.pair, strict=True)]
             if raw[0] is not None and raw[1] is not None:
-                return cause, size_of(cause.pair, (raw[0], raw[1]))
+                return cause, _size_of(cause.pair, (raw[0], raw[1]))
         again = self._record((wanted[0], wanted[1]), self.state)
         for point, first, second in zip(self.points, recordings, again, strict=True):
             if self.written and not same_step(first.trace, second.trace, step):
@@ -323,7 +325,7 @@ class _Explainer:
         raw = [_held(stream, operation, "out", 0) for stream, operation in zip(streams, cause.pair, strict=True)]
         if raw[0] is None or raw[1] is None:
             return cause, None
-        return cause, size_of(cause.pair, (raw[0], raw[1]))
+        return cause, _size_of(cause.pair, (raw[0], raw[1]))
 
 
 def _said(points: Sequence[str]) -> str:
@@ -337,3 +339,81 @@ def _edge(operation: Operation | None, source: Sources) -> str:
 def _held(stream: Stream, operation: Operation, kind: str, place: int) -> bytes | None:
     path = dump_of(stream, operation.index, kind, place)
     return path.read_bytes() if path.exists() else None
+
+
+# -- an explanation in words, and in figures that were measured
+
+
+_UNSEEN = "no recorded operation differs: what made the difference was not seen"
+
+
+def _differing_inputs(divergence: Divergence, traces: tuple[Trace, Trace]) -> str:
+    """What of a step's inputs differs, where it is they that do; else empty."""
+    signal = divergence.signal
+    if divergence.phase != "input":
+        return ""
+    if signal.startswith("start/"):
+        return f"the weights that the run starts from ({signal.removeprefix('start/')})"
+    sides = []
+    for trace in (traces[0], aligned(*traces).trace):
+        index = next(i for i, record in enumerate(trace.steps) if record.step == divergence.step)
+        row = trace.row(index, "input", signal)
+        sides.append((row.dtype, row.shape, row.values) if row else None)
+    a, b = sides
+    if a is None or b is None:
+        return f"the data of the step ({signal} is there on one side only)"
+    if a[:2] == b[:2] and a[2] is not None and b[2] is not None and a[2]:
+        item = len(a[2]) // math.prod(a[1])
+        elements = [Counter(raw[k : k + item] for k in range(0, len(raw), item)) for raw in (a[2], b[2])]
+        if elements[0] == elements[1]:
+            return f"the order of the data of the step ({signal} holds the same elements in another order)"
+    return f"the data of the step ({signal})"
+
+
+def _only_the_environment(changes: Sequence[str]) -> str:
+    """That it, and no code, differs: the first part by name."""
+    more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
+    return f"only the environment differs ({changes[0]}{more})"
+
+
+def _size_of(pair: tuple[Operation, Operation], raw: tuple[bytes, bytes]) -> Size:
+    """The first results of two operations, compared whole; those of two dtypes by their values."""
+    values = [operation.outputs[0] for operation in pair]
+    dtypes = (values[0].dtype, values[1].dtype)
+    total = math.prod(values[0].shape)
+    where = pair[0].name + (f" in {pair[0].module}" if pair[0].module else "")
+    if dtypes[0] == dtypes[1]:
+        return Size(where, measure(dtypes[0], *raw, total), ulp_histogram(dtypes[0], *raw), dtypes)
+    wide = [decode(dtype, data).astype("<f8").tobytes() for dtype, data in zip(dtypes, raw, strict=True)]
+    difference = measure("float64", wide[0], wide[1], total)
+    return Size(where, replace(difference, max_ulp=None), (), dtypes)
+
+
+def _sentence(cause: Cause, inputs: str, gap: tuple[str, str] | None, told: Sequence[Explained | None]) -> str:
+    """The answer in one sentence."""
+    main = cause.operation
+    order = told if cause.side == "before" else told[::-1]
+    at = next((f" at {side.place}" for side in order if side and side.place), "")
+    if inputs:
+        return f"the step begins with other values: {inputs}; the difference comes from {main.name}{at}"
+    if gap:
+        return (
+            f"what {gap[1]} read was written after {gap[0]} by no recorded operation: what wrote it was not seen, as "
+            "kernels of extensions and of custom autograd functions and collectives are not"
+        )
+    simple = {
+        "inputs": f"{main.name}{at} reads a value from outside of torch, or from before the step, that differs",
+        "random": f"{main.name}{at} draws other random numbers: the generator's stream differs",
+        "operation": f"{main.name}{at} reads the same bits with the same arguments, and makes others",
+    }
+    if cause.kind in simple:
+        return simple[cause.kind]
+    a, b = cause.before, cause.after
+    if a is None or b is None:
+        return f"{main.name}{at} is {'made only after the change' if a is None else 'no longer made'}"
+    if cause.kind == "arguments":
+        return f"{main.name}{at} is given other arguments: ({a.arguments}) became ({b.arguments})"
+    if a.name == b.name:
+        return f"{main.name}{at} reads other values than before"
+    other = a.name if cause.side == "after" else b.name
+    return f"{main.name}{at} stands where {other} {'stood' if cause.side == 'after' else 'stands now'}"

@@ -21,7 +21,7 @@ from repro_bisect.probe.states import States
 from repro_golden.base.canonical import digest
 from repro_golden.base.clean import without_colours
 from repro_golden.base.errors import ReproError
-from repro_golden.base.scratch import scratch_folder
+from repro_golden.base.files import scratch_folder
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
 from repro_golden.compare.traces import Divergence, first_difference

@@ -17,14 +17,21 @@ from typing import TYPE_CHECKING
 
 from repro_core.config import TrainConfig
 from repro_core.contract import Observe, Rollout
-from repro_core.train.flags import ROLLOUT_ID, TRACKER, Options, make_parser, read_config, read_options, watched
 
 if TYPE_CHECKING:
     from repro_core.data.train_data import Collector
     from repro_core.rollout.sync import SyncObserver
     from repro_core.train.trainer import Trainer
+import argparse
+import json
+import tomllib
+from dataclasses import MISSING, Field, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["main"]
+from repro_core.config import ConfigError, MegatronConfig, ModelConfig, SglangConfig
+
+__all__ = ["main", "make_parser", "watched"]
 
 
 def main(argv: Sequence[str] | None = None, observe: Observe | None = None, sync: SyncObserver | None = None) -> int:
@@ -44,13 +51,13 @@ def main(argv: Sequence[str] | None = None, observe: Observe | None = None, sync
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = make_parser()
     args = parser.parse_args(argv)
-    options = read_options(args, parser)
+    options = _read_options(args, parser)
     if observe is None and sync is None and (asked := watched(args)):
         # By command and not by import: the trainer knows nothing of the instrument that watches it.
         command = [sys.executable, "-m", "repro_golden.replay.watch", *asked, "--", *argv]
         return subprocess.run(command, check=False).returncode
     try:
-        config = read_config(args)
+        config = _read_config(args)
         return _run(config, options, observe or (lambda *_: None), sync)
     except ModuleNotFoundError as error:
         if error.name != "torch":
@@ -63,7 +70,7 @@ def main(argv: Sequence[str] | None = None, observe: Observe | None = None, sync
         return 2
 
 
-def _run(config: TrainConfig, options: Options, observe: Observe, sync: SyncObserver | None) -> int:
+def _run(config: TrainConfig, options: _Options, observe: Observe, sync: SyncObserver | None) -> int:
     from repro_core.data.train_data import Collector
     from repro_core.train.trainer import Trainer
 
@@ -101,7 +108,7 @@ class _Source:
     lead: bool = True
 
 
-def _only_rollouts(config: TrainConfig, options: Options, checkpoint: Path | None, sync: SyncObserver | None) -> int:
+def _only_rollouts(config: TrainConfig, options: _Options, checkpoint: Path | None, sync: SyncObserver | None) -> int:
     """Rollouts of one set of weights: a checkpoint serves as weights and position, and no trainer is made."""
     from repro_core.engines.checkpoint import load_checkpoint
     from repro_core.rollout.generate import rollout_metrics
@@ -128,7 +135,7 @@ def _only_rollouts(config: TrainConfig, options: Options, checkpoint: Path | Non
     return 0
 
 
-def _rollouts(source: _Source, options: Options, start: int) -> Iterator[tuple[int, Rollout]]:
+def _rollouts(source: _Source, options: _Options, start: int) -> Iterator[tuple[int, Rollout]]:
     """The rollouts from `start` on, sampled or loaded, each when its turn comes."""
     from repro_core.data.rollout_file import read_rollout, write_rollout
 
@@ -164,7 +171,7 @@ def _first_sample(rollout: Rollout) -> str:
 
 def _fill(pattern: str, rollout_id: int) -> Path:
     # Literal, not str.format: other braces in a path are the path's own.
-    return Path(pattern.replace(ROLLOUT_ID, str(rollout_id)))
+    return Path(pattern.replace(_ROLLOUT_ID, str(rollout_id)))
 
 
 def _first_step(collected: Collector, *, lead: bool) -> bool:
@@ -181,17 +188,208 @@ def _save(trainer: Trainer, directory: Path, rollout_id: int) -> None:
 
     trainer.save(str(directory / f"iter_{rollout_id:07d}"))
     if trainer.engines.lead:
-        replace_file(directory / TRACKER, f"{rollout_id}\n".encode())
+        replace_file(directory / _TRACKER, f"{rollout_id}\n".encode())
 
 
 def _find_checkpoint(directory: Path) -> Path:
     """The checkpoint that a directory is, or the latest that it holds."""
     from repro_core.engines.checkpoint import CheckpointError
 
-    tracker = directory / TRACKER
+    tracker = directory / _TRACKER
     if not tracker.is_file():
         return directory
     text = tracker.read_text(encoding="utf-8", errors="replace").strip()
     if not (text.isascii() and text.isdigit()):
         raise CheckpointError(f"{tracker} holds {text[:40]!r}, not a number: --load one of the iter_ directories")
     return directory / f"iter_{int(text):07d}"
+
+
+# -- the command line of ``python -m repro_core.train``: its flags, and the configuration and options that they make
+
+
+_ROLLOUT_ID = "{rollout_id}"
+_TRACKER = "latest_checkpointed_iteration.txt"
+_OURS = "config."
+_Settings = type[TrainConfig | ModelConfig | MegatronConfig | SglangConfig]
+_TABLES: tuple[tuple[str, str, str, _Settings], ...] = (
+    ("training", "", "", TrainConfig),
+    ("model", "model", "", ModelConfig),
+    ("megatron", "megatron", "", MegatronConfig),
+    ("rollouts by SGLang", "sglang", "sglang-", SglangConfig),
+)
+"""Groups of flags: title, table of the configuration, what the flags begin with, and the class that reads it."""
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The command line apart from the configuration; the names are the flags'."""
+
+    num_rollout: int
+    debug_rollout_only: bool
+    load_debug_rollout_data: str | None
+    save_debug_rollout_data: str | None
+    save_debug_train_data: str | None
+    debug_rollout_print_every: int
+    save: Path | None
+    load: Path | None
+    save_interval: int | None
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All flags. Those of the configuration are generated from its dataclasses, under their own names."""
+    parser = argparse.ArgumentParser(
+        prog="python -m repro_core.train", description="Deterministic GRPO.", allow_abbrev=False
+    )
+    add = parser.add_argument_group("run").add_argument
+    add("--config", type=Path, metavar="FILE.toml", help="configuration keys; flags take precedence over it")
+    add("--num-rollout", type=_at_least(1), default=10, metavar="N", help="train on rollouts 0 to N-1 (default: 10)")
+    add("--save", type=Path, metavar="DIR", help=f"checkpoints to DIR/iter_NNNNNNN, the latest named in {_TRACKER}")
+    add("--load", type=Path, metavar="DIR", help="resume from a checkpoint or from the latest under DIR")
+    add("--save-interval", type=_at_least(1), metavar="N", help="save every N rollouts (default: after the last)")
+
+    add = parser.add_argument_group("debugging").add_argument
+    add("--debug-rollout-only", action="store_true", help="generate rollouts, start no trainer")
+    add("--debug-train-only", action="store_true", help="train on saved rollouts, never sample")
+    add(
+        "--load-debug-rollout-data",
+        metavar="PATTERN",
+        help=f"rollouts to train on; {_ROLLOUT_ID} is replaced, without it one file serves all (implies train-only)",
+    )
+    add("--save-debug-rollout-data", metavar="PATTERN", help=f"write each sampled rollout; {_ROLLOUT_ID} is replaced")
+    add("--save-debug-train-data", metavar="PATTERN", help=f"write each rollout's columns; {_ROLLOUT_ID} is replaced")
+    add("--dump-details", type=Path, metavar="DIR", help="both, as DIR/{rollout,train}_data/{rollout_id}.safetensors")
+    add("--debug-determinism", action="store_true", help="run under the instrument, which logs a hash of every step")
+    add(
+        "--debug-rollout-print-every",
+        type=_at_least(0),
+        default=0,
+        metavar="N",
+        help="print the first sample of every Nth rollout (default: 0, never)",
+    )
+    add("--check-weight-update-equal", action="store_true", help="prove after every weight sync that all arrived")
+    add(
+        "--debug-weight-sync",
+        type=_at_least(1),
+        metavar="N",
+        help="log what every weight sync sent, how long it took, and up to N tensors that changed",
+    )
+    for title, table, begin, cls in _TABLES:
+        _add_fields(parser.add_argument_group(title), table, begin, cls)
+    return parser
+
+
+def watched(args: argparse.Namespace) -> list[str]:
+    """What the instrument is asked to watch; nothing where it is not needed."""
+    hashes = ["--hashes"] if args.debug_determinism else []
+    report = [] if args.debug_weight_sync is None else ["--report", str(args.debug_weight_sync)]
+    return hashes + (["--weights"] if args.check_weight_update_equal or report else []) + report
+
+
+def _add_fields(group: argparse._ArgumentGroup, table: str, begin: str, cls: _Settings) -> None:
+    hints = get_type_hints(cls)
+    prefix = _OURS + (f"{table}." if table else "")
+    for field in fields(cls):
+        hint = hints[field.name]
+        if isinstance(hint, type) and is_dataclass(hint):  # a nested table, whose fields are flags of their own
+            continue
+        flag = f"--{begin}{field.name.replace('_', '-')}"
+        how: dict[str, Any] = {
+            "metavar": field.name.rsplit("_", 1)[-1].upper(),
+            "help": f"(default: {_default(field)})",
+        }
+        if hint is bool:
+            how = {"action": argparse.BooleanOptionalAction, "help": how["help"]}
+        elif get_origin(hint) is Literal:
+            how = {"choices": get_args(hint), "help": how["help"]}
+        elif get_origin(hint) is dict:
+            how |= {"type": json.loads, "metavar": "JSON"}
+        elif get_origin(hint) is tuple:
+            how |= {"type": get_args(hint)[0], "nargs": len(get_args(hint))}
+        elif get_origin(hint) in (UnionType, Union):
+            (kind,) = (member for member in get_args(hint) if member is not NoneType)
+            if kind is bool:
+                how = {"action": argparse.BooleanOptionalAction, "help": how["help"]}
+            else:
+                how |= {"choices": get_args(kind)} if get_origin(kind) is Literal else {"type": _or_none(kind)}
+        else:
+            how |= {"type": hint}
+        group.add_argument(flag, dest=prefix + field.name, default=argparse.SUPPRESS, **how)
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} must be at least {least}")
+        return int(text)
+
+    return number
+
+
+def _or_none(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    def value(text: str) -> Any:
+        return None if text.lower() == "none" else kind(text)
+
+    value.__name__ = f"{getattr(kind, '__name__', kind)} or none"
+    return value
+
+
+def _read_config(args: argparse.Namespace) -> TrainConfig:
+    """The configuration that file and flags make.
+
+    Raises:
+        ConfigError: a key is unknown, or its value does not serve.
+        OSError: the file cannot be read; a ValueError where it is no TOML.
+    """
+    values: dict[str, Any] = {}
+    if args.config is not None:
+        values = tomllib.loads(args.config.read_text(encoding="utf-8"))
+    tables = [table for _, table, _, _ in _TABLES if table]
+    for table in tables:
+        if not isinstance(values.get(table, {}), dict):
+            raise ConfigError(f"{table} must be a table of keys, not {values[table]!r}")
+    for name, value in vars(args).items():
+        if name.startswith(_OURS):
+            table, _, key = name.removeprefix(_OURS).rpartition(".")
+            if table:
+                values[table] = {**values.get(table, {}), key: value}
+            else:
+                values[key] = value
+    return TrainConfig.from_mapping(values)
+
+
+def _read_options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Options:
+    """Flags that imply or exclude each other; a wrong combination ends in `parser.error`."""
+    train_only = args.debug_train_only or args.load_debug_rollout_data is not None
+    if args.debug_rollout_only and train_only:
+        parser.error("--debug-rollout-only excludes --debug-train-only and --load-debug-rollout-data: choose one")
+    if args.debug_train_only and args.load_debug_rollout_data is None:
+        parser.error("--debug-train-only trains on saved rollouts: name them with --load-debug-rollout-data PATTERN")
+    if args.debug_rollout_only and args.save is not None:
+        parser.error("--debug-rollout-only trains nothing, so there is nothing to --save")
+    rollout_data, train_data = args.save_debug_rollout_data, args.save_debug_train_data
+    if args.dump_details is not None:
+        rollout_data = rollout_data or str(args.dump_details / "rollout_data" / f"{_ROLLOUT_ID}.safetensors")
+        train_data = train_data or str(args.dump_details / "train_data" / f"{_ROLLOUT_ID}.safetensors")
+    if rollout_data is not None and rollout_data == train_data:
+        parser.error(
+            "--save-debug-train-data must differ from --save-debug-rollout-data: one would overwrite the other"
+        )
+    for flag, pattern in (("--save-debug-rollout-data", rollout_data), ("--save-debug-train-data", train_data)):
+        if pattern is not None and _ROLLOUT_ID not in pattern:
+            parser.error(f"{flag} {pattern} lacks {_ROLLOUT_ID}: every rollout would overwrite the last")
+    return _Options(
+        num_rollout=args.num_rollout,
+        debug_rollout_only=args.debug_rollout_only,
+        load_debug_rollout_data=args.load_debug_rollout_data,
+        # What was loaded is not written again: the pattern may name the very files that are being read.
+        save_debug_rollout_data=None if train_only else rollout_data,
+        save_debug_train_data=None if args.debug_rollout_only else train_data,
+        debug_rollout_print_every=args.debug_rollout_print_every,
+        save=args.save,
+        load=args.load,
+        save_interval=args.save_interval,
+    )

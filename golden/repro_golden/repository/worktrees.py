@@ -9,15 +9,16 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from repro_golden.base.scratch import scratch_folder
+from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.base.files import scratch_folder
 from repro_golden.repository.checkout import Checkout, Place
-from repro_golden.repository.contents import fill, git_failed
-from repro_golden.repository.git import GitFailedError
+from repro_golden.repository.git import POINTER_MOST, Git, GitFailedError, kept_at, pointed_at
 from repro_golden.repository.linked import Linked
 
-__all__ = ["Worktrees"]
+__all__ = ["Worktrees", "fill"]
 
 
 class Worktrees:
@@ -100,7 +101,7 @@ class Worktrees:
         try:
             self._git.at(at or self._home)(*arguments)
         except GitFailedError as error:
-            raise git_failed(f"`git {' '.join(arguments[:2])}`", error.stderr, self._base) from None
+            raise _git_failed(f"`git {' '.join(arguments[:2])}`", error.stderr, self._base) from None
 
 
 def _make_writable(top: Path) -> None:
@@ -110,3 +111,141 @@ def _make_writable(top: Path) -> None:
             if not (path := Path(folder, name)).is_symlink():
                 with contextlib.suppress(OSError):
                     path.chmod(stat.S_IRWXU)
+
+
+# -- what git leaves out of a worktree: submodules, and the content of files that Git LFS keeps. Both from what is here
+
+
+_LITTLE = 1 << 20
+"""Bytes of free disk under which a git failure is put down to the disk."""
+
+
+def fill(tree: Path, common: Path, commit: str, git: Git, home: Path) -> None:
+    """Complete a worktree.
+
+    Args:
+        tree: The worktree, checked out, in a folder of its own.
+        common: The repository's common git folder.
+        commit: The commit that is checked out.
+        git: Git without the repository's filters.
+        home: The user's checkout.
+
+    Raises:
+        ReproError: a submodule's commit or an LFS object is not here; the line says how to fetch it.
+        MachineFailureError: git or the disk failed.
+    """
+    try:
+        _complete(_Part.of(tree, common, commit, "", git.at(tree.parent)), home)
+    except GitFailedError as error:
+        raise _git_failed(f"`git {error.command}`", error.stderr, tree) from None
+    except OSError as error:
+        raise _git_failed("filling a worktree", f"{error.strerror or error} {error.filename or ''}", tree) from None
+
+
+def _git_failed(what: str, message: str, at: Path) -> MachineFailureError:
+    """The error for a failure of git or of the disk that `at` is on."""
+    message = " ".join(message.split())[:300]
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(at).free < _LITTLE:  # git itself only says that it cannot write
+            message = f"no space left at {at}"
+    return MachineFailureError(f"{what} failed: {message}; cure that and run the same command again")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The worktree, or a submodule in it.
+
+    Attributes:
+        tree: Its folder in the worktree.
+        repository: The git folder with its objects.
+        commit: The commit that belongs there.
+        path: Where it is in the worktree; empty for the worktree itself.
+        git: Git on that repository and this folder, run beside the worktree: a submodule's own setting may name a
+            folder that is not there now.
+    """
+
+    tree: Path
+    repository: Path
+    commit: str
+    path: str
+    git: Git
+
+    @classmethod
+    def of(cls, tree: Path, repository: Path, commit: str, path: str, git: Git) -> _Part:
+        """A part, by the git of what holds it."""
+        return cls(tree, repository, commit, path, git.with_options(f"--git-dir={repository}", f"--work-tree={tree}"))
+
+    def name(self, path: str) -> str:
+        """A path of this part, as it is called in the worktree."""
+        return f"{self.path}/{path}" if self.path else path
+
+
+def _complete(part: _Part, home: Path) -> None:
+    """Put the LFS content and the submodules into a part whose files are there."""
+    files, links = [], {}
+    for entry in part.git.names("ls-tree", "--full-tree", "-r", "-z", part.commit):
+        facts, _, path = entry.partition("\t")
+        if facts.startswith("160000 "):
+            links[path] = facts.split()[2]
+        elif not facts.startswith("120000 "):
+            files.append(path)
+    _lfs(part, files)
+    names = _names(part) if links else {}
+    for path, commit in links.items():
+        repository = part.repository / "modules" / names.get(path, path)
+        here = home / part.name(path)
+        if not repository.is_dir() and not (here.is_dir() and any(here.iterdir())):
+            (part.tree / path).mkdir(parents=True, exist_ok=True)
+            continue
+        _complete(_checked_out(_Part.of(part.tree / path, repository, commit, part.name(path), part.git)), home)
+
+
+def _names(part: _Part) -> dict[str, str]:
+    """The names of a part's submodules, by path; the folders of their repositories are called so."""
+    if not (part.tree / ".gitmodules").is_file():
+        return {}
+    ask = ("--file", str(part.tree / ".gitmodules"), "--get-regexp", r"^submodule\..*\.path$")
+    names = {}
+    for entry in part.git.names("config", "--null", *ask, none=1):
+        key, _, path = entry.partition("\n")
+        names[path] = key.removeprefix("submodule.").removesuffix(".path")
+    return names
+
+
+def _checked_out(part: _Part) -> _Part:
+    """Put the files of a submodule where they belong, by an index that is nobody's; the part without its filters.
+
+    `git archive` would leave out and rewrite what the attributes export-ignore and export-subst say.
+    """
+    cure = f"`git submodule update --init --recursive` in your checkout, at a commit that has it, fetches {part.path}"
+    if not part.repository.is_dir():  # it is a repository of its own there, or a linked worktree's
+        raise ReproError(f"the submodule {part.path} is not here: {cure}")
+    part.tree.mkdir(parents=True, exist_ok=True)
+    if not part.git.tells("cat-file", "-e", f"{part.commit}^{{commit}}"):
+        raise ReproError(f"commit {part.commit[:10]} of the submodule {part.path} is not here: {cure}")
+    part = replace(part, git=part.git.without_filters())
+    with tempfile.TemporaryDirectory(dir=part.git.folder) as folder:
+        variables = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
+        part.git("read-tree", part.commit, variables=variables)
+        part.git.at(part.tree)("checkout-index", "--all", "--force", "--quiet", variables=variables)
+    return part
+
+
+def _lfs(part: _Part, files: Sequence[str]) -> None:
+    """Put the content of files that are kept by Git LFS in the place of their pointers."""
+    attributes = [part.tree / file for file in files if file.split("/")[-1] == ".gitattributes"]
+    if not any(b"filter=lfs" in file.read_bytes() for file in attributes if file.is_file()):
+        return
+    for file in files:
+        path = part.tree / file
+        if not path.is_file() or path.is_symlink() or path.stat().st_size > POINTER_MOST:
+            continue
+        if not (oid := pointed_at(path.read_bytes())):
+            continue
+        stored = kept_at(part.repository, oid)
+        if not stored.is_file():
+            cure = f"`git lfs fetch --all`{f' in {part.path}' if part.path else ''} brings that of every commit"
+            raise ReproError(f"the LFS content of {part.name(file)} is not here: {cure}")
+        mode = path.stat().st_mode
+        shutil.copyfile(stored, path)
+        path.chmod(mode)

@@ -11,7 +11,7 @@ from typing import Any
 
 from repro_golden.base.canonical import parse_json
 from repro_golden.base.errors import MachineFailureError, ReproError
-from repro_golden.base.scratch import scratch_folder
+from repro_golden.base.files import scratch_folder
 from repro_golden.case.file import Case
 from repro_golden.case.tables import joined
 from repro_golden.repository.checkout import Checkout, Place, held_alone

@@ -16,7 +16,7 @@ from typing import Any
 
 from repro_golden.base.checks import Proof
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, RefusedError, ReproError
-from repro_golden.base.scratch import scratch_folder
+from repro_golden.base.files import scratch_folder
 from repro_golden.case.command_line import OPEN_END
 from repro_golden.case.file import Case
 from repro_golden.case.identity import BITS_VARIABLES, Identity

@@ -8,7 +8,7 @@ from typing import Any
 
 from repro_golden.base.canonical import canonical_json
 from repro_golden.base.errors import NotVerifiableError, ReproError
-from repro_golden.base.scratch import scratch_folder
+from repro_golden.base.files import scratch_folder
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Difference
 from repro_golden.compare.mismatch_bounds import Breach, breaches

@@ -14,8 +14,7 @@ from pathlib import Path
 from repro_golden.base.canonical import write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.extras import require
-from repro_golden.base.processes import tree_of
-from repro_golden.base.standstill import StandstillError, output_of
+from repro_golden.base.processes import StandstillError, output_of, tree_of
 from repro_golden.repository.git import Git
 from repro_golden.store.pulled import check_pulled, drop_damaged
 

@@ -27,7 +27,7 @@ from repro_bisect.probe.executors.node import Job, probe, surroundings
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.extras import require
-from repro_golden.base.scratch import scratch_folder
+from repro_golden.base.files import scratch_folder
 from repro_golden.base.trust import VARIABLE
 from repro_golden.case.file import Case
 from repro_golden.case.identity import BITS_VARIABLES, Identity

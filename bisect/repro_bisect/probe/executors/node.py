@@ -21,7 +21,7 @@ import repro_golden
 from repro_bisect.probe.executors import Outcome, Task, perform
 from repro_bisect.probe.executors.bundles import Bundle, held, node_folder, pack, unpack, unpack_commits
 from repro_golden.base.errors import ReproError
-from repro_golden.base.scratch import scratch_folder
+from repro_golden.base.files import scratch_folder
 from repro_golden.case.file import Case
 from repro_golden.replay.children import CancelledError
 from repro_golden.repository.checkout import Place, find_checkout

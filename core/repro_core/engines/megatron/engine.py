@@ -15,7 +15,6 @@ from repro_core.config import ModelConfig, TrainConfig
 from repro_core.contract import Observe
 from repro_core.engines.interface import Scores
 from repro_core.engines.megatron.mains import Main, mains, prime
-from repro_core.engines.megatron.routing import Routers
 from repro_core.engines.megatron.scoring import token_scores
 from repro_core.engines.megatron.shares import Share, Slot, packed, shares
 from repro_core.engines.megatron.weights import Where, placement_of
@@ -24,6 +23,10 @@ from repro_core.rl.batching import Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable
+
+from repro_core.config import MegatronConfig
 
 __all__ = ["MegatronEngine"]
 
@@ -64,9 +67,9 @@ class MegatronEngine:
         self.where, self.slot, self.here, self.trained = list(where), slot, here, trained
         self.first_row = first_row
         self.updates = 0
-        self.routers: Routers | None = None
+        self.routers: _Routers | None = None
         if config.use_rollout_routing_replay and names != ("values",):  # the rollout engine chose for the policy alone
-            self.routers = Routers(self.chunks, config.megatron)
+            self.routers = _Routers(self.chunks, config.megatron)
         self._update: list[Share] = []
 
     @property
@@ -312,3 +315,85 @@ def _unwrapped(chunk: Any) -> Any:
     while hasattr(chunk, "module"):
         chunk = chunk.module
     return chunk
+
+
+# -- routing replay (R3): the experts that the rollout engine chose, in place of each router's own choice
+
+
+class _Choice:
+    """What Megatron asks for one layer's experts."""
+
+    def __init__(self) -> None:
+        self._now: Tensor | None = None
+        self._again: deque[Tensor] = deque()
+
+    def give(self, experts: Tensor | None, *, again: bool) -> None:
+        """The next forward pass's experts, int64 [tokens, top k]; `again`: the backward pass will run it once more."""
+        self._now = experts
+        if again and experts is not None:
+            self._again.append(experts)
+
+    def get_replay_topk(
+        self, scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None, compute: Callable[..., Any]
+    ) -> Any:
+        """The scores of the chosen experts, and these; see `RouterReplay.get_replay_topk`."""
+        experts = self._now
+        if torch._C._current_graph_task_id() != -1 and self._again:  # recomputed, in the order of the forward passes
+            experts = self._again.popleft()
+        if experts is None:
+            return compute(scores, topk, num_groups, group_topk)
+        return scores.gather(1, experts), experts
+
+
+class _Routers:
+    """The routers of a model's chunks on this rank.
+
+    Args:
+        chunks: GPTModels, wrapped or not.
+        config: whether layers are run again in the backward pass, and sequences split over tensor-parallel ranks.
+    """
+
+    def __init__(self, chunks: Sequence[Any], config: MegatronConfig) -> None:
+        # selective recompute runs attention alone again: no router asks a second time
+        self._recompute, self._split = config.recompute_granularity == "full", config.sequence_parallel
+        self._choices: dict[int, list[tuple[int, _Choice]]] = {}
+        for chunk in chunks:
+            choices = []
+            for router in _routers(chunk):
+                router.router_replay = _Choice()
+                choices.append((router.layer_number - 1, router.router_replay))
+            self._choices[id(chunk)] = choices
+
+    def replay(self, chunk: Any, routing: Tensor | None, *, trained: bool) -> None:
+        """Have a chunk's next forward pass use these experts.
+
+        Args:
+            chunk: one of the chunks.
+            routing: int64 [rows, local seq, layers, top k], or None for each router's own choice.
+            trained: whether a backward pass follows.
+        """
+        for layer, choice in self._choices[id(chunk)]:
+            experts = None if routing is None else _sequence_first(routing[:, :, layer], split=self._split)
+            choice.give(experts, again=self._recompute and trained)
+
+
+def _routers(chunk: Any) -> Iterator[Any]:
+    from megatron.core.transformer.moe.router import TopKRouter
+
+    for module in chunk.modules():
+        if isinstance(module, TopKRouter):
+            yield module
+
+
+def _sequence_first(experts: Tensor, *, split: bool) -> Tensor:
+    """[rows, seq, k] as [tokens, k] in Megatron's order, and of these what a router sees under sequence parallelism."""
+    from megatron.core import parallel_state
+
+    out = experts.transpose(0, 1)
+    if split:
+        ranks, rank = (
+            parallel_state.get_tensor_model_parallel_world_size(),
+            parallel_state.get_tensor_model_parallel_rank(),
+        )
+        out = out.chunk(ranks)[rank]
+    return out.flatten(0, 1).contiguous()

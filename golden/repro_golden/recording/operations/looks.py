@@ -241,7 +241,7 @@ def singles_of(device: torch.device) -> Any:
     """What reads tensors of a device one by one; None where the collector must, which says why."""
     try:
         from repro_golden.fingerprint.devices import gpu_ready
-        from repro_golden.fingerprint.singles import Singles
+        from repro_golden.fingerprint.tensors import Singles
     except ImportError:
         return None
     return Singles(device) if gpu_ready(device) else None
