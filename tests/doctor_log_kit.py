@@ -8,7 +8,7 @@ from pathlib import Path
 from repro.doctor.artefacts.kinds import Log
 from repro.doctor.artefacts.log import read_log
 from repro.doctor.catalogue import catalogue, subject_of
-from repro.doctor.quiet import explained
+from repro.doctor.logs import explained
 from repro_golden.base.checks import Found, Rule
 
 STAMP = "2026-11-20 15:47:01"

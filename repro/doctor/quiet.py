@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from repro_golden.base.checks import Finding
     from repro_golden.case.file import Case
     from repro_golden.repository.checkout import Checkout
-from repro.doctor.artefacts.kinds import Log
-from repro.doctor.artefacts.log import log_reader, read_log, session_reader
-from repro.doctor.catalogue import catalogue
 
-__all__ = ["LOG", "RAY_SESSION", "before_recording", "diagnosis", "explained", "phrases", "read"]
+__all__ = ["before_recording", "diagnosis"]
 
 _OF_FAILURES = "logs"
 """The subject of the rules that speak of why something failed."""
@@ -40,6 +37,7 @@ def diagnosis(log: Path, verdict: str = "") -> str:
         return ""
     from repro.doctor.catalogue import catalogue, subject_of
     from repro.doctor.examine import examine
+    from repro.doctor.logs import LOG
     from repro.doctor.recognise import Seen
     from repro.doctor.show import brief
 
@@ -88,30 +86,3 @@ def _of_case(root: Path, case: Case) -> Sequence[Finding]:
         with contextlib.suppress(ReproError):
             artefacts.append(machine_of(python))
     return examine([], artefacts).findings
-
-
-# -- readers of logs, each searched in one pass for what all rules look for
-
-
-def phrases() -> tuple[str, ...]:
-    """What all rules that read logs look for."""
-    rules = [rule for rule in catalogue().values() if Log in (*rule.inputs, *rule.uses)]
-    return tuple(dict.fromkeys(phrase for rule in rules for phrase in rule.phrases))
-
-
-def explained() -> tuple[str, ...]:
-    """What rules of severity error look for, and say more about than a traceback does."""
-    rules = [rule for rule in catalogue().values() if rule.severity == "error" and Log in rule.inputs]
-    return tuple(dict.fromkeys(phrase for rule in rules for phrase in rule.phrases))
-
-
-def read(path: Path) -> Log:
-    """A log file, searched for all of it.
-
-    Raises:
-        ReproError: it can not be read, or its gzip is corrupt.
-    """
-    return read_log(path, phrases(), explained())
-
-
-LOG, RAY_SESSION = log_reader(read), session_reader(read)

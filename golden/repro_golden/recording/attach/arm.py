@@ -8,12 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-from repro_golden.base.clean import one_line
-from repro_golden.recording.operations.lines import files_in
-from repro_golden.recording.operations.recorder import OperationRecorder
 
 __all__ = ["arm"]
 
@@ -97,7 +92,9 @@ def _stepped(session: Any, settings: Any) -> Callable[[list[Any], bool], None]:
     if not settings.operations:
         step: Callable[[list[Any], bool], None] = session.step
         return step
-    operations = session.operations = _StepOperations(settings.operations)
+    from repro_golden.recording.attach.operations import StepOperations
+
+    operations = session.operations = StepOperations(settings.operations)
     operations.at(0)
 
     def stepped(optimizers: list[Any], skipped: bool) -> None:
@@ -198,41 +195,3 @@ def _listen(owner: Any, method: str, scalars: Callable[..., Mapping[str, Any]], 
         return log(logger, *args, **kwargs)
 
     setattr(owner, method, call)
-
-
-# -- the operations of one step of a program that knows nothing of it, or of the steps of one round of its optimizers
-
-
-class _StepOperations:
-    """Begins and ends a recording; what goes wrong is one line on stderr, and the program goes on."""
-
-    def __init__(self, ask: Mapping[str, Any]) -> None:
-        """Record as `children.Run.operations` says; its step counts from this process's first."""
-        self._step, self._until = int(ask["step"]), int(ask["until"])
-        rank = int(os.environ.get("RANK", "0"))
-        self._recorder = OperationRecorder(
-            Path(ask["folder"]), ask["root"], self._step, rank, ask["dump"], files_in(ask["changed"])
-        )
-        self._under_way = False
-        os.register_at_fork(after_in_child=self._recorder.abandon)
-
-    def at(self, step: int) -> None:
-        """A step is about to be made. Called outside of all that sets the program's modes aside."""
-        try:
-            if step == self._step and not self._under_way:
-                self._recorder.open()
-                self._recorder.preparing = step == 0
-                self._recorder.begin()
-                self._under_way = True
-            elif step > self._until and self._under_way:
-                self._under_way = False
-                self._recorder.pause()
-                self._recorder.close()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the program is not to suffer from it
-            text = one_line(f"{type(error).__name__}: {error}")[:300]
-            print(f"repro: the operations of step {self._step} are not recorded ({text})", file=sys.stderr)
-
-    def observed(self, phase: str, name: str, value: Any) -> None:
-        """A signal was taken."""
-        if self._under_way:
-            self._recorder.observed(phase, name, value)
