@@ -6,30 +6,26 @@ torch is imported only after the command line has been understood.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from repro_core.config import TrainConfig
+from repro_core.config import ConfigError, MegatronConfig, ModelConfig, SglangConfig, TrainConfig
 from repro_core.contract import Observe, Rollout
 
 if TYPE_CHECKING:
     from repro_core.data.train_data import Collector
     from repro_core.rollout.sync import SyncObserver
     from repro_core.train.trainer import Trainer
-import argparse
-import json
-import tomllib
-from dataclasses import MISSING, Field, fields, is_dataclass
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
-
-from repro_core.config import ConfigError, MegatronConfig, ModelConfig, SglangConfig
 
 __all__ = ["main", "make_parser", "watched"]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from repro_core.config import ModelConfig, TrainConfig
+from repro_core.config import MegatronConfig, ModelConfig, TrainConfig
 from repro_core.contract import Observe
 from repro_core.engines.interface import Scores
 from repro_core.engines.megatron.mains import Main, mains, prime
@@ -23,10 +24,6 @@ from repro_core.rl.batching import Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-from collections import deque
-from collections.abc import Callable
-
-from repro_core.config import MegatronConfig
 
 __all__ = ["MegatronEngine"]
 
