@@ -163,7 +163,7 @@ def test_what_a_layout_check_says() -> None:
     assert layout_text(equal) == "equal bits in 7 signals of 2 steps"
     agree = replace(equal, equal=6, first=one, worst=one, unmeasured=1)
     assert layout_text(agree).startswith("both agree within 2.5 eps (64 allowed), first at step 1, grad, w")
-    assert layout_text(agree).endswith("of 1 differences no size is known")
+    assert layout_text(agree).endswith("; 1 difference could not be measured")
     assert layout_text(replace(agree, parted=one)).startswith("parts from the case at step 1")
 
 

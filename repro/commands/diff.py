@@ -71,6 +71,7 @@ def _diff_traces(a: Path, b: Path, vary: tuple[str, ...], as_json: bool, *, mism
     broken = [f"{name} is incomplete: {why}" for name, t in zip("AB", traces, strict=True) if (why := _broken(t))]
     notes += "".join(f"\n{line}" for line in broken)
     options = " --mismatch" * mismatch + " --strict-names" * strict_names + "".join(f" --vary {part}" for part in vary)
+    data |= {"incomplete": broken, "equal": comparison.equal and not bad and not broken}
     text = comparison_text(comparison)
     if broken and comparison.divergence is None:  # what is missing may be what broke off
         text = text.replace("differs:", "not verifiable:", 1)
@@ -120,7 +121,9 @@ def _diff_events(a: Path, b: Path, events: list[bool], offset: int, as_json: boo
     text = "\n".join([text, *broken])
     option = f" --offset {offset}" if offset else ""
     again = one_line(f"reproduce with: repro diff{option} {a} {b}")
-    emit(as_json, comparison.to_mapping() | {"offset": offset}, f"{text}\n{again}")
+    data = comparison.to_mapping() | {"offset": offset, "incomplete": broken}
+    data["equal"] = comparison.agrees and not broken
+    emit(as_json, data, f"{text}\n{again}")
     return 1 if differs else 3 if broken else 0 if comparison.agrees else 1
 
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 
 from repro.nightly.records import Check, Status
+from repro.report.layouts import unknown
 from repro_bisect.axes.axis import short
 from repro_bisect.axes.layouts import LayoutComparison
 from repro_bisect.axes.sets import layout_axis
@@ -133,7 +134,8 @@ def _layout_check(
         return Check(label, "error", line(error).partition("; choose another end")[0])
     if sides.comparison is None:
         return Check(label, "flaky", line("; ".join(f"{layout}: {why}" for layout, why in sides.flaky.items())))
-    return Check(label, "changed" if sides.outcome == "part" else "green", layout_text(sides.comparison))
+    green: Status = "not judged" if sides.comparison.untold else "green"
+    return Check(label, "changed" if sides.outcome == "part" else green, layout_text(sides.comparison))
 
 
 def layout_text(c: LayoutComparison) -> str:
@@ -143,7 +145,7 @@ def layout_text(c: LayoutComparison) -> str:
     if c.verdict == "equal":
         return f"equal bits in {c.signals} signals of {c.steps} steps"
     first = f", first at {line(c.first)}" if c.first else ""
-    known = f"; of {c.unmeasured} differences no size is known" if c.unmeasured else ""
+    known = f"; {left}" if (left := unknown(c)) else ""
     gap = f"; log-probs {c.log_probs} apart" if c.log_probs and c.log_probs.differing else ""
     return f"both {c.within} ({c.tolerance:g} allowed){first}{gap}{known}"
 

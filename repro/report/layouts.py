@@ -14,7 +14,7 @@ from repro_bisect.driver.layout_difference import Between, LayoutResult
 from repro_golden.base.canonical import write_atomic
 from repro_golden.base.clean import one_line
 
-__all__ = ["layout_text", "write_layout_report"]
+__all__ = ["layout_text", "unknown", "write_layout_report"]
 
 _SHOWN = 3
 
@@ -30,8 +30,15 @@ def headline(result: LayoutResult) -> str:
         return f"{pair} part on {result.case}: step {p.step}, phase {p.phase}, signal {p.signal}"
     if c.verdict == "equal":
         return f"{pair} agree bit for bit on {result.case}"
-    known = f", as far as is known: {count(c.unmeasured, 'difference')} could not be measured" if c.unmeasured else ""
-    return f"{pair} {c.within} on {result.case}{known}"
+    left = unknown(c)
+    return f"{pair} {c.within} on {result.case}{f', as far as is known: {left}' if left else ''}"
+
+
+def unknown(c: LayoutComparison) -> str:
+    """What of an agreement nothing is known of; "" where that is nothing."""
+    told = [f"{count(c.unmeasured, 'difference')} could not be measured"] if c.unmeasured else []
+    told += [f"{count(c.untold, 'trained tensor')} of one layout alone not compared"] if c.untold else []
+    return ", ".join(told)
 
 
 def lines(result: LayoutResult) -> list[str]:

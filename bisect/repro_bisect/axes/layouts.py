@@ -21,9 +21,10 @@ from repro_golden.base.errors import ReproError
 from repro_golden.compare.traces import check_comparable, jsonable
 from repro_golden.fingerprint.share import merge
 from repro_golden.trace import PHASES, Row, Trace, read_dump
-from repro_golden.trace.model import DIGEST
+from repro_golden.trace.families import family
+from repro_golden.trace.model import DIGEST, METRIC
 from repro_golden.trace.tensor_difference import decode
-from repro_golden.trace.token_columns import kept, side_by_side
+from repro_golden.trace.token_columns import column_parts, kept, side_by_side
 
 __all__ = ["EPSILON", "TOLERANCE", "LayoutComparison", "LogProbGap", "Parting", "compare_layouts", "joined", "parting"]
 
@@ -115,6 +116,7 @@ class LayoutComparison:
         unmeasured: How many differ by what is not known.
         alone: Names of signals that one layout alone has, which are not compared, by ``a`` and ``b``.
         log_probs: Of the policy's log-probs, token by token; None where both layouts do not show them.
+        untold: How many gradients, parameters and optimizer states one layout alone has: nothing is known of them.
     """
 
     steps: int
@@ -127,13 +129,14 @@ class LayoutComparison:
     unmeasured: int
     alone: Mapping[str, Sequence[str]]
     log_probs: LogProbGap | None = None
+    untold: int = 0
 
     @property
     def verdict(self) -> Literal["equal", "agree", "part"]:
         """``equal`` bits, or they ``agree`` within the tolerance as far as that is known, or ``part``."""
         if self.parted:
             return "part"
-        return "equal" if self.equal == self.signals else "agree"
+        return "equal" if self.equal == self.signals and not self.untold else "agree"
 
     @property
     def within(self) -> str:
@@ -173,11 +176,13 @@ def compare_layouts(
     worst: Parting | None = None
     parted: Parting | None = None
     alone: dict[str, dict[str, None]] = {"a": {}, "b": {}}
+    untold: set[tuple[int, str]] = set()
     for index in range(min(len(a.steps), len(b.steps))):
         steps += 1
         pairs, only = _paired(joined(a.rows(index)), joined(b.rows(index)))
-        for side, names in only.items():
-            alone[side] |= dict.fromkeys(names)
+        for side, rows in only.items():
+            alone[side] |= dict.fromkeys(f"{row.phase} {row.name}" for row in rows)
+            untold |= {row.key for row in rows if _trained(row)}
         for row, others in pairs:
             signals += 1
             difference = parting(a, b, a.steps[index].step, row, others, tolerance)
@@ -202,7 +207,9 @@ def compare_layouts(
         raise ReproError(f"{a.directory} and {b.directory} have no signal in common: nothing to compare")
     unpaired = {side: list(names) for side, names in alone.items()}
     gap = _log_prob_gap(a, b, steps)
-    return LayoutComparison(steps, tolerance, signals, equal, first, parted, worst, unmeasured, unpaired, gap)
+    return LayoutComparison(
+        steps, tolerance, signals, equal, first, parted, worst, unmeasured, unpaired, gap, len(untold)
+    )
 
 
 def _allowed(
@@ -235,16 +242,19 @@ def _number(row: Row) -> float:
 def _log_prob_gap(a: Trace, b: Trace, steps: int) -> LogProbGap | None:
     by_step: list[tuple[int, npt.NDArray[np.float64]]] = []
     for index in range(steps):
-        x, y = (t.row(index, "forward", "log_probs") for t in (a, b))
-        values = side_by_side(x, y)
-        if x is None or y is None or values is None or x.dtype not in EPSILON or x.dtype != y.dtype:
-            continue
-        keep = kept(a.row(index, "input", "loss_mask"), x)
-        u, v = (side[keep] for side in values)
-        same = (u == v) | (np.isnan(u) & np.isnan(v))
-        with np.errstate(invalid="ignore"):
-            apart = np.where(same, 0.0, np.abs(u - v))
-        by_step.append((a.steps[index].step, np.where(np.isfinite(apart), apart, math.inf)))
+        first, second = (column_parts(t.rows(index), "log_probs") for t in (a, b))
+        masks = column_parts(a.rows(index), "loss_mask")
+        for part, x in first.items():
+            y = second.get(part)
+            values = side_by_side(x, y)
+            if y is None or values is None or x.dtype not in EPSILON or x.dtype != y.dtype:
+                continue
+            keep = kept(masks.get(part), x)
+            u, v = (side[keep] for side in values)
+            same = (u == v) | (np.isnan(u) & np.isnan(v))
+            with np.errstate(invalid="ignore"):
+                apart = np.where(same, 0.0, np.abs(u - v))
+            by_step.append((a.steps[index].step, np.where(np.isfinite(apart), apart, math.inf)))
     every = np.concatenate([gaps for _, gaps in by_step]) if by_step else np.zeros(0)
     if not len(every):
         return None
@@ -294,30 +304,54 @@ def _base(name: str) -> str:
     return base if at and rank.isdigit() else name
 
 
-def _paired(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> tuple[list[tuple[Row, list[Row]]], dict[str, list[str]]]:
-    """Every signal that both have, by phase and in a's order, and the names of those that one alone has.
+def _paired(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> tuple[list[tuple[Row, list[Row]]], dict[str, list[Row]]]:
+    """Every signal that both have, by phase and in a's order, and those that one alone has.
 
     A tensor that ranks of one layout hold in versions of their own (``NAME@RANK``) pairs with the other's single one,
     each of them; losses and activations of ranks do not, for they are of other data.
     """
-    by_key = {row.key: row for row in rows_b}
-    ranks: dict[tuple[int, str], list[Row]] = {}
-    for row in rows_b:
-        if row.name != _base(row.name) and row.phase in ("grad", "update"):
-            ranks.setdefault((row.key[0], _base(row.name)), []).append(row)
+    by_key, in_a = {row.key: row for row in rows_b}, {row.key for row in rows_a}
+    ranks, paired = _by_rank(rows_b), set[Any]()
     pairs: list[tuple[Row, list[Row]]] = []
     only_a = []
     for row in rows_a:
-        twin = by_key.get(row.key)
-        others = [twin] if twin else [r for r in ranks.get(row.key, ()) if (r.dtype, r.shape) == (row.dtype, row.shape)]
-        for other in others:
-            by_key.pop(other.key, None)
+        one = by_key.get((row.key[0], _base(row.name))) if row.phase in ("grad", "update") else None
+        if row.key in by_key:
+            others = [by_key[row.key]]
+        elif one is not None and one.key not in in_a and _alike(row, one):
+            others = [one]
+        else:
+            others = [other for other in ranks.get(row.key, ()) if _alike(row, other)]
+        paired |= {other.key for other in others}
         if others:
             pairs.append((row, others))
         else:
-            only_a.append(f"{row.phase} {row.name}")
-    only_b = [f"{row.phase} {row.name}" for row in rows_b if row.key in by_key]
+            only_a.append(row)
+    only_b = [row for row in rows_b if row.key not in paired]
+    if not any(map(_trained, (row for row, _ in pairs))) and any(map(_trained, only_a)) and any(map(_trained, only_b)):
+        raise ReproError(
+            f"the layouts have no gradient and no parameter in common, such as {only_a[0].name} and {only_b[0].name}: "
+            "nothing that was trained would be compared"
+        )
     return sorted(pairs, key=lambda pair: PHASES.index(pair[0].phase)), {"a": only_a, "b": only_b}
+
+
+def _by_rank(rows: Sequence[Row]) -> dict[tuple[int, str], list[Row]]:
+    """The versions that ranks have of a gradient or a parameter, by its place and name."""
+    ranks: dict[tuple[int, str], list[Row]] = {}
+    for row in rows:
+        if row.name != _base(row.name) and row.phase in ("grad", "update"):
+            ranks.setdefault((row.key[0], _base(row.name)), []).append(row)
+    return ranks
+
+
+def _alike(row: Row, other: Row) -> bool:
+    return (row.dtype, row.shape) == (other.dtype, other.shape)
+
+
+def _trained(row: Row) -> bool:
+    """Whether a signal is a gradient, a parameter or an optimizer's state."""
+    return row.phase in ("grad", "update") and row.dtype != METRIC and family(row.phase, row.name) is None
 
 
 def parting(a: Trace, b: Trace, step: int, row: Row, others: Sequence[Row], tolerance: float) -> Parting | None:

@@ -17,7 +17,7 @@ from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.probe.states import States
 from repro_bisect.search.first_bad import Verdict
-from repro_golden.base.errors import ReproError
+from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.compare.renames import NOTHING, aligned
 from repro_golden.compare.traces import Divergence, first_difference
 from repro_golden.store.golden import GoldenRun
@@ -113,7 +113,7 @@ class Endpoints:
         self.baseline = baseline
         if refused := first_violation(predicate, baseline, baseline):
             raise ReproError(f"GOOD {short(good)} itself is BAD by {predicate.text} ({refused}): choose another end")
-        if again and self._noise(baseline, again):
+        if again and self._noise(baseline, again, self.prober.case.steps):
             return None
         self.scheduler.say(f"BAD {short(bad)}: replaying it")
         steps, slots = self.prober.case.steps, self.prober.executor.slots
@@ -133,9 +133,12 @@ class Endpoints:
         probes = {point: self.scheduler.submit(Request(point, steps, baseline)) for point in first}
         answers = dict(zip(started, self.scheduler.results(list(started.values())), strict=True))
         last = trace_of(answers["BAD"], "BAD")
-        if again is None:  # GOOD need go no further than BAD
-            again = trace_of(answers["GOOD"], "GOOD") if spare else self._again(good, baseline, last)
-            if self._noise(baseline, again):
+        if again is None:
+            if not spare:
+                again, steps = self._again(good, baseline, last)
+            else:
+                again = trace_of(answers["GOOD"], "GOOD")
+            if self._noise(baseline, again, steps):
                 return None
         if "named" in answers:
             self._same_as_named(baseline, trace_of(answers["named"], f"GOOD {short(named)}"))
@@ -197,21 +200,38 @@ class Endpoints:
                 f"`{base}..{short(history.bad)}` is the way to BAD"
             )
 
-    def _noise(self, baseline: Trace, again: Trace) -> bool:
-        """Whether two replays of GOOD differ: by a metric too, as what moves by itself may cross a bound."""
+    def _noise(self, baseline: Trace, again: Trace, asked: int) -> bool:
+        """Whether two replays of GOOD differ: by a metric too, as what moves by itself may cross a bound.
+
+        Args:
+            baseline: The first.
+            again: The second.
+            asked: Steps that it was asked for.
+
+        Raises:
+            NotVerifiableError: they agree, but one ends by itself before the other.
+        """
         if noise := first_difference(baseline, again):
             self.noise = f"two replays of GOOD differ at {noise}"
+        elif len(again.steps) < min(asked, len(baseline.steps)):
+            raise NotVerifiableError(
+                f"GOOD ends after {len(baseline.steps)} steps in one replay and {len(again.steps)} in another: "
+                "give both the same to do"
+            )
         return self.noise is not None
 
-    def _again(self, good: str, baseline: Trace, last: Trace) -> Trace:
-        """GOOD's second replay, as far as it matters, saving on its way the state that probes may start from."""
+    def _again(self, good: str, baseline: Trace, last: Trace) -> tuple[Trace, int]:
+        """GOOD's second replay and its steps, no further than BAD's violation.
+
+        It saves on its way the state that probes may start from.
+        """
         case, keep = self.prober.case, None
         steps, violation = case.steps, first_violation(self.prober.predicate, baseline, last)
         if violation and isinstance(self.prober.predicate, Bitwise):
             steps = violation.step - baseline.header.first_step + 1
             keep = ([violation.step] if chosen_steps(case) and violation.step else [], self.states(good))
         (answer,) = self.scheduler.ask(Request(good, steps, baseline, stage="ends", run=1, keep=keep))
-        return trace_of(answer, "GOOD")
+        return trace_of(answer, "GOOD"), steps
 
     def states(self, commit: str) -> States:
         """The states of a commit, held until `close`.

@@ -117,6 +117,8 @@ class _History:
         )
         if differs := first_difference(first, again):
             raise self._noisy_good(differs)
+        if short_of := ended_early(len(first.steps), len(again.steps)):
+            raise NotVerifiableError(f"two replays of GOOD: {short_of}; give both the same to do")
         self.scheduler.tell_length("GOOD", first)
         lengths = len(first.steps), len(last.steps)
         self.steps = min(lengths)

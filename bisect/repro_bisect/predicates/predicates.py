@@ -30,6 +30,7 @@ from repro_golden.compare.traces import (
     violations,
 )
 from repro_golden.trace import Trace
+from repro_golden.trace.token_columns import column_parts
 
 __all__ = [
     "Bitwise",
@@ -157,7 +158,7 @@ class Exceeds:
         step = a.steps[index].step
         kl = kl_of_step(a, b, index)
         if kl is None:
-            if a.row(index, "forward", "log_probs") is None:
+            if not column_parts(a.rows(index), "log_probs"):
                 raise ReproError(f"the baseline has no log_probs at step {step}: {self.text} has nothing to measure")
             return Divergence(step, "forward", "log_probs", "bound", "no log_probs of the baseline's shape: no KL")
         if kl[1] <= self.limit:  # NaN is not
@@ -170,7 +171,8 @@ class Exceeds:
             if kind != "value" or other is None:
                 return Divergence(step, row.phase, row.name, "bound", f"{kind}: no distance in ULP")
             size = measured(a, b, step, row, other)
-            if size.nonfinite or (size.max_ulp or 0) > self.limit:
+            unknown = size.differing > 0 and size.max_ulp is None  # of a dtype that has no ULP here
+            if size.nonfinite or row.nonfinite != other.nonfinite or unknown or (size.max_ulp or 0) > self.limit:
                 detail = f"{row.dtype} {list(row.shape)}, allowed {self.limit:.3g} ULP"
                 now = b.name_of(row.phase, row.name)
                 now = "" if now == row.name else now

@@ -182,8 +182,23 @@ def differences(
     used = [p for p in pairs if p[0] in seen]
     if prefix or not used:
         return EventsComparison(used, changes, differing, nonfinite)
-    logged = _logged(baseline, {a for a, _ in used}), [s + offset for s in _logged(metrics, {b for _, b in used})]
-    return EventsComparison(used, changes, differing, nonfinite, (logged[0][-1], logged[1][-1]), _ended(*logged))
+    logged, ended = _both(baseline, metrics, used, offset)
+    for pair in used:  # one metric may end while the others go on
+        _, early = _both(baseline, metrics, [pair], offset)
+        ended = ended or (f"{pair[0]}: {early}" if early else "")
+    return EventsComparison(used, changes, differing, nonfinite, (logged[0][-1], logged[1][-1]), ended)
+
+
+def _both(
+    baseline: Mapping[int, Mapping[str, float]],
+    metrics: Mapping[int, Mapping[str, float]],
+    pairs: Sequence[tuple[str, str]],
+    offset: int,
+) -> tuple[tuple[list[int], list[int]], str]:
+    """The steps at which each side has one of some metrics, as the baseline counts, and which ended early, in words."""
+    ours = [step + offset for step in _logged(metrics, {b for _, b in pairs})]
+    logged = _logged(baseline, {a for a, _ in pairs}), ours
+    return logged, _ended(*logged)
 
 
 def _logged(steps: Mapping[int, Mapping[str, float]], names: Set[str]) -> list[int]:

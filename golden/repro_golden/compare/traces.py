@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
 from repro_golden.base.canonical import encode_float, same_float
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.case.file import Bound, Compare
@@ -17,7 +19,8 @@ from repro_golden.compare.coverage import Coverage, coverage_of, only_bounds
 from repro_golden.compare.renames import NOTHING, Renames, aligned, first_other_chain
 from repro_golden.compare.step_difference import differing, unlike
 from repro_golden.trace import Row, Trace, read_dump
-from repro_golden.trace.tensor_difference import TensorDifference, measure, nonzero, policy_kl
+from repro_golden.trace.tensor_difference import TensorDifference, measure, policy_kl
+from repro_golden.trace.token_columns import column_parts, kept
 
 __all__ = [
     "Comparison",
@@ -326,23 +329,28 @@ def _metric_changes(a: Trace, b: Trace, index: int) -> list[MetricChange]:
 
 
 def kl_of_step(a: Trace, b: Trace, index: int) -> tuple[float, float] | None:
-    """KL(a || b) of one step as (k1, k3); None without float32 log-prob columns of one shape on both sides."""
-    x, y = a.row(index, "forward", "log_probs"), b.row(index, "forward", "log_probs")
-    mask = a.row(index, "input", "loss_mask")
-    if not x or not y or x.values is None or y.values is None or x.shape != y.shape:
+    """KL(a || b) of one step as (k1, k3), over all parts of the column: micro-batches, and ranks.
+
+    None without float32 log-prob columns of the same parts and shapes on both sides.
+    """
+    sides = [column_parts(trace.rows(index), "log_probs") for trace in (a, b)]
+    masks = column_parts(a.rows(index), "loss_mask")
+    if not sides[0] or sides[0].keys() != sides[1].keys():
         return None
-    if (x.dtype, y.dtype) != ("float32", "float32"):
-        return None
-    keep = None
-    if mask and mask.shape == x.shape and mask.values is not None:
-        keep = nonzero(mask.values, math.prod(mask.shape))
-    return policy_kl(x.values, y.values, keep)
+    before, after, keep = b"", b"", list[Any]()
+    for part, x in sides[0].items():
+        y = sides[1][part]
+        if x.values is None or y.values is None or x.shape != y.shape or (x.dtype, y.dtype) != ("float32", "float32"):
+            return None
+        before, after = before + x.values, after + y.values
+        keep.append(kept(masks.get(part), x))
+    return policy_kl(before, after, np.concatenate(keep))
 
 
 def violations(a: Trace, b: Trace, index: int, bounds: Mapping[str, Bound]) -> list[Divergence]:
     """The metrics of one step that left their bounds. A metric that is absent, NaN or infinite has left every bound.
 
-    A bound holds for each time that a step tells its metric: beside ``loss`` for ``loss#1``.
+    A bound holds for each time that a step of either side tells its metric: beside ``loss`` for ``loss#1``.
     """
     divergences = []
     step, before, after = a.steps[index].step, a.steps[index].metrics, b.steps[index].metrics
@@ -352,11 +360,12 @@ def violations(a: Trace, b: Trace, index: int, bounds: Mapping[str, Bound]) -> l
             raise ReproError(
                 f"the baseline has no metric {metric!r} at step {step} (it has: {known}): correct its name"
             )
-        for name in (metric, *(name for name in before if name.startswith(f"{metric}#"))):
-            x, y = before[name], after.get(name)
-            limit = bound.atol + bound.rtol * abs(x)
-            if y is not None and math.isfinite(x) and math.isfinite(y) and abs(y - x) <= limit:
+        for name in (metric, *(name for name in {**before, **after} if name.startswith(f"{metric}#"))):
+            x, y = before.get(name), after.get(name)
+            limit = bound.atol + bound.rtol * abs(x or 0.0)
+            if x is not None and y is not None and math.isfinite(x) and math.isfinite(y) and abs(y - x) <= limit:
                 continue
-            phase = next((r.phase for r in a.rows(index) if r.name == name and r.dtype == "metric"), "loss")
+            rows = (*a.rows(index), *b.rows(index))
+            phase = next((r.phase for r in rows if r.name == name and r.dtype == "metric"), "loss")
             divergences.append(Divergence(step, phase, name, "bound", f"{x!r} became {y!r}, allowed +-{limit:.3g}"))
     return divergences

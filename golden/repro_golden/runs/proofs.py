@@ -16,7 +16,7 @@ from repro_golden.base.errors import ReproError
 from repro_golden.compare.traces import first_difference
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.checkpoints import checkpoint_content
-from repro_golden.trace.families import family
+from repro_golden.trace.families import masks
 from repro_golden.trace.model import DIGEST
 from repro_golden.trace.tensor_difference import decode
 from repro_golden.trace.token_columns import column_parts, kept, part_of
@@ -170,7 +170,7 @@ def not_vacuous(trace: Trace, *, recorded: bool = True) -> list[Proof]:
     observed = {"grad": False, "advantages": False}
     for index, record in enumerate(trace.steps):
         for row in trace.rows(index):
-            if row.nonfinite and bad is None and family(row.phase, row.name) is None:  # masks are made of infinities
+            if row.nonfinite and bad is None and not masks(row.phase, row.name):
                 bad = f"{row.nonfinite} non-finite values in {row.phase} {row.name} at step {record.step}"
             if row.phase == "grad" and (row.dtype != "metric" or not recorded):
                 observed["grad"] = True

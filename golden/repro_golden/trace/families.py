@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from repro_golden.trace.model import METRIC, Row
 
-__all__ = ["BESIDE", "FAMILIES", "SINCE", "UNREAD", "family", "file_of", "group", "optimizers", "plain"]
+__all__ = ["BESIDE", "FAMILIES", "SINCE", "UNREAD", "family", "file_of", "group", "masks", "optimizers", "plain"]
 
 FAMILIES = {
     "buffer": "buffers of modules with a parameter that an optimizer holds",
@@ -61,6 +61,11 @@ def family(phase: str, name: str) -> str | None:
     """The family of a signal; None for any other."""
     word = plain(name).partition("/")[0] if phase == "update" else ""
     return word if word in FAMILIES and "/" in name else None
+
+
+def masks(phase: str, name: str) -> bool:
+    """Whether a signal is of a family of which some hold infinities on purpose: masks, and the best value so far."""
+    return family(phase, name) not in (None, "frozen", "copy", "leaf")
 
 
 def file_of(phase: str, name: str) -> str | None:

@@ -15,7 +15,7 @@ from repro_golden.base.canonical import check_format, digest, read_json
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint.definition import SCHEME, reference_in_pieces
 from repro_golden.trace import columns, frames
-from repro_golden.trace.families import family
+from repro_golden.trace.families import masks
 from repro_golden.trace.model import FORMAT, Header, Row, StepRecord, checked, dump_path, root
 from repro_golden.trace.step_log import STEPS, IndexedSteps, StepLog, indexed
 from repro_golden.trace.writer import HEADER
@@ -140,7 +140,9 @@ class Trace:
             return True
 
     def first_nonfinite(self) -> tuple[int, str, str] | None:
-        """Step, phase and name of the first signal with NaN or infinite values; of masks and their like there are none.
+        """Step, phase and name of the first signal with NaN or infinite values.
+
+        Buffers are left out, and modules and files that may hold some: a mask of attention is infinite on purpose.
 
         Raises:
             ReproError: the rows are missing or damaged.
@@ -150,14 +152,14 @@ class Trace:
             named = ((step, row.phase, row.name) for step, row in rows)
         else:
             try:
-                found = [row for row in self._columns.nonfinite() if family(*row[1:]) is None][:1]
+                found = [row for row in self._columns.nonfinite() if not masks(*row[1:])][:1]
             except FileNotFoundError:
                 raise ReproError(f"{self.directory} has no rows: run `repro golden pull`, or record it again") from None
             except Exception as error:  # noqa: BLE001 - pyarrow raises many kinds for a damaged file
                 path, kind = self.directory / "rank-00000.parquet", type(error).__name__
                 raise ReproError(f"{path} is damaged: {kind}; pull or record it again") from None
             named = ((self.steps[self._step_at(number)].step, phase, name) for number, phase, name in found)
-        return next((signal for signal in named if family(*signal[1:]) is None), None)
+        return next((signal for signal in named if not masks(*signal[1:])), None)
 
     def _step_at(self, row: int) -> int:
         """The index of the step that a row of a sealed trace belongs to."""

@@ -201,6 +201,7 @@ class Gathering:
             self._open(self._find(whole=False), command, code)
         self.poll()
         if reason != "diverged":  # else the last round is none: it was cut
+            self._check(self._find())  # a process may have begun to train when others had
             for rank in self._ranks:
                 rank.close()
         self._ending = True
@@ -227,7 +228,7 @@ class Gathering:
         seal(self._out)
         stopped = all(end and end["stopped"] for end in ends)
         ignored = sorted({name for end in ends if end for name in end.get("ignored", ())})
-        short = self._failed() or self._of_unequal_ranks() if reason != "diverged" else ""
+        short = "" if reason == "diverged" else self._failed() or self._of_unequal_ranks() or self._cut(complete)
         return Collected(steps, len(self._ranks), complete, stopped, terminal, ignored, short)
 
     def close(self) -> None:
@@ -258,6 +259,12 @@ class Gathering:
             return ""
         return f"ranks recorded different numbers of steps: {', '.join(f'{made[k]} on rank {k}' for k in sorted(made))}"
 
+    def _cut(self, complete: bool) -> str:
+        """What is wrong where a process did not say that it had ended; "" where all did, or made all that was asked."""
+        if complete or self._enough():
+            return ""
+        return "a process ended without a word (os._exit, or a signal), and its last step with it"
+
     def _none_whole(self, code: int) -> ReproError:
         why = self._failed() or "it ended in its first, or a line on stderr says why"
         return ReproError(f"no step was recorded whole (exit code {code}): {why}")
@@ -286,6 +293,15 @@ class Gathering:
             )
         if not all(rank.about for rank in ranks):
             raise self._none_whole(code)
+        self._check(ranks)
+        self._ranks = ranks
+
+    def _check(self, ranks: Sequence[_Rank]) -> None:
+        """Refuse records that are not one of each rank that there must be, by this recorder, of the code in question.
+
+        Raises:
+            ReproError: they are not.
+        """
         present = sorted(rank.about["rank"] for rank in ranks)
         if any(rank.about["recorder"] != RECORDER for rank in ranks):
             raise ReproError("the program imports another version of repro_golden: use one in both environments")
@@ -305,7 +321,6 @@ class Gathering:
                 f"{module} was imported from your checkout, not from the commit under test (an editable "
                 "installation?): name the folder of the code, relative to the root, in subject.env.PYTHONPATH"
             )
-        self._ranks = ranks
 
     def _write(self, ranks: Sequence[Sequence[Row]], more: Sequence[Row], *, behind_the_door: bool) -> StepRecord:
         if self._writer is None:
