@@ -26,7 +26,7 @@ from repro_golden.case.file import Bound, Case, Compare
 from repro_golden.compare.coverage import only_bounds
 from repro_golden.compare.mismatch_bounds import breaches
 from repro_golden.compare.mismatch_change import MismatchChange, mismatch_change
-from repro_golden.compare.traces import Divergence, first_difference, jsonable, named_alike, violations
+from repro_golden.compare.traces import Divergence, failed_since, first_difference, jsonable, named_alike, violations
 from repro_golden.repository.checkout import Checkout
 from repro_golden.store.golden import GoldenRun
 from repro_golden.store.rollouts import sampled_by
@@ -95,8 +95,15 @@ def compare_traces(a: Trace, b: Trace, rule: Compare, *, dumped: tuple[Trace, Tr
         dumped: Further replays of both that hold the first signal that differs whole, for its exact size.
 
     Raises:
-        ReproError: they cannot be compared.
+        ReproError: they cannot be compared, or agree, but the other one's program failed after that.
     """
+    compared = _compared(a, b, rule, dumped)
+    if compared.verdict != "moved" and (why := failed_since(a, b)):
+        raise ReproError(f"what was trained agrees, but {why}, and the baseline's did not")
+    return compared
+
+
+def _compared(a: Trace, b: Trace, rule: Compare, dumped: tuple[Trace, Trace] | None) -> Compared:
     strict = rule.strict
     drifted = drift(a, b, strict=strict)
     if drifted.divergence is None:

@@ -19,7 +19,7 @@ from repro_bisect.probe.states import States
 from repro_bisect.search.first_bad import Verdict
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.compare.renames import NOTHING, aligned
-from repro_golden.compare.traces import Divergence, first_difference
+from repro_golden.compare.traces import Divergence, failed_since, first_difference
 from repro_golden.store.golden import GoldenRun
 from repro_golden.trace import Trace
 
@@ -109,16 +109,18 @@ class Endpoints:
         good, bad, named = self.scheduler.history.good, self.scheduler.history.bad, self.scheduler.history.named
         predicate = self.prober.predicate
         self._tell_base()
+        steps = self.prober.case.steps
         baseline, again = self._good(good)
         self.baseline = baseline
         if refused := first_violation(predicate, baseline, baseline):
             raise ReproError(f"GOOD {short(good)} itself is BAD by {predicate.text} ({refused}): choose another end")
-        if again and self._noise(baseline, again, self.prober.case.steps):
+        if again and self._noise(baseline, again, steps):
             return None
         self.scheduler.say(f"BAD {short(bad)}: replaying it")
         steps, slots = self.prober.case.steps, self.prober.executor.slots
         # with a slot to spare BAD goes on beside the others, and need not be replayed once more
-        asked = Request(bad, steps, baseline, stage="ends", full=slots > 1)
+        # one step more than all of GOOD's tells whether it goes on
+        asked = Request(bad, steps + self._open_end, baseline, stage="ends", full=slots > 1)
         if (known := self.prober.known(asked)) is None:
             shorter = replace(asked, full=False)
             if (known := self.prober.known(shorter)) is not None:
@@ -153,11 +155,20 @@ class Endpoints:
             self.renames = aligned(baseline, last).renames
         self.scheduler.record(bad, Verdict.BAD if self.end else Verdict.GOOD)
         if self.end is None:
+            self._tell_end(baseline, last)
             self.scheduler.cancel(self.scheduler.pending_probes.values())
             self.scheduler.clear()
             return None
         self.ahead = dict(zip(probes, self.scheduler.results(list(probes.values())), strict=True))
         return Interval(good, bad, baseline, last)
+
+    def _tell_end(self, baseline: Trace, last: Trace) -> None:
+        """Tell what of BAD is another than GOOD although all that both trained is the same."""
+        bad = f"BAD {short(self.scheduler.history.bad)}"
+        if len(last.steps) > len(baseline.steps):
+            self.scheduler.say(f"{bad} goes on after the {len(baseline.steps)} steps of GOOD: no more are compared")
+        if why := failed_since(baseline, last):
+            self.scheduler.say(f"{bad}: {why}, and GOOD's did not: `--when exit` searches for that")
 
     def _tell_base(self) -> None:
         good, named = self.scheduler.history.good, self.scheduler.history.named
@@ -213,7 +224,7 @@ class Endpoints:
         """
         if noise := first_difference(baseline, again):
             self.noise = f"two replays of GOOD differ at {noise}"
-        elif len(again.steps) < min(asked, len(baseline.steps)):
+        elif min(asked, len(again.steps)) != min(asked, len(baseline.steps)):
             raise NotVerifiableError(
                 f"GOOD ends after {len(baseline.steps)} steps in one replay and {len(again.steps)} in another: "
                 "give both the same to do"

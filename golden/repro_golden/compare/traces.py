@@ -29,6 +29,7 @@ __all__ = [
     "check_identities",
     "compare",
     "ended_early",
+    "failed_since",
     "first_difference",
     "first_divergent_index",
     "jsonable",
@@ -156,6 +157,12 @@ def ended_early(a: int, b: int) -> str:
     """Which of a baseline of `a` steps and a run of `b` steps ended before the other; empty where none did."""
     who = "the run" if b < a else "the baseline"
     return "" if a == b else f"{who} ended after step {min(a, b)} of {max(a, b)}"
+
+
+def failed_since(a: Trace, b: Trace) -> str:
+    """How `b`'s program failed after its steps, where the baseline's did not; "" where it did not, or both did."""
+    before, after = ((trace.end or {}).get("exit", 0) for trace in (a, b))
+    return f"its program failed (exit code {after}) after {len(b.steps)} steps" if after and not before else ""
 
 
 def compare(a: Trace, b: Trace, rule: Compare | None = None, *, prefix: bool = False) -> Comparison:

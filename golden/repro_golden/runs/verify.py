@@ -13,7 +13,7 @@ from repro_golden.case.file import Case
 from repro_golden.case.identity import Difference
 from repro_golden.compare.mismatch_bounds import Breach, breaches
 from repro_golden.compare.mismatch_change import MismatchChange, mismatch_change
-from repro_golden.compare.traces import Comparison, compare, identity_differences, named_alike
+from repro_golden.compare.traces import Comparison, compare, failed_since, identity_differences, named_alike
 from repro_golden.replay.children import Run
 from repro_golden.repository.checkout import Checkout
 from repro_golden.runs.runs import Say, train
@@ -138,6 +138,8 @@ def verify(checkout: Checkout, case: Case, say: Say, vary: Sequence[str] = ()) -
                 f"`repro golden verify {case.name} --vary {other[0].part}` compares all the same"
             )
         comparison = compare(golden.trace, replay, case.compare)
+        if comparison.equal and (why := failed_since(golden.trace, replay)):
+            raise NotVerifiableError(f"{case.name}: what was trained agrees, but {why}, which the golden run's did not")
         alike = named_alike(golden.trace, replay, strict=case.compare.strict)
         agreeing = agreeing_steps(golden.trace, alike)
         mismatch = mismatch_change(golden.trace, alike, case.mismatch.max)
