@@ -241,6 +241,69 @@ def test_a_recording_that_fails_is_no_short_run(tmp_path: Path, case: str | None
     assert "is not recorded whole from step 2: the recorder failed at step 2: ReproError: a meta tensor" in done.stderr
 
 
+def test_an_end_without_a_word_is_no_shorter_run(tmp_path: Path) -> None:
+    """os._exit takes the last step with it, in which the scale is another: the ends are not said to agree."""
+    repo = start(tmp_path, TRAIN + "os._exit(0)\n", None)
+    edit(repo, SCALE, "scale = 1.0 + (step == 5)\n", "Scale")
+    done = repo.repro("bisect", "HEAD~1..HEAD", "--", sys.executable, "train.py")
+    assert done.returncode == 2, done.stdout
+    assert "is not recorded whole from step 5: a process ended without a word" in done.stderr
+
+
+def test_a_process_that_begins_to_train_late_is_seen(tmp_path: Path) -> None:
+    """A second process after the first, in which the scale is another: it is no part that nobody looks at."""
+    repo = start(tmp_path, TRAIN, None)
+    program = "import subprocess, sys\nfor scale in (1.0, 1.0):\n    subprocess.run([sys.executable, 'train.py'])\n"
+    (repo.root / "twice.py").write_text(program)
+    repo.commit("Twice")
+    done = repo.repro("bisect", "HEAD~1..HEAD", "--path", ".", "--", sys.executable, "twice.py")
+    assert done.returncode == 2
+    assert "2 processes trained as rank 0" in done.stderr or "GOOD cannot be tested" in done.stderr, done.stderr
+    note(repo, "one")
+    done = repo.repro("bisect", "HEAD~1..HEAD", "--path", ".", "--", sys.executable, "twice.py")
+    assert (done.returncode, "2 processes trained as rank 0" in done.stderr) == (2, True), done.stderr
+
+
+COUNTED = """\
+import pathlib
+ran = pathlib.Path("{folder}", "ran")
+ran.open("a").write("x")
+if {when}:
+    options.steps = 3
+"""
+
+
+@pytest.mark.parametrize(("command", "second"), [("bisect", 3), ("history", 2)])
+def test_replays_of_other_lengths_do_not_reproduce(tmp_path: Path, command: str, second: int) -> None:
+    """GOOD's second replay, the given run of all, makes three steps of six: nothing is said to agree."""
+    cut = COUNTED.format(folder=tmp_path, when=f"ran.stat().st_size == {second}")
+    repo = start(tmp_path, TRAIN.replace("torch.set_num_threads", cut + "torch.set_num_threads"), None)
+    note(repo, "one")
+    done = repo.repro(command, "HEAD~1..HEAD", "-j", "1", "--", sys.executable, "train.py")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "give both the same to do" in done.stderr
+
+
+def test_an_end_that_goes_on_or_fails_is_told(tmp_path: Path) -> None:
+    """BAD trains six steps where GOOD trains four, which agree; or fails after the case's last: a line says so."""
+    repo = start(tmp_path, TRAIN.replace("default=6", "default=4"), None)
+    edit(repo, "default=4", "default=6", "Longer")
+    result, progress = bisect(repo, "HEAD~1..HEAD", "--", sys.executable, "train.py")
+    assert result["outcome"] == "agree"
+    assert "goes on after the 4 steps of GOOD: no more are compared\n" in progress
+    repo = start(tmp_path / "case")
+    edit(repo, "import argparse\n", "import argparse, atexit\n", "Import")
+    with (repo.root / "train.py").open("a") as file:
+        file.write("raise SystemExit(3)\n")
+    repo.commit("Fail")
+    result, progress = bisect(repo, "HEAD~1..HEAD")
+    assert result["outcome"] == "agree"
+    assert "its program failed (exit code 3) after 6 steps, and GOOD's did not" in progress
+    done = repo.repro("report", "pr", "HEAD~1..HEAD", "--out", "out")
+    assert done.returncode == 2, done.stdout
+    assert "what was trained agrees, but its program failed (exit code 3)" in done.stdout + done.stderr
+
+
 def test_a_run_shorter_than_its_case_is_told(tmp_path: Path) -> None:
     """Where a program ends well before the case's last step, how many steps are compared is said."""
     repo = start(tmp_path, case=CASE.replace("--steps 6", "--steps 4"))

@@ -132,6 +132,9 @@ def test_nothing_compared_is_no_agreement() -> None:
     """No pair at all, or lists of other lengths, is an error."""
     with pytest.raises(ValueError, match="cannot be compared"):
         compare([], [], [])
+    for answer, why in ((Answer([], []), "with no token"), (Answer([1, 2], [-1.0]), "1 log-probs for 2 tokens")):
+        with pytest.raises(ReproError, match=why):
+            compare([0], [answer], [answer])
     with pytest.raises(ValueError, match="cannot be compared"):
         compare([0], [Answer([1], [0.0])], [])
 

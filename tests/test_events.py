@@ -293,6 +293,9 @@ def test_metrics_that_are_logged_now_and_then() -> None:
     for a, b in ((every, tenth), (tenth, every)):
         assert differences(a, b, {}).agrees
         assert differences(a, b | steps(30) if b is tenth else b | steps(*range(25, 31)), {}).ended
+    both = {number: {"loss": 0.5, "lr": 1.0} for number in range(9)}
+    short = {number: values if number < 3 else {"lr": 1.0} for number, values in both.items()}
+    assert differences(both, short, {}).ended == "loss: the run ended after step 2, the baseline after step 8"
     late = steps(0, 1) | {7: {"eval/score": 1.0}}
     assert differences(late, steps(0, 1), {}).agrees, "a metric that one side alone has says nothing of the other"
     assert differences(steps(1, 2, 3), steps(0, 1), {}, 1).ended

@@ -184,6 +184,25 @@ def test_what_only_hashes_tell_is_no_equal_bits(tmp_path: Path) -> None:
     assert allowed == "one and two agree within what the case allows on toy"
 
 
+def test_what_was_trained_under_other_names_is_no_agreement(tmp_path: Path) -> None:
+    """Without a gradient or parameter in common nothing is told; with some of them in one layout alone, not all is."""
+    one, loss = torch.ones(3), ("loss", "loss", 1.0)
+    with pytest.raises(ReproError, match=r"no gradient and no parameter in common, such as w and inner\.w"):
+        pair(tmp_path / "renamed", [loss, ("grad", "w", one)], [loss, ("grad", "inner.w", one)])
+    found = pair(tmp_path / "more", [("grad", "w", one), ("grad", "b", one)], [("grad", "w", one)])
+    assert (found.verdict, found.untold) == ("agree", 1)
+    said = headline(LayoutResult("one", "two", "toy", "", found.verdict, {}, found, [], Cost(), 1.0, ""))
+    assert said == "one and two agree on toy, as far as is known: 1 trained tensor of one layout alone not compared"
+
+
+def test_ranks_versions_are_compared_from_either_side(tmp_path: Path) -> None:
+    """Gradients that ranks have in versions of their own part from the other layout's one, whichever comes first."""
+    ranks = [("grad", "w@0", torch.ones(3)), ("grad", "w@1", torch.zeros(3))]
+    for name, sides in (("a", (ranks, [("grad", "w", torch.ones(3))])), ("b", ([("grad", "w", torch.ones(3))], ranks))):
+        found = pair(tmp_path / name, *sides)
+        assert (found.verdict, found.signals) == ("part", 2 if name == "a" else 1)
+
+
 def test_epsilons_are_torchs() -> None:
     """The distance from 1 to the next number, as torch has it; a metric's is fp32's."""
     assert {k: v for k, v in EPSILON.items() if k != "metric"} == {

@@ -120,6 +120,15 @@ def test_a_bound_holds_for_each_time_that_a_metric_is_told(tmp_path: Path) -> No
     assert first_violation(parse_predicate("metric:entropy rtol=1", HERE), b, trace(tmp_path / "c", [told[0][:1]]))
 
 
+def test_what_the_probe_alone_tells_is_judged_too(tmp_path: Path) -> None:
+    """A metric that only the probe tells a second time has no value to be near to, were it the same number."""
+    for name, more in (("nan", math.nan), ("same", 2.0)):
+        first = metric_row("loss", "m", 2.0)
+        a, b = pair(tmp_path / name, [[first]], [[first, metric_row("loss", "m#1", more)]])
+        found = first_violation(parse_predicate("metric:m rtol=0.1", HERE), a, b)
+        assert found is not None and (found.signal, found.phase) == ("m#1", "loss")
+
+
 def test_finite_needs_no_baseline(tmp_path: Path) -> None:
     """`finite` is violated by any NaN or infinity of the probe, even one that the baseline has too."""
     rows = [[tensor("grad", "w", 1.0, math.nan)]]
@@ -146,6 +155,35 @@ def test_kl_is_over_its_limit_or_not(tmp_path: Path) -> None:
     a, b = pair(tmp_path / "none", [[tensor("forward", "x", 1.0)]], [[tensor("forward", "x", 2.0)]])
     with pytest.raises(ReproError, match="no log_probs"):
         first_violation(parse_predicate("kl>1", HERE), a, b)
+
+
+def test_kl_is_of_all_parts_of_the_column(tmp_path: Path) -> None:
+    """A second micro-batch's log-probs count with the first's, each under its own mask; a part that is gone is BAD."""
+    first = [tensor("input", "loss_mask", 1.0, 0.0), tensor("forward", "log_probs", -1.0, -2.0)]
+    second = [tensor("forward", "log_probs.1", -0.5, -3.0)]
+    moved = [tensor("forward", "log_probs.1", -0.5, -2.0)]
+    k3 = (math.expm1(1.0) - 1.0) / 3
+    for text, bad in ((f"kl>{k3 * 0.999}", True), (f"kl>{k3 * 1.001}", False)):
+        a, b = pair(tmp_path / text[:12], [first + second], [first + moved])
+        assert (first_violation(parse_predicate(text, HERE), a, b) is not None) is bad
+    a, b = pair(tmp_path / "gone", [first + second], [first])
+    assert first_violation(parse_predicate("kl>1", HERE), a, b) is not None
+
+
+def test_ulp_lets_nothing_pass_that_it_cannot_measure(tmp_path: Path) -> None:
+    """A NaN where no sample was taken, and complex numbers, of which no distance in ULP is known."""
+    rule, values = parse_predicate("ulp>4", HERE), torch.linspace(0, 1, 5000)
+    for name, other in (("nan", values.clone()), ("complex", values * 5)):
+        sides = []
+        other[1] = math.nan if name == "nan" else 0.5
+        for tensors in (values, other):
+            signals = Signals()
+            signals.take("grad", "w", tensors if name == "nan" else torch.complex(tensors, tensors))
+            sides.append([signals.rows()])
+        a, b = pair(tmp_path / name, *sides)
+        if name == "nan":
+            assert a.rows(0)[0].sketch == b.rows(0)[0].sketch, "else the sample shows it"
+        assert first_violation(rule, a, b) is not None, name
 
 
 def test_ulp_counts_representable_values(tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ def test_lines_after_the_last_dump_are_a_warning_of_a_run_that_broke_off(tmp_pat
     folder.ended()
     assert folder.rows(1) is not None
     assert folder.problems() == [f"{log} has lines of 1 step after the last rollout that has train dumps"]
+    assert not trace_of_folder(tmp_path, tmp_path / "out", log=log)[0].complete
 
 
 def test_what_has_not_changed_is_not_read_again(tmp_path: Path) -> None:

@@ -155,10 +155,18 @@ def compare(rows: Sequence[int], a: Sequence[Answer], b: Sequence[Answer]) -> Li
 
     Raises:
         ValueError: lists of other lengths, or no pair at all: nothing was compared, which is no agreement.
+        ReproError: a pair of which neither has tokens, or log-probs of all tokens: likewise.
     """
     if not rows or not len(rows) == len(a) == len(b):
         raise ValueError(f"{len(rows)} prompts, {len(a)} and {len(b)} responses cannot be compared")
-    return joined([_pair(row, x, y) for row, x, y in zip(rows, a, b, strict=True)])
+    pairs = list(zip(rows, a, b, strict=True))
+    for row, x, y in pairs:
+        if not x.tokens and not y.tokens:
+            raise ReproError(f"the engine answered prompt {row} with no token: there is nothing to compare")
+        if all(len(side.log_probs) < len(side.tokens) for side in (x, y)):
+            lacking = f"{len(x.log_probs)} log-probs for {len(x.tokens)} tokens"
+            raise ReproError(f"the engine gave {lacking} of its answer to prompt {row}: not all could be compared")
+    return joined([_pair(row, x, y) for row, x, y in pairs])
 
 
 def joined(found: Sequence[Likeness]) -> Likeness:

@@ -86,6 +86,7 @@ class RunFolder:
         self._losses: dict[int, dict[int, list[LossCall]]] = {}
         self._kinds: set[str] | None = None
         self._ended = False
+        self.broke_off = False  # whether updates were printed whose rollout's dumps are not there
         self.skipped: set[str] = set()
 
     @property
@@ -310,6 +311,7 @@ class RunFolder:
         if excess > 0:
             steps = "1 step" if excess == 1 else f"{excess} steps"
             self._problem(f"{self._log.path} has lines of {steps} after the last rollout that has train dumps")
+            self.broke_off = True
 
     def _load(self, rollout: int) -> bool:
         """Hold a rollout's columns; False where they are not all there yet."""

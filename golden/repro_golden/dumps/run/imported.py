@@ -104,7 +104,7 @@ def trace_of_folder(
                 writer.add(row)
             writer.end_step(step)
         assert writer is not None  # the first step was written, or its error raised
-        if writer.steps == last - first:
+        if writer.steps == last - first and not run.broke_off:
             writer.close({"reason": "finished", "ranks": ranks or int(layout.get("ranks", 1)), "exit": 0})
     seal(out)
     return Trace(out), [*problems, *run.problems()]

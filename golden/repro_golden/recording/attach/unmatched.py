@@ -19,6 +19,6 @@ def unmatched(trace: Trace, activations: Sequence[str], metrics: Sequence[str]) 
     none = [f"no module fits {glob!r}" for glob in activations if not fnmatch.filter(modules, glob)]
     for text in metrics:
         named = set(re.compile(text).groupindex) - {"name", "value"}
-        if named and not named & compared:
-            none.append(f"no number was found by {text!r}")
+        if lost := sorted(named - compared):
+            none.append(f"no number was found for {', '.join(lost)} by {text!r}")
     return ", ".join(none)
