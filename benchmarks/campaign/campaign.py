@@ -121,7 +121,7 @@ def shown(result: Mapping[str, Any]) -> str:
     where = f"Seed {facts['seed']}, share {facts['share']:g}, {result['seconds'] / 60:.1f} min; {facts['machine']}, "
     return "\n".join([
         table(["promise", "tried", "held", "measured"], rows), "",
-        *(["Broken:", "", *(f"- {line}" for line in broken), ""] if broken else []),
+        *(["Broken:", "", *(f"- {' '.join(line.split())}" for line in broken), ""] if broken else []),
         f"{where}{versions}, {facts['date']}, commit {facts['commit']}.",
     ])  # fmt: skip
 
