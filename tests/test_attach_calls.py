@@ -9,7 +9,7 @@ import pytest
 import torch
 import warm_kit
 
-from repro_golden.recording.attach.collect import take_dumps
+from repro_golden.recording.attach.raw import take_dumps
 from repro_golden.recording.attach.records import dump
 from repro_golden.trace import Trace, dump_path
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from typing import Any
 from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import slowest
 from repro_golden.fingerprint.share import merge
-from repro_golden.recording.attach.raw import NORM, SHOWN, number_of
+from repro_golden.recording.attach.raw import NORM, SHOWN, number_of, take_dumps
 from repro_golden.repository.git import state_of
 from repro_golden.trace import Header, Row, StepRecord, TraceWriter, seal
 from repro_golden.trace.checkpoints import checkpoint_content
@@ -24,7 +23,7 @@ from repro_golden.trace.frames import FrameReader
 from repro_golden.trace.model import METRIC, RECORDER
 from repro_golden.trace.writer import digest_row, metric_row
 
-__all__ = ["Collected", "Gathering", "cut_short", "merge_rows", "read_terminal", "take_dumps"]
+__all__ = ["Collected", "Gathering", "merge_rows", "read_terminal"]
 
 
 @dataclass(frozen=True)
@@ -373,11 +372,6 @@ def read_terminal(raw: Path) -> dict[str, str]:
     }
 
 
-def cut_short(raw: Path) -> bool:
-    """Whether a disk was full for the recorder of a rank, which then takes the right to write from its log."""
-    return any(not log.stat().st_mode & stat.S_IWUSR for log in raw.glob("rank-*.log"))
-
-
 def _read(path: Path) -> Any:
     """The JSON of a file; None where the disk was full or the process killed before it was whole."""
     try:
@@ -499,13 +493,3 @@ def _added(name: str, rows: Sequence[Row]) -> Row:
         l2=math.sqrt(math.fsum(r.l2**2 for r in distinct)),
         placement=None,
     )
-
-
-def take_dumps(raw: Path, out: Path) -> None:
-    """Move what ranks wrote whole into a trace: of each signal the lowest rank's, so that two runs show one shard."""
-    for folder in sorted((raw / "dumps").glob("*")):
-        for path in folder.glob("*.bin"):
-            target = out / "dumps" / path.name
-            if not target.exists():
-                target.parent.mkdir(exist_ok=True)
-                path.rename(target)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from repro_golden.trace.model import METRIC
 
-__all__ = ["NORM", "SHOWN", "RawLog", "number_of"]
+__all__ = ["NORM", "SHOWN", "RawLog", "cut_short", "number_of", "take_dumps"]
 
 
 class RawLog:
@@ -64,6 +65,24 @@ class RawLog:
     def close(self) -> None:
         """Close the log."""
         os.close(self._file)
+
+
+# -- what the folder of all ranks tells
+
+
+def cut_short(raw: Path) -> bool:
+    """Whether a disk was full for the recorder of a rank, which then takes the right to write from its log."""
+    return any(not log.stat().st_mode & stat.S_IWUSR for log in raw.glob("rank-*.log"))
+
+
+def take_dumps(raw: Path, out: Path) -> None:
+    """Move what ranks wrote whole into a trace: of each signal the lowest rank's, so that two runs show one shard."""
+    for folder in sorted((raw / "dumps").glob("*")):
+        for path in folder.glob("*.bin"):
+            target = out / "dumps" / path.name
+            if not target.exists():
+                target.parent.mkdir(exist_ok=True)
+                path.rename(target)
 
 
 # -- numbers as rows hold them: read by who recorded them, and by who puts ranks together, who needs no torch for it

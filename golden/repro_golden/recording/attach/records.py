@@ -90,7 +90,7 @@ class Records:
 
 
 def dump(out: str, at: Sequence[Any], tensor: torch.Tensor, rank: int) -> None:
-    """Write all of a signal beside the records; that of the lowest rank will stand: see `collect.take_dumps`.
+    """Write all of a signal beside the records; that of the lowest rank will stand: see `raw.take_dumps`.
 
     Args:
         out: The folder of raw records.
