@@ -291,6 +291,7 @@ def test_an_end_that_goes_on_or_fails_is_told(tmp_path: Path) -> None:
     result, progress = bisect(repo, "HEAD~1..HEAD", "--", sys.executable, "train.py")
     assert result["outcome"] == "agree"
     assert "goes on after the 4 steps of GOOD: no more are compared\n" in progress
+    assert [text in progress for text in result["remarks"]] == [True]
     repo = start(tmp_path / "case")
     edit(repo, "import argparse\n", "import argparse, atexit\n", "Import")
     with (repo.root / "train.py").open("a") as file:
@@ -299,9 +300,23 @@ def test_an_end_that_goes_on_or_fails_is_told(tmp_path: Path) -> None:
     result, progress = bisect(repo, "HEAD~1..HEAD")
     assert result["outcome"] == "agree"
     assert "its program failed (exit code 3) after 6 steps, and GOOD's did not" in progress
+    assert [text in progress for text in result["remarks"]] == [True]
     done = repo.repro("report", "pr", "HEAD~1..HEAD", "--out", "out")
     assert done.returncode == 2, done.stdout
     assert "what was trained agrees, but its program failed (exit code 3)" in done.stdout + done.stderr
+
+
+def test_a_replay_that_fails_at_its_end_is_not_verified(tmp_path: Path) -> None:
+    """What was trained agrees with the golden run; the program's failure after it is code 3, and no agreement."""
+    repo = start(tmp_path, case=CASE.replace("steps = 6", "steps = 2").replace("--steps 6", "--steps 2"))
+    repo.repro("init")
+    done = repo.repro("golden", "record")
+    assert done.returncode == 0, done.stderr
+    with (repo.root / "train.py").open("a") as file:
+        file.write("raise SystemExit(3)\n")
+    done = repo.repro("golden", "verify")
+    assert done.returncode == 3, done.stdout
+    assert "what was trained agrees, but its program failed (exit code 3) after 2 steps" in done.stderr
 
 
 def test_a_run_shorter_than_its_case_is_told(tmp_path: Path) -> None:

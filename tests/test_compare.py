@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Bound, Compare
 from repro_golden.compare.traces import compare, first_divergent_index, violations
+from repro_golden.recording.attach.unmatched import unmatched
 from repro_golden.recording.recorder import Recorder, dump_path
 from repro_golden.trace import PHASES, Header, Row, Trace, TraceWriter, seal
 from repro_golden.trace.signals import Signals
@@ -362,3 +363,22 @@ def test_a_mask_of_any_dtype_masks(tmp_path: Path, dtype: torch.dtype) -> None:
     ]
     k1, k3 = compare(*pair(tmp_path, [sides[0]], [sides[1]])).kl[0]
     assert (k1, k3) == (0.25, (math.expm1(-0.5) + 0.5) / 2)
+
+
+def test_each_number_that_a_pattern_asks_for_is_asked_after(tmp_path: Path) -> None:
+    """Of two that one pattern names the one that was never told is named; a pattern of names asks for none."""
+    trace = write(tmp_path, [metrics(loss=1.0)])
+    assert unmatched(trace, [], [r"loss=(?P<loss>\S+)", r"(?P<name>\w+)=(?P<value>\S+)"]) == ""
+    both = r"loss=(?P<loss>\S+)|kl=(?P<kl>\S+)"
+    assert unmatched(trace, [], [both]) == f"no number was found for kl by {both!r}"
+
+
+def test_what_is_not_finite_is_found_where_nothing_masks(tmp_path: Path) -> None:
+    """NaN in a moving average or a frozen parameter counts; an infinite buffer, or one of a module, is a mask."""
+    bad = torch.tensor([1.0, math.nan])
+    for name, counts in (("copy/ema/w", True), ("frozen/w", True), ("buffer/mask", False), ("module/ref/mask", False)):
+        trace = write(tmp_path / name, [[row_of("grad", "w", torch.ones(2)), row_of("update", name, bad)]])
+        found = (0, "update", name) if counts else None
+        assert trace.first_nonfinite() == found
+        seal(trace.directory)
+        assert Trace(trace.directory).first_nonfinite() == found

@@ -17,7 +17,7 @@ from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Bound
 from repro_golden.trace import Header, Row, Trace, TraceWriter
 from repro_golden.trace.signals import Signals
-from repro_golden.trace.writer import metric_row
+from repro_golden.trace.writer import digest_row, metric_row
 
 torch.set_num_threads(1)
 HEADER = Header({"name": "t"}, "rollouts", {}, {}, steps=9)
@@ -184,6 +184,14 @@ def test_ulp_lets_nothing_pass_that_it_cannot_measure(tmp_path: Path) -> None:
         if name == "nan":
             assert a.rows(0)[0].sketch == b.rows(0)[0].sketch, "else the sample shows it"
         assert first_violation(rule, a, b) is not None, name
+
+
+def test_ulp_does_not_judge_hashes(tmp_path: Path) -> None:
+    """A file that differs by a rounding has another hash, which says no more than that: it is no violation."""
+    rows = [digest_row("update", "saved/last.pt", bytes([n]) * 32) for n in (1, 2)]
+    a, b = pair(tmp_path, [[tensor("grad", "w", 1.0), rows[0]]], [[tensor("grad", "w", 1.0), rows[1]]])
+    assert first_violation(Bitwise(), a, b) is not None
+    assert first_violation(parse_predicate("ulp>4", HERE), a, b) is None
 
 
 def test_ulp_counts_representable_values(tmp_path: Path) -> None:

@@ -319,6 +319,9 @@ def test_an_incomplete_trace_does_not_agree(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 3
         assert f"B is incomplete: {why}" in done.stdout
+        done = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        found = json.loads(done.stdout)
+        assert (found["equal"], found["divergence"], len(found["incomplete"])) == (False, None, 1)
 
 
 @pytest.mark.whole

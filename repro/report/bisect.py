@@ -237,8 +237,8 @@ def _skipped(result: BisectResult, what: str) -> list[Skipped]:
 
 
 def looked_line(result: BisectResult) -> str:
-    """By what the commits were judged."""
-    return one_line(f"looked at {result.looked}")
+    """By what the commits were judged, and what else is to be known of the ends."""
+    return one_line("; ".join([*result.remarks, f"looked at {result.looked}"]))
 
 
 def cost_line(result: BisectResult, what: str = "commit") -> str:

@@ -106,7 +106,7 @@ def _full(asked: Asked, scenario: Scenario, whole: Path, place: Path, tries: int
             filler.unlink()
             again = run(scenario, there)
             if (found := scenario.answer(again, there)) != answer:
-                faults.append(f"with space again {again.fault()} it says {str(found)[-300:]}")
+                faults.append(f"with space again {again.fault() or 'it ended'}: {str(found)[-300:]}")
             if extra := leftovers(there):
                 faults.append(f"left for ever: {extra[:3]}")
         promise.judge(not faults, f"{left} bytes left: {'; '.join(faults)}")

@@ -35,6 +35,7 @@ class Endpoints:
         noise: How two replays of GOOD differ, so that a single verdict is not to be trusted.
         renames: What BAD calls otherwise.
         ahead: What came of the points that were probed beside BAD.
+        remarks: What is to be known of the ends beside their numbers.
     """
 
     def __init__(self, scheduler: Scheduler, golden: GoldenRun | None, states: Path, *, open_end: bool) -> None:
@@ -54,6 +55,7 @@ class Endpoints:
         self.noise: str | None = None
         self.renames = NOTHING
         self.ahead: dict[str, Answer] = {}
+        self.remarks: list[str] = []
 
     def by_exit_code(self, runs: int = 1) -> Interval | None:
         """GOOD must exit with 0 and BAD must not; None where `noise` says that one run proves nothing.
@@ -165,10 +167,14 @@ class Endpoints:
     def _tell_end(self, baseline: Trace, last: Trace) -> None:
         """Tell what of BAD is another than GOOD although all that both trained is the same."""
         bad = f"BAD {short(self.scheduler.history.bad)}"
+        told = []
         if len(last.steps) > len(baseline.steps):
-            self.scheduler.say(f"{bad} goes on after the {len(baseline.steps)} steps of GOOD: no more are compared")
+            told.append(f"{bad} goes on after the {len(baseline.steps)} steps of GOOD: no more are compared")
         if why := failed_since(baseline, last):
-            self.scheduler.say(f"{bad}: {why}, and GOOD's did not: `--when exit` searches for that")
+            told.append(f"{bad}: {why}, and GOOD's did not: `--when exit` searches for that")
+        for text in told:
+            self.scheduler.say(text)
+        self.remarks += told
 
     def _tell_base(self) -> None:
         good, named = self.scheduler.history.good, self.scheduler.history.named
@@ -192,7 +198,7 @@ class Endpoints:
         if self._open_end and len(baseline.steps) < case.steps:
             experiment = case.case.model_copy(update={"steps": len(baseline.steps)})
             self.prober.case = case.model_copy(update={"case": experiment})
-        self.scheduler.tell_length("GOOD", baseline)
+        self.remarks += self.scheduler.tell_length("GOOD", baseline)
         return baseline, again[0] if again else None
 
     def _same_as_named(self, baseline: Trace, other: Trace) -> None:

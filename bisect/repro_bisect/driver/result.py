@@ -110,6 +110,7 @@ class BisectResult:
         golden: The golden run that served as GOOD's first run, if one did.
         renames: What BAD calls otherwise than GOOD, where their numbers are compared by bits.
         looked: What the others were judged by: what of GOOD's run the predicate reads.
+        remarks: What is to be known of the ends beside their numbers: how many steps were compared, and how they ended.
     """
 
     outcome: Outcome
@@ -143,6 +144,7 @@ class BisectResult:
     diagnoses: Mapping[str, str] = field(default_factory=dict)
     renames: Renames = NOTHING
     looked: Coverage = field(default_factory=Coverage)
+    remarks: Sequence[str] = ()
     earlier: Divergence | None = None
     ends: Sequence[PointInfo] = ()
     named: str = ""

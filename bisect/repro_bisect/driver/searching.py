@@ -151,6 +151,7 @@ class Searching(ABC, Generic[R]):
             accepted=accepted or {good: "GOOD", bad: "BAD"},
             one_step=self.one_step,
             looked=self.predicate.looked(self.ends.baseline),
+            remarks=self.ends.remarks,
             seconds=time.monotonic() - self._began,
             answered=self.answered,
             machine=self.prober.machine,

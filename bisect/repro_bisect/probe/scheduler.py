@@ -136,11 +136,18 @@ class Scheduler:
             self.diagnoses.update(dict.fromkeys(commits, diagnosis))
             self.say(f"  {diagnosis}")
 
-    def tell_length(self, name: str, trace: Trace) -> None:
-        """Tell where a run that ended by itself made fewer steps than the case asks for: no more are compared."""
+    def tell_length(self, name: str, trace: Trace) -> list[str]:
+        """Tell where a run that ended by itself made fewer steps than the case asks for: no more are compared.
+
+        Returns:
+            What was told, if anything.
+        """
         made, asked = len(trace.steps), self.prober.case.steps
-        if made < asked < OPEN_END:
-            self.say(f"{name} ends by itself after {made} of the {asked} steps of the case: no more are compared")
+        if not made < asked < OPEN_END:
+            return []
+        text = f"{name} ends by itself after {made} of the {asked} steps of the case: no more are compared"
+        self.say(text)
+        return [text]
 
     def say(self, text: str, search: Search[str] | None = None, posterior: Mapping[str, float] | None = None) -> None:
         """Tell whoever watches."""

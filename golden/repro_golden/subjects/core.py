@@ -1,6 +1,6 @@
 """Subjects behind the door (`repro_core.CONTRACT`): all runs of a launch in one replay child.
 
-Where several ranks train, `core_ranks` starts one for each.
+Where several ranks train, each has one.
 """
 
 from __future__ import annotations
