@@ -317,6 +317,8 @@ def test_a_replay_that_fails_at_its_end_is_not_verified(tmp_path: Path) -> None:
     done = repo.repro("golden", "verify")
     assert done.returncode == 3, done.stdout
     assert "what was trained agrees, but its program failed (exit code 3) after 2 steps" in done.stderr
+    done = repo.repro("golden", "approve", "--reason", "it fails")
+    assert "note: the program failed (exit code 3) after its last step" in done.stdout + done.stderr
 
 
 def test_a_run_shorter_than_its_case_is_told(tmp_path: Path) -> None:

@@ -228,6 +228,8 @@ class _Recording:
             self.say(f"  note: your launch sets {name}={value}; a deterministic replay asks for another value")
         if not golden.complete:
             raise ReproError(f"{self.case.name} ended after {len(golden.steps)} of {self.case.steps} steps")
+        if code := (golden.end or {}).get("exit", 0):
+            self.say(f"  note: the program failed (exit code {code}) after its last step; a replay may do so too")
         return golden
 
     def _whole(self, golden: Trace) -> Trace:
