@@ -73,7 +73,7 @@ def test_an_unknown_key_suggests_the_nearest_real_one(tmp_path: Path, text: str,
     ("text", "known"),
     [
         (CASE + "[zzz]\n", "known: case, subject, observe, compare, first_step, resources"),
-        (CASE + "[resources]\nzzz = 1\n", "known: cpus, gpus, ranks"),
+        (CASE + "[resources]\nzzz = 1\n", "known: cpus, gpus, ranks, other_ranks"),
         (BOUNDS + "zzz = 1\n", "known: rtol, atol"),
     ],
 )

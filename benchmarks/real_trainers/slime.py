@@ -58,6 +58,7 @@ env = {{ LAB = "{work}/lab"{env} }}
 
 [resources]
 ranks = 1
+other_ranks = {other_ranks}
 gpus = 1
 """
 LAYOUTS = """
@@ -77,8 +78,12 @@ gpus = 2
 env = { SUBMIT = "1" }
 """
 CASES = {
-    "tiny": {"rollouts": "tiny", "env": ""},
-    "critic": {"rollouts": "tiny", "env": ', EST = "ppo", MORE = "--kl-coef 0.05 --ref-load {work}/saved"'},
+    "tiny": {"rollouts": "tiny"},
+    "critic": {
+        "rollouts": "tiny",
+        "env": ', EST = "ppo", MORE = "--kl-coef 0.05 --ref-load {work}/saved"',
+        "other_ranks": "1",
+    },
     "stale": {"rollouts": "stale", "env": ', MORE = "--use-rollout-logprobs --eps-clip-c 3.0"'},
     "reinforce": {"rollouts": "tiny", "env": ', EST = "reinforce_plus_plus", MORE = "--normalize-advantages"'},
 }
@@ -254,7 +259,8 @@ def checkout(work: Path) -> None:
     shutil.copytree(work / "lab" / "stale", place / "golden" / "rollouts" / "stale")
     (place / "golden" / "cases").mkdir()
     for name, facts in CASES.items():
-        values = {key: value.replace("{work}", str(work)) for key, value in facts.items()}
+        values = {"env": "", "other_ranks": "0"} | facts
+        values = {key: value.replace("{work}", str(work)) for key, value in values.items()}
         text = CASE.format(name=name, work=work, **values) + LAYOUTS * (name == "tiny")
         (place / "golden" / "cases" / f"{name}.toml").write_text(text)
     print(run("repro init", work, time.monotonic() + 60)["output"])

@@ -142,6 +142,13 @@ class Resources(Table):
     gpus: int = Field(default=0, ge=0)
     ranks: int = Field(default=1, ge=1)
     """Processes that train. One that leaves no trace is an error."""
+    other_ranks: int = Field(default=0, ge=0)
+    """Processes of other trainings beside it, such as a critic's. They are recorded, and write no dumps."""
+
+    @property
+    def processes(self) -> int:
+        """All that train."""
+        return self.ranks + self.other_ranks
 
 
 class Case(Table):
@@ -170,6 +177,8 @@ class Case(Table):
                 raise ValueError("case.rollouts is not set, but {rollouts} is asked for")
         elif self.case.rollouts is None:
             raise ValueError("case.rollouts: Field required")
+        elif self.resources.other_ranks:
+            raise ValueError("resources.other_ranks: a trainer of kind core trains alone")
         elif self.observe != Observe():
             raise ValueError("observe is for kind command: a trainer of kind core says itself what it observes")
         return self
@@ -203,7 +212,8 @@ class Case(Table):
         """What decides the numbers of a run, as JSON types: the subject, its resources and the number of steps."""
         apart = {"timeout", "check", "save", "resume", "environments", "link"} | unset_keys(self.subject)
         subject = self.subject.model_dump(mode="json", exclude=apart)
-        fields = {"name": self.name, "steps": self.steps, "subject": subject, "resources": self.resources.model_dump()}
+        resources = self.resources.model_dump(exclude=None if self.resources.other_ranks else {"other_ranks"})
+        fields = {"name": self.name, "steps": self.steps, "subject": subject, "resources": resources}
         if self.subject.program:
             fields["observe"] = self.observe.to_mapping()
         return fields

@@ -19,7 +19,7 @@ __all__ = ["Coverage", "coverage_of", "only_bounds"]
 _SHOWN = 4
 """Objects of a kind that a sentence names."""
 _NOTHING = "nothing"
-_OPTIMIZERS = re.compile(r"(?:optimizer\.\d+/)?(?:lr(?:/\d+)?|skipped)(?:@\d+)?")
+_OPTIMIZERS = re.compile(r"(?:training\.\d+/)?(?:optimizer\.\d+/)?(?:lr(?:/\d+)?|skipped)(?:@\d+)?")
 """Metrics that the recorder reads of optimizers, in every program."""
 
 

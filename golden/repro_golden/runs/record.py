@@ -255,7 +255,7 @@ class _Recording:
             results.append(proof)
             self.show([proof], f"proof {len(results)} of {total}: ")
 
-        workers = max(1, (os.cpu_count() or 1) // (self.case.resources.cpus * self.case.resources.ranks))
+        workers = max(1, (os.cpu_count() or 1) // (self.case.resources.cpus * self.case.resources.processes))
         with ThreadPoolExecutor(max_workers=workers) as pool, self._ended_together():
             again = pool.submit(self._side, "again", steps, rollouts, observed=True)
             # without a recorder there is nothing that could have changed the run

@@ -337,7 +337,7 @@ def _gathering(job: _Job, out: Path) -> Gathering | Written:
     if job.addition is None or job.recorded:
         more = job.addition.rows if job.addition else lambda _: ()
         files = Path(job.tokens["checkpoint"]) if "{checkpoint}" in job.command else None
-        return Gathering(job.raw, out, job.header, job.case.resources.ranks, more, files, job.run.steps)
+        return Gathering(job.raw, out, job.header, job.case.resources.processes, more, files, job.run.steps)
 
     def header() -> Header:
         who = identity_in(job.case, job.python, job.variables, job.place.home or job.place.root)

@@ -68,7 +68,7 @@ class Cluster:
             checkout, list({history.commit(p): None for p in (history.good, history.named, *history.parents)})
         )
         packed = pack_commits(checkout, commits)
-        need = {"CPU": case.resources.cpus * case.resources.ranks, "GPU": case.resources.gpus}
+        need = {"CPU": case.resources.cpus * case.resources.processes, "GPU": case.resources.gpus}
         self._trust = checkout.trust
         self._ray = _connect(address, checkout)
         try:

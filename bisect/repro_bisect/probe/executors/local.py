@@ -69,7 +69,7 @@ class Local:
 
 def default_jobs(case: Case) -> int:
     """As many probes at once as the processors and GPUs serve."""
-    jobs = (os.cpu_count() or 1) // (case.resources.cpus * case.resources.ranks)
+    jobs = (os.cpu_count() or 1) // (case.resources.cpus * case.resources.processes)
     if case.resources.gpus:
         jobs = min(jobs, len(_gpus()) // case.resources.gpus)
     elif case.subject.program and _gpus():

@@ -1,29 +1,28 @@
-"""From the raw records of all ranks to one trace: replicas once, shares added up, what differs by rank kept apart."""
+"""From the raw records of all ranks to one trace, also while they are written."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
 from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import slowest
-from repro_golden.fingerprint.share import merge
-from repro_golden.recording.attach.raw import NORM, SHOWN, number_of, take_dumps
+from repro_golden.recording.attach.merging import merge_rows
+from repro_golden.recording.attach.raw import SHOWN, number_of, take_dumps
 from repro_golden.repository.git import state_of
 from repro_golden.trace import Header, Row, StepRecord, TraceWriter, seal
 from repro_golden.trace.checkpoints import checkpoint_content
 from repro_golden.trace.families import BESIDE, family, file_of, plain
 from repro_golden.trace.frames import FrameReader
 from repro_golden.trace.model import METRIC, RECORDER
-from repro_golden.trace.writer import digest_row, metric_row
+from repro_golden.trace.writer import digest_row
 
-__all__ = ["Collected", "Gathering", "merge_rows", "read_terminal"]
+__all__ = ["Collected", "Gathering", "read_terminal"]
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,15 @@ class _Rank:
 
     Steps of different optimizers that follow each other are put in the order of their labels, up to where one of them
     steps again. The first optimizer's signals keep their names, the k-th other's begin with ``optimizer.k/``.
+
+    Attributes:
+        first: The label of the optimizer that stepped first; "" before its step, or of a recorder that has none.
     """
 
     def __init__(self, log: Path) -> None:
         self.log = log
         self.about = _read(log.with_suffix(".json"))
+        self.first = ""
         self.ready: deque[tuple[str, list[Row]]] = deque()
         self.labels: set[str] = set()
         self.steps = 0
@@ -76,6 +79,7 @@ class _Rank:
         """Take what was written since."""
         for _, rows, label in self._frames.more():
             self.steps += 1
+            self.first = self.first or label
             self.labels.add(label)
             if not label:  # of a recorder that writes steps, and not those of optimizers
                 self.ready.append((label, rows))
@@ -101,16 +105,52 @@ class _Rank:
             self._window[label] = [row for row in rows if family(row.phase, row.name) not in BESIDE]
         for place, (label, rows) in enumerate(sorted(self._window.items()), 1):
             number = self._numbers.setdefault(label, len(self._numbers))
-            numbered = [_told_apart(row, number) for row in rows] if number else rows
+            numbered = [_told_apart(row, f"optimizer.{number}/") for row in rows] if number else rows
             self.ready.append((label, numbered + beside if place == len(self._window) else numbered))
         self._window.clear()
 
 
-def _told_apart(row: Row, number: int) -> Row:
-    prefix = f"optimizer.{number}/"
+def _told_apart(row: Row, prefix: str) -> Row:
     if row.name.startswith("start/"):
         return replace(row, name=f"start/{prefix}{row.name.removeprefix('start/')}")
     return replace(row, name=prefix + row.name) if row.phase in ("grad", "update") else row
+
+
+def _of_training(number: int, row: Row) -> Row:
+    """A row of the k-th training beside the first, as its name says: its numbers are other numbers too."""
+    prefix = f"training.{number}/"
+    if not number:
+        return row
+    before = next((word for word in (SHOWN, "start/") if row.name.startswith(word)), "")
+    return replace(row, name=f"{before}{prefix}{row.name.removeprefix(before)}")
+
+
+def _trainings(ranks: Sequence[_Rank]) -> list[list[_Rank]]:
+    """The ranks of each of several trainings beside each other, such as an actor's and a critic's.
+
+    A training is told by its process group, and put in order by the optimizer that steps first on its rank 0: of two
+    with the same nobody could say in the next run which is which.
+
+    Raises:
+        ReproError: they are not several, each with its own.
+    """
+    numbers = [int(rank.about["rank"]) for rank in ranks]
+    if len({*numbers}) == len(numbers):
+        return [[*ranks]]
+    groups: dict[str, list[_Rank]] = {}
+    for rank in sorted(ranks, key=lambda rank: int(rank.about["rank"])):
+        if not rank.first:
+            rank.read()
+        groups.setdefault(rank.about.get("group", ""), []).append(rank)
+    whole = [[rank.about["rank"] for rank in group] == list(range(len(group))) for group in groups.values()]
+    firsts = [group[0].first for group in groups.values()]
+    if not all(whole) or "" in firsts or len({*firsts}) < len(firsts):
+        twice = next(number for number in numbers if numbers.count(number) > 1)
+        raise ReproError(
+            f"{numbers.count(twice)} processes trained as rank {twice}, and nothing tells them apart: "
+            "trace one program at a time"
+        )
+    return sorted(groups.values(), key=lambda group: group[0].first)
 
 
 HeaderOf = Callable[[Mapping[str, Any], int], Header]
@@ -144,6 +184,7 @@ class Gathering:
         self._raw, self._out, self._header, self._want, self._more = raw, out, header, ranks, more
         self._most = most
         self._ranks: list[_Rank] = []
+        self._sizes: list[int] = []  # how many of them each training has
         self._writer: TraceWriter | None = None
         self._first_step = 0
         self._files, self._ending = files, False
@@ -166,7 +207,7 @@ class Gathering:
             raise ReproError(refused.read_text(encoding="utf-8"))
         if not self._ranks:
             ranks = self._find()
-            if not ranks or len(ranks) < self._wanted(ranks):
+            if not ranks or len(ranks) < self._wanted(ranks) or not _told(ranks):
                 return []
             self._open(ranks)
         records = []
@@ -253,10 +294,11 @@ class Gathering:
 
     def _of_unequal_ranks(self) -> str:
         """What is wrong where ranks recorded different numbers of steps; "" where they did not, or were to stop."""
-        made = {rank.about["rank"]: rank.steps for rank in self._ranks}
-        if self._enough() or len({*made.values()}) == 1:
+        made = [rank.steps for rank in self._ranks]
+        if self._enough() or len({*made}) == 1:
             return ""
-        return f"ranks recorded different numbers of steps: {', '.join(f'{made[k]} on rank {k}' for k in sorted(made))}"
+        told = ", ".join(f"{steps} on rank {rank.about['rank']}" for steps, rank in zip(made, self._ranks, strict=True))
+        return f"ranks recorded different numbers of steps: {told}"
 
     def _cut(self, complete: bool) -> str:
         """What is wrong where a process did not say that it had ended; "" where all did, or made all that was asked."""
@@ -293,7 +335,9 @@ class Gathering:
         if not all(rank.about for rank in ranks):
             raise self._none_whole(code)
         self._check(ranks)
-        self._ranks = ranks
+        trainings = _trainings(ranks)
+        self._ranks = [rank for training in trainings for rank in training]
+        self._sizes = [len(training) for training in trainings]
 
     def _check(self, ranks: Sequence[_Rank]) -> None:
         """Refuse records that are not one of each rank that there must be, by this recorder, of the code in question.
@@ -304,15 +348,20 @@ class Gathering:
         present = sorted(rank.about["rank"] for rank in ranks)
         if any(rank.about["recorder"] != RECORDER for rank in ranks):
             raise ReproError("the program imports another version of repro_golden: use one in both environments")
+        want = self._wanted(ranks)
         if len(set(present)) < len(present):
             twice = next(r for r in present if present.count(r) > 1)
-            raise ReproError(f"{present.count(twice)} processes trained as rank {twice}: trace one program at a time")
-        want = self._wanted(ranks)
-        if present != list(range(want)):
+            if len(present) != want:
+                raise ReproError(
+                    f"{present.count(twice)} processes trained as rank {twice}: trace one program at a time, or "
+                    "say how many processes train in all (--ranks; in a case resources.other_ranks: a critic's)"
+                )
+            _trainings(ranks)
+        elif present != list(range(want)):
             missing = sorted(set(range(want)) - set(present))
             raise ReproError(
                 f"{len(present)} of {want} ranks recorded steps (missing: {missing or 'none'}, found: {present}): "
-                "resources.ranks (--ranks) says how many there must be"
+                "resources.ranks and other_ranks (--ranks) say how many there must be"
             )
         if outside := next((rank.about["outside"] for rank in ranks if rank.about["outside"]), None):
             module = next((m for m in outside if m != "__main__"), outside[0])
@@ -327,7 +376,13 @@ class Gathering:
             header = self._header(self._ranks[0].about, seen)
             self._writer, self._first_step = TraceWriter(self._out, header, sealing=True), header.first_step
         metrics, others = set[str](), set[tuple[str, str]]()
-        for row in itertools.chain(merge_rows(ranks, everywhere=behind_the_door), more):
+        rest = iter(ranks)
+        merged = (
+            _of_training(number, row)
+            for number, size in enumerate(self._sizes)
+            for row in merge_rows(list(itertools.islice(rest, size)), everywhere=behind_the_door)
+        )
+        for row in itertools.chain(merged, more):
             if row.name.startswith(SHOWN):
                 if row.dtype == METRIC:
                     self._writer.show(row.name.removeprefix(SHOWN), number_of(row))
@@ -365,11 +420,27 @@ def _plain_file(name: str) -> str:
 
 def read_terminal(raw: Path) -> dict[str, str]:
     """What the runs of all ranks ended with, by rank and name."""
-    return {
-        f"{path.stem}/{name}": value
-        for path in sorted(raw.glob("rank-*.terminal"))
+    ends = [
+        ("-".join(path.stem.split("-")[:2]), name, value)  # without a process's number
+        for path in raw.glob("rank-*.terminal")
         for name, value in (_read(path) or {}).items()
-    }
+    ]
+    told: dict[str, str] = {}
+    for rank, name, value in sorted(ends):
+        key = f"{rank}/{name}"
+        while key in told:
+            key += ".again"
+        told[key] = value
+    return told
+
+
+def _told(ranks: Sequence[_Rank]) -> bool:
+    """Whether it is known which training each of several processes of one rank belongs to: each has made a step."""
+    if len({rank.about["rank"] for rank in ranks}) == len(ranks):
+        return True
+    for rank in ranks:
+        rank.read()
+    return all(rank.first for rank in ranks)
 
 
 def _read(path: Path) -> Any:
@@ -378,118 +449,3 @@ def _read(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-
-
-def merge_rows(ranks: Sequence[Sequence[Row]], *, everywhere: bool = False) -> Iterator[Row]:
-    """The rows of one step: one for each signal that all ranks agree on or hold shares of, else one for each rank.
-
-    Args:
-        ranks: What each of them has.
-        everywhere: Whether what has no placement must be every rank's, as behind the door, where whoever holds a tensor
-            that others lack says so by its placement. Foreign programs give none: there a signal may be a pipeline
-            stage's alone.
-
-    Raises:
-        ReproError: shares that do not add up to a tensor.
-    """
-    by_signal: dict[tuple[str, str], list[tuple[int, Row]]] = {}
-    for rank, rows in enumerate(ranks):
-        for row in rows:
-            by_signal.setdefault((row.phase, row.name), []).append((rank, row))
-    for (phase, name), held in by_signal.items():
-        if everywhere:
-            lacking = _lacking(phase, name, by_signal, len(ranks))  # a whole tensor's placement counts here
-            held = [(rank, _bare(row)) for rank, row in held]
-        else:
-            lacking = _foreign_lacking(phase, name, by_signal, len(ranks))
-        rows = [row for _, row in held]
-        if NORM in name and rows[0].dtype == METRIC:
-            yield _norm(rows[0].phase, name, [number_of(row) for row in rows])
-        elif _placed(rows) and not _parted(rows) and not lacking:
-            yield _added(name, rows)
-        elif len({row.fingerprint for row in rows}) == 1 and not lacking:
-            yield rows[0]
-        else:
-            yield from _apart(name, held)
-
-
-def _apart(name: str, held: Sequence[tuple[int, Row]]) -> Iterator[Row]:
-    return (replace(row, name=f"{name}@{rank}") for rank, row in held)
-
-
-def _bare(row: Row) -> Row:
-    """A row as a trace has it: no placement where it is of the whole tensor."""
-    return replace(row, placement=None) if row.placement is not None and row.whole else row
-
-
-def _lacking(phase: str, name: str, held: Mapping[tuple[str, str], Sequence[tuple[int, Row]]], ranks: int) -> bool:
-    """Whether a rank does not have a signal that it must have behind the door.
-
-    What has no placement is every rank's. The gradient of a part of a weight is at least on the ranks that have the
-    updated weight's part, and the other way round; a distributed optimizer cuts the two otherwise, and says so.
-    """
-    rows = held[phase, name]
-    have = {rank for rank, _ in rows}
-    if not _placed([row for _, row in rows]):
-        return len(have) < ranks
-    other = held.get(("update" if phase == "grad" else "grad", name), ()) if phase in ("grad", "update") else ()
-    alike = {row.placement for _, row in rows} == {row.placement for _, row in other}
-    return alike and not {rank for rank, _ in other} <= have
-
-
-def _foreign_lacking(
-    phase: str, name: str, held: Mapping[tuple[str, str], Sequence[tuple[int, Row]]], ranks: int
-) -> bool:
-    """The same of a foreign program: a rank that has a parameter has its gradient, and all skip a step or none does."""
-    rows = held[phase, name]
-    if _placed([row for _, row in rows]):
-        return False
-    if phase == "update" and name.rpartition("/")[2] == "skipped":
-        return len(rows) < ranks
-    owners = held.get(("update", name), ()) if phase == "grad" else ()
-    return bool(owners) and len(rows) != len(owners)
-
-
-def _placed(rows: Sequence[Row]) -> bool:
-    return any(row.placement is not None for row in rows)
-
-
-def _parted(rows: Sequence[Row]) -> bool:
-    """Whether ranks that hold the same part of a tensor hold other bits of it."""
-    held: dict[Any, Any] = {}
-    for row in rows:
-        share = row.share
-        part, bits = (share.runs, share.edges) if share else (None, ())
-        if held.setdefault(part, (row.lanes, bits)) != (row.lanes, bits):
-            return True
-    return False
-
-
-def _norm(phase: str, name: str, parts: Sequence[float]) -> Row:
-    """The norm of which ranks have the norms of their shards."""
-    name, _, order = name.partition(NORM)
-    p = float(order)
-    if math.isinf(p):
-        return metric_row(phase, name, max(parts))
-    return metric_row(phase, name, math.fsum(abs(part) ** p for part in parts) ** (1 / p))
-
-
-def _added(name: str, rows: Sequence[Row]) -> Row:
-    shares = [row.share for row in rows]
-    if any(share is None for share in shares):  # one rank may hold all of a small tensor, and others nothing of it
-        full = [row for row, share in zip(rows, shares, strict=True) if share is None]
-        if any(share is not None and share.runs for share in shares) or len({row.fingerprint for row in full}) > 1:
-            raise ReproError(f"{name} is whole on one rank and sharded on another: trace one layout at a time")
-        return full[0]
-    whole = merge([share for share in shares if share is not None])
-    if not whole.whole:
-        raise ReproError(f"the ranks hold only a part of {name}: a rank is missing")
-    distinct = list({row.placement: row for row in rows}.values())
-    return replace(
-        rows[0],
-        lanes=whole.lanes,
-        nonfinite=sum(r.nonfinite for r in distinct),
-        absmax=max(r.absmax for r in distinct),
-        l2=math.sqrt(math.fsum(r.l2**2 for r in distinct)),
-        placement=None,
-    )

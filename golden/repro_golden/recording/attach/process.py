@@ -40,12 +40,20 @@ def facts(settings: Settings) -> dict[str, Any]:
         "rank": rank,
         "world": world,
         "pid": os.getpid(),
+        "group": _training(world),
         "argv": sys.orig_argv,
         "identity": collect(os.environ, threads=threads, ranks=world).to_mapping(),
         "switches": _switches(),
         "groups": _groups(),
         "outside": outside(settings.home, settings.place),
     }
+
+
+def _training(world: int) -> str:
+    """What the ranks of one training have in common, and no other process at that time."""
+    if world == 1 or "MASTER_PORT" not in os.environ:
+        return str(os.getpid()) if world == 1 else ""
+    return f"{os.environ.get('MASTER_ADDR', '')}:{os.environ['MASTER_PORT']}"
 
 
 def _distributed() -> bool:

@@ -1,0 +1,135 @@
+"""The rows that several ranks recorded of one step, as rows of one trace.
+
+Replicas stand once, shares are added up, and what differs by rank is kept apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from repro_golden.base.errors import ReproError
+from repro_golden.fingerprint.share import merge
+from repro_golden.recording.attach.raw import NORM, number_of
+from repro_golden.trace import Row
+from repro_golden.trace.model import METRIC
+from repro_golden.trace.writer import metric_row
+
+__all__ = ["merge_rows"]
+
+
+def merge_rows(ranks: Sequence[Sequence[Row]], *, everywhere: bool = False) -> Iterator[Row]:
+    """The rows of one step: one for each signal that all ranks agree on or hold shares of, else one for each rank.
+
+    Args:
+        ranks: What each of them has.
+        everywhere: Whether what has no placement must be every rank's, as behind the door, where whoever holds a tensor
+            that others lack says so by its placement. Foreign programs give none: there a signal may be a pipeline
+            stage's alone.
+
+    Raises:
+        ReproError: shares that do not add up to a tensor.
+    """
+    by_signal: dict[tuple[str, str], list[tuple[int, Row]]] = {}
+    for rank, rows in enumerate(ranks):
+        for row in rows:
+            by_signal.setdefault((row.phase, row.name), []).append((rank, row))
+    for (phase, name), held in by_signal.items():
+        if everywhere:
+            lacking = _lacking(phase, name, by_signal, len(ranks))  # a whole tensor's placement counts here
+            held = [(rank, _bare(row)) for rank, row in held]
+        else:
+            lacking = _foreign_lacking(phase, name, by_signal, len(ranks))
+        rows = [row for _, row in held]
+        if NORM in name and rows[0].dtype == METRIC:
+            yield _norm(rows[0].phase, name, [number_of(row) for row in rows])
+        elif _placed(rows) and not _parted(rows) and not lacking:
+            yield _added(name, rows)
+        elif len({row.fingerprint for row in rows}) == 1 and not lacking:
+            yield rows[0]
+        else:
+            yield from _apart(name, held)
+
+
+def _apart(name: str, held: Sequence[tuple[int, Row]]) -> Iterator[Row]:
+    return (replace(row, name=f"{name}@{rank}") for rank, row in held)
+
+
+def _bare(row: Row) -> Row:
+    """A row as a trace has it: no placement where it is of the whole tensor."""
+    return replace(row, placement=None) if row.placement is not None and row.whole else row
+
+
+def _lacking(phase: str, name: str, held: Mapping[tuple[str, str], Sequence[tuple[int, Row]]], ranks: int) -> bool:
+    """Whether a rank does not have a signal that it must have behind the door.
+
+    What has no placement is every rank's. The gradient of a part of a weight is at least on the ranks that have the
+    updated weight's part, and the other way round; a distributed optimizer cuts the two otherwise, and says so.
+    """
+    rows = held[phase, name]
+    have = {rank for rank, _ in rows}
+    if not _placed([row for _, row in rows]):
+        return len(have) < ranks
+    other = held.get(("update" if phase == "grad" else "grad", name), ()) if phase in ("grad", "update") else ()
+    alike = {row.placement for _, row in rows} == {row.placement for _, row in other}
+    return alike and not {rank for rank, _ in other} <= have
+
+
+def _foreign_lacking(
+    phase: str, name: str, held: Mapping[tuple[str, str], Sequence[tuple[int, Row]]], ranks: int
+) -> bool:
+    """The same of a foreign program: a rank that has a parameter has its gradient, and all skip a step or none does."""
+    rows = held[phase, name]
+    if _placed([row for _, row in rows]):
+        return False
+    if phase == "update" and name.rpartition("/")[2] == "skipped":
+        return len(rows) < ranks
+    owners = held.get(("update", name), ()) if phase == "grad" else ()
+    return bool(owners) and len(rows) != len(owners)
+
+
+def _placed(rows: Sequence[Row]) -> bool:
+    return any(row.placement is not None for row in rows)
+
+
+def _parted(rows: Sequence[Row]) -> bool:
+    """Whether ranks that hold the same part of a tensor hold other bits of it."""
+    held: dict[Any, Any] = {}
+    for row in rows:
+        share = row.share
+        part, bits = (share.runs, share.edges) if share else (None, ())
+        if held.setdefault(part, (row.lanes, bits)) != (row.lanes, bits):
+            return True
+    return False
+
+
+def _norm(phase: str, name: str, parts: Sequence[float]) -> Row:
+    """The norm of which ranks have the norms of their shards."""
+    name, _, order = name.partition(NORM)
+    p = float(order)
+    if math.isinf(p):
+        return metric_row(phase, name, max(parts))
+    return metric_row(phase, name, math.fsum(abs(part) ** p for part in parts) ** (1 / p))
+
+
+def _added(name: str, rows: Sequence[Row]) -> Row:
+    shares = [row.share for row in rows]
+    if any(share is None for share in shares):  # one rank may hold all of a small tensor, and others nothing of it
+        full = [row for row, share in zip(rows, shares, strict=True) if share is None]
+        if any(share is not None and share.runs for share in shares) or len({row.fingerprint for row in full}) > 1:
+            raise ReproError(f"{name} is whole on one rank and sharded on another: trace one layout at a time")
+        return full[0]
+    whole = merge([share for share in shares if share is not None])
+    if not whole.whole:
+        raise ReproError(f"the ranks hold only a part of {name}: a rank is missing")
+    distinct = list({row.placement: row for row in rows}.values())
+    return replace(
+        rows[0],
+        lanes=whole.lanes,
+        nonfinite=sum(r.nonfinite for r in distinct),
+        absmax=max(r.absmax for r in distinct),
+        l2=math.sqrt(math.fsum(r.l2**2 for r in distinct)),
+        placement=None,
+    )
