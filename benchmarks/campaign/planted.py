@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from planted_faults import HOW, WHERE
+from planted_judge import STATE, UNSHOWN
 from promise import Asked, Promise
 
 __all__ = ["PROGRAMS", "Server", "promises"]
 
 PROGRAMS = {
-    "loop": ("plain loop", 1700),
-    "core": ("built-in trainer", 800),
-    "hf": ("HF Trainer", 500),
-    "lightning": ("Lightning", 400),
+    "loop": ("plain loop", 1100),
+    "core": ("built-in trainer", 2000),
+    "hf": ("HF Trainer", 1300),
+    "lightning": ("Lightning", 620),
     "tp2": ("Megatron, TP2", 400),
     "pp2": ("Megatron, PP2", 400),
 }
@@ -35,6 +36,8 @@ PROGRAMS = {
 
 _WEIGHTS = {"operation": 60, "weight": 9, "gradient": 7, "state": 6, "buffer": 4, "input": 6, "generator": 2,
     "number": 5, "nothing": 1}  # fmt: skip
+_LACKING = {program: ("buffer", "generator") for program in ("core", "tp2", "pp2")}
+"""What a program does not have: the built-in trainer has no buffers, and its rollouts are sampled before."""
 _HOW_WEIGHTS = {"ulp": 4, "bit": 2, "order": 2, "dtype": 2}
 
 Change = dict[str, Any]
@@ -44,25 +47,26 @@ def promises(asked: Asked) -> Iterator[Promise]:
     """Four of each program: seen, at the step, by the signal, and no alarm."""
     for program, (title, whole) in PROGRAMS.items():
         began = time.monotonic()
-        judged = planted(asked, program, asked.count(whole))
-        yield from _rows(title, judged, time.monotonic() - began)
+        clean, judged = planted(asked, program, asked.count(whole))
+        yield from _rows(title, clean, judged, time.monotonic() - began)
 
 
-def planted(asked: Asked, program: str, count: int) -> list[tuple[Change, dict[str, Any]]]:
-    """Each change that was planted in a program, and the answer of its run."""
+def planted(asked: Asked, program: str, count: int) -> tuple[dict[str, Any], list[tuple[Change, dict[str, Any]]]]:
+    """The answer of the clean run; each change that was planted in a program, and the answer of its run."""
     servers = max(1, asked.jobs)
 
-    def part(number: int) -> list[tuple[Change, dict[str, Any]]]:
+    def part(number: int) -> tuple[dict[str, Any], list[tuple[Change, dict[str, Any]]]]:
         folder = asked.work / f"{program}-{number}"
         folder.mkdir()
         with Server(program, folder) as server:
             clean = server.ask(None)
-            changes = drawn(asked.random("planted", program), clean, count)[number::servers]
-            return [(change, server.ask(change)) for change in changes]
+            lacking = _LACKING.get(program, ())
+            changes = drawn(asked.random("planted", program), clean, count, lacking)[number::servers]
+            return clean, [(change, server.ask(change)) for change in changes]
 
     with ThreadPoolExecutor(servers) as pool:
         parts = list(pool.map(part, range(servers)))
-    return [pair for pairs in parts for pair in pairs]
+    return parts[0][0], [pair for _, pairs in parts for pair in pairs]
 
 
 class Server:
@@ -109,9 +113,10 @@ class Server:
         return answer
 
 
-def drawn(draw: random.Random, clean: dict[str, Any], count: int) -> list[Change]:
-    """Changes: operations in even steps through the run, the rest where it matters."""
-    wheres = draw.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=count)
+def drawn(draw: random.Random, clean: dict[str, Any], count: int, lacking: Sequence[str] = ()) -> list[Change]:
+    """Changes: operations in even steps through the run, the rest where it matters, but in nothing that is lacking."""
+    weights = {where: weight for where, weight in _WEIGHTS.items() if where not in lacking}
+    wheres = draw.choices(list(weights), list(weights.values()), k=count)
     wheres[0] = "nothing"
     operations, number = wheres.count("operation"), 0
     changes = []
@@ -134,12 +139,18 @@ def drawn(draw: random.Random, clean: dict[str, Any], count: int) -> list[Change
     return changes
 
 
-def _rows(title: str, judged: Sequence[tuple[Change, dict[str, Any]]], seconds: float) -> list[Promise]:
+def _rows(
+    title: str, clean: dict[str, Any], judged: Sequence[tuple[Change, dict[str, Any]]], seconds: float
+) -> list[Promise]:
     seen = Promise(f"{title}: what changes a parameter, a buffer, optimizer state or a logged number is seen")
     step = Promise(f"{title}: at the step at which it first does")
     signal = Promise(f"{title}: with the first phase and signal that differ")
     equal = Promise(f"{title}: what changes none of them is no difference")
+    lost = [name for name in clean["unseen"] if STATE not in name and UNSHOWN not in name]
+    if lost:
+        seen.judge(False, f"{title}: the recorder has no row of {lost[:5]}")
     ended = unshown = 0
+    unmoved = Counter[str]()
     for change, answer in judged:
         if answer.get("code"):  # the change broke the program: there are no two runs to compare
             ended += 1
@@ -153,6 +164,8 @@ def _rows(title: str, judged: Sequence[tuple[Change, dict[str, Any]]], seconds: 
             unshown += 1
         elif expected is None:
             equal.judge(answer["equal"], f"{where}: named {found} {answer['ended']}")
+            if change["where"] == "number" and answer.get("done"):
+                unmoved[answer["done"].split()[1]] += 1
         if expected is None:
             continue
         truth = [expected[0], expected[1], answer["first"] or expected[2][0]]
@@ -171,13 +184,24 @@ def _rows(title: str, judged: Sequence[tuple[Change, dict[str, Any]]], seconds: 
         **{kind: f"{n:,}" for kind, n in sorted(kinds.items())},
     }
     seen.figures |= {"broke the program": str(ended), "each": f"{seconds / max(1, len(judged)) * 1000:.0f} ms"}
-    operations = {
-        answer["done"].partition(" ")[0]
-        for change, answer in judged
-        if change["where"] == "operation" and answer.get("done")
+    if unshown:
+        seen.figures["changed only a reference, which is shown to nobody"] = str(unshown)
+    done = [(change, answer["done"]) for change, answer in judged if answer.get("done")]
+    hit = [(change, text) for change, text in done if change["where"] == "operation"]
+    hows = Counter(how for _, text in done for how in (*HOW, "mask") if how in text.split())
+    signal.figures = {
+        "operations": f"{operations_of(clean):,}",
+        "hit": f"{len({(change['rank'], change['at']) for change, _ in hit}):,}",
+        "kinds of them": str(len({text.partition(" ")[0] for _, text in hit})),
+        **{how: f"{n:,}" for how, n in sorted(hows.items())},
     }
-    signal.figures = {"kinds of operations": str(len(operations))}
+    equal.figures = {f"{name} moved": str(n) for name, n in sorted(unmoved.items())}
     return [seen, step, signal, equal]
+
+
+def operations_of(clean: dict[str, Any]) -> int:
+    """How many operations a run makes from its first forward pass on, of all ranks."""
+    return sum(counts["count"] - counts["marks"]["forward"][0] for counts in clean.get("ranks", [clean]))
 
 
 def _bare(name: str) -> str:
