@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import mmap
 import os
 import re
 import resource
@@ -44,7 +45,8 @@ class Attempt:
         out: What it printed.
         err: What it printed to stderr.
         seconds: How long it took.
-        grown: Bytes of memory that it held at most, on top of what it began with.
+        grown: Bytes of memory that it held at most, on top of what it began with; pages of files, which it maps and
+            does not ask for, are none where it ended by itself.
     """
 
     command: Sequence[str]
@@ -118,17 +120,19 @@ def attempt(
         sys.stdout.flush()
         sys.stderr.flush()
         began = time.monotonic()
-        began_with = _resident()
+        sizes = mmap.mmap(-1, 16)  # what it began with, and the pages of files that it ended with, as it counts them
         number = os.fork()
         if not number:
-            _become(command, folder, out.fileno(), err.fileno(), room, inside)
+            sizes[:8] = _resident().to_bytes(8, "little")
+            _become(command, folder, out.fileno(), err.fileno(), room, inside, sizes)
         status, usage = _ended(number, seconds, alone=alone)
         texts = []
         for file in (out, err):
             file.seek(0)
             texts.append(file.read(1 << 24))
         code = None if status is None else os.waitstatus_to_exitcode(status)
-        grown = max(0, usage.ru_maxrss * 1024 - began_with)
+        began_with, of_files = (int.from_bytes(sizes[at : at + 8], "little") for at in (0, 8))
+        grown = max(0, usage.ru_maxrss * 1024 - of_files - began_with)
         return Attempt([*command], code, texts[0], texts[1], time.monotonic() - began, grown)
 
 
@@ -150,8 +154,9 @@ def _ended(number: int, seconds: float, *, alone: bool) -> tuple[int | None, res
 
 
 def _become(
-    command: Sequence[str], folder: Path, out: int, err: int, room: int | None, inside: Callable[[], int] | None
-) -> None:
+    command: Sequence[str], folder: Path, out: int, err: int, room: int | None, inside: Callable[[], int] | None,
+    sizes: mmap.mmap,
+) -> None:  # fmt: skip
     code = 1
     try:
         os.setsid()
@@ -174,6 +179,7 @@ def _become(
     with contextlib.suppress(BaseException):
         sys.stdout.flush()
         sys.stderr.flush()
+        sizes[8:] = _of_files().to_bytes(8, "little")
     os._exit(code & 0xFF)
 
 
@@ -182,7 +188,12 @@ def _address_space() -> int:
 
 
 def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    """Bytes of this process's own pages: those of files are as good as free."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() - _of_files()
+
+
+def _of_files() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[2]) * resource.getpagesize()
 
 
 @contextlib.contextmanager

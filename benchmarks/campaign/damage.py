@@ -1,8 +1,9 @@
-"""Damaged bytes: a file of each format, flipped or cut, gives one line or the answer of the whole file."""
+"""Damaged bytes: a file of each format, flipped or cut, gives one line, the whole file's answer, or visibly less."""
 
 from __future__ import annotations
 
 import shutil
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,15 +21,17 @@ from trace_kit import SMALL, content, exact, write
 from repro.nightly.records import Nights
 from repro_bisect.probe.journal import Entry, Journal
 from repro_golden.base.errors import ReproError
+from repro_golden.compare.traces import compare
 from repro_golden.dumps.archive.reading import read_archive
 from repro_golden.dumps.rollout.files import read_rollout_dump, write_rollout_dump
+from repro_golden.fingerprint import reference
 from repro_golden.store.golden import Store
 from repro_golden.store.rollout_file import write_rollout
 from repro_golden.store.rollouts import RolloutSet
-from repro_golden.trace import Trace
+from repro_golden.trace import Row, Trace
 from repro_golden.trace.model import dump_path
 from repro_golden.trace.reader import read_dump
-from repro_golden.trace.writer import seal
+from repro_golden.trace.writer import metric_row, seal
 
 __all__ = ["promises"]
 
@@ -44,14 +47,14 @@ class Format:
         make: Writes what is of it below a folder.
         file: The file that is damaged, relative to that.
         read: All that a reader says of it.
-        fits: Whether an answer is as good as the whole file's; equal by default.
+        less: Whether an answer that is another holds a part of what the whole file tells, and does not pass for it.
     """
 
     name: str
     make: Callable[[Path], object]
     file: str
     read: Callable[[Path], Any]
-    fits: Callable[[Any, Any], bool] = lambda found, whole: found == whole
+    less: Callable[[Any, Any], bool] = lambda _found, _whole: False
 
 
 def promises(asked: Asked) -> Iterator[Promise]:
@@ -67,10 +70,12 @@ def _tried(asked: Asked, each: Format, folder: Path, tries: int) -> Promise:
     whole = folder / "whole"
     whole.mkdir(parents=True)
     each.make(whole)
-    answer, said, same = each.read(whole), 0, 0
+    answer, said, same, less = each.read(whole), 0, 0, 0
     raw = (whole / each.file).read_bytes()
     for _ in range(tries):
-        damaged, how = _damaged(draw, raw)
+        damaged, how = raw, ""
+        while damaged == raw:
+            damaged, how = _damaged(draw, raw)
         place = folder / "place"
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(whole, place, symlinks=True)
@@ -84,9 +89,15 @@ def _tried(asked: Asked, each: Format, folder: Path, tries: int) -> Promise:
         except Exception as error:  # noqa: BLE001 - whatever it is, it would be a traceback
             promise.judge(False, f"{each.file}, {how}: {type(error).__name__}: {str(error)[:200]}")
         else:
-            same += 1
-            promise.judge(each.fits(found, answer), f"{each.file}, {how}: is read as something else")
-    promise.figures = {"told in one line": str(said), "the same answer": str(same)}
+            alike = found == answer
+            part = not alike and each.less(found, answer)
+            same, less = same + alike, less + part
+            promise.judge(alike or part, f"{each.file}, {how}: is read as something else")
+    promise.figures = {
+        "told in one line": str(said),
+        "the same answer": str(same),
+        "visibly less": str(less),
+    }
     return promise
 
 
@@ -112,6 +123,9 @@ def _damaged(draw: Random, raw: bytes) -> tuple[bytes, str]:
 
 # -- the formats
 
+_BYTES = struct.pack("<40f", *range(40))
+_TENSOR = Row("grad", "w", "float32", (5, 8), reference(_BYTES), 0, 39.0, 0.0, b"")
+
 
 def _formats() -> Iterator[Format]:
     for file, closed, sealed in (
@@ -120,11 +134,12 @@ def _formats() -> Iterator[Format]:
     ):  # fmt: skip
         state = "sealed" if sealed else "closed" if closed else "of a run that was killed"
         yield Format(f"a trace's {file}, {state}", _trace(closed, sealed), file, _of_trace, _no_more)
-    yield Format("a trace's dump of a tensor", _dump, "t/dump", _of_dump, lambda found, whole: found in (None, whole))
+    yield Format("the index of a long trace", _long, "b/steps.index", _of_long)
+    yield Format("a trace's dump of a tensor", _dump, "t/dump", _of_dump, lambda found, _: found is None)
     yield Format("a golden run's run.json", _golden, "run/run.json", _of_golden)
     yield Format("the header of a golden run's trace", _golden, "run/trace/header.json", _of_golden)
     yield Format("the rows of a golden run", _golden, "run/trace/rank-00000.parquet", _of_golden)
-    yield Format("the journal of a bisect", _journal, "journal.jsonl", _of_journal, lambda found, whole: found <= whole)
+    yield Format("the journal of a bisect", _journal, "journal.jsonl", _of_journal, lambda found, whole: found < whole)
     yield Format("recorded rollouts", _rollouts, "r/0.safetensors", _of_rollouts)
     yield Format("the index of recorded rollouts", _rollouts, "r/index.json", _of_rollouts)
     yield Format("a rollout dump", _rollout_dump, "3.pt", _of_rollout_dump)
@@ -147,18 +162,31 @@ def _of_trace(folder: Path) -> Any:
 
 
 def _no_more(found: Any, whole: Any) -> bool:
-    """The whole trace, or steps up to some one of a trace that does not count as complete."""
+    """Steps up to some one, of a trace that does not count as complete."""
     header, steps, end = found
-    if header != whole[0] or steps != whole[1][: len(steps)]:
-        return False
-    return bool(steps == whole[1] and end == whole[2]) if end else True
+    return not end and header == whole[0] and bool(steps == whole[1][: len(steps)])
+
+
+def _long(folder: Path) -> None:
+    """Two traces of many steps, which part at one of them."""
+    for name, at in (("a", 64), ("b", 41)):
+        steps = [
+            [metric_row("update", "loss", float(k + (k >= at))), metric_row("update", "lr", 0.5)] for k in range(64)
+        ]
+        seal(write(folder / name, steps))
+
+
+def _of_long(folder: Path) -> Any:
+    comparison = compare(Trace(folder / "a"), Trace(folder / "b"))
+    at = comparison.divergence
+    return at and (at.step, at.phase, at.signal), comparison.steps
 
 
 def _dump(folder: Path) -> None:
-    trace = Trace(write(folder / "t", SMALL))
+    trace = Trace(write(folder / "t", [[_TENSOR]]))
     path = dump_path(trace.directory, 0, "grad", "w")
     path.parent.mkdir(parents=True)
-    (folder / "t" / "dump").write_bytes(bytes(5))
+    (folder / "t" / "dump").write_bytes(_BYTES)
     path.symlink_to(folder / "t" / "dump")
 
 

@@ -26,6 +26,8 @@ from repro_golden.trace.writer import metric_row
 
 __all__ = ["promises"]
 
+Signal = tuple[str, str, tuple[int, ...]]
+"""A tensor's phase, name and shape."""
 STEPS, ROWS, COMMITS = 100_000, 1_000_000, 100_000
 LAYERS, HIDDEN, INNER, VOCABULARY, KV = 80, 8192, 28672, 128256, 1024
 """Llama 3 70B's config.json."""
@@ -34,26 +36,28 @@ LAYERS, HIDDEN, INNER, VOCABULARY, KV = 80, 8192, 28672, 128256, 1024
 def promises(asked: Asked) -> Iterator[Promise]:
     """Of traces, of a history, of a model."""
     steps, rows = asked.count(STEPS, 1000), asked.count(ROWS, 30_000)
-    yield from of_traces(asked, f"{steps:,} steps of 3 rows", steps, [(64, 64)] * 2)
-    yield from of_traces(asked, f"{rows:,} rows in steps of 300", rows // 300, [(64, 64)] * 299)
-    yield from of_traces(asked, "Llama 3 70B: weights, gradients and both moments", asked.count(40, 3), of_llama() * 4)
+    yield from of_traces(asked, f"{steps:,} steps of 3 rows", steps, alike(2))
+    yield from of_traces(asked, f"{rows:,} rows in steps of 300", rows // 300, alike(299))
+    yield from of_traces(asked, "Llama 3 70B: weights, gradients and both moments", asked.count(40, 3), of_llama())
     yield of_commits(asked, asked.count(COMMITS, 1000))
 
 
-def of_traces(asked: Asked, what: str, steps: int, shapes: Sequence[tuple[int, ...]]) -> Iterator[Promise]:
+def of_traces(asked: Asked, what: str, steps: int, signals: Sequence[Signal]) -> Iterator[Promise]:
     """Two traces that part somewhere: where, and what it costs to say so."""
     draw = asked.random("traces", what)
     promise = Promise(f"{what}: the first difference is found where it is")
     for number in range(2):
         moved = draw.randrange(steps)
-        found, figures, memory = apart(in_traces, asked.work / f"{len(shapes)}-{number}", steps, shapes, moved, number)
+        found, figures, memory = apart(
+            in_traces, asked.work / f"{len(signals)}-{number}", steps, signals, moved, number
+        )
         promise.judge(found == (moved, "loss"), f"{what}, moved at {moved}: {found}")
         promise.figures = figures | {"peak of memory": f"{memory >> 20} MiB"}
     yield promise
 
 
 def in_traces(
-    folder: Path, steps: int, shapes: Sequence[tuple[int, ...]], moved: int, seed: int
+    folder: Path, steps: int, signals: Sequence[Signal], moved: int, seed: int
 ) -> tuple[object, dict[str, str]]:
     """Write both, seal them, find the first difference, compare."""
     import pyarrow.parquet  # noqa: F401 - its import is no part of sealing
@@ -61,7 +65,7 @@ def in_traces(
     places, written, sealed = [folder / "a", folder / "b"], 0.0, 0.0
     for place, at in zip(places, (steps, moved), strict=True):
         began = time.perf_counter()
-        write(place, steps, shapes, at, seed)
+        write(place, steps, signals, at, seed)
         ended = time.perf_counter()
         seal(place)
         written, sealed = written + ended - began, sealed + time.perf_counter() - ended
@@ -71,7 +75,7 @@ def in_traces(
     compared, result = timed(lambda: compare(Trace(places[0]), Trace(places[1])))
     assert result.divergence == found
     return (found.step, found.name) if found else None, {
-        "a row": f"{size / steps / (len(shapes) + 1) / 2:.0f} bytes",
+        "a row": f"{size / steps / (len(signals) + 1) / 2:.0f} bytes",
         "sealing": f"{sealed / written:.2f} times as long as writing",
         "opened and the first difference located in": f"{located:.3f} s",
         "compared in": f"{compared:.2f} s",
@@ -79,7 +83,7 @@ def in_traces(
     }
 
 
-def write(folder: Path, steps: int, shapes: Sequence[tuple[int, ...]], moved: int, seed: int) -> None:
+def write(folder: Path, steps: int, signals: Sequence[Signal], moved: int, seed: int) -> None:
     """A trace whose rows are drawn, and from the step `moved` on drawn anew."""
     draw = random.Random(seed)
     identity: dict[str, Any] = {"host": {}, "environment": {}, "layout": {}}
@@ -88,31 +92,43 @@ def write(folder: Path, steps: int, shapes: Sequence[tuple[int, ...]], moved: in
         if step == moved:
             draw = random.Random(-1 - seed)
         writer.add(metric_row("loss", "loss", draw.random()))
-        for number, shape in enumerate(shapes):
+        for phase, name, shape in signals:
             size = draw.random()
             lanes = Lanes(draw.getrandbits(64), draw.getrandbits(64))
-            writer.add(Row("update", f"model.{number}.weight", "float32", shape, lanes, 0, size, size * 9,
+            writer.add(Row(phase, name, "float32", shape, lanes, 0, size, size * 9,
                            draw.randbytes(64)))  # fmt: skip
         writer.end_step(step)
     writer.close({"reason": "finished"})
 
 
-def of_llama() -> list[tuple[int, ...]]:
-    """The shapes of its parameters, as torch builds them on a device without memory."""
+def alike(count: int) -> list[Signal]:
+    """So many small weights."""
+    return [("update", f"model.{number}.weight", (64, 64)) for number in range(count)]
+
+
+def of_llama() -> list[Signal]:
+    """Its parameters, as torch builds them on a device without memory, with their gradients and both moments."""
     import torch
 
     def linear(inside: int, outside: int) -> torch.nn.Linear:
         return torch.nn.Linear(inside, outside, bias=False, device="meta")
 
-    layer = [
-        linear(HIDDEN, HIDDEN), linear(HIDDEN, KV), linear(HIDDEN, KV), linear(HIDDEN, HIDDEN),
-        linear(HIDDEN, INNER), linear(HIDDEN, INNER), linear(INNER, HIDDEN),
-        *(torch.nn.RMSNorm(HIDDEN, device="meta") for _ in range(2)),
-    ]  # fmt: skip
-    ends = [linear(HIDDEN, VOCABULARY), linear(HIDDEN, VOCABULARY), torch.nn.RMSNorm(HIDDEN, device="meta")]
-    every = [tuple(p.shape) for module in (*layer * LAYERS, *ends) for p in module.parameters()]
-    assert 70e9 < sum(torch.Size(shape).numel() for shape in every) < 71e9
-    return every
+    def norm() -> torch.nn.RMSNorm:
+        return torch.nn.RMSNorm(HIDDEN, device="meta")
+
+    layer = {
+        "self_attn.q_proj": linear(HIDDEN, HIDDEN), "self_attn.k_proj": linear(HIDDEN, KV),
+        "self_attn.v_proj": linear(HIDDEN, KV), "self_attn.o_proj": linear(HIDDEN, HIDDEN),
+        "mlp.gate_proj": linear(HIDDEN, INNER), "mlp.up_proj": linear(HIDDEN, INNER),
+        "mlp.down_proj": linear(INNER, HIDDEN), "input_layernorm": norm(), "post_attention_layernorm": norm(),
+    }  # fmt: skip
+    modules = {f"model.layers.{number}.{name}": module for number in range(LAYERS) for name, module in layer.items()}
+    modules |= {"model.embed_tokens": linear(HIDDEN, VOCABULARY), "model.norm": norm()}
+    modules |= {"lm_head": linear(HIDDEN, VOCABULARY)}
+    shapes = {f"{name}.weight": tuple(module.weight.shape) for name, module in modules.items()}
+    assert 70e9 < sum(torch.Size(shape).numel() for shape in shapes.values()) < 71e9
+    kinds = (("grad", ""), ("update", ""), ("update", "exp_avg/"), ("update", "exp_avg_sq/"))
+    return [(phase, f"{kind}{name}", shape) for phase, kind in kinds for name, shape in shapes.items()]
 
 
 def of_commits(asked: Asked, count: int) -> Promise:

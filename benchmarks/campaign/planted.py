@@ -36,7 +36,7 @@ PROGRAMS = {
 
 _WEIGHTS = {"operation": 60, "weight": 9, "gradient": 7, "state": 6, "buffer": 4, "input": 6, "generator": 2,
     "number": 5, "nothing": 1}  # fmt: skip
-_LACKING = {program: ("buffer", "generator") for program in ("core", "tp2", "pp2")}
+_LACKING = dict.fromkeys(("core", "tp2", "pp2"), ("buffer", "generator"))
 """What a program does not have: the built-in trainer has no buffers, and its rollouts are sampled before."""
 _HOW_WEIGHTS = {"ulp": 4, "bit": 2, "order": 2, "dtype": 2}
 

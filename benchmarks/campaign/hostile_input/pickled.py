@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 import pickle
+import signal
 import struct
-from collections.abc import Iterator, Sequence
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from attempts import Attempt
 from dump_kit import archive
 
 from hostile_input.place import Commands, Input, Place
@@ -25,23 +29,32 @@ def _call(name: str, *arguments: str) -> bytes:
     return f"c{module}\n{function}\n".encode() + b"(" + b"".join(map(_text, arguments)) + b"tR"
 
 
+def _method(owner: bytes, name: str, *arguments: str) -> bytes:
+    """A call of an object's method with texts."""
+    return b"coperator\nmethodcaller\n(" + b"".join(map(_text, (name, *arguments))) + b"tR(" + owner + b"tR"
+
+
 def _touching(place: Place) -> dict[str, bytes]:
     """Bodies of pickles that touch the canary, by what they go through."""
     touch, path = place.touch, str(place.canary)
+    inner = b"\x80\x04" + _call("os.system", touch) + b"."
+    place.write("hubconf.py", f"open({path!r}, 'w').close()\n")
     code = f"open({path!r}, 'w').close()"
     imported = f"__import__('os').system({touch!r})"
     return {
         "os.system": _call("os.system", touch),
         "posix.system": _call("posix.system", touch),
         "nt.system": _call("posix.system", touch) + b"0" + _call("nt.system", touch),
+        "subprocess.check_output": b"csubprocess\ncheck_output\n(]" + b"".join(_text(w) + b"a" for w in touch.split())
+        + b"tR",
         "subprocess.Popen": b"csubprocess\nPopen\n(]" + b"".join(_text(w) + b"a" for w in touch.split()) + b"tR",
         "subprocess.getoutput": _call("subprocess.getoutput", touch),
         "pty.spawn": b"cpty\nspawn\n(]" + b"".join(_text(w) + b"a" for w in touch.split()) + b"tR",
         "eval": _call("builtins.eval", imported),
         "exec": _call("builtins.exec", code),
-        "exec of Python 2": _call("__builtin__.exec", code),
+        "exec of Python 2": b"\x80\x02" + _call("__builtin__.exec", code),
         "compile and exec": b"cbuiltins\nexec\n(" + _call("builtins.compile", code, "x", "exec") + b"tR",
-        "__import__": _call("builtins.__import__", "antigravity"),
+        "__import__": _call("builtins.__import__", "evil"),
         "getattr of a module": b"cbuiltins\ngetattr\n(" + _call("builtins.__import__", "os") + _text("system")
         + b"tR(" + _text(touch) + b"tR",
         "operator.attrgetter": b"coperator\nattrgetter\n(" + _text("system") + b"tR(" + _call("builtins.__import__", "os")
@@ -49,41 +62,35 @@ def _touching(place: Place) -> dict[str, bytes]:
         "operator.methodcaller": b"coperator\nmethodcaller\n(" + _text("system") + _text(touch) + b"tR("
         + _call("builtins.__import__", "os") + b"tR",
         "functools.partial": b"cfunctools\npartial\n(cos\nsystem\n" + _text(touch) + b"tR)R",
-        "functools.reduce": b"cfunctools\nreduce\n(cos\nsystem\n](" + _text(touch) + b"etR",
+        "functools.reduce": b"cfunctools\nreduce\n(coperator\ncall\n](cos\nsystem\n" + _text(touch) + b"etR",
         "map and list": b"cbuiltins\nlist\n(cbuiltins\nmap\n(cos\nsystem\n](" + _text(touch) + b"etRtR",
         "timeit": _call("timeit.timeit", imported),
         "runpy": _call("runpy.run_path", str(place.write("evil.py", code))),
         "importlib": _call("importlib.import_module", "evil"),
         "marshal and types": b"ctypes\nFunctionType\n(" + _call("builtins.compile", code, "x", "exec") + b"}tR)R",
-        "ctypes": b"cctypes\nCDLL\n(NtR",
-        "code.interact": _call("code.InteractiveInterpreter", "") + b"0" + _call("pdb.run", code),
-        "pip": _call("pip.main", "install"),
-        "webbrowser": _call("webbrowser.open", f"file://{path}"),
+        "ctypes": b"cbuiltins\ngetattr\n(cctypes\nCDLL\n(NtR" + _text("system") + b"tR(" + _bytes(touch.encode()) + b"tR",
+        "code": _method(b"ccode\nInteractiveInterpreter\n)R", "runsource", code),
+        "webbrowser": _method(b"cwebbrowser\nGenericBrowser\n(](" + b"".join(map(_text, touch.split())) + b"etR", "open", ""),
         "shutil.rmtree": _call("shutil.rmtree", str(place.outside)),
         "open for writing": _call("builtins.open", path, "w"),
         "pathlib's touch": b"cbuiltins\ngetattr\n(" + _call("pathlib.Path", path) + _text("touch") + b"tR)R",
         "logging's file": _call("logging.FileHandler", path),
         "tempfile": _call("tempfile.mkdtemp", "", "", str(place.outside)),
-        "numpy's loader": _call("numpy.load", str(place.write("a.npy", pickle.dumps(0)))),
-        "numpy's writer": b"cnumpy\nsave\n(" + _text(path) + b"K\x01tR",
-        "torch.load": _call("torch.load", str(place.folder / "inner.pt")),
-        "torch's storages": b"ctorch.storage\n_load_from_bytes\n(" + _bytes(pickle.dumps(0)) + b"tR",
-        "torch's extension": _call("torch.ops.load_library", path),
-        "torch.hub": _call("torch.hub.load", str(place.outside), "x"),
-        "torch's C++": _call("torch.utils.cpp_extension.load", "x", path),
-        "joblib": b"cjoblib\nload\n(" + _text(str(place.folder / "inner.pt")) + b"tR",
-        "pandas": _call("pandas.read_pickle", str(place.folder / "inner.pt")),
+        "numpy's loader": b"cnumpy\nload\n(" + _text(str(place.write("a.npy", inner))) + b"N\x88tR",
+        "numpy's writer": b"cnumpy\nsavetxt\n(" + _text(path) + b"](K\x01etR",
+        "torch's storages": b"ctorch.storage\n_load_from_bytes\n(" + _bytes(inner) + b"tR",
+        "torch.hub": _call("torch.hub._load_local", str(place.folder), "x"),
+        "pandas": _call("pandas.read_pickle", str(place.write("inner.pkl", inner))),
+        "pickle": b"cpickle\nloads\n(" + _bytes(inner) + b"tR",
         "pydoc": _call("pydoc.pipepager", "x", touch),
-        "bdb": _call("bdb.Bdb.run", code),
+        "bdb": _method(b"cbdb\nBdb\n)R", "run", code),
         "cProfile": _call("cProfile.run", code),
-        "doctest": _call("doctest.debug_script", code),
+        "doctest": b"cdoctest\ndebug_script\n(" + _text(code) + b"\x88tR",
         "distutils": b"cdistutils.spawn\nspawn\n(]" + _text("touch") + b"a" + _text(path) + b"atR",
-        "asyncio": _call("asyncio.subprocess.create_subprocess_shell", touch),
-        "multiprocessing": b"cmultiprocessing.reduction\nForkingPickler.loads\n(" + _bytes(pickle.dumps(0)) + b"tR",
-        "copyreg.__newobj_ex__": b"ccopyreg\n__newobj_ex__\n(csubprocess\nPopen\n(" + _text(touch) + b"t}"
-        + _text("shell") + b"\x88stR",
-        "a class of ours": _call("repro_golden.base.processes.started", touch),
-        "a setter of state": b"ccollections\nOrderedDict\n)R}" + _text("__class__") + b"cos\nsystem\nsb",
+        "asyncio": b"casyncio\nrun\n(" + _call("asyncio.create_subprocess_shell", touch) + b"tR",
+        "multiprocessing": b"cmultiprocessing.reduction\nForkingPickler.loads\n(" + _bytes(inner) + b"tR",
+        "a function of ours": b"crepro_golden.base.canonical\nwrite_atomic\n(" + _call("pathlib.Path", path) + _bytes(b"x")
+        + b"tR",
         "a state's __setstate__": b"ccollections\nCounter\n)R}" + _text("__setstate__") + b"cos\nsystem\nsb" + _text(touch)
         + b"b",
         "a key that is called": b"}" + _call("os.system", touch) + b"Ns",
@@ -93,10 +100,9 @@ def _touching(place: Place) -> dict[str, bytes]:
         + b"tNtR",
         "an array's dtype": b"cnumpy.core.multiarray\nscalar\n(" + _call("os.system", touch) + _text("x") + b"tR",
         "a codec": b"c_codecs\nencode\n(" + _call("os.system", touch) + _text("latin1") + b"tR",
-        "behind the end": b"N.\x80\x02" + _call("os.system", touch),
         "an opcode of protocol 0": b"(S'" + touch.encode() + b"'\nios\nsystem\n",
         "an object of protocol 1": b"(cos\nsystem\n" + _text(touch) + b"o",
-        "an extension": b"\x82\x01" + _call("os.system", touch),
+        "an extension": b"ccopyreg\nadd_extension\n(" + _text("os") + _text("system") + b"K\xf0tR0\x82\xf0(" + _text(touch) + b"tR",
     }  # fmt: skip
 
 
@@ -117,7 +123,7 @@ def _dump(name: str) -> Input:
         convert = ["rollout", "convert", path, "--format", "slime", "--out", str(place.folder / "out")]
         return [["rollout", "show", path], ["rollout", "show", path, *allowed], convert, ["doctor", path]]
 
-    return Input(f"a pickle that calls: {name}", make)
+    return Input(f"a pickle that calls: {name}", make, lambda place, _: _tells(place, name))
 
 
 def _elsewhere(name: str, path: str) -> Input:
@@ -139,12 +145,30 @@ def _elsewhere(name: str, path: str) -> Input:
     return Input(f"a pickle as {name}", make)
 
 
-def _works(place: Place, _attempts: Sequence[Attempt]) -> str:
-    """Whether the canary tells: the same body, unpickled here as nobody should."""
-    pickle.Unpickler(io.BytesIO(b"\x80\x04" + _touching(place)["os.system"] + b".")).load()  # noqa: S301 - our own
-    told = place.canary.exists()
-    Path(place.canary).unlink(missing_ok=True)
-    return "" if told else "the canary tells nothing"
+def _tells(place: Place, name: str) -> str:
+    """Whether the canary tells of a pickle: unpickled in a fork, as nobody should, it reaches the outside."""
+    body = b"\x80\x04" + _touching(place)[name] + b"."
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nothing, stream)
+        os.chdir(place.folder)
+        sys.path.insert(0, str(place.folder))
+        with contextlib.suppress(BaseException):
+            pickle.Unpickler(io.BytesIO(body)).load()  # noqa: S301 - our own
+        os._exit(0)
+    os.waitpid(child, 0)
+    end = time.monotonic() + 5  # a program that was started is not waited for
+    while not (told := place.canary.exists() or _listed(place.outside) != ["kept"]) and time.monotonic() < end:
+        time.sleep(0.02)
+    place.canary.unlink(missing_ok=True)
+    return "" if told else "unpickled it tells nothing: no pickle that anybody need fear"
+
+
+def _listed(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 
 def inputs(place: Place) -> Iterator[Input]:
@@ -167,4 +191,3 @@ def inputs(place: Place) -> Iterator[Input]:
         ("training arguments", "training_args.bin"),
     ):
         yield _elsewhere(name, path)
-    yield Input("the canary itself", lambda place: [["rollout", "show", str(place.folder)]], _works)
