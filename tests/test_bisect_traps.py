@@ -64,6 +64,27 @@ def test_longer_traces_of_earlier_bisects(tmp_path: Path) -> None:
     assert result["divergence"]["step"] == 1
 
 
+@pytest.mark.whole
+def test_a_metric_that_an_earlier_commit_moves_in_a_later_step(tmp_path: Path) -> None:
+    """As by bits, the commit that moves the first step is the culprit; with --all the one before it is another.
+
+    Each has a table of its own: what the first one moved says nothing of the second.
+    """
+    repo = start(tmp_path, case=None)
+    good = repo.git("rev-parse", "HEAD")
+    late = edit(repo, SCALE, "scale = 1.0 + 0.5 * (step >= 2)\n", "Late")
+    note(repo, "between")
+    early = edit(repo, "0.5 * (step >= 2)", "0.5 * (step >= 1)", "Early")
+    by = ("--when", "metric:loss rtol=0.01", "--metric", LOSS, "-j", "1")
+    result, progress = bisect(repo, f"{good}..HEAD", *by, *command(4))
+    assert result["culprit"]["commit"] == early, progress
+    assert result["earlier"]["step"] == 2
+    done = repo.repro("bisect", "--no-explain", "--all", f"{good}..HEAD", *by, *command(4))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for commit in (late, early):
+        assert f"{commit[:10]} against its parent:" in done.stdout
+
+
 def test_steps_that_a_program_is_told_are_part_of_the_key(tmp_path: Path) -> None:
     """Runs of one program share what was found whatever their length, unless the program itself is told it."""
     told, other = (

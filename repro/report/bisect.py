@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -217,8 +217,7 @@ def bisect_text(result: BisectResult, what: str = "commit") -> str:
             lines.append(f"size: {d.magnitude}")
     if len(result.culprits) == 1:
         lines += why_lines(result.culprits[0])
-    if result.comparison:
-        lines += ["", metrics_table(result.comparison)]
+    lines += [line for table in _metric_tables(result) for line in ("", table)]
     notes = filter(
         None, [branch_line(result), noise_line(result, what), explanation(result, what), looked_line(result)]
     )
@@ -229,6 +228,16 @@ def bisect_text(result: BisectResult, what: str = "commit") -> str:
         lines += [one_line(f"  {group.diagnosis}")] if group.diagnosis else []
     lines += [f"and {len(groups) - _SHOWN} more"] if len(groups) > _SHOWN else []
     return "\n".join(lines)
+
+
+def _metric_tables(result: BisectResult, shown: Callable[[str], str] = str) -> list[str]:
+    """The metrics that each culprit moved; of several, each below a line that says whose they are."""
+    tables = []
+    for culprit in result.culprits:
+        if culprit.comparison:
+            whose = f"{short(culprit.commit.commit)} against its parent:\n\n" if len(result.culprits) > 1 else ""
+            tables.append(whose + metrics_table(culprit.comparison, shown))
+    return tables
 
 
 def _skipped(result: BisectResult, what: str) -> list[Skipped]:
@@ -284,7 +293,7 @@ def _context(result: BisectResult, command: str, what: str, *, plotted: bool) ->
         "ends": range_ends(result.ends),
         "reasons": [reason for culprit in result.culprits if (reason := _reason(culprit, plotted=plotted))],
         "cost": cost_line(result, what),
-        "metrics": Markdown(metrics_table(result.comparison, report_text)) if result.comparison else "",
+        "metrics": Markdown("\n\n".join(_metric_tables(result, report_text))),
         "skipped": _skipped(result, what),
         "command": command,
         "version": __version__,

@@ -119,15 +119,16 @@ def confirm(
         return _flaky(scheduler, info, differs, first, after)
     if judged and (differs := first_difference(judged, before)):
         return _flaky(scheduler, history.info(parent), differs, judged, before)
-    earlier = None
     if isinstance(predicate, Bitwise):
         moved = first_violation(predicate, before, after)
-        if parent != interval.good and parent in history.descendants(interval.good):
-            earlier = first_violation(predicate, interval.baseline, before)
-    elif first_violation(predicate, interval.baseline, before):  # the parent is BAD already
-        moved = None
+    # the search judged no step behind that at which BAD is BAD
+    elif first_violation(predicate, interval.baseline, before, end.step + 1 - interval.baseline.header.first_step):
+        moved = None  # the parent is BAD already
     else:  # by a bound a small step past it counts, though parent and culprit may be close
         moved = first_violation(predicate, interval.baseline, after)
+    earlier = None
+    if parent != interval.good and parent in history.descendants(interval.good):
+        earlier = first_violation(predicate, interval.baseline, before)
     if moved is None:
         return None
     explains = _explains(predicate, after, last)

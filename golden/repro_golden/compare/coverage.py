@@ -18,6 +18,8 @@ __all__ = ["Coverage", "coverage_of", "only_bounds"]
 
 _SHOWN = 4
 """Objects of a kind that a sentence names."""
+_ROWS, _UNCOMMON = 10_000, 8
+"""Rows of a trace's beginning that are looked at, and steps of other lengths."""
 _NOTHING = "nothing"
 _OPTIMIZERS = re.compile(r"(?:training\.\d+/)?(?:optimizer\.\d+/)?(?:lr(?:/\d+)?|skipped)(?:@\d+)?")
 """Metrics that the recorder reads of optimizers, in every program."""
@@ -114,7 +116,7 @@ class Coverage:
 
 
 def coverage_of(trace: Trace, alone: Mapping[str, str] | None = None, *, hashes: bool = True) -> Coverage:
-    """What a trace shows, from the rows of its first and last step; where these are not at hand, its metrics.
+    """What a trace shows, from the rows of the steps that tell (`_telling`); where these are not at hand, its metrics.
 
     Args:
         trace: One that was compared.
@@ -129,7 +131,7 @@ def coverage_of(trace: Trace, alone: Mapping[str, str] | None = None, *, hashes:
     logged = any(not _OPTIMIZERS.fullmatch(name) for name in (*metrics, *shown))
     end = (trace.end or {}).get("unread", {})
     try:
-        rows = [row for index in sorted({0, len(trace.steps) - 1} if trace.steps else ()) for row in trace.rows(index)]
+        rows = [row for index in _telling(trace) for row in trace.rows(index)]
     except ReproError:  # a golden run of which only the step log was fetched
         return Coverage(
             metrics=len(metrics), unread=end, alone=objects, columns_alone=columns_alone, shown=shown, logged=logged,
@@ -143,6 +145,8 @@ def coverage_of(trace: Trace, alone: Mapping[str, str] | None = None, *, hashes:
         if {group(phase, name) or family(phase, name), file_of(phase, name), column} & alone.keys():
             continue
         kinds[kind] += plain(name) != UNREAD
+        if kind == "rate":
+            metrics.add(name)
         if kind == "saved":
             files.add(plain(name).split("/")[1])
         elif kind in ("module", "copy", "leaf"):
@@ -165,6 +169,20 @@ def coverage_of(trace: Trace, alone: Mapping[str, str] | None = None, *, hashes:
         shown=shown,
         logged=logged,
     )
+
+
+def _telling(trace: Trace) -> list[int]:
+    """The steps whose rows are looked at: the first and the last, those before too many rows, and the uncommon ones.
+
+    Optimizers may step in turn, and a file is saved now and then: a step with another number of signals has others.
+    """
+    counts = [step.signals for step in trace.steps]
+    few, rows = 0, 0
+    while few < len(counts) and rows < _ROWS:
+        rows += counts[few]
+        few += 1
+    uncommon = {count: index for index, count in reversed([*enumerate(counts)])}
+    return sorted({*range(few), *[*uncommon.values()][:_UNCOMMON], *([len(counts) - 1] if counts else [])})
 
 
 def only_bounds(names: Iterable[str]) -> Coverage:
@@ -199,6 +217,8 @@ def _kind(row: Row) -> str:
         return "start" if row.name.startswith("start/") else "column"
     if row.phase == "grad":
         return "gradient"
+    if _OPTIMIZERS.fullmatch(row.name):  # a learning rate that is a tensor
+        return "rate"
     return family(row.phase, row.name) or ("state" if "/" in plain(row.name) else "parameter")
 
 

@@ -127,12 +127,14 @@ class Beside:
             self._copies = [(name, container) for name, container in self._copies if sys.getrefcount(container) > 3]
         if not self._refresh(step, parameters, end=end):
             self._find_copies(parameters, None, end=end)
+        if end:
+            self._find_generators(end=True)
         read = set(self._held)
         out: dict[str, Reading] = {}
         self.unread = {}
         for whole, path, reference, place, managed in self._plan.owned(self._roots, self._held):
             owned = reference()
-            if owned is None or id(owned) in read or not self._readable(whole[:-1], owned, managed=managed):
+            if owned is None or id(owned) in read or not self._readable(f"{whole}{path}", owned, managed=managed):
                 continue
             read.add(id(owned))
             if whole not in out:
@@ -143,7 +145,7 @@ class Beside:
         for name, container in self._copies:
             tensors = Tensors()
             for key, tensor in tensors_in(container):
-                if self._readable(f"copy/{name}", tensor) and id(tensor) not in read:
+                if self._readable(f"copy/{name}/{key}", tensor) and id(tensor) not in read:
                     tensors[str(key)] = tensor
             out[f"copy/{name}/"] = Reading(tensors, {})
         lone = Tensors()
@@ -199,9 +201,13 @@ class Beside:
         if not end:
             self._find_leaves(alive.tensors, owned.ids(), before)
         self._find_copies(list(held.values()), alive.containers, owned, end=end)
-        # the collector does not know them
+        self._find_generators()
+
+    def _find_generators(self, *, end: bool = False) -> None:
+        """Look from the variables, for the collector does not know them; at the end no frame leads to any."""
         defaults = {id(torch.default_generator), *(id(g) for g in torch.cuda.default_generators)}
-        self._generators = [(name, g) for name, g in of_type(torch.Generator) if id(g) not in defaults]
+        there = of_type(torch.Generator, self._reached.modules if end else ())
+        self._generators = [(name, g) for name, g in there if id(g) not in defaults]
 
     def _find_roots(self, modules: list[torch.nn.Module]) -> None:
         inner = {id(child) for m in modules for child in m._modules.values() if child is not None}
@@ -398,6 +404,8 @@ def unreadable(tensor: torch.Tensor) -> str:
             return f"it is a {type(tensor).__name__}"
     if tensor.device.type not in ("cpu", "cuda"):
         return f"it is on {tensor.device.type}"
+    if tensor.is_nested:
+        return "it is nested"
     if tensor.layout != torch.strided:
         return f"its layout is {str(tensor.layout).removeprefix('torch.')}"
     if not local and tensor.numel() and not tensor.untyped_storage().size():

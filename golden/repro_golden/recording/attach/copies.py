@@ -130,7 +130,7 @@ def unused(name: str, copies: Iterable[tuple[str, Any]]) -> str:
 
 def shapes_of(tensors: Iterable[torch.Tensor]) -> Counter[tuple[int, ...]]:
     """How many tensors have each shape. One whose shape is of symbols is part of a program, not of its numbers."""
-    shapes = [t.shape for t in tensors]
+    shapes = [t.shape for t in tensors if not t.is_nested]  # one of those has no shape
     try:
         return Counter(shapes)
     except TypeError:

@@ -30,11 +30,14 @@ class Reached:
     """Looks from the variables of this thread's frames, by the same rules as `variables.names_of`, but for less.
 
     It does not go into parts of modules, optimizers, loggers and the like, and remembers of which types they are.
+
+    Attributes:
+        modules: Names of the modules whose code the frames were in at the last look before the end.
     """
 
     def __init__(self) -> None:
         self._kinds: dict[type, int] = {}
-        self._modules: set[str] = set()
+        self.modules: set[str] = set()
 
     def containers(self, *, end: bool = False) -> list[tuple[str, Any]]:
         """Mappings and lists whose first value is a tensor, each with its name, those with a short way first.
@@ -43,8 +46,8 @@ class Reached:
             end: Whether the program has ended: its frames have gone, and the modules that they were in are looked at.
         """
         met: set[str] = set()
-        level = list(variables(met, self._modules if end else {"__main__"}))
-        self._modules = self._modules if end else met
+        level = list(variables(met, self.modules if end else {"__main__"}))
+        self.modules = self.modules if end else met
         containers: list[tuple[str, Any]] = []
         seen: set[int] = set()
         left = _MOST

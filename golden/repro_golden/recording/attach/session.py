@@ -263,8 +263,8 @@ class Session:
 
     @harmless
     @without_collection
-    def step(self, optimizers: list[Any], skipped: bool) -> None:
-        """Read what the step left behind."""
+    def step(self, optimizers: list[Any], skipped: bool, *, end: bool = False) -> None:
+        """Read what the step left behind, at the program's end what was held then."""
         if not self._records.opened:
             self._open()
         now = time.perf_counter()
@@ -279,7 +279,7 @@ class Session:
                 self._start(optimizer)
         self._labels.stepped({self._met[id(optimizer)][1] for optimizer in optimizers})
         if not self.settings.record:
-            self._held = ({name: _number(value) for name, value in logged.items()}, frozenset())
+            self._held = ({name: float(value) for name, value in logged.items()}, frozenset())
             self._step += 1
             return
         # in the order of their names, which is the same in every rank and run
@@ -289,14 +289,16 @@ class Session:
             self._records.refuse(mixed)
             self.dead = True
             return
-        self._read_step(named, logged, skipped=skipped)
+        self._read_step(named, logged, skipped=skipped, end=end)
         signals, self._signals = self._signals, None
         self._seen.clear()
         signals.finish()
         self._held = ((signals, "+".join(label for label, _ in labelled)), frozenset(logged))
         self._step += 1
 
-    def _read_step(self, named: Sequence[tuple[str, Any, Held]], logged: Mapping[str, Any], *, skipped: bool) -> None:
+    def _read_step(
+        self, named: Sequence[tuple[str, Any, Held]], logged: Mapping[str, Any], *, skipped: bool, end: bool
+    ) -> None:
         for prefix, optimizer, held in named:
             if optimizer is not self._hand:  # whose gradients were read when they were there
                 self._read("grad", prefix, held.gradients())
@@ -310,7 +312,7 @@ class Session:
                 self._take("update", prefix + name, rate)
         if skipped:
             self._take("update", "skipped", 1.0)
-        for prefix, reading in self._beside():
+        for prefix, reading in self._beside(end=end):
             self._read("update", prefix, reading)
 
     def begin_by_hand(self, given: Mapping[int, tuple[torch.Tensor, torch.Tensor]] | None = None) -> None:
@@ -345,11 +347,11 @@ class Session:
         self._hand_open = True
         return False
 
-    def end_by_hand(self) -> None:
-        """The next backward pass begins, or an optimizer is made."""
+    def end_by_hand(self, *, end: bool = False) -> None:
+        """The next backward pass begins, or an optimizer is made; or the program has ended."""
         if self._hand_open and self._hand is not None:
             self._hand_open = False
-            self.step([self._hand], skipped=False)
+            self.step([self._hand], skipped=False, end=end)
 
     # -- files
 
@@ -403,7 +405,7 @@ class Session:
 
     def _close(self, *, stopped: bool = False) -> None:
         if not stopped:
-            self.end_by_hand()
+            self.end_by_hand(end=True)
         if self._records.opened:
             self._finish(stopped)
 
@@ -483,10 +485,6 @@ def _of(held: Held, *, state: bool = True) -> Iterator[tuple[str, Reading]]:
 def _text(name: object) -> str:
     """A name that can be written: as it is, but for lone surrogates."""
     return str(name).encode("utf-8", "replace").decode("utf-8")
-
-
-def _number(value: Any) -> float:
-    return float(value.item() if isinstance(value, torch.Tensor) else value)
 
 
 def _as_metric(row: Any, names: frozenset[str]) -> Any:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import sys
 import types
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 __all__ = ["NOT_HOLDERS", "attributes", "names_of", "of_type", "variables"]
 
-_DEPTH, _MOST = 4, 5000
-"""How far attributes of attributes are followed, and from how many objects on they are not."""
+_DEPTH, _MOST, _LONG = 4, 5000, 256
+"""How far attributes of attributes are followed, from how many objects on they are not, and in lists of what length."""
 NOT_HOLDERS = (
     types.ModuleType,
     type,
@@ -43,22 +44,37 @@ def names_of(objects: Iterable[Any]) -> dict[int, str]:
     return names
 
 
-def of_type(kind: type) -> list[tuple[str, Any]]:
-    """The objects of a type that variables and attributes lead to, by name."""
+def of_type(kind: type, also: Collection[str] = ()) -> list[tuple[str, Any]]:
+    """The objects of a type that variables, attributes and what stands in their lists lead to, by name.
+
+    Args:
+        kind: The type itself, not what derives from it.
+        also: Names of more modules to begin in.
+    """
     names: dict[int, str] = {}
     objects: dict[int, Any] = {}
-    for level in _reach():
+    for level in _reach(also):
         for name, value in level:
-            if type(value) is kind:
-                _shortest(names, id(value), name)
-                objects[id(value)] = value
+            for key, item in [(name, value), *_items(name, value)]:
+                if type(item) is kind:
+                    _shortest(names, id(item), key)
+                    objects[id(item)] = item
     return sorted(((names[number], item) for number, item in objects.items()), key=lambda pair: pair[0])
 
 
-def _reach() -> Iterator[list[tuple[str, Any]]]:
+def _items(name: str, value: Any) -> list[tuple[str, Any]]:
+    """What a list, a tuple or a deque holds, by place, and a mapping under numbers and tuples."""
+    if type(value) in (list, tuple, deque) and len(value) <= _LONG:
+        return [(f"{name}.{place}", item) for place, item in enumerate(list(value))]
+    if type(value) is dict and len(value) <= _LONG:  # those of text are found as attributes are
+        return [(f"{name}.{key}", item) for key, item in list(value.items()) if isinstance(key, (int, tuple))]
+    return []
+
+
+def _reach(also: Collection[str] = ()) -> Iterator[list[tuple[str, Any]]]:
     """Variables first, then attributes of what they refer to, and so on; each holder once."""
     seen: set[int] = set()
-    level = list(variables())
+    level = list(variables(also=also))
     for _ in range(_DEPTH):
         yield level
         holders = {id(value): value for _, value in level if not issubclass(type(value), NOT_HOLDERS)}

@@ -1,0 +1,147 @@
+"""What a program holds at its last step and when it has ended: it is read then, or it is said that it was not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import warm_kit
+from conftest import environment
+
+BEGIN = """\
+import os, torch
+from torch import nn
+other = os.environ["OTHER"] == "1"
+torch.set_num_threads(1)
+torch.manual_seed(0)
+def net():
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+def loss_of(model):
+    x = torch.randn(8, 3)
+    return (model(x) - x.sum(-1, keepdim=True)).square().mean()
+def steps(model, optimizer, count):
+    for step in range(count):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+        yield step
+"""
+
+
+def diff(folder: Path, program: str) -> tuple[int, str]:
+    """The exit code and the words of `repro diff` on a program's run and its other run."""
+    (folder / "train.py").write_text(BEGIN + program)
+    for other in "01":
+        words = [sys.executable, "-m", "repro", "trace", "--out", f"t{other}", "--", sys.executable, "train.py"]
+        done = warm_kit.run(words, folder, environment() | {"OMP_NUM_THREADS": "1", "OTHER": other})
+        assert done.returncode == 0, done.stderr
+    done = warm_kit.run([sys.executable, "-m", "repro", "diff", "t0", "t1"], folder, environment())
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize("count", [4, 5])
+def test_a_generator_that_moved_after_the_last_step(tmp_path: Path, count: int) -> None:
+    """Also where the number of steps is a power of two, at which the program's objects are searched anew."""
+    code, said = diff(
+        tmp_path,
+        f"""
+model = net()
+optimizer = torch.optim.AdamW(model.parameters())
+own = torch.Generator().manual_seed(1)
+for _ in steps(model, optimizer, {count}):
+    torch.randn(2, generator=own)
+if other:
+    own.manual_seed(5)
+""",
+    )
+    assert code == 1
+    assert f"differs at step {count - 1}, phase update, signal end/rng/own/own" in said
+
+
+def test_generators_in_lists_and_mappings(tmp_path: Path) -> None:
+    """One for each rank, worker or environment is a common shape."""
+    code, said = diff(
+        tmp_path,
+        """
+model = net()
+optimizer = torch.optim.AdamW(model.parameters())
+ours = [torch.Generator().manual_seed(k) for k in range(2)]
+theirs = {k: torch.Generator().manual_seed(k) for k in range(2)}
+for step in steps(model, optimizer, 4):
+    torch.randn(3 if other and step == 2 else 2, generator=ours[1])
+    torch.randn(3 if other and step == 2 else 2, generator=theirs[0])
+""",
+    )
+    assert code == 1
+    assert "differs at step 3, phase update, signal rng/own/ours.1" in said
+    assert "signals that differ in that step: 4 in update" in said, "both, and both at the end"
+
+
+def test_the_last_state_of_an_optimizer_by_hand(tmp_path: Path) -> None:
+    """The program's function has returned when its last step is read: what it held then is part of that step."""
+    code, said = diff(
+        tmp_path,
+        """
+class Momentum:
+    def __init__(self, parameters):
+        self.parameters = list(parameters)
+        self.moments = [torch.zeros_like(p) for p in self.parameters]
+    def step(self, factor):
+        with torch.no_grad():
+            for p, moment in zip(self.parameters, self.moments):
+                moment.mul_(factor).add_(p.grad)
+                p.add_(p.grad, alpha=-0.01)
+def main():
+    model = net()
+    optimizer = Momentum(model.parameters())
+    for step in range(5):
+        for p in model.parameters():
+            p.grad = None
+        loss_of(model).backward()
+        optimizer.step(0.8 if other and step == 4 else 0.9)
+main()
+""",
+    )
+    assert code == 1
+    assert "differs at step 4, phase update, signal copy/moments/0" in said
+
+
+def test_each_buffer_without_plain_bytes_is_named(tmp_path: Path) -> None:
+    """Sparse and nested tensors end no recording, and each is told by its own name."""
+    code, said = diff(
+        tmp_path,
+        """
+model = net()
+model.register_buffer("adjacent", torch.eye(3).to_sparse())
+model.register_buffer("mask", torch.eye(3).to_sparse_csr())
+model.register_buffer("ragged", torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
+list(steps(model, torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-2)), 3))
+""",
+    )
+    assert code == 0
+    assert (
+        "seen but not looked at: buffer/adjacent (its layout is sparse_coo), buffer/mask (its layout is sparse_csr), "
+        "buffer/ragged (it is nested)" in said
+    )
+    assert "looked at 4 parameters, 4 gradients, optimizer state, 1 learning rate," in said, "a rate is no parameter"
+
+
+def test_what_is_seen_in_a_step_between_is_counted(tmp_path: Path) -> None:
+    """A file that is saved in the middle, and optimizers that step in turn."""
+    code, said = diff(
+        tmp_path,
+        """
+model = net()
+optimizers = [torch.optim.Adam([p]) for p in model.parameters()]
+for step in range(4):
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+    if step == 2:
+        torch.save({"step": step}, "last.pt")
+""",
+    )
+    assert code == 0, said
+    assert "looked at 4 parameters, 4 gradients, optimizer state, 4 learning rates, 1 random generator, 1 file" in said
