@@ -1,13 +1,14 @@
 """What mkdocs asks while it builds the site: pages made of the code itself, and links to the glossary.
 
-Three things are done to a page's Markdown: a line ``<!-- made of: commands -->`` or ``case`` becomes what click's help
-or the case's tables say; a link out of docs/ becomes one to the repository, or plain text where its address is not
+Three things are done to a page's Markdown: a line ``<!-- made of: commands -->``, ``case`` or ``rules`` becomes what
+click's help, the case's tables or the doctor's catalogue say; a link out of docs/ becomes one to the repository, or plain text where its address is not
 known; the first use of each word of the glossary becomes a link to it.
 """
 
 from __future__ import annotations
 
 import ast
+import html
 import os
 import posixpath
 import re
@@ -35,6 +36,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """A page's Markdown as it is built."""
     markdown = markdown.replace("<!-- made of: commands -->", "\n".join(commands()))
     markdown = markdown.replace("<!-- made of: case -->", "\n".join(case_tables()))
+    if "<!-- made of: rules -->" in markdown:
+        markdown = markdown.replace("<!-- made of: rules -->", "\n".join(rules()))
     uri = page.file.src_uri
     markdown = outside(markdown, uri)
     return markdown if uri == GLOSSARY else linked(markdown, uri, words())
@@ -73,6 +76,24 @@ def case_tables() -> Iterator[str]:
                 if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                     text = _text(after).replace("``", "`").replace("|", "\\|").replace("\n", " ")
                     yield f"| `{field.target.id}` | {_default(field.value)} | {re.sub(r' +', ' ', text)} |"
+
+
+def rules() -> Iterator[str]:
+    """Each rule of the doctor by its subject: its name, with an anchor, what it looks for, why, and what to do."""
+    from repro.doctor.catalogue import catalogue, subject_of
+
+    before = ""
+    for name, rule in catalogue().items():
+        if (subject := subject_of(rule)) != before:
+            yield f"\n### {subject.capitalize()}\n\n| rule | what is wrong | what to do |\n|---|---|---|"
+        before = subject
+        yield f'| <a id="{name}"></a>`{name}` | {_cell(f"{rule.title}: {rule.why}")} | {_cell(rule.cure)} |'
+
+
+def _cell(text: str) -> str:
+    """A text in a table: what is in backticks is escaped by Markdown itself."""
+    parts = text.replace("|", "\\|").split("`")
+    return "`".join(part if at % 2 else html.escape(part, quote=False) for at, part in enumerate(parts))
 
 
 def _text(node: ast.stmt | None) -> str:

@@ -65,6 +65,27 @@ def test_the_page_of_the_house_is_true() -> None:
     assert len(named) > 11 and not [path for path in named if path not in TRACKED]
 
 
+@pytest.mark.parametrize(("component", "most"), [("golden/repro_golden", 8), ("bisect/repro_bisect", 7)])
+def test_rooms_stand_on_few_floors(component: str, most: int) -> None:
+    """The longest way down through imports, late ones too, from room to room of a component, and none leads back."""
+    name = component.rpartition("/")[2]
+    down: dict[str, set[str]] = {}
+    for path in (ROOT / component).glob("*/**/*.py"):
+        here = path.relative_to(ROOT / component).parts[0]
+        for node in ast.walk(ast.parse(path.read_text())):
+            froms = [f"{node.module}.{a.name}" for a in node.names] if isinstance(node, ast.ImportFrom) else []
+            named = froms or ([a.name for a in node.names] if isinstance(node, ast.Import) else [])
+            rooms = {each.split(".")[1] for each in named if each.startswith(f"{name}.")}
+            down.setdefault(here, set()).update(room for room in rooms if (ROOT / component / room).is_dir())
+
+    def floors(room: str, above: tuple[str, ...] = ()) -> int:
+        assert room not in above, f"{component}: {above} leads back to {room}"
+        return 1 + max((floors(below, (*above, room)) for below in down.get(room, set()) - {room}), default=0)
+
+    assert len(down) > 5
+    assert max(map(floors, down)) <= most
+
+
 def test_every_test_states_its_claim() -> None:
     """Every test function has a docstring."""
     silent = []

@@ -66,6 +66,15 @@ def test_the_page_of_commands_is_clicks_help(site: Path) -> None:
         assert not [name for name in options if name not in text], path
 
 
+def test_the_page_of_the_doctor_has_every_rule(site: Path) -> None:
+    """Each rule has an anchor on the doctor's page, beside what it looks for."""
+    from repro.doctor.catalogue import catalogue
+
+    text = (site / "how-to" / "doctor.html").read_text(encoding="utf-8")
+    assert len(catalogue()) > 200
+    assert not [name for name in catalogue() if f'<a id="{name}"></a><code>{name}</code>' not in text]
+
+
 def test_the_page_of_the_case_has_every_key(site: Path) -> None:
     """The page of the case file shows every key of every table that a case may have, with what it is for."""
     from repro_golden.case import subject_tables, tables
