@@ -54,7 +54,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="changes whose names hold one of these, with commas between")
     parser.add_argument("--page", action="store_true", help="write the page alone")
     options = parser.parse_args()
-    kept: dict[str, Any] = json.loads(DATA.read_text()) if DATA.exists() else {"changes": {}}
+    parts = options.page or options.only
+    kept: dict[str, Any] = json.loads(DATA.read_text()) if parts and DATA.exists() else {"changes": {}}
     if not options.page:
         kept["about"] = about()
         with tempfile.TemporaryDirectory(prefix="peers-") as folder:
@@ -313,7 +314,8 @@ def page(kept: Mapping[str, Any]) -> str:
     lines = [
         "# The field's checks on the same changes", "",
         "Written by `python benchmarks/peers.py`, which says what each check is. Each change is two versions of one",
-        "program; all checks look at the same runs of them.", "",
+        "program; all checks look at the same runs of them: those of tensors at parameters and gradients after each",
+        "step, so not at buffers, averages and moments; those of numbers at what is printed.", "",
         table(head, totals), "", table(["change", "", *CHECKS], rows), "",
         *(["A check that cannot tell:", "", *(f"- {line}" for line in broken), ""] if broken else []),
         *([OURS, ""] if any(one["sees"]["repro diff"] is True for one in every.values() if one["kind"] == "harmless")

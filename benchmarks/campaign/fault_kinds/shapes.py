@@ -41,22 +41,33 @@ def promises(asked: Asked) -> Iterator[Promise]:
 
 
 def _made(
-    folder: Path, commits: int, at: int, file: str = "program.txt", change: Callable[[Repo, int], None] | None = None
+    folder: Path, commits: int, at: int, file: str = "program.txt", write: Callable[[Repo, str], None] | None = None
 ) -> Repo:
-    """So many commits after the first, of which one makes the value another."""
+    """So many commits after the first, of which one makes the value another.
+
+    Args:
+        folder: Where the repository lies.
+        commits: How many.
+        at: Which of them is the culprit.
+        file: What holds the value.
+        write: Writes it; by default as a plain file.
+    """
     repo = start(folder, case=None)
-    path = repo.root / file
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("value = 1\n")
+
+    def plain(repo: Repo, text: str) -> None:
+        path = repo.root / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    write = write or plain
+    write(repo, "value = 1\n")
     repo.commit("Value")
     for number in range(1, commits + 1):
         if number == at:
-            path.write_text(path.read_text().replace("value = 1", "value = 2"))
+            write(repo, "value = 2\n")
             repo.commit("Culprit")
-            continue
-        if change:
-            change(repo, number)
-        note(repo, f"note {number}", f"notes/{number}.txt")
+        else:
+            note(repo, f"note {number}", f"notes/{number}.txt")
     return repo
 
 
@@ -78,21 +89,31 @@ def _partial(folder: Path, commits: int, at: int) -> tuple[Repo, str]:
 
 
 def _sparse(folder: Path, commits: int, at: int) -> tuple[Repo, str]:
-    repo = _made(folder, commits, at)
+    """What the program reads lies outside of what is checked out."""
+    repo = _made(folder, commits, at, file="code/program.txt")
     repo.git("sparse-checkout", "set", "notes")
-    return repo, "program.txt"
+    assert not (repo.root / "code").exists()
+    return repo, "code/program.txt"
 
 
 def _submodule(folder: Path, commits: int, at: int) -> tuple[Repo, str]:
-    inner = library(folder, "inner", "1.0")
-    repo = _made(folder, commits, at)
-    repo.git(*ALLOW, "submodule", "--quiet", "add", str(inner.root), "inner")
-    repo.git("commit", "--quiet", "--amend", "--no-edit")
-    return repo, "program.txt"
+    """The value is the submodule's, of which the culprit takes another commit."""
+    inner = library(folder, "inner", "1")
+
+    def write(repo: Repo, text: str) -> None:
+        if not (repo.root / "inner").exists():
+            repo.git(*ALLOW, "submodule", "--quiet", "add", str(inner.root), "inner")
+        (inner.root / "values.py").write_text(text)
+        commit = inner.commit(text)
+        repo.git(*ALLOW, "-C", "inner", "fetch", "--quiet", "origin")
+        repo.git("-C", "inner", "checkout", "--quiet", commit)
+
+    return _made(folder, commits, at, write=write), "inner/values.py"
 
 
 def _large(folder: Path, commits: int, at: int) -> tuple[Repo, str]:
-    return _made(folder, commits, at, change=lambda repo, number: lfs(repo, b"content %d" % number)), "program.txt"
+    """Git holds a pointer to the value."""
+    return _made(folder, commits, at, write=lambda repo, text: lfs(repo, text.encode() * 1000)), "data.bin"
 
 
 def _worktree(folder: Path, commits: int, at: int) -> tuple[Repo, str]:
@@ -102,12 +123,14 @@ def _worktree(folder: Path, commits: int, at: int) -> tuple[Repo, str]:
 
 
 def _crlf(folder: Path, commits: int, at: int) -> tuple[Repo, str]:
-    def change(repo: Repo, number: int) -> None:
-        (repo.root / ".gitattributes").write_text(f"*.txt text eol=crlf\n# {number}\n")
+    """The program is good with the line ends alone that its attributes ask for."""
 
-    repo = _made(folder, commits, at, change=change)
-    repo.git("config", "core.autocrlf", "true")
-    return repo, "program.txt"
+    def write(repo: Repo, text: str) -> None:
+        (repo.root / ".gitattributes").write_text("*.txt text eol=crlf\n")
+        (repo.root / "program.txt").write_text(text)
+
+    repo = _made(folder, commits, at, write=write)
+    return repo, "program.txt && grep -q \"$(printf '\\r')\" program.txt"
 
 
 def _renamed(folder: Path, commits: int, at: int) -> tuple[Repo, str]:
