@@ -16,27 +16,21 @@ from fault_kinds.scenario import Scenario, leftovers, run, scenarios
 
 __all__ = ["names", "of"]
 
-DISKS, LOCKED, PAIRS = 90, 12, 24
+DISKS, LOCKED, PAIRS = 90, 12, 36
 SIZE = 64 << 20
-CHEAP = ("bisect", "report publish", "golden verify")
 
 
 def names(asked: Asked) -> list[str]:
     """The commands that are tried."""
-    every = [scenario.name for scenario in scenarios()]
-    full = asked.some(every, "full")
-    return [name for name in every if name in full or name in asked.some(list(CHEAP), "cheap")]
+    return asked.some([scenario.name for scenario in scenarios()], "full")
 
 
 def of(asked: Asked, name: str) -> Iterator[Promise]:
     """A promise for each kind of place, of one command."""
     every = {scenario.name: scenario for scenario in scenarios()}
     made = _made(asked, every[name])
-    if name in asked.some(list(every), "full"):
-        yield _full(asked, every[name], *made, asked.count(DISKS // len(every)))
-    if name in asked.some(list(CHEAP), "cheap"):
-        yield _read_only(every[name], *made, asked.count(LOCKED // len(CHEAP)))
-        yield _two(every[name], *made, asked.count(PAIRS // len(CHEAP)))
+    for tried, count in ((_full, DISKS), (_read_only, LOCKED), (_two, PAIRS)):
+        yield tried(asked, every[name], *made, asked.count(count // len(every)))
 
 
 def _made(asked: Asked, scenario: Scenario) -> tuple[Path, Path]:
@@ -114,7 +108,7 @@ def _full(asked: Asked, scenario: Scenario, whole: Path, place: Path, tries: int
     return promise
 
 
-def _read_only(scenario: Scenario, whole: Path, place: Path, tries: int) -> Promise:
+def _read_only(_asked: Asked, scenario: Scenario, whole: Path, place: Path, tries: int) -> Promise:
     promise = Promise(f"`{scenario.name}` in a read-only place says so and heals")
     answer, _ = _undisturbed(scenario, whole, place)
     for _ in range(tries):
@@ -133,7 +127,7 @@ def _read_only(scenario: Scenario, whole: Path, place: Path, tries: int) -> Prom
     return promise
 
 
-def _two(scenario: Scenario, whole: Path, place: Path, tries: int) -> Promise:
+def _two(_asked: Asked, scenario: Scenario, whole: Path, place: Path, tries: int) -> Promise:
     """Both in threads of ours, each of which waits for a process of its own."""
     promise = Promise(f"Two of `{scenario.name}` at once do not disturb each other")
     answer, _ = _undisturbed(scenario, whole, place)
