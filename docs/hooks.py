@@ -1,8 +1,8 @@
 """What mkdocs asks while it builds the site: pages made of the code itself, and links to the glossary.
 
 Three things are done to a page's Markdown: a line ``<!-- made of: commands -->``, ``case`` or ``rules`` becomes what
-click's help, the case's tables or the doctor's catalogue say; a link out of docs/ becomes one to the repository, or plain text where its address is not
-known; the first use of each word of the glossary becomes a link to it.
+click's help, the case's tables or the doctor's catalogue say; a link out of docs/ becomes one to the repository, or
+plain text where its address is not known; the first use of each word of the glossary becomes a link to it.
 """
 
 from __future__ import annotations

@@ -10,16 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from train_dump_kit import Shard, cut, miles_train_dump, rank_train_dump, relax_train_dump, slime_train_dump
 
 from repro_golden.dumps.archive.pickling import write_archive
-from repro_golden.dumps.train.context_parallel import cut
-from repro_golden.dumps.train.files import (
-    Shard,
-    miles_train_dump,
-    rank_train_dump,
-    relax_train_dump,
-    slime_train_dump,
-)
 from repro_golden.dumps.values import Tensor
 
 SHARDED = ("rollout_log_probs", "log_probs", "ref_log_probs", "advantages", "returns", "kl")

@@ -32,7 +32,7 @@ def test_the_page_is_of_what_was_kept(tmp_path: Path) -> None:
 @pytest.mark.whole
 @pytest.mark.parametrize("part", PARTS)
 def test_a_share_of_each_part_holds(tmp_path: Path, part: str) -> None:
-    """A twentieth of the campaign, all damaged files, a hundredth of kills and faults, drawn anew each day: all holds."""
+    """A twentieth of the campaign, all damaged files, a hundredth of kills and faults, drawn anew each day."""
     out = tmp_path / "campaign.json"
     line = [sys.executable, str(SCRIPT), part, "--share", str(PARTS[part]), "--jobs", "1", "--out", str(out)]
     line += ["--seed", time.strftime("%j")]  # a small share by one seed would be the same few tries for ever

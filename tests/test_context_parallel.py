@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from train_dump_kit import cut
 
 from repro_golden.base.errors import ReproError
-from repro_golden.dumps.train.context_parallel import Held, cut, held, joined, padded_lengths, ranges
+from repro_golden.dumps.train.context_parallel import Held, held, joined, padded_lengths, ranges
 from repro_golden.dumps.values import Tensor, same
 
 

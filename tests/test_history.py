@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro.report.history import cut, history_table, markdown, signed
+from repro.report.history import history_table, markdown, signed
+from repro.report.pieces import cut
 from repro.report.plots import history_plot
 from repro_bisect.axes.axis import PointInfo
 from repro_bisect.driver.drift import Drift, Gap, HistoryResult, Moved, Row

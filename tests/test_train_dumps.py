@@ -9,19 +9,12 @@ from examples_kit import at_most
 from hypothesis import given
 from hypothesis import strategies as st
 from run_folder_kit import Run, contents, f32, i64
+from train_dump_kit import Shard, miles_train_dump, rank_train_dump, relax_train_dump, slime_train_dump
 
 from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.pickling import write_archive
 from repro_golden.dumps.run.rows import column_rows, concatenated, masked
-from repro_golden.dumps.train.files import (
-    Shard,
-    first_missing,
-    miles_train_dump,
-    rank_train_dump,
-    read_train_dump,
-    relax_train_dump,
-    slime_train_dump,
-)
+from repro_golden.dumps.train.files import first_missing, read_train_dump
 from repro_golden.dumps.train.joining import joined
 from repro_golden.dumps.values import Tensor, same
 

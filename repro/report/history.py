@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from repro import __version__
-from repro.report.pieces import Markdown, range_ends, report_text, templates
+from repro.report.pieces import Markdown, cut, range_ends, report_text, templates
 from repro.report.skips import skipped
 from repro.text import NO_METRIC, count, table
 from repro_bisect.axes.axis import short
@@ -76,14 +76,6 @@ def _fit(text: str, column: str, width: int) -> str:
     if column == "subject" and len(text) > width:
         return f"{text[: width - 1]}…"
     return cut(text, width).ljust(width) if HEAD.index(column) < LEFT else text.rjust(width)
-
-
-def cut(text: str, width: int) -> str:
-    """A long name without its middle, because names differ at their ends."""
-    if len(text) <= width:
-        return text
-    left = (width - 1) // 2
-    return f"{text[: width - 1 - left]}…{text[len(text) - left :]}"
 
 
 def extent(divergence: Divergence | None) -> str:

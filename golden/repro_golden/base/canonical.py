@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import struct
 import tempfile
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.files import read_regular
 
 __all__ = [
+    "atomic",
     "canonical_json",
     "check_format",
     "decode_float",
@@ -146,18 +149,30 @@ def write_atomic(path: Path, content: bytes | str) -> Path:
     Raises:
         MachineFailureError: the disk is full or the folder cannot be written.
     """
-    raw = content.encode() if isinstance(content, str) else content
+    with atomic(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+@contextlib.contextmanager
+def atomic(path: Path) -> Iterator[IO[bytes]]:
+    """A file beside it, which takes its place where what is done with it ends without an error.
+
+    Raises:
+        MachineFailureError: the disk is full or the folder cannot be written.
+    """
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as file:
-            file.write(raw)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)
-        return Path(temporary).replace(path)
+        Path(temporary).replace(path)
     except OSError as error:
+        raise MachineFailureError(f"cannot write {path}: {error.strerror}; free space or change permissions") from error
+    finally:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
-        raise MachineFailureError(f"cannot write {path}: {error.strerror}; free space or change permissions") from error

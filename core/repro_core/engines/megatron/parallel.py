@@ -37,7 +37,6 @@ class Coordinates:
         cp_rank: in its context-parallel group.
         dp_rank: in its data-parallel group, context parallelism not counted.
         ep_rank: in its expert-parallel group.
-        expert_dp_rank: among the processes that hold the same experts' same shards.
         is_first_stage: whether it holds the embedding.
         is_last_stage: whether it makes logits.
     """
@@ -48,7 +47,6 @@ class Coordinates:
     cp_rank: int
     dp_rank: int
     ep_rank: int
-    expert_dp_rank: int
     is_first_stage: bool
     is_last_stage: bool
 
@@ -151,7 +149,6 @@ def current() -> Coordinates:
         cp_rank=state.get_context_parallel_rank(),
         dp_rank=state.get_data_parallel_rank(),
         ep_rank=state.get_expert_model_parallel_rank(),
-        expert_dp_rank=state.get_expert_data_parallel_rank(),
         is_first_stage=state.is_pipeline_first_stage(ignore_virtual=True),
         is_last_stage=state.is_pipeline_last_stage(ignore_virtual=True),
     )

@@ -57,10 +57,6 @@ class Budget:
         )
 
 
-def _small(size: object) -> bool:
-    return type(size) is int and size.bit_length() <= 64
-
-
 def shown(text: object) -> str:
     """A text or a shape out of a file, safe in one line: quoted, escaped and short; of anything else its type."""
     if type(text) is str:

@@ -15,7 +15,18 @@ from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.bounds import Budget, check_key, shown
 from repro_golden.dumps.values import TORCH_DTYPES, Record, Tensor, Unknown, little
 
-__all__ = ["KNOWN", "SCALARS", "Maker", "Storage", "build_array", "build_dtype", "is_code", "is_dtype", "storage_of"]
+__all__ = [
+    "KNOWN",
+    "SCALARS",
+    "STORAGES",
+    "Maker",
+    "Storage",
+    "build_array",
+    "build_dtype",
+    "is_code",
+    "is_dtype",
+    "storage_of",
+]
 
 _Make = Callable[[Budget, tuple[Any, ...]], Any]
 
@@ -392,7 +403,7 @@ def _newobj(budget: Budget, args: tuple[Any, ...]) -> Record:
     return Record(args[0].name, None, args[1:], parts=args[0].parts)
 
 
-_STORAGES = {
+STORAGES = {
     "BFloat16Storage": "bfloat16",
     "BoolStorage": "bool",
     "ByteStorage": "uint8",
@@ -407,6 +418,7 @@ _STORAGES = {
     "ShortStorage": "int16",
     "UntypedStorage": None,
 }
+"""torch's classes of storages and the dtypes that they are of."""
 
 _MAKERS: list[tuple[tuple[str, ...], str, _Make]] = [
     (("torch._utils",), "_rebuild_tensor_v2", _tensor_v2),
@@ -441,7 +453,7 @@ KNOWN: dict[tuple[str, str], Unknown] = {
     for module in modules
 } | {
     (module, name): _StorageClass(f"{module}.{name}", dtype=dtype)
-    for name, dtype in _STORAGES.items()
+    for name, dtype in STORAGES.items()
     for module in ("torch", "torch.storage", "torch.cuda")
 }
 """By module and name, what a pickle may call."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import tempfile
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -13,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.base.canonical import atomic
+from repro_golden.base.errors import ReproError
 from repro_golden.dumps.archive.bounds import DEPTH, LIMIT, Budget, check_key
-from repro_golden.dumps.archive.makers import SCALARS, is_code
+from repro_golden.dumps.archive.makers import SCALARS, STORAGES, is_code
 from repro_golden.dumps.values import Record, Tensor, Unknown, key_of, little
 
 __all__ = ["pickled", "write_archive"]
@@ -26,20 +26,7 @@ _i4 = struct.Struct("<i").pack
 _f8 = struct.Struct(">d").pack
 _FLOAT_ROW = np.dtype([("opcode", "u1"), ("value", ">f8")])
 
-_STORAGES = {
-    "bfloat16": "BFloat16Storage",
-    "bool": "BoolStorage",
-    "complex128": "ComplexDoubleStorage",
-    "complex64": "ComplexFloatStorage",
-    "float16": "HalfStorage",
-    "float32": "FloatStorage",
-    "float64": "DoubleStorage",
-    "int16": "ShortStorage",
-    "int32": "IntStorage",
-    "int64": "LongStorage",
-    "int8": "CharStorage",
-    "uint8": "ByteStorage",
-}
+_STORAGES = {dtype: name for name, dtype in STORAGES.items() if dtype}
 """Dtypes that have a storage class of their own; the newer ones are written as bytes with a dtype beside them."""
 
 
@@ -384,28 +371,13 @@ def write_archive(path: str | os.PathLike[str], value: Any) -> None:
         ReproError: a type that cannot be written, or nesting deeper than a reader follows.
         MachineFailureError: the disk is full or the folder cannot be written.
     """
-    target = Path(path)
     data, tensors = pickled(value)
-    temporary = None
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "wb") as file:
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-                _add(archive, "data.pkl", data)
-                _add(archive, "byteorder", b"little")
-                for index, tensor in enumerate(tensors):
-                    _add(archive, f"data/{index}", tensor.array.tobytes())
-                _add(archive, "version", b"3\n")
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(target)
-    except OSError as error:
-        raise MachineFailureError(f"cannot write {path}: {error.strerror}; free space or change permissions") from error
-    finally:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
+    with atomic(Path(path)) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        _add(archive, "data.pkl", data)
+        _add(archive, "byteorder", b"little")
+        for index, tensor in enumerate(tensors):
+            _add(archive, f"data/{index}", tensor.array.tobytes())
+        _add(archive, "version", b"3\n")
 
 
 def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:

@@ -22,7 +22,6 @@ __all__ = [
     "KNOWN_CLASSES",
     "NAMES",
     "ONLY",
-    "REVISIONS",
     "STATUSES",
     "WANTED",
     "Field",
@@ -30,7 +29,6 @@ __all__ = [
     "Length",
     "Wanted",
     "defaults",
-    "field_of",
     "form_of",
     "refuse",
 ]
@@ -40,11 +38,6 @@ Length = Literal["", "response", "response + 1", "tokens - 1"]
 
 STATUSES = ("pending", "completed", "truncated", "aborted", "failed")
 """The values of `Sample.Status` in all three."""
-
-REVISIONS: Mapping[System, str] = MappingProxyType(
-    {"slime": "624b824a8 (2026-08-21)", "miles": "31f1ca961 (2026-08-21)", "relax": "2765d18a5"}
-)
-"""The revision that each table was read from."""
 
 KNOWN_CLASSES = ("miles.utils.types.AdapterRef", "miles.utils.types.RewardSpec")
 """Classes that trainers' own dumps name: frozen dataclasses of strings and numbers, read as plain fields."""
@@ -222,13 +215,6 @@ ONLY: Mapping[System, frozenset[str]] = MappingProxyType(
     }
 )
 """Names that no other system has: what a dump is recognised by."""
-
-_BY_NAME = {system: {f.name: f for f in FIELDS[system]} for system in SYSTEMS}
-
-
-def field_of(system: System, name: str) -> Field | None:
-    """A field by its name; None where the system has none of that name."""
-    return _BY_NAME[system].get(name)
 
 
 def defaults(system: System) -> dict[str, Any]:

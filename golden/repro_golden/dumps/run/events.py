@@ -25,7 +25,6 @@ _KEPT = ("train_engine_local_weight_checksum", "inference_engine_weight_checksum
 _SKIPPED = (
     "witness_snapshot_param", "witness_allocate_id", "train_group_step_end", "cell_reconfigure",
 )  # fmt: skip
-_CHUNK = 1 << 20
 _LINE = 1 << 30
 _COUNTS = 10**18
 

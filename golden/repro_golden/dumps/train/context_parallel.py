@@ -17,7 +17,7 @@ import numpy as np
 from repro_golden.base.errors import ReproError
 from repro_golden.dumps.values import Tensor
 
-__all__ = ["Held", "cut", "held", "joined", "padded_lengths", "ranges"]
+__all__ = ["Held", "held", "joined", "padded_lengths", "ranges"]
 
 V = TypeVar("V")
 Ranges = tuple[tuple[int, int], tuple[int, int]]
@@ -75,27 +75,6 @@ def held(total: int, response: int, rank: int, size: int, padded: int | None = N
     return sum(stop - start for start, stop in ranges(total, response, rank, size, padded))
 
 
-def cut(values: V, total: int, response: int, rank: int, size: int, *, padded: int | None = None) -> V:
-    """The part of a response's values that a rank holds.
-
-    Args:
-        values: One for each token of the response along the first dimension: a list, an array or a `Tensor`.
-        total: See `ranges`, as for all others.
-        response: As above.
-        rank: As above.
-        size: As above.
-        padded: As above.
-
-    Raises:
-        ReproError: not as many values as tokens, or see `ranges`.
-    """
-    rows = _rows(values)
-    if len(rows) != response:
-        raise ReproError(f"{len(rows)} values for a response of {response} tokens")
-    parts = [rows[start:stop] for start, stop in ranges(total, response, rank, size, padded)]
-    return _like(values, parts)
-
-
 def joined(
     parts: Sequence[V],
     total: int,
@@ -105,7 +84,7 @@ def joined(
     what: str = "values",
     ranks: Sequence[int] | None = None,
 ) -> V:
-    """The inverse of `cut`: the values of all ranks of a group, put back together.
+    """The values of all ranks of a group, put back together.
 
     Args:
         parts: What each rank holds, in the order of their context-parallel ranks.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,18 +23,14 @@ from repro_golden.dumps.values import System, Tensor
 __all__ = [
     "CP_SIZES",
     "FORMAT_VERSION",
+    "IDS",
     "LAYOUT_FIELDS",
     "RANKS",
     "WHOLE_FIELDS",
-    "Shard",
     "TrainDump",
     "first_missing",
     "length_of",
-    "miles_train_dump",
-    "rank_train_dump",
     "read_train_dump",
-    "relax_train_dump",
-    "slime_train_dump",
 ]
 
 FORMAT_VERSION = 2
@@ -56,7 +52,7 @@ _ROLLOUTS = 10**18
 _TOKENS = 1 << 40
 _UPDATES = 1 << 16
 
-_IDS = {"sample_indices": "sample_index", "partition": "rollout_position"}
+IDS = {"sample_indices": "sample_index", "partition": "rollout_position"}
 """What of a per-rank file stands in slime's samples, and under which name."""
 
 Form = Literal["format 2", "rank", "lists"]
@@ -209,7 +205,7 @@ def _rank(path: Path, value: dict[str, Any], system: System | None) -> TrainDump
                 raise ReproError(f"{path}: column {shown(name)} has {length_of(column)} entries for {count} samples")
             layout[name] = column
         else:
-            per_sample[_IDS.get(name, name)] = column
+            per_sample[IDS.get(name, name)] = column
     split = {name: _entries(column) for name, column in per_sample.items()}
     dump = TrainDump(
         path,
@@ -238,7 +234,7 @@ def _lists(path: Path, value: dict[str, Any], rows: list[dict[str, Any]]) -> Tra
     ]
     # their sample_index is the place in this rank's list; a sample's own index is only in the column sample_indices
     dropped = {"sample_index", "decoded_tokens", *WHOLE_FIELDS, *LAYOUT_FIELDS}
-    samples = [{_IDS.get(n, n): row.get(n) for n in present if n not in dropped} for row in rows]
+    samples = [{IDS.get(n, n): row.get(n) for n in present if n not in dropped} for row in rows]
     whole = {n: [row.get(n) for row in rows] for n in WHOLE_FIELDS if n in present}
     rollout_id, rank = _whole_number(path, value, "rollout_id", _ROLLOUTS), _whole_number(path, value, "rank", RANKS)
     return _checked(TrainDump(path, "relax", "lists", rollout_id, rank, samples, whole, [{"rank": rank}]))
@@ -359,95 +355,3 @@ def _dicts(value: Any) -> bool:
 def _keys(value: Mapping[Any, Any]) -> str:
     names = [shown(name)[:40] for name in list(value)[:6]]
     return ", ".join(names) + (", ..." if len(value) > 6 else "") or "(none)"
-
-
-# -- train dumps as the trainers make them: for subjects that must look like them, and to try readers on
-# Columns are the trainer's own: names as in ``rollout_data``, values lists with one entry a sample, or a `Tensor` over
-# all of them.
-
-
-class Shard(NamedTuple):
-    """What one data-parallel rank gives to slime's file: its global rank, its data-parallel one, and its columns."""
-
-    rank: int
-    data_parallel_rank: int
-    columns: Mapping[str, Any]
-
-
-def slime_train_dump(rollout_id: int, shards: Sequence[Shard]) -> dict[str, Any]:
-    """The content of slime's file since 681b3adca; responses are whole, samples in the order of the rollout dump."""
-    samples: list[dict[str, Any]] = []
-    layout: list[dict[str, Any]] = []
-    whole: dict[str, Any] = {}
-    for shard in shards:
-        count = len(shard.columns["response_lengths"])
-        shard_layout: dict[str, Any] = {"rank": shard.rank, "data_parallel_rank": shard.data_parallel_rank}
-        for name in _IDS:
-            value = shard.columns.get(name)
-            shard_layout[name] = None if value is None else list(value)
-        per_sample: dict[str, Any] = {}
-        for name, column in shard.columns.items():
-            if name in WHOLE_FIELDS:
-                whole.setdefault(name, column)
-            elif name in LAYOUT_FIELDS or length_of(column) != count:
-                shard_layout[name] = shard_layout.get(name, column)
-            elif name not in _IDS:
-                per_sample[name] = column
-        for i in range(count):
-            sample: dict[str, Any] = {"data_parallel_rank": shard.data_parallel_rank}
-            for name, single in _IDS.items():
-                if shard.columns.get(name) is not None:
-                    sample[single] = shard.columns[name][i]
-            samples.append(sample | {name: _entry(column, i) for name, column in per_sample.items()})
-        layout.append(shard_layout)
-    order = next(
-        (key for key in ("rollout_position", "sample_index") if all(s.get(key) is not None for s in samples)), None
-    )
-    if samples and order:
-        samples.sort(key=lambda sample: sample[order])
-    head = {"format_version": FORMAT_VERSION, "rollout_id": rollout_id, "rank": shards[0].rank}
-    return {**head, "samples": samples, "dp_shards": layout, **whole}
-
-
-def rank_train_dump(rollout_id: int, rank: int, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """One rank's file of slime before 2026-08-12 and of Miles before 2026-08-17."""
-    return {"rollout_id": rollout_id, "rank": rank, "rollout_data": dict(columns)}
-
-
-def miles_train_dump(
-    rollout_id: int,
-    rank: int,
-    columns: Mapping[str, Any],
-    *,
-    cp_rank: int = 0,
-    cp_size: int = 1,
-    qkv_format: str = "thd",
-) -> dict[str, Any]:
-    """One rank's file of Miles; per-token columns are the rank's own part (`context_parallel.cut`)."""
-    layout = {"cp_rank": cp_rank, "cp_size": cp_size, "qkv_format": qkv_format}
-    return rank_train_dump(rollout_id, rank, columns) | layout
-
-
-def relax_train_dump(rollout_id: int, rank: int, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """One rank's file of Relax: tensors become lists, ``sample_index`` is the place in this rank's list.
-
-    Columns that are neither list nor tuple are dropped, and a column that is too short goes on as None.
-    """
-    lists = {name: column for name, column in columns.items() if isinstance(column, (list, tuple))}
-    samples = []
-    for i in range(len(lists["tokens"])):
-        sample: dict[str, Any] = {"sample_index": i}
-        for name, column in lists.items():
-            sample[name] = _listed(column[i]) if i < len(column) else None
-        samples.append(sample | {"decoded_tokens": []})
-    return {"rollout_id": rollout_id, "rank": rank, "samples": samples}
-
-
-def _entry(column: Any, i: int) -> Any:
-    return Tensor(column.dtype, np.asarray(column.array[i])) if isinstance(column, Tensor) else column[i]
-
-
-def _listed(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return (value.floats() if value.dtype == "bfloat16" else value.array).tolist()
-    return value.tolist() if isinstance(value, np.ndarray) else value

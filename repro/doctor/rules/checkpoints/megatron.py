@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -242,17 +244,10 @@ def _ranks(files: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     if len(lengths) != 1 or len(ranks) > 100_000:
         return
     sizes = [max(rank[axis] for rank in ranks) + 1 for axis in range(lengths.pop())]
-    total = 1
-    for size in sizes:
-        total *= size
-    if total > 100_000 or total == len(ranks):
+    if not len(ranks) < math.prod(sizes) <= 100_000:
         return
-    for flat in range(total):
-        rank: list[int] = []
-        for size in reversed(sizes):
-            rank.insert(0, flat % size)
-            flat //= size
-        if tuple(rank) not in ranks:
+    for rank in itertools.product(*map(range, sizes)):
+        if rank not in ranks:
             name = f"mp_rank_{rank[0]:02d}" + "".join(f"_{part:03d}" for part in rank[1:])
             yield name, f"is missing: the other ranks make a grid of {' x '.join(map(str, sizes))}"
 
