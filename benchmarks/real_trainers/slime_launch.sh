@@ -3,7 +3,7 @@
 # DATA what is sampled for. With SUBMIT a cluster is started and the training submitted to it, as slime's scripts do.
 set -e
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 WANDB_MODE=disabled
-export CUDA_DEVICE_MAX_CONNECTIONS=1 RAY_DEDUP_LOGS=0 RAY_USAGE_STATS_ENABLED=0
+export CUDA_DEVICE_MAX_CONNECTIONS=1 RAY_DEDUP_LOGS=0 RAY_USAGE_STATS_ENABLED=0 RAY_AUTH_MODE=disabled
 MODEL_ARGS=(
    --swiglu --num-layers 2 --hidden-size 128 --ffn-hidden-size 256 --num-attention-heads 4
    --group-query-attention --num-query-groups 2 --use-rotary-position-embeddings --disable-bias-linear
