@@ -230,7 +230,8 @@ def slime_packages(work: Path, base: Path) -> Path:
         stem = re.split(r"-\d|\.libs$|\.dist-info$|\.cpython|\.py$", path.name)[0].lower().replace("-", "_")
         if (stem in LINKED.split() or stem.startswith("nvidia_")) and not (site / path.name).exists():
             (site / path.name).symlink_to(path)
-    (site / "ray" / "dashboard" / "client" / "build" / "static").mkdir(parents=True, exist_ok=True)  # or no dashboard starts
+    pages = site / "ray" / "dashboard" / "client" / "build" / "static"  # without them no dashboard starts
+    pages.mkdir(parents=True, exist_ok=True)
     patch = subprocess.check_output(["git", "-C", str(work / "slime.git"), "show", f"HEAD:{SGLANG_PATCH}"])
     subprocess.run(["git", "apply", "-p2", "-"], cwd=site, input=patch, check=True)
     (site / "mlm.pth").write_text(f"{work / 'mlm'}\n")
