@@ -121,8 +121,7 @@ def confirm(
         return _flaky(scheduler, history.info(parent), differs, judged, before)
     if isinstance(predicate, Bitwise):
         moved = first_violation(predicate, before, after)
-    # the search judged no step behind that at which BAD is BAD
-    elif first_violation(predicate, interval.baseline, before, end.step + 1 - interval.baseline.header.first_step):
+    elif first_violation(predicate, interval.baseline, before, range_search.bound):
         moved = None  # the parent is BAD already
     else:  # by a bound a small step past it counts, though parent and culprit may be close
         moved = first_violation(predicate, interval.baseline, after)
