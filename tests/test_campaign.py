@@ -37,5 +37,5 @@ def test_a_share_of_each_part_holds(tmp_path: Path, part: str) -> None:
     line = [sys.executable, str(SCRIPT), part, "--share", str(PARTS[part]), "--jobs", "1", "--out", str(out)]
     line += ["--seed", time.strftime("%j")]  # a small share by one seed would be the same few tries for ever
     done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.returncode == 0, f"{line}: {done.stdout[-3000:]} {done.stderr[-3000:]}"
     assert all(promise["tried"] for promise in json.loads(out.read_text())[part]["promises"])

@@ -175,4 +175,5 @@ def atomic(path: Path) -> Iterator[IO[bytes]]:
         raise MachineFailureError(f"cannot write {path}: {error.strerror}; free space or change permissions") from error
     finally:
         if temporary:
-            Path(temporary).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink(missing_ok=True)

@@ -143,7 +143,7 @@ class Resources(Table):
     ranks: int = Field(default=1, ge=1)
     """Processes that train. One that leaves no trace is an error."""
     other_ranks: int = Field(default=0, ge=0)
-    """Processes of other trainings beside it, such as a critic's. They are recorded, and write no dumps."""
+    """Processes of other, smaller trainings beside it, such as a critic's. They are waited for, and not looked at."""
 
     @property
     def processes(self) -> int:

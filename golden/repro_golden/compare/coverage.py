@@ -18,10 +18,10 @@ __all__ = ["Coverage", "coverage_of", "only_bounds"]
 
 _SHOWN = 4
 """Objects of a kind that a sentence names."""
-_ROWS, _UNCOMMON = 10_000, 8
-"""Rows of a trace's beginning that are looked at, and steps of other lengths."""
+_STEPS, _ROWS, _UNCOMMON = 16, 10_000, 8
+"""Steps and rows of a trace's beginning that are looked at, and steps of other lengths."""
 _NOTHING = "nothing"
-_OPTIMIZERS = re.compile(r"(?:training\.\d+/)?(?:optimizer\.\d+/)?(?:lr(?:/\d+)?|skipped)(?:@\d+)?")
+_OPTIMIZERS = re.compile(r"(?:optimizer\.\d+/)?(?:lr(?:/\d+)?|skipped)(?:@\d+)?")
 """Metrics that the recorder reads of optimizers, in every program."""
 
 
@@ -178,7 +178,7 @@ def _telling(trace: Trace) -> list[int]:
     """
     counts = [step.signals for step in trace.steps]
     few, rows = 0, 0
-    while few < len(counts) and rows < _ROWS:
+    while few < min(len(counts), _STEPS) and rows < _ROWS:
         rows += counts[few]
         few += 1
     uncommon = {count: index for index, count in reversed([*enumerate(counts)])}
@@ -217,7 +217,7 @@ def _kind(row: Row) -> str:
         return "start" if row.name.startswith("start/") else "column"
     if row.phase == "grad":
         return "gradient"
-    if _OPTIMIZERS.fullmatch(row.name):  # a learning rate that is a tensor
+    if _OPTIMIZERS.fullmatch(row.name) and row.shape in ((), (1,)):  # a learning rate that is a tensor
         return "rate"
     return family(row.phase, row.name) or ("state" if "/" in plain(row.name) else "parameter")
 

@@ -337,7 +337,10 @@ def _gathering(job: _Job, out: Path) -> Gathering | Written:
     if job.addition is None or job.recorded:
         more = job.addition.rows if job.addition else lambda _: ()
         files = Path(job.tokens["checkpoint"]) if "{checkpoint}" in job.command else None
-        return Gathering(job.raw, out, job.header, job.case.resources.processes, more, files, job.run.steps)
+        resources = job.case.resources
+        return Gathering(
+            job.raw, out, job.header, resources.ranks, more, files, job.run.steps, others=resources.other_ranks
+        )
 
     def header() -> Header:
         who = identity_in(job.case, job.python, job.variables, job.place.home or job.place.root)

@@ -41,20 +41,20 @@ BESIDE = frozenset(FAMILIES) - {"number", "own"}
 _OPTIONAL = ("module", "copy", "leaf", "rng")
 """Families whose groups say nothing where only one side has them: what is not kept is not looked at either."""
 
-_NUMBERED = re.compile(r"((?:training\.\d+/)?(?:optimizer\.\d+/)?)(.*)", re.DOTALL)
+_NUMBERED = re.compile(r"(optimizer\.\d+/)?(.*)", re.DOTALL)
 
 
 def plain(name: str) -> str:
-    """A signal's name without the numbers of its training and its optimizer."""
+    """A signal's name without the number of its optimizer."""
     match = _NUMBERED.fullmatch(name)
     return match[2] if match else name
 
 
 def optimizers(rows: Iterable[Row]) -> set[str]:
-    """The optimizers that made a step, as its signals' names begin with them; the first one's is empty."""
+    """The optimizers that made a step, by their numbers as its signals' names begin; the first one's is empty."""
     held = (r for r in rows if r.phase in ("grad", "update") and r.dtype != METRIC)
     names = (_NUMBERED.fullmatch(r.name) for r in held if family(r.phase, r.name) not in BESIDE)
-    return {match[1] for match in names if match}
+    return {match[1] or "" for match in names if match}
 
 
 def family(phase: str, name: str) -> str | None:

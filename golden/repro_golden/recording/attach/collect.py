@@ -53,21 +53,22 @@ class _Rank:
 
     Steps of different optimizers that follow each other are put in the order of their labels, up to where one of them
     steps again. The first optimizer's signals keep their names, the k-th other's begin with ``optimizer.k/``.
-
-    Attributes:
-        first: The label of the optimizer that stepped first; "" before its step, or of a recorder that has none.
     """
 
     def __init__(self, log: Path) -> None:
         self.log = log
         self.about = _read(log.with_suffix(".json"))
-        self.first = ""
         self.ready: deque[tuple[str, list[Row]]] = deque()
         self.labels: set[str] = set()
         self.steps = 0
         self._frames = FrameReader(log)
         self._window: dict[str, list[Row]] = {}
         self._numbers: dict[str, int] = {}
+
+    @property
+    def dumps(self) -> str:
+        """Its folder among those of dumps (`records.dump`)."""
+        return f"{self.about['rank']:05d}-{self.about.get('pid', 0)}"
 
     @property
     def end(self) -> dict[str, Any] | None:
@@ -79,7 +80,6 @@ class _Rank:
         """Take what was written since."""
         for _, rows, label in self._frames.more():
             self.steps += 1
-            self.first = self.first or label
             self.labels.add(label)
             if not label:  # of a recorder that writes steps, and not those of optimizers
                 self.ready.append((label, rows))
@@ -105,52 +105,41 @@ class _Rank:
             self._window[label] = [row for row in rows if family(row.phase, row.name) not in BESIDE]
         for place, (label, rows) in enumerate(sorted(self._window.items()), 1):
             number = self._numbers.setdefault(label, len(self._numbers))
-            numbered = [_told_apart(row, f"optimizer.{number}/") for row in rows] if number else rows
+            numbered = [_told_apart(row, number) for row in rows] if number else rows
             self.ready.append((label, numbered + beside if place == len(self._window) else numbered))
         self._window.clear()
 
 
-def _told_apart(row: Row, prefix: str) -> Row:
+def _told_apart(row: Row, number: int) -> Row:
+    prefix = f"optimizer.{number}/"
     if row.name.startswith("start/"):
         return replace(row, name=f"start/{prefix}{row.name.removeprefix('start/')}")
     return replace(row, name=prefix + row.name) if row.phase in ("grad", "update") else row
 
 
-def _of_training(number: int, row: Row) -> Row:
-    """A row of the k-th training beside the first, as its name says: its numbers are other numbers too."""
-    prefix = f"training.{number}/"
-    if not number:
-        return row
-    before = next((word for word in (SHOWN, "start/") if row.name.startswith(word)), "")
-    return replace(row, name=f"{before}{prefix}{row.name.removeprefix(before)}")
+def _largest(ranks: Sequence[_Rank], others: int) -> list[_Rank]:
+    """The ranks of one of several trainings beside each other: the actor's, where a critic's are the others.
 
-
-def _trainings(ranks: Sequence[_Rank]) -> list[list[_Rank]]:
-    """The ranks of each of several trainings beside each other, such as an actor's and a critic's.
-
-    A training is told by its process group, and put in order by the optimizer that steps first on its rank 0: of two
-    with the same nobody could say in the next run which is which.
+    A training is told by its process group. The one that is recorded has the most elements in what its optimizers hold:
+    which of them begins first is chance.
 
     Raises:
-        ReproError: they are not several, each with its own.
+        ReproError: nothing tells which one it is, or the others are not as many.
     """
-    numbers = [int(rank.about["rank"]) for rank in ranks]
-    if len({*numbers}) == len(numbers):
-        return [[*ranks]]
     groups: dict[str, list[_Rank]] = {}
-    for rank in sorted(ranks, key=lambda rank: int(rank.about["rank"])):
-        if not rank.first:
-            rank.read()
-        groups.setdefault(rank.about.get("group", ""), []).append(rank)
-    whole = [[rank.about["rank"] for rank in group] == list(range(len(group))) for group in groups.values()]
-    firsts = [group[0].first for group in groups.values()]
-    if not all(whole) or "" in firsts or len({*firsts}) < len(firsts):
-        twice = next(number for number in numbers if numbers.count(number) > 1)
+    for rank in ranks:
+        groups.setdefault(str(rank.about.get("group", "")), []).append(rank)
+    sizes = {name: sum(int(rank.about.get("size", 0)) for rank in group) for name, group in groups.items()}
+    name, *rest = sorted(groups, key=lambda name: sizes[name], reverse=True)
+    if not rest or sizes[name] == sizes[rest[0]]:
         raise ReproError(
-            f"{numbers.count(twice)} processes trained as rank {twice}, and nothing tells them apart: "
-            "trace one program at a time"
+            f"resources.other_ranks = {others}, but nothing tells which training is the one to record: "
+            + (f"two have {sizes[name]} elements each" if rest else "there is one alone")
         )
-    return sorted(groups.values(), key=lambda group: group[0].first)
+    if len(ranks) - len(groups[name]) != others:
+        count = len(ranks) - len(groups[name])
+        raise ReproError(f"{count} processes trained beside the largest training: resources.other_ranks = {others}")
+    return groups[name]
 
 
 HeaderOf = Callable[[Mapping[str, Any], int], Header]
@@ -169,6 +158,7 @@ class Gathering:
         files: Folder of files that the program saves, which are part of its last step; not what lies there before.
         most: Steps that were asked for. Where several optimizers step in turn the ranks go on to the end of a round,
             since the order in it is known then.
+        others: Processes of other trainings beside it: see `_largest`.
     """
 
     def __init__(
@@ -180,11 +170,11 @@ class Gathering:
         more: MoreRows = lambda _: (),
         files: Path | None = None,
         most: int | None = None,
+        others: int = 0,
     ) -> None:
         self._raw, self._out, self._header, self._want, self._more = raw, out, header, ranks, more
-        self._most = most
+        self._most, self._others = most, others
         self._ranks: list[_Rank] = []
-        self._sizes: list[int] = []  # how many of them each training has
         self._writer: TraceWriter | None = None
         self._first_step = 0
         self._files, self._ending = files, False
@@ -207,7 +197,7 @@ class Gathering:
             raise ReproError(refused.read_text(encoding="utf-8"))
         if not self._ranks:
             ranks = self._find()
-            if not ranks or len(ranks) < self._wanted(ranks) or not _told(ranks):
+            if not ranks or len(ranks) < self._wanted(ranks) + self._others:
                 return []
             self._open(ranks)
         records = []
@@ -261,9 +251,11 @@ class Gathering:
             unread = [*(_read(path) or {} for path in sorted(self._raw.glob("note-*.json")))]
             unread += [end.get("unread", {}) for end in ends if end]
             seen = {name: why for notes in unread for name, why in notes.items()}
+            if self._others:
+                seen["a training beside it"] = f"resources.other_ranks = {self._others}"
             closing["unread"] = {name: why for name, why in seen.items() if _plain_file(name) not in self._bytes}
             self._writer.close(closing | ({"terminal": terminal} if terminal else {}))
-        take_dumps(self._raw, self._out)
+        take_dumps(self._raw, self._out, {rank.dumps for rank in self._ranks} if self._others else None)
         self._writer.let_go()
         seal(self._out)
         stopped = all(end and end["stopped"] for end in ends)
@@ -294,11 +286,10 @@ class Gathering:
 
     def _of_unequal_ranks(self) -> str:
         """What is wrong where ranks recorded different numbers of steps; "" where they did not, or were to stop."""
-        made = [rank.steps for rank in self._ranks]
-        if self._enough() or len({*made}) == 1:
+        made = {rank.about["rank"]: rank.steps for rank in self._ranks}
+        if self._enough() or len({*made.values()}) == 1:
             return ""
-        told = ", ".join(f"{steps} on rank {rank.about['rank']}" for steps, rank in zip(made, self._ranks, strict=True))
-        return f"ranks recorded different numbers of steps: {told}"
+        return f"ranks recorded different numbers of steps: {', '.join(f'{made[k]} on rank {k}' for k in sorted(made))}"
 
     def _cut(self, complete: bool) -> str:
         """What is wrong where a process did not say that it had ended; "" where all did, or made all that was asked."""
@@ -334,34 +325,31 @@ class Gathering:
             )
         if not all(rank.about for rank in ranks):
             raise self._none_whole(code)
-        self._check(ranks)
-        trainings = _trainings(ranks)
-        self._ranks = [rank for training in trainings for rank in training]
-        self._sizes = [len(training) for training in trainings]
+        self._ranks = self._check(ranks)
 
-    def _check(self, ranks: Sequence[_Rank]) -> None:
-        """Refuse records that are not one of each rank that there must be, by this recorder, of the code in question.
+    def _check(self, ranks: Sequence[_Rank]) -> list[_Rank]:
+        """The records of each rank that there must be, by this recorder, of the code in question.
 
         Raises:
             ReproError: they are not.
         """
+        if self._others:
+            ranks = _largest(ranks, self._others)
         present = sorted(rank.about["rank"] for rank in ranks)
         if any(rank.about["recorder"] != RECORDER for rank in ranks):
             raise ReproError("the program imports another version of repro_golden: use one in both environments")
-        want = self._wanted(ranks)
         if len(set(present)) < len(present):
             twice = next(r for r in present if present.count(r) > 1)
-            if len(present) != want:
-                raise ReproError(
-                    f"{present.count(twice)} processes trained as rank {twice}: trace one program at a time, or "
-                    "say how many processes train in all (--ranks; in a case resources.other_ranks: a critic's)"
-                )
-            _trainings(ranks)
-        elif present != list(range(want)):
+            raise ReproError(
+                f"{present.count(twice)} processes trained as rank {twice}: trace one program at a time, or say in a "
+                "case that another training runs beside it: resources.other_ranks = 1"
+            )
+        want = self._wanted(ranks)
+        if present != list(range(want)):
             missing = sorted(set(range(want)) - set(present))
             raise ReproError(
                 f"{len(present)} of {want} ranks recorded steps (missing: {missing or 'none'}, found: {present}): "
-                "resources.ranks and other_ranks (--ranks) say how many there must be"
+                "resources.ranks (--ranks) says how many there must be"
             )
         if outside := next((rank.about["outside"] for rank in ranks if rank.about["outside"]), None):
             module = next((m for m in outside if m != "__main__"), outside[0])
@@ -369,6 +357,7 @@ class Gathering:
                 f"{module} was imported from your checkout, not from the commit under test (an editable "
                 "installation?): name the folder of the code, relative to the root, in subject.env.PYTHONPATH"
             )
+        return [*ranks]
 
     def _write(self, ranks: Sequence[Sequence[Row]], more: Sequence[Row], *, behind_the_door: bool) -> StepRecord:
         if self._writer is None:
@@ -376,13 +365,7 @@ class Gathering:
             header = self._header(self._ranks[0].about, seen)
             self._writer, self._first_step = TraceWriter(self._out, header, sealing=True), header.first_step
         metrics, others = set[str](), set[tuple[str, str]]()
-        rest = iter(ranks)
-        merged = (
-            _of_training(number, row)
-            for number, size in enumerate(self._sizes)
-            for row in merge_rows(list(itertools.islice(rest, size)), everywhere=behind_the_door)
-        )
-        for row in itertools.chain(merged, more):
+        for row in itertools.chain(merge_rows(ranks, everywhere=behind_the_door), more):
             if row.name.startswith(SHOWN):
                 if row.dtype == METRIC:
                     self._writer.show(row.name.removeprefix(SHOWN), number_of(row))
@@ -428,19 +411,10 @@ def read_terminal(raw: Path) -> dict[str, str]:
     told: dict[str, str] = {}
     for rank, name, value in sorted(ends):
         key = f"{rank}/{name}"
-        while key in told:
+        while key in told:  # of another training's rank
             key += ".again"
         told[key] = value
     return told
-
-
-def _told(ranks: Sequence[_Rank]) -> bool:
-    """Whether it is known which training each of several processes of one rank belongs to: each has made a step."""
-    if len({rank.about["rank"] for rank in ranks}) == len(ranks):
-        return True
-    for rank in ranks:
-        rank.read()
-    return all(rank.first for rank in ranks)
 
 
 def _read(path: Path) -> Any:

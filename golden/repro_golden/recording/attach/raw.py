@@ -10,7 +10,7 @@ import json
 import os
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +75,15 @@ def cut_short(raw: Path) -> bool:
     return any(not log.stat().st_mode & stat.S_IWUSR for log in raw.glob("rank-*.log"))
 
 
-def take_dumps(raw: Path, out: Path) -> None:
-    """Move what ranks wrote whole into a trace: of each signal the lowest rank's, so that two runs show one shard."""
-    for folder in sorted((raw / "dumps").glob("*")):
+def take_dumps(raw: Path, out: Path, only: Collection[str] | None = None) -> None:
+    """Move what ranks wrote whole into a trace: of each signal the lowest rank's, so that two runs show one shard.
+
+    Args:
+        raw: Folder of the raw records.
+        out: The trace.
+        only: Names of the folders of the processes that are recorded; None for all.
+    """
+    for folder in sorted(path for path in (raw / "dumps").glob("*") if only is None or path.name in only):
         for path in folder.glob("*.bin"):
             target = out / "dumps" / path.name
             if not target.exists():

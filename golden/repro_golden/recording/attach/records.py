@@ -102,7 +102,7 @@ def dump(out: str, at: Sequence[Any], tensor: torch.Tensor, rank: int) -> None:
 
     reading = collector()
     reading.add([tensor], keep=True)
-    folder = Path(out) / "dumps" / f"{rank:05d}"
+    folder = Path(out) / "dumps" / f"{rank:05d}-{os.getpid()}"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{at[0]}-{at[1]}-{quote(str(at[2]), safe='')}.bin"
     part = path.with_suffix(".part")

@@ -359,6 +359,8 @@ class Session:
         from repro_golden.recording.attach.process import facts
 
         about = facts(self.settings)
+        held = [self._held_of(o) for reference, _ in self._met.values() if (o := reference()) is not None]
+        about["size"] = sum(p.numel() for each in held for p in each.parameters.values())
         self._world = about["world"]
         self._records.open(about)
         self._files.begin()

@@ -55,19 +55,19 @@ def of_type(kind: type, also: Collection[str] = ()) -> list[tuple[str, Any]]:
     objects: dict[int, Any] = {}
     for level in _reach(also):
         for name, value in level:
-            for key, item in [(name, value), *_items(name, value)]:
+            for place, item in [("", value), *_items(value)]:
                 if type(item) is kind:
-                    _shortest(names, id(item), key)
+                    _shortest(names, id(item), f"{name}.{place}" if place != "" else name)
                     objects[id(item)] = item
     return sorted(((names[number], item) for number, item in objects.items()), key=lambda pair: pair[0])
 
 
-def _items(name: str, value: Any) -> list[tuple[str, Any]]:
-    """What a list, a tuple or a deque holds, by place, and a mapping under numbers and tuples."""
+def _items(value: Any) -> list[tuple[Any, Any]]:
+    """What a list, a tuple or a deque holds, by place, and a mapping under numbers."""
     if type(value) in (list, tuple, deque) and len(value) <= _LONG:
-        return [(f"{name}.{place}", item) for place, item in enumerate(list(value))]
+        return [*enumerate(list(value))]
     if type(value) is dict and len(value) <= _LONG:  # those of text are found as attributes are
-        return [(f"{name}.{key}", item) for key, item in list(value.items()) if isinstance(key, (int, tuple))]
+        return [(key, item) for key, item in list(value.items()) if type(key) is int]
     return []
 
 
