@@ -145,3 +145,18 @@ for step in range(4):
     )
     assert code == 0, said
     assert "looked at 4 parameters, 4 gradients, optimizer state, 4 learning rates, 1 random generator, 1 file" in said
+
+
+def test_a_generator_that_one_side_has_is_told(tmp_path: Path) -> None:
+    """It is no difference by itself, beside others that both have: an earlier recorder looked at fewer of them."""
+    code, said = diff(
+        tmp_path,
+        """
+model = net()
+own = torch.Generator().manual_seed(1)
+ours = [torch.Generator().manual_seed(2)] if other else []
+list(steps(model, torch.optim.AdamW(model.parameters()), 3))
+""",
+    )
+    assert code == 0, said
+    assert "on one side only, and not compared: own/ours.0 (the run's)" in said

@@ -86,4 +86,5 @@ def group(phase: str, name: str) -> str | None:
     if kind == "end":
         inner = group(phase, "/".join(parts[1:]))
         return f"end/{inner}" if inner else "end"
-    return "/".join(parts[:2]) if kind in _OPTIONAL else None
+    deep = 3 if parts[:2] == ["rng", "own"] else 2  # each generator of the program's is one of its own
+    return "/".join(parts[:deep]) if kind in _OPTIONAL else None
