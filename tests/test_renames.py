@@ -333,3 +333,17 @@ def test_every_rename_agrees_and_every_change_is_found(
         assert (divergence.step, divergence.phase) == (at, signal.phase)
         known = at > 0 or signal.phase != "input"  # what differs where it is first seen has no counterpart
         assert not known or divergence.signal == signal.name
+
+
+def test_what_ranks_no_longer_agree_on_is_no_new_name(tmp_path: Path) -> None:
+    """A number of all ranks that becomes one of each was not renamed to that of rank 0, whose bits are the same."""
+    numbers = {"loss": 0.3, "pg_loss": 0.5, "reward": 1.5}
+    by_rank = {"loss@0": 0.3, "loss@1": 0.4, "pg_loss@0": 0.5, "pg_loss@1": 0.6, "reward": 1.5}
+    sides = [
+        Trace(write(tmp_path / name, [[metric_row("loss", key, value + step) for key, value in side.items()]
+              for step in range(2)]))
+        for name, side in (("a", numbers), ("b", by_rank))
+    ]  # fmt: skip
+    divergence = compare(*sides).divergence
+    assert divergence is not None
+    assert (divergence.step, divergence.signal) == (0, "loss")

@@ -155,6 +155,10 @@ class Matching:
         news = [part for part in b if part not in met_b and (part not in a or self._unnamed(part))]
         met_a.update(a)
         met_b.update(b)
+        # what ranks do not agree on any more stands by rank: that is a difference, and none of names
+        whole = set(olds), set(news)
+        olds = [part for part in olds if part.partition("@")[0] not in whole[1] or "@" not in part]
+        news = [part for part in news if part.partition("@")[0] not in whole[0] or "@" not in part]
         if olds and news:
             self._classes.append(_Class(olds, news, seen=False))
         torn = [unmatched for phase in range(len(PHASES)) for unmatched in self._refine(a, b, phase)]
