@@ -55,11 +55,9 @@ def _tried(asked: Asked, what: str, inputs: Sequence[Input]) -> Promise:
         commands += len(attempts)
         slowest = max([slowest, *(a.seconds for a in attempts)])
         largest = max([largest, *(a.grown for a in attempts)])
-    promise.figures = {
-        "commands": f"{commands:,}",
-        "slowest": f"{slowest:.1f} s",
-        "most memory": f"{largest >> 20} MiB",
-    }
+    promise.figures = {"commands": f"{commands:,}"}
+    if commands:
+        promise.figures |= {"slowest": f"{slowest:.1f} s", "most memory": f"{largest >> 20} MiB"}
     return promise
 
 
