@@ -134,7 +134,8 @@ class Beside:
         self.unread = {}
         for whole, path, reference, place, managed in self._plan.owned(self._roots, self._held):
             owned = reference()
-            if owned is None or id(owned) in read or not self._readable(f"{whole}{path}", owned, managed=managed):
+            named = whole[:-1] if whole.startswith("module/") else f"{whole}{path}"
+            if owned is None or id(owned) in read or not self._readable(named, owned, managed=managed):
                 continue
             read.add(id(owned))
             if whole not in out:
@@ -172,7 +173,7 @@ class Beside:
     def _readable(self, name: str, tensor: torch.Tensor, *, managed: bool = True) -> bool:
         why = unreadable(tensor)
         if not why and managed and tensor.is_cuda and "torch_memory_saver" in sys.modules:
-            why = "torch_memory_saver may have taken its memory away"
+            why, name = "torch_memory_saver may have taken its memory away", name.partition("/")[0]
         if why:
             self.unread[name] = why
         return not why
