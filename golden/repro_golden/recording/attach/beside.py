@@ -173,7 +173,8 @@ class Beside:
     def _readable(self, name: str, tensor: torch.Tensor, *, managed: bool = True) -> bool:
         why = unreadable(tensor)
         if not why and managed and tensor.is_cuda and "torch_memory_saver" in sys.modules:
-            why, name = "torch_memory_saver may have taken its memory away", name.partition("/")[0]
+            why, word = "torch_memory_saver may have taken its memory away", name.partition("/")[0]
+            name = word if word in ("buffer", "unsaved", "frozen") else name  # of these it is all of them
         if why:
             self.unread[name] = why
         return not why
