@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import threading
@@ -74,12 +75,38 @@ def _one_line(attempt: Attempt) -> str:
     return "" if attempt.code == 2 and lines and lines[-1].startswith("repro: ") else f"{attempt.code}: {lines[-1:]}"
 
 
+def _needed(scenario: Scenario, whole: Path, place: Path) -> int:
+    """Bytes that it takes of a disk at most."""
+    with _disk(place, SIZE):
+        there = _put(scenario, whole, place)
+        free, least, ended = _free(place), _free(place), threading.Event()
+
+        def watch() -> None:
+            nonlocal least
+            while not ended.wait(0.005):
+                least = min(least, _free(place))
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        run(scenario, there)
+        ended.set()
+        watching.join()
+        return free - least
+
+
+def _free(place: Path) -> int:
+    facts = os.statvfs(place)
+    return facts.f_bavail * facts.f_frsize
+
+
 def _full(asked: Asked, scenario: Scenario, whole: Path, place: Path, tries: int) -> Promise:
+    """Each try in its own part of all that the command writes, the first of them within a page."""
     promise = Promise(f"A disk that is full at any write of `{scenario.name}` costs no answer")
     answer, after = _undisturbed(scenario, whole, place)
+    needed = _needed(scenario, whole, place)
     draw, told = asked.random("disk", scenario.name), 0
-    for _ in range(tries):
-        left = int(2 ** draw.uniform(0, 21))
+    for number in range(tries):
+        left = int(needed * (number + draw.random()) / tries) if number else draw.randrange(4096)
         with _disk(place, SIZE):
             there = _put(scenario, whole, place)
             before = scenario.state(there)
@@ -104,7 +131,9 @@ def _full(asked: Asked, scenario: Scenario, whole: Path, place: Path, tries: int
             if extra := leftovers(there):
                 faults.append(f"left for ever: {extra[:3]}")
         promise.judge(not faults, f"{left} bytes left: {'; '.join(faults)}")
-    promise.figures = {"told in one line": str(told), "had room enough": str(tries - told)}
+    promise.figures = {
+        "takes": f"{needed >> 10} KiB", "told in one line": str(told), "had room enough": str(tries - told),
+    }  # fmt: skip
     return promise
 
 

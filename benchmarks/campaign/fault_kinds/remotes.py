@@ -6,6 +6,7 @@ import http.server
 import os
 import shutil
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,8 +23,11 @@ from repro_golden.store.dvc import Dvc
 
 __all__ = ["promises"]
 
-WHOLE, STALLS = 40, 24
-MODES = ("refuses", "fails", "breaks off", "lies", "lies of the list", "has nothing", "says less", "empties")
+WHOLE, STALLS = 60, 24
+MODES = {
+    "pull": ("refuses", "fails", "breaks off", "lies", "lies of the list", "has nothing", "says less", "empties"),
+    "push": ("refuses", "fails", "breaks off", "forgets"),
+}
 STALLED = (("pull", "is silent"), ("pull", "stops amid a file"), ("push", "is silent"), ("push", "takes a file"))
 ENDED = {"by itself": 2, "by Ctrl-C": 130, "by kill -9": None}
 """How a command at a remote that stalls ends, and its exit code."""
@@ -48,8 +52,28 @@ class _Server(http.server.SimpleHTTPRequestHandler):
         self._answer(content=True)
 
     def do_POST(self) -> None:
-        """Nothing is ever said to who brings something."""
-        self.over.wait()
+        """Nothing is ever said to who brings something to one that stalls."""
+        if self.mode in ("is silent", "takes a file"):
+            self.over.wait()
+        elif self.mode == "breaks off":
+            self.connection.shutdown(socket.SHUT_RDWR)
+        elif self.mode in ("refuses", "fails"):
+            self.send_error({"refuses": 403, "fails": 500}[self.mode])
+        else:
+            self._take()
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        self.close_connection = True
+
+    def _take(self) -> None:
+        """Read what is sent here, in chunks or whole."""
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            return
+        while size := int(self.rfile.readline(), 16):
+            self.rfile.read(size + 2)
+        self.rfile.readline()
 
     def _answer(self, *, content: bool) -> None:
         if self.mode == "is silent":
@@ -142,18 +166,21 @@ def promises(asked: Asked) -> Iterator[Promise]:
 
 
 def _wrong(asked: Asked, kept: _Kept) -> Promise:
-    promise = Promise("A DVC remote that fails, breaks off or lies gives one line, and the next pull heals")
-    draw, told, modes = asked.random("remotes"), 0, asked.some(MODES, "remotes")
-    for number in range(asked.count(WHOLE, least=len(modes))):
-        mode = modes[number % len(modes)]
-        kept.forget("pull")
+    promise = Promise("A DVC remote that fails, breaks off or lies gives one line, and the next pull or push heals")
+    every = [(verb, mode) for verb, modes in MODES.items() for mode in modes]
+    draw, told, some = asked.random("remotes"), 0, asked.some(every, "remotes")
+    for number in range(asked.count(WHOLE, least=len(some))):
+        verb, mode = some[number % len(some)]
+        kept.forget(verb)
         with _serving(kept.remote, mode, draw) as address:
             _set_remote(kept.repo, address)
-            failed = attempt(["golden", "pull"], kept.repo.root, seconds=240, room=None)
+            failed = attempt(["golden", verb], kept.repo.root, seconds=240, room=None)
         told += failed.code == 2
-        faults = [why for why in (_no_line(failed), kept.healed("pull")) if why]
-        promise.judge(not faults, f"a remote that {mode}: {'; '.join(faults)}")
-    promise.figures = {"kinds": str(len(modes)), "told in one line": str(told)}
+        there = _files(kept.folder)
+        faults = [] if there.items() <= kept.content.items() else [f"{sorted(there)} lie there, and not as pushed"]
+        faults += [why for why in (_no_line(failed), kept.healed(verb)) if why]
+        promise.judge(not faults, f"{verb} at a remote that {mode}: {'; '.join(faults)}")
+    promise.figures = {"kinds": str(len(some)), "told in one line": str(told)}
     return promise
 
 

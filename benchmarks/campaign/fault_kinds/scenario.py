@@ -47,7 +47,8 @@ class Scenario:
         answer: What it says, of what every run must say alike.
         again: Exit codes of a run after one that had finished.
         share: How many of a hundred disturbances are its own.
-        lost: Runs of the program that a kill may cost: the last one is made anew where it was not kept yet.
+        lost: Runs of the program that a kill may cost: the last one is made anew where it was not kept yet. Once
+            what is made is there, none.
         variables: All of its environment; by default the user's.
         elsewhere: What it left at places that others share.
     """
@@ -196,7 +197,7 @@ def reports() -> list[Scenario]:
 
 def _toy(folder: Path) -> Repo:
     folder.mkdir(parents=True, exist_ok=True)
-    repo = start(folder, case=SHORT)
+    repo = start(folder, STEPS + COUNTED, SHORT)
     _said(repo, "init", "--remote", str(folder / "remote"))
     repo.commit("DVC")
     return repo
@@ -265,13 +266,17 @@ def _pushed(attempt: Attempt, place: Path) -> Any:
     """Every object of the remote is what its name says, and how many there are."""
     if attempt.code:
         return attempt.text[-300:]
-    return _objects(place)
+    return _torn(place) or len(_objects(place))
 
 
-def _objects(place: Path) -> Any:
-    names = [p for p in (place / "remote").rglob("*") if p.is_file() and len(p.name.partition(".")[0]) == 30]
-    torn = [p.name for p in names if hashlib.md5(p.read_bytes(), usedforsecurity=False).hexdigest()[2:] != p.name[:30]]
-    return torn or len(names)
+def _objects(place: Path) -> list[Path]:
+    return [p for p in (place / "remote").rglob("*") if p.is_file() and len(p.name.partition(".")[0]) == 30]
+
+
+def _torn(place: Path) -> Any:
+    """Objects of the remote that are not what their names say, of which there may be none at any moment."""
+    digests = ((p.name, hashlib.md5(p.read_bytes(), usedforsecurity=False).hexdigest()) for p in _objects(place))
+    return [name for name, digest in digests if digest[2:] != name[:30]]
 
 
 SEARCH = ["bisect", "--when", "exit", "--no-explain", "-j", "1", "--json"]
@@ -285,7 +290,7 @@ def scenarios() -> list[Scenario]:
     return [
         Scenario("bisect", _history, [*SEARCH, *SEARCHED], lambda _place: None, _culprit, share=30),
         Scenario("report publish", _site, publish, _published, lambda a, p: _published(p) or a.text, share=20),
-        Scenario("golden push", lambda f: _recorded(f), ["golden", "push"], lambda _p: None, _pushed, share=8),
+        Scenario("golden push", lambda f: _recorded(f), ["golden", "push"], _torn, _pushed, share=8),
         Scenario("golden verify", lambda f: _recorded(f), ["golden", "verify"], _runs, _verdict, share=8),
         Scenario("golden record", lambda f: _toy(f), ["golden", "record"], _runs, _exit_and_chain, (0, 2), share=8),
         Scenario("golden approve", _to_approve, approve, _runs, _exit_and_chain, (0, 2), share=8),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -88,11 +89,22 @@ class Dvc:
         """Copy tracked content to the remote; DVC's own summary line is returned.
 
         DVC keeps a list of what is to be pushed, and a push that was killed leaves a part of it, by which every later
-        one would call the remote complete: it is made anew.
+        one would call the remote complete: it is made anew. A remote that took everything is asked whether it has it.
+
+        Raises:
+            ReproError: the repository has no DVC.
+            MachineFailureError: it could not be pushed, or is not there afterwards.
         """
         self.check()
         self._forget_lists()
-        return self.run("push", *self._relative(pointers))
+        message = self.run("push", *self._relative(pointers))
+        self._forget_lists()
+        if missing := json.loads(self.run("status", "--cloud", "--json", *self._relative(pointers)) or "{}"):
+            raise MachineFailureError(
+                f"the remote took what was pushed and has not kept {', '.join(sorted(missing)[:3])}"
+                f"{' and more' if len(missing) > 3 else ''}: see what it does with files, and push again"
+            )
+        return message
 
     def pull(self, *pointers: Path) -> str:
         """Fetch tracked content from the remote into the working tree. Local changes are never overwritten.
