@@ -25,6 +25,7 @@ import logging
 import multiprocessing.process
 import os
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -330,7 +331,9 @@ def _ours(kind: str, rest: Sequence[str]) -> bool:
 
 def _warmable(command: Sequence[str], variables: Mapping[str, str]) -> bool:
     """Whether a fork can stand for it."""
-    if len(command) < 2 or command[0] != sys.executable or variables.get("PYTHONHASHSEED") != SEED:
+    if len(command) < 2 or variables.get("PYTHONHASHSEED") != SEED:
+        return False
+    if sys.executable not in (command[0], shutil.which(command[0], path=variables.get("PATH", ""))):
         return False
     plain = command[1] in ("-m", "-c") and len(command) > 2
     if not plain and (command[1].startswith("-") or not command[1].endswith(".py")):
