@@ -74,6 +74,7 @@ def test_a_change_in_a_compiled_function_is_explained(tmp_path: Path) -> None:
     assert "recorded as the code is written, without torch.compile" in said
 
 
+@pytest.mark.whole
 def test_a_difference_that_only_the_compiler_makes(tmp_path: Path) -> None:
     """Where both versions agree as they are written, that is what is said."""
     repo = kit.start(tmp_path, TRAIN, CASE)
@@ -95,6 +96,7 @@ def test_what_is_random_under_the_recorder_is_refused(tmp_path: Path) -> None:
     assert "does not reproduce itself" in said
 
 
+@pytest.mark.whole
 def test_what_the_recorder_moves_confirms_nothing(tmp_path: Path) -> None:
     """Its replays of a compiled program have other numbers: the culprit is replayed without it, and still explained."""
     repo = kit.start(tmp_path, TRAIN, None)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm_kit
 from conftest import Repo, environment
 from history_kit import start
 
@@ -140,7 +141,7 @@ def test_code_from_another_git_tree_is_known_by_its_commit(guarded: Repo, tmp_pa
             "GIT_DIR": str(guarded.root / ".git"),
         }
         words = [sys.executable, "-m", "repro", "trace", "--out", str(tmp_path / name), "--", *command]
-        subprocess.run(words, cwd=tmp_path, env=environ, check=True, capture_output=True)
+        warm_kit.run(words, tmp_path, environ).check_returncode()
         return tmp_path / name
 
     one, same = Trace(traced("one")), Trace(traced("same"))
@@ -164,6 +165,7 @@ def test_the_commits_under_test_are_no_other_tree(tmp_path: Path) -> None:
 
     def traced(name: str, folder: Path, program: str) -> Trace:
         words = [sys.executable, "-m", "repro", "trace", "--out", str(tmp_path / name), "--", sys.executable, program]
+        # cold: a fork does not have the command line that it was started with
         subprocess.run([*words, "--steps", "1"], cwd=folder, env=environment(), check=True, capture_output=True)
         return Trace(tmp_path / name)
 
