@@ -115,5 +115,4 @@ def case_of(checkout: Checkout, name: str | None, line: CommandLine) -> Case:
 
 def say_python(case: Case) -> None:
     """Say which Python a command's program runs in: where there are several, it decides what is compared."""
-    python = case.subject.program.python if case.subject.program else None
-    print(one_line(f"repro: the program runs in {python or sys.executable}"), file=sys.stderr)
+    print(one_line(f"repro: the program runs in {case.subject.own_python or sys.executable}"), file=sys.stderr)

@@ -66,7 +66,7 @@ def record(
     this_case = find_case(checkout.root, case)
     if form is not None and out is None:
         raise ReproError(f"--format {form} writes {{rollout_id}}.pt into the folder of --out: add --out FOLDER")
-    if form is not None and this_case.subject.program:
+    if form is not None and not this_case.subject.samples:
         raise ReproError(
             f"{this_case.name} is of kind {this_case.subject.kind}, whose rollouts are its own files: leave --format "
             f"out, and `repro rollout convert FOLDER --format {form} --out OTHER` afterwards"

@@ -81,7 +81,7 @@ def _of_case(root: Path, case: Case) -> Sequence[Finding]:
     if not case.subject.program:
         return []  # the built-in trainer is no launch
     artefacts = list(artefacts_of(case, root))
-    python = case.subject.program.python
+    python = case.subject.own_python
     if python and "{" not in python:  # repro's own interpreter says little of what a launch script starts
         with contextlib.suppress(ReproError):
             artefacts.append(machine_of(python))

@@ -148,10 +148,11 @@ def check_changes(case: Case, changes: Sequence[FlagChange]) -> None:
     Raises:
         ReproError: one of them cannot.
     """
+    configured = "config" in type(case.subject).model_fields
     for change in changes:
-        if change.config and case.subject.program:
+        if change.config and not configured:
             raise ReproError(f"{change.label}: config is for kind core; of a command say add, drop, replace or env")
-        if (change.add or change.drop or change.replace) and not case.subject.program:
+        if (change.add or change.drop or change.replace) and configured:
             raise ReproError(f"{change.label}: add, drop and replace are for kind command; {case.name} has config")
     changed(case, changes)
 

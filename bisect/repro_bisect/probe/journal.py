@@ -33,7 +33,7 @@ def around(case: Case, rollouts: str, identity: Identity, surroundings: str, out
         surroundings: What the program sees of where it runs: interpreter, packages, variables.
         outside: Digests of the files beside the code that the case names.
     """
-    check = case.subject.program.check if case.subject.program else ""  # it decides no numbers, but a skip
+    check = case.subject.check_line  # it decides no numbers, but a skip
     return case.digest, check, rollouts, identity.digest, surroundings, *outside
 
 

@@ -74,14 +74,12 @@ def _introduces(row: Row) -> bool:
 
 def state_key(case: Case, probe_key: str) -> str:
     """What decides a saved state beside its step: the run that makes it, and how it is saved."""
-    program = case.subject.program
-    how = [program.save, program.resume] if program else []
-    return digest("state", probe_key, *how)
+    return digest("state", probe_key, *case.subject.state_lines)
 
 
 def chosen_steps(case: Case) -> list[int]:
     """The steps before which GOOD's own straight run saves its state: evenly spaced, or none where it cannot."""
-    if case.subject.program or not case.case.states_budget:
+    if not case.subject.saves_between or not case.case.states_budget:
         return []
     return sorted({case.steps * k // _STATES for k in range(1, _STATES)} - {0})
 
@@ -140,8 +138,8 @@ def _state(
     at = dict(golden) | {n: states.at(n) for n in states.steps()}
     nearest = max((n for n in at if n <= step), default=0)
     if nearest != step:
-        program = scheduler.prober.case.subject.program
-        start = State(nearest, at[nearest], digest(key, str(nearest))) if nearest and not program else None
+        between = nearest and scheduler.prober.case.subject.saves_between
+        start = State(nearest, at[nearest], digest(key, str(nearest))) if between else None
         scheduler.say(f"making GOOD's state before step {step}, from step {start.step if start else 0}")
         future = scheduler.start(
             good, lambda pending: scheduler.prober.make_state(good, step, states, start, **pending.ways)

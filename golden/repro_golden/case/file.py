@@ -21,7 +21,6 @@ from repro_golden.case.subject_tables import (
     Inside,
     Subject,
     TrainerSubject,
-    unset_keys,
 )
 from repro_golden.case.tables import Layout, MismatchTable, NightlyTable, OfLayouts, Table, read_tables, unknown_key
 
@@ -166,20 +165,18 @@ class Case(Table):
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> Case:
-        if self.subject.program:
-            if self.case.states:
-                raise ValueError(
-                    "case.states is for kind core; of a command a bisect makes the state with subject.save"
-                )
-            if self.case.rollouts is None and self.subject.system:
-                raise ValueError(f"case.rollouts: Field required; kind {self.subject.kind} replays recorded rollouts")
-            if self.case.rollouts is None and any("{rollouts}" in text for text in self.subject.templates):
+        subject = self.subject
+        if self.case.states and not subject.saves_between:
+            raise ValueError("case.states is for kind core; of a command a bisect makes the state with subject.save")
+        if self.case.rollouts is None:
+            if subject.samples or subject.replays:
+                why = f"; kind {subject.kind} replays recorded rollouts" if subject.replays else ""
+                raise ValueError(f"case.rollouts: Field required{why}")
+            if any("{rollouts}" in text for text in subject.templates):
                 raise ValueError("case.rollouts is not set, but {rollouts} is asked for")
-        elif self.case.rollouts is None:
-            raise ValueError("case.rollouts: Field required")
-        elif self.resources.other_ranks:
+        if subject.tells and self.resources.other_ranks:
             raise ValueError("resources.other_ranks: a trainer of kind core trains alone")
-        elif self.observe != Observe():
+        if subject.tells and self.observe != Observe():
             raise ValueError("observe is for kind command: a trainer of kind core says itself what it observes")
         return self
 
@@ -210,11 +207,11 @@ class Case(Table):
 
     def canonical(self) -> dict[str, Any]:
         """What decides the numbers of a run, as JSON types: the subject, its resources and the number of steps."""
-        apart = {"timeout", "check", "save", "resume", "environments", "link"} | unset_keys(self.subject)
+        apart = {"timeout", "check", "save", "resume", "environments", "link"} | self.subject.unset
         subject = self.subject.model_dump(mode="json", exclude=apart)
         resources = self.resources.model_dump(exclude=None if self.resources.other_ranks else {"other_ranks"})
         fields = {"name": self.name, "steps": self.steps, "subject": subject, "resources": resources}
-        if self.subject.program:
+        if not self.subject.tells:
             fields["observe"] = self.observe.to_mapping()
         return fields
 
@@ -225,9 +222,8 @@ class Case(Table):
         So runs of different lengths share their prefix.
         """
         fields = self.canonical()
-        program = self.subject.program
-        uses_step = program and "{step}" in canonical_json([program.command, program.setup, program.env])
-        return digest("case", canonical_json({k: v for k, v in fields.items() if k != "steps" or uses_step}))
+        told = self.subject.told_steps
+        return digest("case", canonical_json({k: v for k, v in fields.items() if k != "steps" or told}))
 
 
 def read_case(path: Path) -> Case:

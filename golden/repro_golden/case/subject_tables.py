@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from repro_golden.base.canonical import canonical_json
 from repro_golden.case.tables import JsonTypes, Table
 
 __all__ = [
@@ -31,7 +32,6 @@ __all__ = [
     "Subject",
     "TrainerSubject",
     "checked_pins",
-    "unset_keys",
 ]
 
 
@@ -107,13 +107,33 @@ class _Subject(Table):
 
     @property
     def program(self) -> CommandSubject | None:
-        """The program that is started; None for a trainer that the replay child imports."""
+        """The program that is started, and may need or take what no case says; None for one that we import."""
         return None
 
     @property
-    def system(self) -> Literal["slime", "miles", "relax"] | None:
-        """The trainer whose launch it is, which replays recorded rollouts; None for others."""
+    def own_python(self) -> str | None:
+        """The Python that its case names; None for that of repro."""
         return None
+
+    @property
+    def samples(self) -> bool:
+        """Whether it has a rollout engine of ours, whose rollouts are kept in our form."""
+        return True
+
+    @property
+    def replays(self) -> bool:
+        """Whether it is given recorded rollouts by flags that we add to its launch."""
+        return False
+
+    @property
+    def tells(self) -> bool:
+        """Whether it says itself what it computed, with shards put together; a recorder looks on otherwise."""
+        return True
+
+    @property
+    def told_steps(self) -> bool:
+        """Whether it is told how many steps it makes, on which its schedules may depend."""
+        return False
 
     @property
     def locks(self) -> tuple[str, ...]:
@@ -134,6 +154,31 @@ class _Subject(Table):
     def templates(self) -> list[str]:
         """The texts in which our tokens are replaced."""
         return []
+
+    @property
+    def check_line(self) -> str:
+        """What fails where a commit cannot be tested."""
+        return ""
+
+    @property
+    def state_lines(self) -> list[str]:
+        """What saves a state and what goes on from it, where commands do."""
+        return []
+
+    @property
+    def saves_between(self) -> bool:
+        """Whether one run saves several states, and makes another from one of them."""
+        return True
+
+    @property
+    def most_environments(self) -> int:
+        """How many of those that are built for it are kept."""
+        return 8
+
+    @property
+    def unset(self) -> set[str]:
+        """Keys that change nothing where they are not set, so that older golden runs and journals still serve."""
+        return {name for name in ("packages", "pass_env") if not getattr(self, name)}
 
     @property
     def recorded(self) -> bool:
@@ -256,6 +301,51 @@ class CommandSubject(_Subject):
         return self
 
     @property
+    def own_python(self) -> str | None:
+        """See `_Subject`."""
+        return self.python
+
+    @property
+    def samples(self) -> bool:
+        """See `_Subject`."""
+        return False
+
+    @property
+    def tells(self) -> bool:
+        """See `_Subject`."""
+        return False
+
+    @property
+    def told_steps(self) -> bool:
+        """See `_Subject`."""
+        return "{step}" in canonical_json([self.command, self.setup, self.env])
+
+    @property
+    def check_line(self) -> str:
+        """See `_Subject`."""
+        return self.check
+
+    @property
+    def state_lines(self) -> list[str]:
+        """See `_Subject`."""
+        return [self.save, self.resume]
+
+    @property
+    def saves_between(self) -> bool:
+        """See `_Subject`."""
+        return False
+
+    @property
+    def most_environments(self) -> int:
+        """See `_Subject`."""
+        return self.environments
+
+    @property
+    def unset(self) -> set[str]:
+        """See `_Subject`."""
+        return super().unset | (set() if self.lock else {"lock"})
+
+    @property
     def lines(self) -> list[str]:
         """Its command lines; those that it has none of are empty."""
         return [self.command, self.check, self.setup, self.save, self.resume]
@@ -328,9 +418,9 @@ class TrainerSubject(CommandSubject):
     """Optimizer updates that the trainer makes of one rollout."""
 
     @property
-    def system(self) -> Literal["slime", "miles", "relax"]:
+    def replays(self) -> bool:
         """See `_Subject`."""
-        return self.kind
+        return True
 
     @property
     def words(self) -> list[str]:
@@ -372,9 +462,3 @@ TABLES: dict[str, type[Table]] = {
     "relax": TrainerSubject,
 }  # fmt: skip
 """The table of each kind."""
-
-
-def unset_keys(subject: CoreSubject | CommandSubject) -> set[str]:
-    """Keys that change nothing where they are not set, so that older golden runs and journals still serve."""
-    unset = {"lock"} if subject.program and not subject.program.lock else set()
-    return unset | {name for name in ("packages", "pass_env") if not getattr(subject, name)}

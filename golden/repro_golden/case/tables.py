@@ -280,7 +280,7 @@ def _known(table: NightlyTable, info: ValidationInfo) -> NightlyTable:
                 also = "" if key == "batches" else ", or write threads=N or ranks=N"
                 raise ValueError(f"{key}: {wrong[0]!r} is no [layouts.NAME] table (there is: {known}){also}")
     subject = info.data.get("subject")
-    if table.rollout and subject is not None and subject.program:
+    if table.rollout and subject is not None and not subject.samples:
         raise ValueError("rollout: a command's rollout engine cannot be asked: leave it out")
     if table.least > table.history:
         raise ValueError(f"least = {table.least} nights of history = {table.history} never come: make it no larger")

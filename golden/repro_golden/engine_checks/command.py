@@ -86,7 +86,7 @@ def check_rollouts(
         ReproError: the engine did not start, or the case has none; the line names a file with its output.
     """
     subject, plan = case.subject, plan or Plan()
-    if subject.program:
+    if not subject.samples:
         raise ReproError(f"{case.name} is a command, whose rollout engine cannot be asked: check a case of kind core")
     handle, name = tempfile.mkstemp(prefix="repro-rollout-", suffix=".log")
     os.close(handle)

@@ -153,7 +153,7 @@ def refuse_tracked(git: Git, case: Case) -> None:
 def _below_root(case: Case) -> Iterator[str]:
     """What a program's commands and variables name below ``{root}``, relative to it."""
     subject = case.subject
-    for word in [*subject.words, *subject.env.values()] if subject.program else ():
+    for word in [*subject.words, *subject.env.values()] if subject.templates else ():
         for part in [word, *re.split(r"[=:,;|&()<>\"'\s]+", word)]:
             if part.startswith("{root}/"):
                 name = os.path.normpath(part.removeprefix("{root}/").lstrip("/") or ".")

@@ -123,7 +123,7 @@ def _record(checkout: Checkout, case: Case, store: Store, options: Options, say:
 
 def _checked(case: Case, golden: Trace) -> bool:
     """A program is checked where it shows the columns that the checks are about."""
-    return case.first_step.check and (not case.subject.program or proofs.shows_policies(golden))
+    return case.first_step.check and (case.subject.tells or proofs.shows_policies(golden))
 
 
 def _refuse_another(expected: Identity, reported: Identity) -> None:
@@ -173,7 +173,7 @@ class _Recording:
             )
         if path is not None and path.is_symlink() and not self.store.in_git(path):
             raise ReproError(f"{path} is a symbolic link, which DVC does not keep: put the folder itself there")
-        if path is not None and not self.case.subject.program and there:
+        if path is not None and self.case.subject.samples and there:
             self.store.refuse_dirty(path)
         if there:
             return self.store.rollouts(self.case)
@@ -212,10 +212,10 @@ class _Recording:
         length = "all steps that it makes" if self.case.steps == OPEN_END else f"{self.case.steps} steps"
         self.say(f"recording {length}{what}")
         states = {step: str(self.staged / "states" / str(step)) for step in self.case.case.states}
-        trace, foreign = str(self.staged / "trace"), self.case.subject.program is not None
+        trace, watched = str(self.staged / "trace"), not self.case.subject.tells
         budget = self.case.case.states_budget
         run = Run(
-            self.case.steps, place_of(rollouts), trace=trace, states=states, states_budget=budget, terminal=foreign
+            self.case.steps, place_of(rollouts), trace=trace, states=states, states_budget=budget, terminal=watched
         )
         golden = self._whole(train(self.case, self.place, run, self._log("golden")))
         for flag, near in golden.header.subject.get("ignored", {}).items():
@@ -284,7 +284,7 @@ class _Recording:
         recorded = (again.end or {}).get("terminal", {})
         subject = self.case.subject
         # a program's output holds times; the metrics in it are part of its terminal state
-        lines = [self._printed(n) for n in ("again", "bare")] if not subject.program else []
+        lines = [self._printed(n) for n in ("again", "bare")] if subject.tells else []
         folders = [self.scratch / n / "checkpoint" for n in ("again", "bare")] if subject.saves_checkpoint else []
         return proofs.undisturbed(recorded, bare, lines, folders, (golden.end or {}).get("terminal"))
 

@@ -216,7 +216,7 @@ def rollouts_of(case: Case, path: Path) -> Rollouts:
         ReproError: see `open_rollouts`.
     """
     subject = case.subject
-    return open_rollouts(path, subject.kind, subject.unpickled) if subject.program else RolloutSet(path)
+    return RolloutSet(path) if subject.samples else open_rollouts(path, subject.kind, subject.unpickled)
 
 
 def open_rollouts(path: Path, kind: str = "command", allow: Sequence[str] = ()) -> Rollouts:

@@ -41,7 +41,7 @@ def interpreter(subject: Subject, root: Path, home: Path | None = None) -> str:
     Raises:
         ReproError: there is none.
     """
-    python = subject.program.python if subject.program else None
+    python = subject.own_python
     if python is None:
         return sys.executable
     for path in (place / python / inside for place in (root, home or root) for inside in ("", "bin/python")):

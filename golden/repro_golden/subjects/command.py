@@ -153,7 +153,7 @@ class CommandKind(Kind):
     @property
     def brings_rollouts(self) -> bool:
         """A trainer that replays says otherwise."""
-        return not self.subject.system
+        return not self.subject.replays
 
     def additions(self, place: Place, log: Path) -> AdditionOf:
         """What is added to a run."""

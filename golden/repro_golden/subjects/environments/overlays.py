@@ -48,8 +48,6 @@ from repro_golden.subjects.needs import Packages, declared, lacking, unmet
 
 __all__ = ["Overlay", "held_overlay"]
 
-_MOST = 8
-"""How many environments are kept where the case does not say."""
 _DEPTH = 8
 """How often what is needed is looked for anew."""
 _FORMAT = 1
@@ -147,8 +145,7 @@ def held_overlay(
     key = base.key(wanted, _index_of(index, fetching))
     recipe = _Recipe(base, wanted, variables, fetching, subject.timeout, index)
     folder = find_checkout(place.root).state / "environments"
-    most = subject.program.environments if subject.program else _MOST
-    with kept(folder, key, most, recipe.build, {str(place.root): "."}, cancel) as about:
+    with kept(folder, key, subject.most_environments, recipe.build, {str(place.root): "."}, cancel) as about:
         scripts = [str(folder / key / "bin"), str(Path(base_python).parent)]
         moved = sorted({*about["moved"], *checked})
         yield Overlay(folder / key, key, str(folder / key / "bin" / "python"), about["packages"], scripts, moved)
