@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import http.server
 import json
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from conftest import Repo, environment
 from doctor_golden_kit import golden, repository
 from history_kit import start
 
-from repro_golden.base.errors import ReproError
+from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.case.file import read_case
 from repro_golden.repository.checkout import Checkout, find_checkout, held_alone
 from repro_golden.store.dvc import Dvc
@@ -193,6 +195,39 @@ def test_what_dvc_remembers_of_a_push_decides_nothing(tracked: Repo) -> None:
         path.write_bytes(b"no list")
     dvc.push(tracked.root / "kept.dvc")
     assert sorted(path.name for path in remote.rglob("*") if path.is_file()) == pushed
+
+
+class Forgets(http.server.BaseHTTPRequestHandler):
+    """A remote that takes every file and keeps none."""
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+    def do_HEAD(self) -> None:
+        """It has nothing."""
+        self.send_error(404)
+
+    def do_POST(self) -> None:
+        """It reads to the end what comes in chunks."""
+        while size := int(self.rfile.readline(), 16):
+            self.rfile.read(size + 2)
+        self.rfile.readline()
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+@pytest.mark.whole
+def test_a_remote_that_keeps_nothing_is_one_line(tracked: Repo) -> None:
+    """What was pushed must be there: DVC says that it pushed, and a pull elsewhere would find nothing."""
+    dvc = Dvc(tracked.root)
+    dvc.pull(tracked.root / "kept.dvc")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Forgets) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        dvc.set_default_remote("store", f"http://127.0.0.1:{server.server_port}", local=False)
+        with pytest.raises(MachineFailureError, match=r"^the remote took .* and has not kept kept, [^\n]*$"):
+            dvc.push(tracked.root / "kept.dvc")
+        server.shutdown()
 
 
 def test_a_pull_command_is_one_line_and_exits_2(recorded: Repo) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -130,10 +131,16 @@ class Dvc:
 
     def _forget_lists(self) -> None:
         """Remove DVC's lists of files: another file may have come under a name, or the list was cut off by a kill."""
+        if self._lists:
+            shutil.rmtree(self._lists, ignore_errors=True)
+
+    @functools.cached_property
+    def _lists(self) -> Path | None:
+        """Where DVC keeps them; None where it does not say."""
         with contextlib.suppress(MachineFailureError):
-            place = re.search(r"^Repo\.site_cache_dir: (.+)$", self.run("doctor"), re.MULTILINE)
-            if place:
-                shutil.rmtree(Path(place[1]) / "index", ignore_errors=True)
+            if place := re.search(r"^Repo\.site_cache_dir: (.+)$", self.run("doctor"), re.MULTILINE):
+                return Path(place[1]) / "index"
+        return None
 
     def dirty(self, pointer: Path) -> bool:
         """Whether the tracked content in the working tree differs from its pointer (a missing folder does not)."""
