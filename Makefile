@@ -7,7 +7,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 SEED ?= 7
 unexport PYTHONDONTWRITEBYTECODE # or each process that the tests start would compile all of us
 
-.PHONY: demo test test-all campaign mutants real check lint types imports fast bench clean
+.PHONY: demo test test-all campaign mutants real peers check lint types imports fast bench clean
 
 # what the demo needs
 $(VENV)/.runtime: pyproject.toml constraints.txt
@@ -53,9 +53,11 @@ test-all: check $(VENV)/.whole
 
 # hours: planted changes, faults, hostile input and so on, then real regressions as below
 campaign: check $(VENV)/.whole
-	$(PYTEST) -m campaign --hypothesis-profile=whole
-	$(BIN)/python benchmarks/campaign/campaign.py
-	$(MAKE) --no-print-directory real
+	failed=; \
+	$(PYTEST) -m campaign --hypothesis-profile=whole || failed=1; \
+	$(BIN)/python benchmarks/campaign/campaign.py || failed=1; \
+	$(MAKE) --no-print-directory -k peers real || failed=1; \
+	test -z "$$failed"
 
 mutants: $(VENV)/.whole
 	$(PIP) -c constraints.txt -e '.[mutants]'
@@ -64,6 +66,10 @@ mutants: $(VENV)/.whole
 # real regressions in their own histories: hours, and the network unless REAL='--repositories DIR'
 real: $(VENV)/.whole
 	$(BIN)/python benchmarks/real/real.py $(REAL)
+
+# the field's checks on the same changes; the real ones only with REAL='--repositories DIR'
+peers: $(VENV)/.whole
+	$(BIN)/python benchmarks/peers.py $(REAL)
 
 bench: $(VENV)/.whole
 	$(BIN)/python benchmarks/cpu.py

@@ -12,7 +12,8 @@ The checks: `grad_norm` within 3 % (Miles' CI); loss equal to 5 decimals (Megatr
 defaults, but for memory that nobody has written yet; the tensor comparator of SGLang, with its defaults; TrainCheck's
 tensor hash; `torch.testing.assert_close`, with its defaults; `repro trace` and `repro diff`. Those of tensors are all
 shown the same: parameters and gradients after each step. SGLang and TrainCheck are the installed ones; where one is
-not, its column says so.
+not, its column says so. What a check costs is measured with ``--cost``, alone on the machine: two runs of the program
+of ours under what the check looks with, and its comparison, against two runs of it as it is.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ import json
 import os
 import platform
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +46,7 @@ ROOT = HERE.parent
 REAL = HERE / "real"
 DATA, PAGE = ROOT / "docs" / "benchmarks" / "peers.json", ROOT / "docs" / "benchmarks" / "peers.md"
 LIMIT = 300.0
+ROUNDS = 5
 
 
 def main() -> None:
@@ -52,11 +56,15 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="interpreter of the real programs")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="", help="changes whose names hold one of these, with commas between")
+    parser.add_argument("--cost", action="store_true", help="measure what each check costs, and nothing else")
     parser.add_argument("--page", action="store_true", help="write the page alone")
     options = parser.parse_args()
-    parts = options.page or options.only
+    parts = options.page or options.only or options.cost
     kept: dict[str, Any] = json.loads(DATA.read_text()) if parts and DATA.exists() else {"changes": {}}
-    if not options.page:
+    if options.cost:
+        kept["cost"] = about() | {"times": costs()}
+        DATA.write_text(json.dumps(kept, indent=1) + "\n")
+    elif not options.page:
         kept["about"] = about()
         with tempfile.TemporaryDirectory(prefix="peers-") as folder:
             work = list(changes(Path(folder), options))
@@ -139,6 +147,30 @@ def judged(change: Change) -> dict[str, Any]:
         return said
 
 
+def costs() -> dict[str, float]:
+    """By check: two runs under what it looks with and its comparison, over two plain runs; medians of rounds."""
+    times: dict[str, list[float]] = {name: [] for name in CHECKS}
+    with tempfile.TemporaryDirectory(prefix="peers-cost-") as folder:
+        place = Path(folder)
+        (place / "train.py").write_text(tomllib.loads((HERE / "peers.toml").read_text())["program"])
+        version = place, [str(place / "train.py")]
+        same = Change("none", "harmless", version, version, sys.executable)
+        for number in range(ROUNDS):
+            pairs = {
+                name: [Run(same, "before", place / re.sub(r"\W+", "-", f"{number} {name} {k}")) for k in range(2)]
+                for name in ("plain", *CHECKS)
+            }
+            began = time.perf_counter()
+            for run in pairs["plain"]:
+                run.watched("nothing")
+            plain = time.perf_counter() - began
+            for name, check in CHECKS.items():
+                began = time.perf_counter()
+                assert check(*pairs[name]) is False, name
+                times[name].append((time.perf_counter() - began) / plain)
+    return {name: round(statistics.median(ratios), 3) for name, ratios in times.items()}
+
+
 class Run:
     """One run of a version, and what there is to see of it."""
 
@@ -154,7 +186,7 @@ class Run:
         return self._kept[key]
 
     def watched(self, what: str) -> Any:
-        """What the child saw: ``tensors`` or ``operations``."""
+        """What the child saw: see `peers_child`."""
         return self._of(what, lambda: self._watch(what))
 
     def _watch(self, what: str) -> Any:
@@ -164,7 +196,7 @@ class Run:
         if done.returncode:
             raise RuntimeError(done.stderr.strip().splitlines()[-1])
         self._kept["printed"] = done.stdout
-        if not (seen := torch.load(out, weights_only=True)):
+        if not (seen := torch.load(out, weights_only=True)) and what != "nothing":
             raise RuntimeError(f"no {what} were seen")
         return seen
 
@@ -172,7 +204,7 @@ class Run:
     def numbers(self) -> list[Mapping[str, float]]:
         """The numbers of each printed step."""
         if "printed" not in self._kept:
-            self.watched("tensors")
+            self.watched("nothing")
         return [json.loads(line) for line in re.findall(r"^step \d+: (\{.*\})$", self._kept["printed"], re.MULTILINE)]
 
     @property
@@ -208,16 +240,9 @@ def tensors_differ(unlike: Callable[[torch.Tensor, torch.Tensor], bool]) -> Call
         steps = a.watched("tensors"), b.watched("tensors")
         if len(steps[0]) != len(steps[1]):
             return True
-        return any(
-            len(x["tensors"]) != len(y["tensors"]) or any(map(unlike, x["tensors"], y["tensors"]))
-            for x, y in zip(*steps, strict=True)
-        )
+        return any(len(x) != len(y) or any(map(unlike, x, y)) for x, y in zip(*steps, strict=True))
 
     return check
-
-
-def _hashes(a: Run, b: Run) -> bool:
-    return [s["hashes"] for s in a.watched("tensors")] != [s["hashes"] for s in b.watched("tensors")]
 
 
 def _not_close(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -254,7 +279,7 @@ CHECKS: dict[str, Callable[[Run, Run], bool]] = {
     "assert_close": tensors_differ(_not_close),
     "SGLang's comparator": tensors_differ(_sglang),
     "TrainCheck's hash": tensors_differ(_traincheck),
-    "torch.hash_tensor": _hashes,
+    "torch.hash_tensor": lambda a, b: bool(a.watched("hashes") != b.watched("hashes")),
     "DebugMode": lambda a, b: bool(a.watched("operations") != b.watched("operations")),
     "repro diff": _ours,
 }
@@ -301,6 +326,9 @@ def page(kept: Mapping[str, Any]) -> str:
             totals.append([f"{len(some)} {what}", "seen" if kind != "harmless" else "false alarms", *seen])
     again = [f"{sum(one['again'][name] is True for one in every.values())}" for name in CHECKS]
     totals.append([f"{len(every)} second runs of what did not change", "false alarms", *again])
+    if cost := kept.get("cost"):
+        ratios = [f"{cost['times'][name]:.2f}x" for name in CHECKS]
+        totals.append(["two runs of the program of ours and the comparison, against two plain runs", "cost", *ratios])
     rows = []
     for name, one in sorted(every.items(), key=lambda item: (list(KINDS).index(item[1]["kind"]), item[0])):
         marks = {True: "seen", False: "-"}
@@ -320,7 +348,9 @@ def page(kept: Mapping[str, Any]) -> str:
         *(["A check that cannot tell:", "", *(f"- {line}" for line in broken), ""] if broken else []),
         *([OURS, ""] if any(one["sees"]["repro diff"] is True for one in every.values() if one["kind"] == "harmless")
           else []),
-        "What the checks cost: [the recorder](trace.md), side by side on one step.", "",
+        f"The program of ours trains a few steps of milliseconds, so most of a run is its start (cost measured "
+        f"{cost['date']}, commit {cost['commit']}). One step of a larger model, side by side: [the recorder](trace.md)."
+        if cost else "What the checks cost: [the recorder](trace.md), side by side on one step.", "",
         "Measured: " + ", ".join(f"{key} {value}" if key in ("torch", "sglang", "traincheck") else value
                                  for key, value in facts.items()) + ".", "",
     ]  # fmt: skip

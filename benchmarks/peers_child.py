@@ -1,14 +1,16 @@
 """A program, watched for `peers.py`: ``python peers_child.py OUT WATCH PROGRAM [ARGUMENT ...]``.
 
-WATCH is ``tensors``: after each step of an optimizer its parameters and gradients are copied, for whoever judges them,
-and torch.hash_tensor is asked of each; or ``operations``: torch's DebugMode hashes what each operation makes, as
-`log_tensor_hashes` does by default. What was seen goes to OUT by torch.save.
+WATCH is ``tensors``: after each step of an optimizer its parameters and gradients are copied, for whoever judges them;
+``hashes``: torch.hash_tensor is asked of each; ``operations``: torch's DebugMode hashes what each operation makes, as
+`log_tensor_hashes` does by default; or ``nothing``. What was seen goes to OUT by torch.save.
 """
 
 from __future__ import annotations
 
 import runpy
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +27,24 @@ def main() -> None:
     out, watch, program = sys.argv[1:4]
     sys.argv = sys.argv[3:]
     sys.path[0] = str(Path(program).parent)
-    seen = watched_tensors(program) if watch == "tensors" else watched_operations(program)
-    torch.save(seen, out)
+    torch.save(WATCHES[watch](program), out)
 
 
-def watched_tensors(program: str) -> list[dict[str, Any]]:
-    """Of each step of an optimizer: parameters and gradients, and the hashes of both."""
-    steps: list[dict[str, Any]] = []
+def unwatched(program: str) -> list[Any]:
+    """Nothing."""
+    runpy.run_path(program, run_name="__main__")
+    return []
+
+
+def watched_tensors(program: str, of: Callable[[torch.Tensor], Any]) -> list[list[Any]]:
+    """Of each step of an optimizer what `of` makes of its parameters and gradients."""
+    steps: list[list[Any]] = []
 
     def after(optimizer: torch.optim.Optimizer, *_: object) -> None:
         held = [p for group in optimizer.param_groups for p in group["params"]]
         tensors = [p.detach() for p in held] + [p.grad.detach() for p in held if p.grad is not None]
         dense = [tensor.to_dense() if tensor.is_sparse else tensor for tensor in tensors]
-        hashes = [torch.hash_tensor(tensor.contiguous()).tolist() for tensor in dense]
-        steps.append({"tensors": [tensor.clone() for tensor in dense], "hashes": hashes})
+        steps.append([of(tensor) for tensor in dense])
 
     hook = register_optimizer_step_post_hook(after)
     runpy.run_path(program, run_name="__main__")
@@ -54,6 +60,14 @@ def watched_operations(program: str) -> list[tuple[str, str]]:
         runpy.run_path(program, run_name="__main__")
     seen = [(call.render([]).split("(")[0], str((call.log or {}).get("hash"))) for call in mode.logs]
     return [(name, made) for name, made in seen if not name.startswith(UNWRITTEN)]
+
+
+WATCHES: dict[str, Callable[[str], Any]] = {
+    "nothing": unwatched,
+    "tensors": partial(watched_tensors, of=torch.clone),
+    "hashes": partial(watched_tensors, of=lambda tensor: torch.hash_tensor(tensor.contiguous()).tolist()),
+    "operations": watched_operations,
+}
 
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from conftest import Repo
 
+from repro_bisect.probe.executors.local import _slots
+from repro_golden.case.file import Case
+
 BOTH = """\
 import os, sys
 import torch
@@ -93,3 +96,11 @@ def test_a_golden_run_beside_another_training(fork: Repo) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     done = fork.repro("golden", "verify", "both")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_two_trainings_meet_at_a_port_of_their_probe() -> None:
+    """Probes at once that train in several processes, an actor and a critic of one rank each too, share no port."""
+    told = {"case": {"name": "both", "steps": 2}, "subject": {"kind": "command", "command": "python train.py"}}
+    for processes, ports in (({"other_ranks": 1}, 2), ({"ranks": 2}, 2), ({}, 0)):
+        slots = _slots(Case.model_validate(told | {"resources": processes}), 2)
+        assert len({slot["MASTER_PORT"] for slot in slots if slot}) == ports

@@ -80,7 +80,7 @@ def default_jobs(case: Case) -> int:
 def _slots(case: Case, jobs: int) -> list[dict[str, str]]:
     """The variables of each slot: GPUs that no other slot has, and a port to meet at where several ranks train."""
     need = case.resources.gpus
-    ports = [_free_port() if case.resources.ranks > 1 and jobs > 1 else "" for _ in range(jobs)]
+    ports = [_free_port() if case.resources.processes > 1 and jobs > 1 else "" for _ in range(jobs)]
     slots = [{"MASTER_PORT": port, "PET_MASTER_PORT": port} if port else {} for port in ports]
     if not need:
         return slots
