@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from repro_golden.base.canonical import digest, parse_json
+from repro_golden.base.canonical import digest_framed, frame, parse_json
 from repro_golden.base.errors import MachineFailureError
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
@@ -37,9 +38,17 @@ def around(case: Case, rollouts: str, identity: Identity, surroundings: str, out
     return case.digest, check, rollouts, identity.digest, surroundings, *outside
 
 
-def probe_key(tree: str, rest: Sequence[str]) -> str:
-    """The key of a probe: the hash of the subject's code, and `around` it."""
-    return digest("probe", str(FORMAT), str(RECORDER), tree, *rest)
+def probe_key(tree: str, rest: tuple[str, ...]) -> str:
+    """The key of a probe: the hash of the subject's code, and `around` it, which very many commits share."""
+    return digest_framed(_ALL, frame(tree), _framed(rest))
+
+
+_ALL = b"".join(map(frame, ("probe", str(FORMAT), str(RECORDER))))
+
+
+@functools.lru_cache(maxsize=16)
+def _framed(parts: tuple[str, ...]) -> bytes:
+    return b"".join(map(frame, parts))
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,10 @@ class Journal:
                         raw["undumped"] = tuple(tuple(signal) for signal in raw.get("undumped", ()))
                         entry = Entry(**raw)
                         self._entries[entry.key, entry.run] = entry
+
+    def __len__(self) -> int:
+        """Finished probes that it knows."""
+        return len(self._entries)
 
     def count(self, keys: Collection[str]) -> int:
         """How many finished probes there are of these keys."""

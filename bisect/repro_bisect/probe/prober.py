@@ -242,7 +242,7 @@ class Prober:
 
     def known(self, asked: Request) -> Answer | None:
         """What was found before, if that answers; costs nothing."""
-        tree = self._history.tree(asked.point)
+        tree = self._history.tree(asked.point) if len(self._journal) or self._given else None
         return None if tree is None else self._known(self.key(asked.point, asked.start), asked)
 
     def key(self, commit: str, start: State | None = None) -> str:
@@ -386,6 +386,8 @@ class Prober:
     @property
     def journalled(self) -> int:
         """Finished probes that earlier bisects left of these commits' code, straight ones."""
+        if not len(self._journal):  # a key is not free where there are very many commits
+            return 0
         points = (self._history.good, *self._history.parents)
         return self._journal.count({self.key(point) for point in points if self._history.tree(point)})
 

@@ -22,6 +22,7 @@ __all__ = [
     "check_format",
     "decode_float",
     "digest",
+    "digest_framed",
     "encode_float",
     "frame",
     "parse_json",
@@ -85,7 +86,12 @@ _TOO_DEEP = "it is nested too deeply"
 
 def digest(*parts: bytes | str) -> str:
     """xxh3_128 over length-prefixed parts, as 32 hex digits. The prefix keeps ("ab","c") apart from ("a","bc")."""
-    return xxh3_128_hexdigest(b"".join([frame(part) for part in parts]))
+    return digest_framed(*map(frame, parts))
+
+
+def digest_framed(*framed: bytes) -> str:
+    """`digest` of parts that `frame` made already, which may lie together: what many digests share is framed once."""
+    return xxh3_128_hexdigest(b"".join(framed))
 
 
 _LENGTH = struct.Struct("<Q").pack
