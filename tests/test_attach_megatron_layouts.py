@@ -117,7 +117,7 @@ def test_bit_equal(layouts: Layouts, other: str) -> None:
     "name",
     [
         "tp2",
-        "experts-ep2",
+        pytest.param("experts-ep2", marks=pytest.mark.whole),
         pytest.param("pp2", marks=pytest.mark.whole),
         pytest.param("dp2", marks=pytest.mark.whole),
         pytest.param("late", marks=pytest.mark.whole),
@@ -155,6 +155,7 @@ def test_planted_on_one_rank(layouts: Layouts) -> None:
     assert done.returncode == 1 and first[1] in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.whole
 def test_experts_step_once(layouts: Layouts) -> None:
     """Dense parameters and experts have optimizers of their own under EP, and still make one step of one optimizer."""
     found = rows(layouts.trace("experts-ep2"), 0)

@@ -180,6 +180,7 @@ def test_a_pull_refuses_what_is_not_what_was_pushed(tracked: Repo, where: str) -
     assert (tracked.root / "kept" / "run.json").read_text() == "content of run.json"
 
 
+@pytest.mark.whole
 def test_what_dvc_remembers_of_a_push_decides_nothing(tracked: Repo) -> None:
     """Its list of what is to be pushed may be a part of one, or no list: the remote gets every file all the same."""
     dvc, remote = Dvc(tracked.root), tracked.root.parent / "remote"

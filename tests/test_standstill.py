@@ -89,7 +89,8 @@ def working_on(repo: Repo) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("verb", ["pull", pytest.param("push", marks=pytest.mark.whole)])
+@pytest.mark.whole
+@pytest.mark.parametrize("verb", ["pull", "push"])
 def test_a_silent_remote_is_one_line(kept: Repo, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
     """DVC would ask it again and again. It is ended, the line says why, and the next one does what it was to do."""
     dvc, (pointer,) = Dvc(kept.root), (kept.root / "golden" / "runs" / "m").glob("*.dvc")

@@ -75,6 +75,7 @@ def test_a_submodule_that_moved_the_numbers(tmp_path: Path) -> None:
     assert not (tmp_path / "hook-ran").exists()
 
 
+@pytest.mark.whole
 def test_a_submodule_that_was_never_initialised(tmp_path: Path) -> None:
     """It stays an empty folder, as in the user's own checkout, and refuses no range of a program that is without it."""
     repo, _ = with_submodule(tmp_path)
