@@ -47,8 +47,7 @@ class Scenario:
         answer: What it says, of what every run must say alike.
         again: Exit codes of a run after one that had finished.
         share: How many of a hundred disturbances are its own.
-        lost: Runs of the program that a kill may cost: the last one is made anew where it was not kept yet. Once
-            what is made is there, none.
+        lost: Runs of the program to its end that a kill may cost: the last one is made anew where it was not kept yet.
         variables: All of its environment; by default the user's.
         elsewhere: What it left at places that others share.
     """

@@ -21,7 +21,7 @@ _SHOWN = 4
 _STEPS, _ROWS, _UNCOMMON = 16, 10_000, 8
 """Steps and rows of a trace's beginning that are looked at, and steps of other lengths."""
 _NOTHING = "nothing"
-_OPTIMIZERS = re.compile(r"(?:optimizer\.\d+/)?(?:lr(?:/\d+)?|skipped)(?:@\d+)?")
+_OPTIMIZERS = re.compile(r"(?:optimizer\.\d+/)?lr(?:/\d+)?(?:@\d+)?")
 """Metrics that the recorder reads of optimizers, in every program."""
 
 

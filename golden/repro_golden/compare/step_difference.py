@@ -10,7 +10,7 @@ from typing import Literal
 from repro_golden.trace import Trace
 from repro_golden.trace.columns_written import column_of, columns_of, machine_numbers
 from repro_golden.trace.families import BESIDE, SINCE, family, file_of, group, optimizers, plain
-from repro_golden.trace.model import PHASES, Row
+from repro_golden.trace.model import METRIC, PHASES, Row
 
 __all__ = ["ALIKE", "Difference", "Unlike", "alone", "differing", "one_sided", "round_at", "round_of", "unlike"]
 
@@ -25,13 +25,17 @@ class Unlike:
         blind: Which were made by a recorder that looks at no family (`families`): some of ``ab``.
         columns: Columns that a trainer writes of its own accord (`columns_written`) and that one side has in no step,
             with the side that has them.
+        earlier: Whether only one was made by a recorder that did not keep each number of a name, nor know of a scaler
+            whose `step` is not called.
     """
 
     blind: str = ""
+    earlier: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
 
 
 ALIKE = Unlike()
+_EACH_SINCE = 5
 
 
 def round_of(trace: Trace, index: int) -> tuple[int, int]:
@@ -73,7 +77,8 @@ def unlike(a: Trace, b: Trace) -> Unlike:
         names_a, names_b = columns[0], columns[1]
     else:  # a port that an earlier recorder took for a metric
         names_a, names_b = machine_numbers(a), machine_numbers(b)
-    return Unlike(blind, dict.fromkeys(names_a - names_b, "a") | dict.fromkeys(names_b - names_a, "b"))
+    earlier = (a.header.recorder < _EACH_SINCE) != (b.header.recorder < _EACH_SINCE)
+    return Unlike(blind, earlier, dict.fromkeys(names_a - names_b, "a") | dict.fromkeys(names_b - names_a, "b"))
 
 
 def differing(
@@ -109,6 +114,8 @@ def differing(
         if entry[0] not in ("missing", "added") or not {_object(entry[1]), column_of(entry[1])} & skipped.keys()
     ]  # fmt: skip
     differences = [entry for entry in differences if file_of(entry[1].phase, entry[1].name) not in skipped]
+    ended = _ended(rows_a) != _ended(rows_b)
+    differences = [entry for entry in differences if not _unknowable(*entry[:2], unlike, ended=ended)]
     # sorted() is stable: within a phase the baseline's order stands, and added signals come last
     return sorted(differences, key=lambda f: PHASES.index(f[1].phase))
 
@@ -179,9 +186,28 @@ def _under(row: Row, partners: Mapping[str, str]) -> Row:
     return replace(row, name=row.name.replace(name, partners[name], 1)) if name in partners else row
 
 
+def _unknowable(kind: Difference, row: Row, unlike: Unlike, *, ended: bool) -> bool:
+    """Whether one of the two could not have shown a signal as the other does.
+
+    Args:
+        kind: How they differ.
+        row: One of them.
+        unlike: What only one of them could have shown.
+        ended: Whether only one of them ended by itself in this step.
+    """
+    one_sided = kind in ("missing", "added")
+    if row.dtype == METRIC and "#" in row.name:
+        return unlike.earlier or (one_sided and ended and "#after" in row.name)
+    return unlike.earlier and one_sided and family(row.phase, row.name) == "scaler"
+
+
+def _ended(rows: Sequence[Row]) -> bool:
+    return any(family(row.phase, row.name) == "end" for row in rows)
+
+
 def _afterwards(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> dict[str, str]:
     """Files of the only side that has ended which the other has not, or not yet with that content."""
-    ended = [any(family(row.phase, row.name) == "end" for row in rows) for rows in (rows_a, rows_b)]
+    ended = [_ended(rows) for rows in (rows_a, rows_b)]
     if ended[0] == ended[1]:
         return {}
     side, ended_rows, other = ("a", rows_a, rows_b) if ended[0] else ("b", rows_b, rows_a)

@@ -357,17 +357,19 @@ def kl_of_step(a: Trace, b: Trace, index: int) -> tuple[float, float] | None:
 def violations(a: Trace, b: Trace, index: int, bounds: Mapping[str, Bound]) -> list[Divergence]:
     """The metrics of one step that left their bounds. A metric that is absent, NaN or infinite has left every bound.
 
-    A bound holds for each time that a step of either side tells its metric: beside ``loss`` for ``loss#1``.
+    A bound holds for each time that a step of either side tells its metric: beside ``loss`` for ``loss#1``. A step in
+    which neither side tells it says nothing.
+
+    Raises:
+        ReproError: the baseline tells it in no step.
     """
     divergences = []
     step, before, after = a.steps[index].step, a.steps[index].metrics, b.steps[index].metrics
     for metric, bound in bounds.items():
-        if metric not in before:
-            known = ", ".join(sorted(before)) or "none"
-            raise ReproError(
-                f"the baseline has no metric {metric!r} at step {step} (it has: {known}): correct its name"
-            )
-        for name in (metric, *(name for name in {**before, **after} if name.startswith(f"{metric}#"))):
+        if metric not in before and not any(metric in record.metrics for record in a.steps):
+            known = ", ".join(sorted({name for record in a.steps for name in record.metrics})) or "none"
+            raise ReproError(f"the baseline has no metric {metric!r} in any step (it has: {known}): correct its name")
+        for name in [name for name in {**before, **after} if name.partition("#")[0] == metric]:
             x, y = before.get(name), after.get(name)
             limit = bound.atol + bound.rtol * abs(x or 0.0)
             if x is not None and y is not None and math.isfinite(x) and math.isfinite(y) and abs(y - x) <= limit:

@@ -41,6 +41,7 @@ BESIDE = frozenset(FAMILIES) - {"number", "own"}
 _OPTIONAL = ("module", "copy", "leaf", "rng")
 """Families whose groups say nothing where only one side has them: what is not kept is not looked at either."""
 
+_RANK = re.compile(r"@\d+\Z")
 _NUMBERED = re.compile(r"(optimizer\.\d+/)?(.*)", re.DOTALL)
 
 
@@ -87,4 +88,5 @@ def group(phase: str, name: str) -> str | None:
         inner = group(phase, "/".join(parts[1:]))
         return f"end/{inner}" if inner else "end"
     deep = 3 if parts[:2] == ["rng", "own"] else 2  # each generator of the program's is one of its own
-    return "/".join(parts[:deep]) if kind in _OPTIONAL else None
+    whole = len(parts) == deep  # then the name may end in the rank that it is of, which is no other object
+    return _RANK.sub("", "/".join(parts[:deep]), count=whole) if kind in _OPTIONAL else None

@@ -37,6 +37,8 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     optimizers.register_optimizer_step_post_hook(untraced(lambda optimizer, *_: steps.leave(optimizer)))
     scaled = steps.outer(torch.amp.GradScaler.step, _scaled(session), lambda _, stepped: not stepped)
     torch.amp.GradScaler.step = scaled  # type: ignore[method-assign]
+    for name in ("scale", "update"):  # a program may unscale and step by itself
+        _heard(torch.amp.GradScaler, name, session)
     _clipping(torch.nn.utils, session)
     for name in ("torch.utils.tensorboard.writer", "tensorboardX.writer"):
         when(name, lambda module: _board(module.SummaryWriter, session))
@@ -134,6 +136,17 @@ def _scaled(session: Any) -> Callable[..., Any]:
         return optimizer
 
     return optimizer_of
+
+
+def _heard(scaler: Any, name: str, session: Any) -> None:
+    method = getattr(scaler, name)
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        session.around.scaler(self)
+        return method(self, *args, **kwargs)
+
+    setattr(scaler, name, call)
 
 
 def _board(writer: Any, session: Any) -> None:

@@ -79,7 +79,7 @@ class Beside:
         torch.nn.Module.__setstate__ = __setstate__  # type: ignore[method-assign]
 
     def scaler(self, scaler: Any) -> None:
-        """A gradient scaler made an optimizer step."""
+        """A gradient scaler is in use."""
         if all(known() is not scaler for known in self._scalers):
             self._scalers.append(weakref.ref(scaler))
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
+from repro_golden.base.canonical import same_float
 from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import slowest
 from repro_golden.recording.attach.merging import merge_rows
@@ -364,16 +365,19 @@ class Gathering:
             seen = min([rank.steps for rank in self._ranks] + ([self._most] if self._most is not None else []))
             header = self._header(self._ranks[0].about, seen)
             self._writer, self._first_step = TraceWriter(self._out, header, sealing=True), header.first_step
-        metrics, others = set[str](), set[tuple[str, str]]()
+        metrics, others = dict[str, float](), set[tuple[str, str]]()
         for row in itertools.chain(merge_rows(ranks, everywhere=behind_the_door), more):
             if row.name.startswith(SHOWN):
                 if row.dtype == METRIC:
                     self._writer.show(row.name.removeprefix(SHOWN), number_of(row))
                 continue
-            if row.dtype == METRIC and row.name in metrics:
-                continue  # a number that the program logs under the name of one that was read
-            if row.dtype == METRIC:
-                metrics.add(row.name)
+            if row.dtype == METRIC:  # the program may log a number under the name of one that was read
+                number = number_of(row)
+                if same_float(metrics.get(row.name), number):
+                    continue
+                if row.name in metrics:
+                    row = replace(row, name=f"{row.name}#logged")
+                metrics[row.name] = number
             while (row.phase, row.name) in others:  # what the program shows under the name of what was read
                 row = replace(row, name=f"{row.name}.again")
             others.add((row.phase, row.name))

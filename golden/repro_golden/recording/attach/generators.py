@@ -7,7 +7,7 @@ import functools
 import random
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,52 @@ def watch() -> None:
                 set_ = getattr(owner, function, None)
                 if set_ is not None and not hasattr(set_, SEEDED):
                     setattr(owner, function, _noting(set_, known, name))
+        _watch_states(owners, known, name)
+
+
+def _watch_states(owners: Sequence[Any], known: set[str], name: str) -> None:
+    """Note it when the program sets a state: a checkpoint's. One that it asked for before is only set back.
+
+    Activation checkpointing and torch.compile set states back, which are another in every run as long as nothing seeded
+    them.
+    """
+    chance: set[int] = set()
+
+    def asked(states: Any) -> None:
+        if name not in known:
+            chance.update(map(_hash, states if isinstance(states, list) else [states]))
+
+    def put(states: Any) -> None:
+        if name not in known and not chance.issuperset(
+            map(_hash, states if isinstance(states, (list, tuple)) else [states])
+        ):
+            known.add(name)
+
+    for suffix in ("", "_all"):
+        for owner in owners:
+            get, set_ = (getattr(owner, f"{verb}_rng_state{suffix}", None) for verb in ("get", "set"))
+            if get is not None and not hasattr(get, SEEDED):
+                setattr(owner, get.__name__, _telling(get, lambda out, *_: asked(out)))
+            if set_ is not None and not hasattr(set_, SEEDED):
+                setattr(owner, set_.__name__, _telling(set_, lambda _, states, *__: put(states)))
+
+
+def _hash(state: torch.Tensor) -> int:
+    return hash(state.cpu().numpy().tobytes())
+
+
+def _telling(function: Callable[..., Any], listener: Callable[..., None]) -> Callable[..., Any]:
+    """The function, whose result and arguments a listener hears."""
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        out = function(*args, **kwargs)
+        listener(out, *args, *kwargs.values())
+        return out
+
+    setattr(call, SEEDED, True)
+    return call
 
 
 def _noting(set_: Callable[..., Any], known: set[str], name: str) -> Callable[..., Any]:

@@ -19,7 +19,8 @@ class Metrics:
 
     Most programs log a step's numbers after it, some (a gradient norm) before its end. A number that was seen before
     the first step ended belongs to the step that ends next; one that was first seen later, to the step before it. So
-    no number of the last step is lost, and a loss stands beside the gradients that it gave.
+    no number of the last step is lost, and a loss stands beside the gradients that it gave. What comes after the last
+    step under a name that this step has already, such as a last evaluation, is ``name#after``.
 
     Args:
         ignore: Globs of names to leave out; those that measure time, speed or memory or tell of the process are left
@@ -31,13 +32,15 @@ class Metrics:
         self._early: set[str] = set()
         self._wanted: dict[str, bool] = {}
         self._ended = False
-        self._now: dict[str, Any] = {}
-        self._late: dict[str, Any] = {}
+        self._now: dict[str, list[Any]] = {}
+        self._late: dict[str, list[Any]] = {}
+        self._last: set[str] = set()
 
     def take(self, name: str, value: Any, *, early: bool = False) -> None:
         """Keep a float, or a tensor of one number, which is not waited for.
 
-        The last one under a name has that name; others before it in the same step are ``name#1``, ``name#2`` and so on.
+        The last one under a name has that name; those before it in the same step are ``name#1``, ``name#2`` and so on.
+        Where all are equal they are one: a number is often told in several places. Nobody waits for a GPU to know.
         `early` says that it is known to belong to the step that ends next.
         """
         wanted = self._wanted.get(name)
@@ -55,7 +58,8 @@ class Metrics:
         early = name in self._early
         if not early and isinstance(value, torch.Tensor):
             value = _Coming(name, value)  # on its way now, while its work is queued before the next step's
-        _put(self._now if early else self._late, name, value)
+        step = self._now if early else self._late
+        step.setdefault(name, []).append(float(value) if isinstance(value, (int, float)) else value)
 
     def _left_out(self, name: str) -> bool:
         volatile = measures_time(name) or of_the_machine(name)
@@ -65,11 +69,13 @@ class Metrics:
         """The numbers of the step that ends: floats and tensors."""
         self._ended = True
         numbers, self._now = self._now, {}
-        return numbers
+        self._last = set(numbers)
+        return _told_apart(numbers)
 
     def left(self) -> None:
         """There is no further step: what was kept for one belongs to the last."""
-        self._late = self._now | self._late
+        for name, values in self._now.items():
+            self._late.setdefault(f"{name}#after" if name in self._last else name, []).extend(values)
         self._now = {}
 
     @property
@@ -80,24 +86,36 @@ class Metrics:
     def late(self) -> dict[str, float]:
         """The numbers that belong to the step that has ended, once all of them are there."""
         numbers, self._late = self._late, {}
-        return {
-            name: v.value() if isinstance(v, _Coming) else float(v.item() if isinstance(v, torch.Tensor) else v)
-            for name, v in numbers.items()
-        }
+        return _told_apart({name: [_known(value) for value in values] for name, values in numbers.items()})
 
 
 _MOST = 16
 """Numbers of one name in a step that are kept each; of more the sum is."""
 
 
-def _put(step: dict[str, Any], name: str, value: Any) -> None:
-    """Keep a number beside those of its name in this step: micro-batches log so, and two splits."""
-    before = step.get(name)
-    if isinstance(before, float) and isinstance(value, (int, float)) and before != value:
-        taken = next((k for k in range(1, _MOST) if f"{name}#{k}" not in step), 0)
-        alias = f"{name}#{taken or 'more'}"
-        step[alias] = before + (0.0 if taken else step.get(alias, 0.0))
-    step[name] = float(value) if isinstance(value, (int, float)) else value
+def _told_apart(step: dict[str, list[Any]]) -> dict[str, Any]:
+    """The numbers of a step by name: micro-batches log several under one, and two splits."""
+    numbers: dict[str, Any] = {}
+    for name, values in step.items():
+        *before, last = values
+        base, norm, order = name.partition(NORM)
+        for k, value in enumerate([] if _all_equal(values) else before, 1):
+            alias = f"{base}#{k if k < _MOST else 'more'}{norm}{order}"
+            numbers[alias] = value + numbers[alias] if alias in numbers else value
+        numbers[name] = last
+    return numbers
+
+
+def _all_equal(values: Sequence[Any]) -> bool:
+    """Whether that can be known without waiting for a device, and is so; NaN is equal to NaN here."""
+    if any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in values):
+        return len(values) == 1
+    first, *others = (value.hex() if isinstance(value, float) else _known(value).hex() for value in values)
+    return all(other == first for other in others)
+
+
+def _known(value: Any) -> float:
+    return value.value() if isinstance(value, _Coming) else float(value)
 
 
 def _local(name: str, value: Any) -> tuple[str, torch.Tensor | None]:

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.modules import module as modules
 
+from repro_golden.base.printed import is_clock, measures_time
 from repro_golden.fingerprint.placement import Part, Placement, whole
 from repro_golden.recording.attach import megatron
 from repro_golden.recording.attach.megatron import Main, is_copy
 
 __all__ = [
+    "TIMES",
     "Activations",
     "Held",
     "Places",
@@ -312,10 +314,17 @@ def of_parts(tensors: Tensors) -> Tensors:
     return out
 
 
+TIMES: set[str] = set()
+"""What optimizers of this process keep that the clock decides: left out, and named."""
+
+
 def _beside(
-    optimizer: Any, states: Mapping[Any, Any], readings: dict[str, Reading], numbers: dict[str, list[float]]
+    optimizer: Any,
+    states: Mapping[Any, Any],
+    readings: dict[str, Reading],
+    numbers: dict[str, list[float]],
 ) -> None:
-    """What an optimizer keeps that is no parameter's."""
+    """What an optimizer keeps that is no parameter's, but for what the clock decides."""
     items = states.items() if isinstance(states, Mapping) else ()
     loose = {str(key): value for key, value in items if not isinstance(key, torch.Tensor)}
     if not megatron.is_megatron(optimizer):
@@ -324,6 +333,8 @@ def _beside(
         if isinstance(value, torch.Tensor):
             if not value.requires_grad and value.grad_fn is None:
                 readings.setdefault("own", Reading({}, {})).tensors[path] = value
+        elif measures_time(path) or is_clock(value):
+            TIMES.add(f"own.{path}")
         else:
             numbers[f"own.{path}"] = [value]
     for number, group in enumerate(getattr(optimizer, "param_groups", ())):

@@ -12,6 +12,7 @@ import gc
 import io
 import multiprocessing.util
 import os
+import re
 import sys
 import threading
 import time
@@ -34,7 +35,7 @@ from repro_golden.recording.attach.identify import loaded, main_tree, places
 from repro_golden.recording.attach.metrics import Metrics
 from repro_golden.recording.attach.names import Names
 from repro_golden.recording.attach.raw import SHOWN, number_of
-from repro_golden.recording.attach.readings import Held, Reading, learning_rates, of_parts
+from repro_golden.recording.attach.readings import TIMES, Held, Reading, learning_rates, of_parts
 from repro_golden.recording.attach.records import Records, dump
 from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.steps import Labels, Turns
@@ -304,7 +305,7 @@ class Session:
                 self._read("grad", prefix, held.gradients())
         for name, value in logged.items():
             number = value if isinstance(value, torch.Tensor) else float(value)
-            self._take("grad" if name.partition("?")[0] == "grad_norm" else "loss", name, number)
+            self._take("grad" if re.split(r"[#?]", name)[0] == "grad_norm" else "loss", name, number)
         for prefix, optimizer, held in named:
             for kind, reading in _of(held, state=self.settings.state_after(self._step)):
                 self._read("update", prefix + kind, reading)
@@ -457,7 +458,7 @@ class Session:
         if self.settings.terminal:
             met = [optimizer() for optimizer, _ in self._met.values()]
             self._records.log.put(".terminal", terminal(met, self.names, self._first, self._logged))
-        end = {"steps": self._step, "stopped": stopped, "ignored": self._metrics.ignored}
+        end = {"steps": self._step, "stopped": stopped, "ignored": sorted({*self._metrics.ignored, *TIMES})}
         unread = self.around.unread | self._files.unread
         end["unread"] = dict(sorted(unread.items()))
         end |= {"modules": loaded(), "places": places(self.settings.place, self._main)}

@@ -1,0 +1,178 @@
+"""Numbers that a program tells more than once, and states that it sets itself: each counts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import warm_kit
+from conftest import environment
+
+from repro_golden.compare.traces import compare, first_difference
+from repro_golden.trace import Trace
+
+HEAD = """\
+import json, os, random, sys, tempfile, time
+import torch
+torch.manual_seed(0)
+V = len(sys.argv) > 1
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def backward():
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).pow(2).mean().backward()
+def tell(**numbers):
+    print(json.dumps(numbers), flush=True)
+"""
+LAST = """\
+tell(eval_acc=0.1)  # before it trains
+for i in range(3):
+    backward(); optimizer.step(); tell(eval_acc=0.2 + i / 10 + 0.5 * (V and i == 2))
+"""
+CLIPPED_TWICE = """\
+for i in range(3):
+    backward()
+    for k, part in enumerate((model[0], model[2])):
+        if k == 0:
+            for p in part.parameters(): p.grad *= 10 if V else 1
+        torch.nn.utils.clip_grad_norm_(part.parameters(), 1e-3)
+    optimizer.step()
+"""
+TENSORS = """\
+from torch.utils.tensorboard import SummaryWriter
+writer = SummaryWriter(tempfile.mkdtemp())
+for i in range(3):
+    backward(); writer.add_scalar("acc", torch.tensor(0.9 if V else 0.5), 2 * i)
+    backward(); writer.add_scalar("acc", torch.tensor(0.75), 2 * i + 1)
+    optimizer.step()
+"""
+REPEATED = """\
+for i in range(3):
+    for acc in (0.5, 0.5, 0.75) if V else (0.5, 0.75, 0.75):
+        backward(); tell(acc=acc)
+    optimizer.step()
+"""
+LOGGED_RATE = """\
+for i in range(3):
+    backward(); optimizer.step(); tell(step=i, lr=0.07 if V else 0.01)
+"""
+LOGGED_NORM = """\
+for i in range(3):
+    backward(); n = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item(); optimizer.step()
+    tell(step=i, grad_norm=n * (7 if V else 1))
+"""
+SET_STATE = """\
+torch.set_rng_state(torch.Generator().manual_seed(5).get_state())  # as of a checkpoint
+for i in range(3):
+    optimizer.zero_grad(); model(torch.ones(4, 8)).pow(2).mean().backward(); optimizer.step()
+    if V and i: torch.rand(1)
+"""
+UNSCALED = """\
+scaler = torch.amp.GradScaler("cpu", init_scale=2048.0 if V else 1024.0)
+for i in range(3):
+    optimizer.zero_grad(); scaler.scale(model(torch.randn(4, 8)).pow(2).mean()).backward()
+    scaler.unscale_(optimizer); optimizer.step(); scaler.update()
+"""
+UNSEEDED = (
+    HEAD.replace("torch.manual_seed(0)", "torch.manual_seed  # nobody seeds")
+    + """\
+for p in model.parameters(): torch.nn.init.ones_(p)
+kept = torch.get_rng_state()
+for i in range(3):
+    optimizer.zero_grad(); model(torch.ones(4, 8)).pow(2).mean().backward(); optimizer.step()
+    torch.rand(1); torch.set_rng_state(kept)
+"""
+)
+CLOCK = """\
+class Timed(torch.optim.SGD):
+    def step(self, closure=None):
+        began = time.perf_counter()
+        super().step(closure)
+        self.step_seconds, self.last = time.perf_counter() - began, time.time()
+optimizer = Timed(model.parameters(), lr=0.01)
+for i in range(3): backward(); optimizer.step()
+"""
+RANKS = """\
+import sys, torch
+import torch.distributed as dist
+V, kind = len(sys.argv) > 2, sys.argv[1]
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+own, temperature = torch.Generator().manual_seed(9), torch.tensor([1.0, 2.0], requires_grad=True)
+for i in range(3):
+    optimizer.zero_grad(); model(torch.ones(4, 8) * i).pow(2).mean().backward(); optimizer.step()
+    if V and i and dist.get_rank() == 1:
+        if kind == "torch": torch.rand(1)
+        if kind == "own": torch.rand(1, generator=own)
+        if kind == "leaf": temperature.data[0] += 1
+dist.destroy_process_group()
+"""
+
+
+def traces(folder: Path, program: str, *words: str, launch: tuple[str, ...] = ()) -> list[Trace]:
+    """The program as it is, and as it is with one argument more."""
+    (folder / "train.py").write_text(program)
+    for name, more in (("a", ()), ("b", ("changed",))):
+        command = [sys.executable, "-m", "repro", "trace", "--out", name, "--", sys.executable, *launch, "train.py"]
+        done = warm_kit.run([*command, *words, *more], folder, environment())
+        assert done.returncode == 0, done.stderr
+        assert "own.last" in done.stderr or "class Timed" not in program
+    return [Trace(folder / name) for name in "ab"]
+
+
+@pytest.mark.parametrize(
+    ("program", "step", "name"),
+    [
+        pytest.param(LAST, 2, "eval_acc#after", id="after-the-last-step"),
+        pytest.param(CLIPPED_TWICE, 0, None, id="clipped-twice"),
+        pytest.param(TENSORS, 0, "acc#1", id="tensors"),
+        pytest.param(REPEATED, 0, "acc#2", id="repeated"),
+        pytest.param(LOGGED_RATE, 0, None, id="logged-lr"),
+        pytest.param(LOGGED_NORM, 1, "grad_norm#1", id="logged-norm"),
+        pytest.param(SET_STATE, 2, "rng/torch", id="set-state"),
+        pytest.param(UNSCALED, 0, None, id="unscaled"),
+    ],
+)
+def test_what_is_told_or_set_again_counts(tmp_path: Path, program: str, step: int, name: str | None) -> None:
+    """Each number of a name, also the last one and one that the recorder reads; a state that was set; a scale."""
+    found = first_difference(*traces(tmp_path, HEAD + program))
+    assert found is not None and found.step == step
+    assert name is None or found.name == name
+
+
+def test_both_clippings_are_there(tmp_path: Path) -> None:
+    """The norm of the first of two is `grad_norm#1`, a tensor too."""
+    one, other = traces(tmp_path, HEAD + CLIPPED_TWICE)
+    a, b = ([step.metrics["grad_norm#1"] for step in trace.steps] for trace in (one, other))
+    assert b == pytest.approx([10 * norm for norm in a])
+
+
+@pytest.mark.parametrize("program", [UNSEEDED, HEAD + CLOCK], ids=["set-back", "clock"])
+def test_what_chance_or_the_clock_decides_does_not_count(tmp_path: Path, program: str) -> None:
+    """A generator that nobody seeded, whose state is only set back; times that an optimizer keeps, which are named."""
+    one, other = traces(tmp_path, program.replace("V = len(sys.argv) > 1", ""))
+    assert compare(one, other).equal
+
+
+@pytest.mark.parametrize("kind", ["torch", pytest.param("own", marks=pytest.mark.whole), "leaf"])
+def test_what_one_rank_does_to_a_generator_or_a_leaf_is_a_difference(tmp_path: Path, kind: str) -> None:
+    """Where ranks no longer agree, it is there on both sides, under the names of its ranks."""
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    found = compare(*traces(tmp_path, RANKS, kind, launch=launch))
+    assert not found.equal and found.divergence is not None and found.divergence.step == 2
+
+
+def test_a_metric_of_some_steps_is_judged_where_it_is_told(tmp_path: Path) -> None:
+    """A bound needs its metric in some step, and not in all."""
+    from repro_golden.case.file import Bound
+    from repro_golden.compare.traces import violations
+
+    program = HEAD + "for i in range(4):\n    backward(); optimizer.step()\n    if i % 2: tell(acc=0.9 if V else 0.5)\n"
+    one, other = traces(tmp_path, program)
+    broken = [violations(one, other, k, {"acc": Bound(rtol=0.01)}) for k in range(4)]
+    assert [len(each) for each in broken] == [0, 1, 0, 1]
+    assert json.dumps([step.metrics.get("acc") for step in one.steps]) == "[null, 0.5, null, 0.5]"
