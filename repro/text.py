@@ -21,6 +21,7 @@ __all__ = [
     "metrics_rows",
     "metrics_table",
     "number",
+    "plural",
     "table",
     "utc",
 ]
@@ -81,8 +82,14 @@ def relative(change: MetricChange) -> str:
 
 
 def count(number: int, word: str) -> str:
-    """``1 probe``, ``2 probes``."""
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+    """``1 probe``, ``2 probes``, ``2 sets of changes``."""
+    return f"{number} {word}" if number == 1 else f"{number} {plural(word)}"
+
+
+def plural(word: str) -> str:
+    """``probes``, ``sets of changes``."""
+    first, of, rest = word.partition(" of ")
+    return f"{first}s{of}{rest}"
 
 
 def duration(seconds: float) -> str:

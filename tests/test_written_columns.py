@@ -125,6 +125,30 @@ def test_a_port_of_an_earlier_recorder_is_a_note(tmp_path: Path) -> None:
     assert signal_of(today, b) == "port"
 
 
+def test_numbers_of_one_name_by_an_earlier_recorder(tmp_path: Path) -> None:
+    """It dropped repeated ones, so that `#1` was another of them: between two recorders these say nothing."""
+    last = metric_row("loss", "acc", 0.75)
+    a = trace(tmp_path / "a", [*COMMON, last, metric_row("loss", "acc#1", 0.25)], kind="command", recorder=4)
+    both = [metric_row("loss", "acc#1", 0.5), metric_row("loss", "acc#2", 0.5)]
+    scale = row("update", "scaler/0/scale")
+    b = trace(tmp_path / "b", [*COMMON, last, *both, scale], kind="command")
+    assert signal_of(a, b) is None and signal_of(b, a) is None
+    other = trace(tmp_path / "c", [*COMMON, last, both[0]], kind="command")
+    assert signal_of(other, b) == "acc#2"
+
+
+def test_a_number_after_the_last_step_needs_an_end_on_both_sides(tmp_path: Path) -> None:
+    """A run that was stopped after its steps told none; one that ended by itself and is silent has lost it."""
+    after, end = metric_row("loss", "acc#after", 0.5), row("update", "end/w")
+    whole = trace(tmp_path / "a", [*COMMON, after, end], kind="command")
+    stopped, silent = (
+        trace(tmp_path / "b", COMMON, kind="command"),
+        trace(tmp_path / "c", [*COMMON, end], kind="command"),
+    )
+    assert signal_of(whole, stopped) is None
+    assert signal_of(whole, silent) == "acc#after"
+
+
 def test_what_is_shown_is_no_row(tmp_path: Path) -> None:
     """A number of free text is in the step log, and neither in a root nor in what is said to be compared."""
     logs = []

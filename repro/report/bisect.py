@@ -11,7 +11,7 @@ from repro.report.change import change_of
 from repro.report.explain import explain_lines, size_plot
 from repro.report.pieces import Markdown, range_ends, report_text, templates
 from repro.report.skips import Skipped, skipped
-from repro.text import METRICS_HEAD, count, duration, metrics_rows, metrics_table
+from repro.text import METRICS_HEAD, count, duration, metrics_rows, metrics_table, plural
 from repro_bisect.axes.axis import short
 from repro_bisect.driver.delta import SetResult
 from repro_bisect.driver.result import BisectResult, Culprit
@@ -37,7 +37,7 @@ def headline(result: BisectResult, what: str = "commit") -> str:
         if isinstance(result, SetResult):
             return set_headline(result, where)
         if len(result.culprits) > 1:
-            return f"{len(result.culprits)} {what}s moved the numbers of {result.case}; the first, {name}, at {where}"
+            return f"{len(result.culprits)} {plural(what)} moved the numbers of {result.case}; the first, {name}, at {where}"
         text = (
             f"{name} moved the numbers of {result.case}: first at {where}" if d else f"{name} is the first bad {what}"
         )
@@ -47,7 +47,7 @@ def headline(result: BisectResult, what: str = "commit") -> str:
     if result.outcome == "ambiguous":
         sure = sum(result.posterior.get(c, 0.0) for c in result.suspects)
         chance = f", with probability {_percent(sure)}" if result.posterior else ""
-        return f"one of {len(result.suspects)} {what}s moved the numbers of {result.case}{chance}: no test tells which"
+        return f"one of {len(result.suspects)} {plural(what)} moved the numbers of {result.case}{chance}: no test tells which"
     return f"{short(result.good)} and {short(result.bad)} agree {how} on {result.case}"
 
 
@@ -62,7 +62,7 @@ def untried_line(result: BisectResult, what: str = "commit") -> str:
         return ""
     n = len(result.untried)
     return (
-        f"{count(n, what)} of them {'was' if n == 1 else 'were'} not tried, because {what}s on both sides failed "
+        f"{count(n, what)} of them {'was' if n == 1 else 'were'} not tried, because {plural(what)} on both sides failed "
         "alike; `--try-skips` tries them all."
     )
 
@@ -109,7 +109,7 @@ def explanation(result: BisectResult, what: str = "commit") -> str:
     if result.explains_bad:
         return f"It alone explains BAD: its own trace {same}, to the last step."
     if what != "commit":
-        return f"Later {what}s move the numbers too: its trace differs from BAD's. `--all` names them."
+        return f"Later {plural(what)} move the numbers too: its trace differs from BAD's. `--all` names them."
     return (
         "Later commits move the numbers too: its trace differs from BAD's. `--all` names them, or search on with "
         f"`repro bisect {short(result.culprit.commit) if result.culprit else ''}..{short(result.bad)}`."
@@ -326,7 +326,7 @@ def write_report(result: BisectResult, folder: Path, command: str, what: str = "
     context["distance"] = distance_plot(result.comparison) if result.comparison else ""
     context["strip"] = commit_strip(result)
     if what != "commit":
-        title = "sets of changes" if isinstance(result, SetResult) else f"{what}s, in order"
+        title = "sets of changes" if isinstance(result, SetResult) else f"{plural(what)}, in order"
         context["strip"] = context["strip"].replace("commits, oldest first", title)
     page = templates().get_template("bisect.html.jinja").render(**context)
     yield write_atomic(folder / "report.html", page)

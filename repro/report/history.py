@@ -11,7 +11,7 @@ from typing import Any
 from repro import __version__
 from repro.report.pieces import Markdown, cut, range_ends, report_text, templates
 from repro.report.skips import skipped
-from repro.text import NO_METRIC, count, table
+from repro.text import NO_METRIC, count, plural, table
 from repro_bisect.axes.axis import short
 from repro_bisect.driver.drift import Drift, HistoryResult, Moved, Row
 from repro_golden.base.canonical import write_atomic
@@ -38,7 +38,7 @@ def headline(result: HistoryResult) -> str:
     whole = f"{count(result.points, what)} of {short(result.good)}..{short(result.bad)}"
     more = []
     if groups := result.of_kind("group"):
-        more.append(f"{count(len(groups), 'group')} of {what}s cannot be told apart")
+        more.append(f"{count(len(groups), 'group')} of {plural(what)} cannot be told apart")
     if flaky := result.of_kind("flaky"):
         more.append(f"{len(flaky)} FLAKY")
     tail = f" ({', '.join(more)})" if more else ""

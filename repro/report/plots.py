@@ -10,6 +10,7 @@ from typing import Any
 from repro.report.palette import LIGHT, SERIES, VERDICTS
 from repro.report.pieces import clean
 from repro.report.svg import chart_of, svg_of
+from repro.text import plural
 from repro_bisect.axes.axis import short
 from repro_bisect.driver.drift import Drift, HistoryResult
 from repro_bisect.driver.result import BisectResult
@@ -166,7 +167,7 @@ def history_plot(result: HistoryResult) -> str:
     drawn = [kind for kind in kinds if any(r["kind"] == kind for r in rows)]
     labels: dict[int, str] = {r["n"]: r["commit"] for r in rows}
     base = chart_of(rows).encode(
-        x=alt.X("at:Q", title=f"{result.what}s that changed the numbers, oldest first",
+        x=alt.X("at:Q", title=f"{plural(result.what)} that changed the numbers, oldest first",
                 scale=alt.Scale(domain=[-0.5, len(result.rows) - 0.5], nice=False),
                 axis=alt.Axis(values=list(labels), labelAngle=-35, labelLimit=260, labelOverlap=False, grid=False,
                               labelExpr=f"{json.dumps(list(labels.values()))}[indexof({list(labels)}, datum.value)]")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from repro.text import plural
 from repro_bisect.axes.axis import short
 
 __all__ = ["Skipped", "skipped"]
@@ -39,7 +40,7 @@ class Skipped:
     @property
     def count(self) -> str:
         """``8 commits``; empty for one."""
-        return f"{len(self.points)} {self.what}s" if len(self.points) > 1 else ""
+        return f"{len(self.points)} {plural(self.what)}" if len(self.points) > 1 else ""
 
     @property
     def who(self) -> str:

@@ -235,7 +235,8 @@ def aligned(a: Trace, b: Trace, *, strict: bool = False) -> Alignment:
         whole = _renamed(a, turned, 0)
         if first_other_chain(a, whole.trace) is None:  # else steps would be told under numbers that are not their own
             return whole
-    if not one_sided(a.rows(index), renamed.trace.rows(index), unlike(a, renamed.trace)):
+    rows, told = (a.rows(index), renamed.trace.rows(index)), unlike(a, renamed.trace)
+    if not one_sided(*rows, told) and differing(*rows, told):
         return renamed
     common = _Common(renamed.trace, a, index)
     if not common.common:

@@ -297,7 +297,10 @@ def _first_signal(a: Trace, b: Trace, index: int) -> Divergence:
     if kind == "added":
         name = now  # the baseline has none
     now = "" if now == name or kind == "missing" else now
-    return Divergence(step, row.phase, name, kind, _detail(kind, row, other), size, dict(counts), now)
+    detail = _detail(kind, row, other)
+    if kind == "missing" and any(each.name.startswith(f"{row.name}@") for each in b.rows(index)):
+        detail = "the run's ranks do not agree on it"
+    return Divergence(step, row.phase, name, kind, detail, size, dict(counts), now)
 
 
 def _detail(kind: Kind, row: Row, other: Row | None) -> str:
