@@ -37,7 +37,9 @@ def headline(result: BisectResult, what: str = "commit") -> str:
         if isinstance(result, SetResult):
             return set_headline(result, where)
         if len(result.culprits) > 1:
-            return f"{len(result.culprits)} {plural(what)} moved the numbers of {result.case}; the first, {name}, at {where}"
+            return (
+                f"{count(len(result.culprits), what)} moved the numbers of {result.case}; the first, {name}, at {where}"
+            )
         text = (
             f"{name} moved the numbers of {result.case}: first at {where}" if d else f"{name} is the first bad {what}"
         )
@@ -47,7 +49,7 @@ def headline(result: BisectResult, what: str = "commit") -> str:
     if result.outcome == "ambiguous":
         sure = sum(result.posterior.get(c, 0.0) for c in result.suspects)
         chance = f", with probability {_percent(sure)}" if result.posterior else ""
-        return f"one of {len(result.suspects)} {plural(what)} moved the numbers of {result.case}{chance}: no test tells which"
+        return f"one of {count(len(result.suspects), what)} moved the numbers of {result.case}{chance}: no test tells which"
     return f"{short(result.good)} and {short(result.bad)} agree {how} on {result.case}"
 
 
@@ -62,8 +64,8 @@ def untried_line(result: BisectResult, what: str = "commit") -> str:
         return ""
     n = len(result.untried)
     return (
-        f"{count(n, what)} of them {'was' if n == 1 else 'were'} not tried, because {plural(what)} on both sides failed "
-        "alike; `--try-skips` tries them all."
+        f"{count(n, what)} of them {'was' if n == 1 else 'were'} not tried, because {plural(what)} on both sides "
+        "failed alike; `--try-skips` tries them all."
     )
 
 
