@@ -49,7 +49,8 @@ def headline(result: BisectResult, what: str = "commit") -> str:
     if result.outcome == "ambiguous":
         sure = sum(result.posterior.get(c, 0.0) for c in result.suspects)
         chance = f", with probability {_percent(sure)}" if result.posterior else ""
-        return f"one of {count(len(result.suspects), what)} moved the numbers of {result.case}{chance}: no test tells which"
+        suspects = count(len(result.suspects), what)
+        return f"one of {suspects} moved the numbers of {result.case}{chance}: no test tells which"
     return f"{short(result.good)} and {short(result.bad)} agree {how} on {result.case}"
 
 
