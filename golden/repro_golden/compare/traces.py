@@ -369,8 +369,9 @@ def violations(a: Trace, b: Trace, index: int, bounds: Mapping[str, Bound]) -> l
     divergences = []
     step, before, after = a.steps[index].step, a.steps[index].metrics, b.steps[index].metrics
     for metric, bound in bounds.items():
-        if metric not in before and not any(metric in record.metrics for record in a.steps):
-            known = ", ".join(sorted({name for record in a.steps for name in record.metrics})) or "none"
+        both = a.steps[: len(b.steps)]
+        if metric not in before and not any(metric in record.metrics for record in both):
+            known = ", ".join(sorted({name for record in both for name in record.metrics})) or "none"
             raise ReproError(f"the baseline has no metric {metric!r} in any step (it has: {known}): correct its name")
         for name in [name for name in {**before, **after} if name.partition("#")[0] == metric]:
             x, y = before.get(name), after.get(name)
