@@ -176,4 +176,5 @@ def test_a_metric_of_some_steps_is_judged_where_it_is_told(tmp_path: Path) -> No
     one, other = traces(tmp_path, program)
     broken = [violations(one, other, k, {"acc": Bound(rtol=0.01)}) for k in range(4)]
     assert [len(each) for each in broken] == [0, 1, 0, 1]
+    assert [len(violations(one, other, k, {"acc": Bound(atol=1.0)})) for k in range(4)] == [0, 0, 0, 0]
     assert json.dumps([step.metrics.get("acc") for step in one.steps]) == "[null, 0.5, null, 0.5]"

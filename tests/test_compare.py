@@ -269,6 +269,14 @@ def test_bounds_judge_metrics_only_and_every_step(tmp_path: Path) -> None:
     assert not compare(x, y).equal
 
 
+def test_a_bound_may_name_one_of_several_numbers(tmp_path: Path) -> None:
+    """`loss#1` is judged by its own name, and with `loss`."""
+    x, y = pair(tmp_path, [metrics(**{"loss": 1.0, "loss#1": 1.0})], [metrics(**{"loss": 1.0, "loss#1": 2.0})])
+    for name in ("loss#1", "loss"):
+        (broken,) = violations(x, y, 0, {name: Bound()})
+        assert broken.signal == "loss#1"
+
+
 def test_a_bound_on_a_metric_that_the_baseline_lacks_is_an_error(tmp_path: Path) -> None:
     """A bounded metric that the baseline never had is a misspelt case, not a violation and not a pass."""
     x, y = pair(tmp_path, [metrics(m=1.0)], [metrics(m=1.0, typo=1.0)])

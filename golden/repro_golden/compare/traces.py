@@ -373,7 +373,7 @@ def violations(a: Trace, b: Trace, index: int, bounds: Mapping[str, Bound]) -> l
         if metric not in before and not any(metric in record.metrics for record in both):
             known = ", ".join(sorted({name for record in both for name in record.metrics})) or "none"
             raise ReproError(f"the baseline has no metric {metric!r} in any step (it has: {known}): correct its name")
-        for name in [name for name in {**before, **after} if name.partition("#")[0] == metric]:
+        for name in [name for name in {**before, **after} if name == metric or name.startswith(f"{metric}#")]:
             x, y = before.get(name), after.get(name)
             limit = bound.atol + bound.rtol * abs(x or 0.0)
             if x is not None and y is not None and math.isfinite(x) and math.isfinite(y) and abs(y - x) <= limit:

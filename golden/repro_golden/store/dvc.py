@@ -100,9 +100,10 @@ class Dvc:
         self._forget_lists()
         message = self.run("push", *self._relative(pointers))
         self._forget_lists()
-        if missing := json.loads(self.run("status", "--cloud", "--json", *self._relative(pointers)) or "{}"):
+        states = json.loads(self.run("status", "--cloud", "--json", *self._relative(pointers)) or "{}")
+        if missing := sorted(name for name, state in states.items() if state == "new"):  # here, and not there
             raise MachineFailureError(
-                f"the remote took what was pushed and has not kept {', '.join(sorted(missing)[:3])}"
+                f"the remote took what was pushed and has not kept {', '.join(missing[:3])}"
                 f"{' and more' if len(missing) > 3 else ''}: see what it does with files, and push again"
             )
         return message

@@ -17,7 +17,7 @@ __all__ = ["ColumnReader", "ColumnWriter", "write"]
 
 _ROWS, _BYTES = 1 << 12, 1 << 24
 """A row group is written when it has so many rows, or so many bytes of sketches and values. One step's are together.
-Who looks at one step reads its group: four times as many rows took four times as long, in a file as large."""
+Who looks at one step reads its group."""
 _NUMBERS = [
     ("lanes", "V16"), ("nonfinite", "<i8"), ("absmax", "<f8"), ("l2", "<f8"), ("sketch", "<i8"), ("values", "<i8"),
 ]  # fmt: skip

@@ -88,5 +88,7 @@ def group(phase: str, name: str) -> str | None:
         inner = group(phase, "/".join(parts[1:]))
         return f"end/{inner}" if inner else "end"
     deep = 3 if parts[:2] == ["rng", "own"] else 2  # each generator of the program's is one of its own
-    whole = len(parts) == deep  # then the name may end in the rank that it is of, which is no other object
-    return _RANK.sub("", "/".join(parts[:deep]), count=whole) if kind in _OPTIONAL else None
+    name = "/".join(parts[:deep])
+    if len(parts) == deep:  # then it may end in the rank that it is of, which is no other object
+        name = _RANK.sub("", name)
+    return name if kind in _OPTIONAL else None
