@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,28 @@ def test_fewer_steps_are_the_first_ones(tmp_path: Path, program: str, words: tup
         assert [s.root for s in part.steps] == [s.root for s in whole.steps[:steps]]
         assert [round_of(part, k) for k in range(steps - steps % 2)] == [(0, 1)] * (steps - steps % 2)
     assert [round_of(whole, k) for k in (2, 3)] == [(2, 3)] * 2
+
+
+def test_what_a_program_did_before_it_was_ended_is_no_part(tmp_path: Path) -> None:
+    """A step that differed ends the run: of the step under way what the program writes beside may never come."""
+    raw, ended = tmp_path / "raw", False
+    raw.mkdir()
+    about = f'{{"recorder": {RECORDER}, "rank": 0, "world": 1, "outside": []}}'
+    (raw / "rank-00000.json").write_text(about)
+
+    def more(step: int) -> list[Row] | None:
+        if step and ended:
+            raise ReproError(f"no dump of step {step}: the run ended before it")
+        return None if step else [metric_row("forward", "beside", 1.0)]
+
+    gathering = Gathering(raw, tmp_path / "out", lambda _, steps: Header({}, "", {}, {}, steps), None, more)
+    with contextlib.closing(gathering), (raw / "rank-00000.log").open("wb") as log:
+        for step in range(2):
+            log.write(pack(step, [metric_row("update", "x", 1.0)], "a"))
+        log.flush()
+        assert len(gathering.poll()) == 1
+        ended = True
+        assert gathering.finish(["program"], -9, "diverged").steps == 1
 
 
 def test_a_rank_twice_or_missing_is_an_error(tmp_path: Path) -> None:

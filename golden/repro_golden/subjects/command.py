@@ -392,10 +392,10 @@ def _gathered(
     except MachineFailureError:
         raise
     except ReproError as error:
-        if not wrong:  # else it was ended by us
+        if not (wrong or parted):  # else it was ended by us
             blame_the_machine(code, job.log)
-        if not wrong and (steps == 0 or not job.recorded):
-            _refuse(job, steps, code)
+            if steps == 0 or not job.recorded:
+                _refuse(job, steps, code)
         raise ChildFailure("start" if steps == 0 else "step", steps, str(error), str(job.log)) from None
     if not parted and collected.steps < run.steps:
         _refuse(job, collected.steps, code, collected.short)

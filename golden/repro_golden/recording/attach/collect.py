@@ -230,13 +230,13 @@ class Gathering:
         """
         if not self._ranks:
             self._open(self._find(whole=False), command, code)
-        self.poll()
-        if reason != "diverged":  # else the last round is none: it was cut
+        if reason != "diverged":  # else it was cut: of what came behind, parts may be missing
+            self.poll()
             self._check(self._find())  # a process may have begun to train when others had
             for rank in self._ranks:
                 rank.close()
-        self._ending = True
-        self.poll()
+            self._ending = True
+            self.poll()
         if self._writer is None:
             raise self._none_whole(code)
         steps, ends = self._writer.steps, [rank.end for rank in self._ranks]
