@@ -63,7 +63,9 @@ def test_no_run_is_made_for_one_thing_alone(tmp_path: Path) -> None:
     for number in range(3):
         note(repo, f"after {number}")
     line = ("bisect", f"{good}..HEAD", "-j", "2", "--json")
-    result = json.loads(repo.repro(*line, *COMMAND).stdout)
+    done = repo.repro(*line, *COMMAND)
+    assert f"\nconfirmed: {culprit[:10]} Warm up\n" in done.stderr  # before it is explained
+    result = json.loads(done.stdout)
     assert (result["culprit"]["commit"], result["explains_bad"]) == (culprit, True)
     (found,) = result["culprits"]
     assert "aten.mul.Tensor at train.py:23" in found["explanation"]["text"] and found["explanation"]["size"]
