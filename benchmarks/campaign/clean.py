@@ -6,7 +6,8 @@ Of three kinds:
   child of the built-in trainer. Its hash seed, allocator, language, variables, folder, HOME, TMPDIR, TZ, niceness and
   address layout (with and without randomisation) are its own.
 - forked: a fork of an interpreter that was started so, with those of its own, and for each fork another folder, HOME,
-  TMPDIR, TZ, niceness and user, another state of the heap (holes, ballast), and torch already imported.
+  TMPDIR, TZ, niceness and user, another state of the heap (holes, ballast), C's locale set by the program or not, and
+  torch already imported.
 - ranks: the same, of the trainer on Megatron with two ranks.
 
 A part of them runs while both cores are kept busy. Comparison is `compare` over two traces; where it names a
@@ -29,7 +30,7 @@ from typing import Any
 
 import planted_core
 import planted_programs
-from clean_around import drawn, made, start_variables, variables
+from clean_around import drawn, locales, made, start_variables, variables
 from planted import Server
 from promise import Asked, Promise
 
@@ -38,10 +39,11 @@ from repro_golden.trace import Trace
 
 __all__ = ["promises"]
 
-STARTED = {"loop": 140, "core": 60}
-FORKED = {"loop": 480, "core": 300}
+STARTED = {"loop": 140, "core": 60, "hf": 20, "lightning": 20}
+FORKED = {"loop": 480, "core": 300, "hf": 100, "lightning": 100}
 RANKS = {"tp2": 30, "pp2": 10}
-_TITLES = {"loop": "a plain loop", "core": "the built-in trainer", "tp2": "Megatron, TP2", "pp2": "Megatron, PP2"}
+_TITLES = {"loop": "a plain loop", "core": "the built-in trainer", "hf": "HF Trainer", "lightning": "Lightning",
+    "tp2": "Megatron, TP2", "pp2": "Megatron, PP2"}  # fmt: skip
 _EACH = 10
 """Forks of one interpreter."""
 
@@ -52,6 +54,7 @@ CORE = Path(__file__).parents[2] / "core"
 def promises(asked: Asked) -> Iterator[Promise]:
     """No alarm in any of them."""
     asked.work.chmod(0o711)  # another user goes in
+    os.environ |= locales(asked.work / "locales")
     for program, whole in STARTED.items():
         yield _started(asked, program, asked.count(whole, 2))
     for program, whole in (FORKED | RANKS).items():

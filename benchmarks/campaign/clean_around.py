@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import locale
 import os
 import random
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["LANGUAGES", "drawn", "enter", "start_variables"]
+__all__ = ["drawn", "enter", "locales", "made", "start_variables", "variables"]
 
-LANGUAGES = ("C", "C.UTF-8", "en_US.UTF-8", "tr_TR.UTF-8", "ja_JP.UTF-8", "POSIX")
+LANGUAGES = ("C", "C.UTF-8", "POSIX", "Nowhere.UTF-8", "en_US.UTF-8", "de_DE.UTF-8", "tr_TR.UTF-8", "ja_JP.UTF-8")
+"""One that no system has, and behind it those that `locales` makes: decimal commas, a dotless i."""
 _FOLDERS = (
     "w",
     "two words and  more",
@@ -25,6 +29,17 @@ _ZONES = ("UTC", "Asia/Kolkata", "America/St_Johns", "Pacific/Kiritimati", "Nowh
 NOBODY = 65534
 
 Around = dict[str, Any]
+
+
+def locales(folder: Path) -> dict[str, str]:
+    """Make the languages of `LANGUAGES` in a new folder, as far as this machine can, and the variable that names it."""
+    folder.mkdir()
+    for name in LANGUAGES[4:]:
+        language, _, encoding = name.partition(".")
+        with contextlib.suppress(OSError):
+            command = ["localedef", "-i", language, "-f", encoding, str(folder / name)]
+            subprocess.run(command, check=False, capture_output=True)
+    return {"LOCPATH": str(folder)}
 
 
 def start_variables(draw: random.Random) -> dict[str, str]:
@@ -58,6 +73,7 @@ def drawn(draw: random.Random, *, root: bool) -> Around:
         "ballast": draw.choice([0, 0, 0, 50, 200]),
         "fragments": draw.choice([0, 500, 20_000]),
         "user": NOBODY if root and draw.random() < 0.3 else None,
+        "localised": draw.random() < 0.5,
         "seed": draw.randrange(1 << 30),
     }
 
@@ -81,6 +97,9 @@ def enter(around: Around, place: Path) -> list[Any]:
 
     os.environ.update(variables(around, place))
     time.tzset()
+    if around["localised"]:
+        with contextlib.suppress(locale.Error):  # one that this machine lacks
+            locale.setlocale(locale.LC_ALL, "")
     os.nice(around["nice"])
     draw, held = random.Random(around["seed"]), list[Any]()
     pieces = [bytearray(draw.randrange(1, 4000)) for _ in range(around["fragments"])]
