@@ -69,6 +69,7 @@ real: $(VENV)/.whole
 
 # the field's checks on the same changes; the real ones only with REAL='--repositories DIR'
 peers: $(VENV)/.whole
+	$(PIP) --no-deps traincheck==0.2.0 astor==0.8.1 # its own pins are of another torch
 	$(BIN)/python benchmarks/peers.py $(REAL)
 
 bench: $(VENV)/.whole
