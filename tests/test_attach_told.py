@@ -121,6 +121,35 @@ def traces(folder: Path, program: str, *words: str, launch: tuple[str, ...] = ()
     return [Trace(folder / name) for name in "ab"]
 
 
+VIEWS = (
+    HEAD
+    + """\
+base = torch.zeros(4).requires_grad_(True)
+parts = list(base.split(2))
+with torch.no_grad():
+    base.add_(1)
+for i in range(3):
+    backward(); model[0].weight.grad.mul_(2 if V else 1); optimizer.step()
+"""
+)
+FLAT = """\
+import sys
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(4, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1))
+net = FullyShardedDataParallel(net, device_id=torch.device("cpu"))
+optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
+for step in range(3):
+    optimizer.zero_grad()
+    (net(torch.randn(16, 4)).square().mean() * len(sys.argv)).backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
 @pytest.mark.parametrize(
     ("program", "step", "name"),
     [
@@ -178,3 +207,13 @@ def test_a_metric_of_some_steps_is_judged_where_it_is_told(tmp_path: Path) -> No
     assert [len(each) for each in broken] == [0, 1, 0, 1]
     assert [len(violations(one, other, k, {"acc": Bound(atol=1.0)})) for k in range(4)] == [0, 0, 0, 0]
     assert json.dumps([step.metrics.get("acc") for step in one.steps]) == "[null, 0.5, null, 0.5]"
+
+
+@pytest.mark.parametrize(
+    "program", [pytest.param(VIEWS, id="views"), pytest.param(FLAT, id="FSDP", marks=pytest.mark.whole)]
+)
+def test_a_view_of_what_was_written_since_stops_no_recording(tmp_path: Path, program: str) -> None:
+    """Torch refuses to tell what computed it; the first FSDP keeps such views of its flat parameters."""
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2") if program == FLAT else ()
+    one, other = traces(tmp_path, program, launch=launch)
+    assert len(one.steps) == 3 and not compare(one, other).equal

@@ -102,6 +102,22 @@ def test_log_probs_are_compared_token_by_token(tmp_path: Path) -> None:
     assert pair(tmp_path / "nan", *sides).log_probs.largest == math.inf
 
 
+def test_generators_of_ranks_have_no_partner(tmp_path: Path) -> None:
+    """A seed for each rank is none of another layout; parameters of ranks are compared with its one."""
+    weight, state = torch.ones(3), torch.arange(8, dtype=torch.uint8)
+    ranks = [("update", f"{name}@{k}", value + k) for name, value in (("rng/torch", state), ("buffer/mean", weight))
+             for k in range(2)]  # fmt: skip
+    one: list[Taken | Row] = [
+        ("update", "w", weight),
+        ("update", "rng/torch", state),
+        ("update", "buffer/mean", weight),
+    ]
+    found = pair(tmp_path, one, [("update", "w@0", weight), ("update", "w@1", weight), *ranks])
+    assert found.verdict == "equal" and [len(found.alone[side]) for side in "ab"] == [2, 4]
+    found = pair(tmp_path / "moved", one, [("update", "w@0", weight), ("update", "w@1", weight * 2), *ranks])
+    assert (found.verdict, found.first.signal) == ("part", "w")
+
+
 def test_a_metric_of_roundings_has_its_own_allowance(tmp_path: Path) -> None:
     """Within it its distance in epsilons counts for nothing; beyond it, and for NaN, the layouts part."""
     for name, other, verdict in (("in", 3e-7, "agree"), ("out", 3e-6, "part"), ("nan", math.nan, "part")):

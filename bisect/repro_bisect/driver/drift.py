@@ -284,7 +284,7 @@ class HistoryResult:
         golden: The golden run that served as GOOD's first run, if one did.
         renames: What was renamed without a change of numbers, oldest first.
         ended: Which end makes fewer steps than the other, in words; the steps that both make are compared.
-        looked: What GOOD's run shows, by which the others were judged.
+        looked: What GOOD's run shows, by which the others were judged, and what it or BAD alone has.
         ends: Who, when and what of GOOD and of BAD.
     """
 

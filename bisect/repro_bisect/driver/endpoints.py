@@ -51,6 +51,7 @@ class Endpoints:
         self._folder = states
         self._held: dict[str, States] = {}
         self.baseline: Trace | None = None
+        self.last: Trace | None = None
         self.end: Divergence | None = None
         self.noise: str | None = None
         self.renames = NOTHING
@@ -136,7 +137,7 @@ class Endpoints:
         first = ahead(slots - len(waiting)) if spare and ahead else ()
         probes = {point: self.scheduler.submit(Request(point, steps, baseline)) for point in first}
         answers = dict(zip(started, self.scheduler.results(list(started.values())), strict=True))
-        last = trace_of(answers["BAD"], "BAD")
+        self.last = last = trace_of(answers["BAD"], "BAD")
         if again is None:
             if not spare:
                 again, steps = self._again(good, baseline, last)

@@ -12,7 +12,7 @@ from repro_bisect.axes.axis import Axis, short
 from repro_bisect.driver.drift import Drift, HistoryResult, Rename, Row, drift
 from repro_bisect.driver.result import in_order
 from repro_bisect.driver.session import Options, session
-from repro_bisect.predicates.predicates import Bitwise
+from repro_bisect.predicates.predicates import Bitwise, looked_between
 from repro_bisect.probe.executors import Signal
 from repro_bisect.probe.prober import Answer, Code, trace_of, unusable
 from repro_bisect.probe.progress import Watch
@@ -125,18 +125,29 @@ class _History:
         self.ended = ended_early(*lengths).replace("the run", "BAD").replace("the baseline", "GOOD")
         for point, trace in ((good, first), (bad, last)):
             self._know(point, trace)
-        return self._numbers(first) == self._numbers(last) and not self.ended
+        return not self._moved(first, last) and not self.ended
 
     def _numbers(self, trace: Trace) -> str:
-        """The same for traces that agree bit for bit, whatever their signals are called."""
+        """The same for traces that agree bit for bit, whatever their signals are called.
+
+        Those of which one has objects that the other lacks are not the same: each may agree with a third that has none.
+        """
         chain = trace.steps[self.steps - 1].chain
         if chain not in self.numbers:
             for numbers, other in self.numbers.items():
-                differs = first_difference(other, trace, strict=self.strict)
-                if differs is None or differs.step >= trace.header.first_step + self.steps:
+                if not self._moved(other, trace) and not self._unlike(other, trace):
                     return numbers
             self.numbers[chain] = trace
         return chain
+
+    def _unlike(self, a: Trace, b: Trace) -> bool:
+        """Whether the program of one had objects that the other's had not; of two recorders each sees its own."""
+        return a.header.recorder == b.header.recorder and bool(aligned(a, b, strict=self.strict).alone)
+
+    def _moved(self, a: Trace, b: Trace) -> bool:
+        """Whether what both have differs in a step that all make."""
+        differs = first_difference(a, b, strict=self.strict)
+        return differs is not None and differs.step < b.header.first_step + self.steps
 
     def _noisy_good(self, differs: object) -> NotVerifiableError:
         return NotVerifiableError(
@@ -226,7 +237,7 @@ class _History:
         numbers, same = self._numbers(trace), self._trace(self.axis.good) if self.traces else trace
         self.traces[self.axis.tree(point)] = trace
         self.log.tell(point, numbers)
-        good = numbers == self._numbers(same)
+        good = not self._moved(same, trace)
         for twin in self.log.twins(point):
             self.scheduler.record(twin, Verdict.GOOD if good else Verdict.BAD)
         if point != self.axis.good:
@@ -293,7 +304,8 @@ class _History:
                 self.log.tell(p, None, _FLAKY)
 
     def _result(self, entries: Sequence[Entry], agree: bool) -> HistoryResult:
-        rows = [self._row(entry) for entry in entries]
+        moved = [entry for entry in entries if self._moved(self._trace(entry.before), self._trace(entry.after))]
+        rows = [self._row(entry) for entry in moved]
         rows += [
             Row("flaky", self.axis.info(point), self.log.before(point) or self.axis.good, [point], detail=why)
             for point, why in self.flaky.values()
@@ -325,7 +337,7 @@ class _History:
             golden=str(self.golden.directory) if self.golden else None,
             renames=self._renames(),
             ended=self.ended,
-            looked=self.prober.predicate.looked(self._trace(self.axis.good)),
+            looked=looked_between(self.prober.predicate, *(self._trace(p) for p in (self.axis.good, self.axis.bad))),
             ends=[self.axis.info(self.axis.good), self.axis.info(self.axis.bad)],
         )
 

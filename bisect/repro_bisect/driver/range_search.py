@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from repro_bisect.axes.axis import short
+from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.one_step import Shortcut
 from repro_bisect.probe.prober import Answer, Code, Skip, judge
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import PendingProbe, Scheduler
 from repro_bisect.search.first_bad import Ambiguous, ContradictionError, Found, Search, Verdict
+from repro_golden.compare.renames import aligned
 from repro_golden.compare.traces import Divergence
 from repro_golden.trace import Trace
+from repro_golden.trace.columns_written import column_of
+from repro_golden.trace.families import group
 
 __all__ = ["RangeSearch", "Tested", "verdict_of_code"]
 
@@ -46,7 +50,13 @@ class RangeSearch:
     """
 
     def __init__(
-        self, scheduler: Scheduler, search: Search[str], baseline: Trace | None, bound: int, shortcut: Shortcut | None
+        self,
+        scheduler: Scheduler,
+        search: Search[str],
+        baseline: Trace | None,
+        bound: int,
+        shortcut: Shortcut | None,
+        end: Divergence | None = None,
     ) -> None:
         self.scheduler, self.search, self.baseline, self.bound, self.shortcut = (
             scheduler,
@@ -56,6 +66,7 @@ class RangeSearch:
             shortcut,
         )
         self.tested: dict[str, Tested] = {}
+        self._sought = _objects_of(baseline, end) if baseline and end else frozenset[str]()
 
     def run(self) -> Found[str] | Ambiguous[str]:
         """Search to the end."""
@@ -139,7 +150,18 @@ class RangeSearch:
             return Verdict.SKIP, outcome.reason
         if outcome:
             return Verdict.BAD, str(outcome)
+        if lacking := self._lacking(tested):
+            return Verdict.SKIP, f"it has no {lacking.partition('/')[2] or lacking}, in which BAD differs"
         return Verdict.GOOD, "the step agrees" if tested.bound == 1 else f"{tested.bound} steps agree"
+
+    def _lacking(self, tested: Tested) -> str:
+        """The object in which the bad end differs, where a commit agrees for want of it; "" elsewhere."""
+        predicate = self.scheduler.prober.predicate
+        if not self._sought or tested.baseline is None or not isinstance(predicate, Bitwise):
+            return ""
+        assert isinstance(tested.answer, Trace)
+        alone = aligned(tested.baseline, tested.answer, strict=predicate.strict).alone
+        return min(self._sought & alone.keys(), default="")
 
     def _twins(self, commit: str) -> list[str]:
         """The commit and the suspects with the same code: they share one probe."""
@@ -147,6 +169,14 @@ class RangeSearch:
         known, suspects = self.search.verdicts, self.search.suspects
         others = (c for c in self.search.dag if c != commit and c not in known and c in suspects)
         return [commit, *(c for c in others if self.scheduler.history.tree(c) == tree)]
+
+
+def _objects_of(baseline: Trace, end: Divergence) -> frozenset[str]:
+    """The objects that a signal is of, which a commit may lack (`compare.step_difference.alone`)."""
+    index = next(index for index, record in enumerate(baseline.steps) if record.step == end.step)
+    rows = [row for row in baseline.rows(index) if (row.phase, row.name) == (end.phase, end.signal)]
+    objects = {name for row in rows for name in (group(row.phase, row.name), column_of(row)) if name}
+    return frozenset(objects)
 
 
 def verdict_of_code(code: int) -> tuple[Verdict, str]:

@@ -13,7 +13,7 @@ from repro_bisect.driver.endpoints import Endpoints
 from repro_bisect.driver.range_search import RangeSearch, Tested
 from repro_bisect.driver.result import BisectResult, Culprit, Outcome, in_order
 from repro_bisect.explain.driver import Recorded, explain
-from repro_bisect.predicates.predicates import Bitwise
+from repro_bisect.predicates.predicates import Bitwise, looked_between
 from repro_bisect.probe.one_step import Shortcut, prepare
 from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.search.first_bad import Search
@@ -106,7 +106,7 @@ class Searching(ABC, Generic[R]):
         bound = self.prober.case.steps
         if end and interval.baseline:
             bound = 1 + next(i for i, record in enumerate(interval.baseline.steps) if record.step == end.step)
-        range_search = RangeSearch(self.scheduler, search, interval.baseline, bound, shortcut)
+        range_search = RangeSearch(self.scheduler, search, interval.baseline, bound, shortcut, end)
         if interval.last is not None:
             range_search.tested[interval.bad] = Tested(interval.last, interval.baseline, bound)
         if (interval.good, interval.bad) == (self.history.good, self.history.bad):
@@ -150,7 +150,7 @@ class Searching(ABC, Generic[R]):
             git_steps=self.prober.case.steps,
             accepted=accepted or {good: "GOOD", bad: "BAD"},
             one_step=self.one_step,
-            looked=self.predicate.looked(self.ends.baseline),
+            looked=looked_between(self.predicate, self.ends.baseline, self.ends.last),
             remarks=self.ends.remarks,
             seconds=time.monotonic() - self._began,
             answered=self.answered,

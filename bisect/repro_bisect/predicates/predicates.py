@@ -19,6 +19,7 @@ from repro_bisect.predicates.ci_checks import parse_ci
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Bound, Compare
 from repro_golden.compare.coverage import Coverage, coverage_of, only_bounds
+from repro_golden.compare.renames import aligned
 from repro_golden.compare.step_difference import differing, unlike
 from repro_golden.compare.traces import (
     Divergence,
@@ -42,6 +43,7 @@ __all__ = [
     "Own",
     "Predicate",
     "first_violation",
+    "looked_between",
     "of_case",
     "parse_predicate",
     "predicate_of",
@@ -224,6 +226,13 @@ class Exit:
     def looked(self, baseline: Trace | None) -> Coverage:  # noqa: ARG002 - there is none
         """See `Predicate`."""
         return Coverage(judged="exit codes alone")
+
+
+def looked_between(predicate: Predicate, baseline: Trace | None, other: Trace | None) -> Coverage:
+    """What a predicate judges of a trace beside a baseline: what one of both alone has is named, and does not count."""
+    if isinstance(predicate, Bitwise) and baseline and other:
+        return coverage_of(baseline, aligned(baseline, other, strict=predicate.strict).alone)
+    return predicate.looked(baseline)
 
 
 def _numbers(what: str, baseline: Trace | None) -> Coverage:

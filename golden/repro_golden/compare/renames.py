@@ -212,7 +212,6 @@ def _chain(trace: Trace, index: int) -> str:
     return steps.chain(index) if isinstance(steps, IndexedSteps) else steps[index].chain
 
 
-@functools.lru_cache(maxsize=16)
 def aligned(a: Trace, b: Trace, *, strict: bool = False) -> Alignment:
     """`b` under the names of the baseline `a`, and without what only one of both has (`step_difference.alone`).
 
@@ -227,6 +226,11 @@ def aligned(a: Trace, b: Trace, *, strict: bool = False) -> Alignment:
         NotVerifiableError: what both have is nothing.
         ReproError: rows are needed, and are missing or damaged.
     """
+    return _aligned(a, b, (len(a.steps), len(b.steps)), strict=strict)
+
+
+@functools.lru_cache(maxsize=16)
+def _aligned(a: Trace, b: Trace, lengths: tuple[int, int], *, strict: bool) -> Alignment:  # noqa: ARG001 - one may grow
     index = first_other_chain(a, b)
     if index is None or isinstance(b, (_Renamed, _Common)):
         return Alignment(b)

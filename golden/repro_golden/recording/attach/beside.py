@@ -20,7 +20,7 @@ from repro_golden.recording.attach.copies import CopyTest, Owned, shapes_of, ten
 from repro_golden.recording.attach.module_plan import ModulePlan, Part, Root
 from repro_golden.recording.attach.names import modules_of, walk
 from repro_golden.recording.attach.reached import Reached, is_tensor
-from repro_golden.recording.attach.readings import Places, Reading, Tensors
+from repro_golden.recording.attach.readings import Places, Reading, Tensors, is_leaf
 from repro_golden.recording.attach.variables import names_of, of_type
 
 __all__ = ["Beside", "unreadable"]
@@ -230,7 +230,7 @@ class Beside:
 
     def _find_leaves(self, tensors: Iterable[torch.Tensor], owned: set[int], trained: set[int]) -> None:
         before = [leaf() for _, leaf in self._leaves]
-        lone = [t for t in tensors if id(t) not in owned and t.requires_grad and t.is_leaf]
+        lone = [t for t in tensors if id(t) not in owned and t.requires_grad and is_leaf(t)]
         self._leaves = [(name, weakref.ref(leaf)) for name, leaf in self._called.of(lone, "tensor")]
         # one that was there at the last search too is no passing input of a stage or a checkpoint, nor is one that an
         # optimizer had which is gone

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from repro_golden.recording.attach.reached import is_tensor
-from repro_golden.recording.attach.readings import leaves
+from repro_golden.recording.attach.readings import is_leaf, leaves
 
 __all__ = ["CopyTest", "Owned", "shapes_of", "tensors_in", "unused"]
 
@@ -88,7 +88,7 @@ class CopyTest:
         tensors = tensors_in(container)
         if not self._near.isdisjoint([id(t) for _, t in tensors]):
             return False
-        looks = shapes_of(t for _, t in tensors if not t.requires_grad and t.grad_fn is None)
+        looks = shapes_of(t for _, t in tensors if not t.requires_grad and is_leaf(t))
         whole = any(_within(shapes, looks) for shapes in self._wholes)
         if not whole and (is_list or not named or not self._some(tensors, looks)):
             return False

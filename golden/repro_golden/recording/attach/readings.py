@@ -27,6 +27,7 @@ __all__ = [
     "everything",
     "folded",
     "handed_to",
+    "is_leaf",
     "learning_rates",
     "leaves",
     "of_parts",
@@ -226,6 +227,17 @@ _OURS = ("state", "param_groups", "defaults")
 _LEAVES = {torch.Tensor, torch.nn.Parameter, int, float}
 
 
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Whether nothing computed a tensor.
+
+    Of a view of several, whose base was written since, torch refuses to tell; such are FSDP's of its flat parameters.
+    """
+    try:
+        return tensor.grad_fn is None
+    except RuntimeError:
+        return False
+
+
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """The tensors and numbers in containers (see `everything`), with their path; what is neither is left out."""
     if not path and type(value) is dict and all(type(k) is str and type(v) in _LEAVES for k, v in value.items()):
@@ -331,7 +343,7 @@ def _beside(
         loose |= {k: v for k, v in vars(optimizer).items() if not k.startswith("_") and k not in _OURS}
     for path, value in leaves(loose):
         if isinstance(value, torch.Tensor):
-            if not value.requires_grad and value.grad_fn is None:
+            if not value.requires_grad and is_leaf(value):
                 readings.setdefault("own", Reading({}, {})).tensors[path] = value
         elif measures_time(path) or is_clock(value):
             TIMES.add(f"own.{path}")

@@ -1,0 +1,96 @@
+"""Objects that only some versions of a program have: what lies between is seen, and what is not compared is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import Repo
+from trace_kit import HEADER
+
+from repro_bisect.predicates.predicates import Exceeds
+from repro_golden.compare.renames import aligned
+from repro_golden.trace import Row, Trace, TraceWriter
+from repro_golden.trace.writer import metric_row
+
+PROGRAM = """\
+import copy
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+ema = copy.deepcopy(model) if RATE else None
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).square().mean().backward()
+    optimizer.step()
+    with torch.no_grad():
+        for a, b in zip(ema.parameters() if ema else (), model.parameters()):
+            a.lerp_(b, RATE)
+"""
+COMMAND = ("--", "python", "train.py")
+
+
+def commits(repo: Repo, *rates: float) -> list[str]:
+    """A commit for each rate of the moving average; at 0 there is none."""
+    made = []
+    for number, rate in enumerate(rates):
+        (repo.root / "train.py").write_text(PROGRAM.replace("RATE", str(rate)) + f"# {number}\n")
+        made.append(repo.commit(f"rate {rate}"))
+    return made
+
+
+def test_a_changelog_compares_neighbours(fork: Repo) -> None:
+    """GOOD has no average, so each of the others agrees with it, and not with one another; that is said."""
+    good, first, *changes = commits(fork, 0, 0.1, 0.5, 0.9)
+    done = fork.repro("history", f"{good}..HEAD", "--every", "--json", *COMMAND)
+    found = json.loads(done.stdout)
+    assert [row["commit"]["commit"] for row in found["rows"]] == changes, done.stderr
+    assert found["agree"] is True and found["looked_at"]["alone"] == ["ema (the run's)"]
+    done = fork.repro("history", f"{good}..{first}", *COMMAND)
+    assert (done.returncode, "changed the numbers" in done.stdout) == (0, True), done.stderr
+    assert "none of 1 commit" in done.stdout and "not compared: ema (the run's)" in done.stdout.replace("\n", " ")
+    for ends, whose in ((f"{good}..{changes[-1]}", "run"), (f"{changes[-1]}..{commits(fork, 0)[0]}", "baseline")):
+        done = fork.repro("bisect", ends, *COMMAND)
+        assert f"on one side only, and not compared: ema (the {whose}'s)" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.whole
+def test_what_is_taken_out_and_put_back_is_no_good_commit(fork: Repo) -> None:
+    """A commit without the object in which BAD differs says nothing of it, whichever is probed first."""
+    good, culprit, without, again, bad = commits(fork, 0.1, 0.5, 0, 0, 0.5)
+    for jobs in "12":
+        done = fork.repro("bisect", f"{good}..{bad}", "-j", jobs, "--no-explain", "--json", *COMMAND)
+        found = json.loads(done.stdout)
+        assert (done.returncode, found["culprit"]["commit"]) == (0, culprit), done.stderr
+        assert {*found["skips"]} <= {without, again}
+        assert all(why == "it has no ema, in which BAD differs" for why in found["skips"].values())
+
+
+def test_a_trace_that_grows_is_aligned_anew(tmp_path: Path) -> None:
+    """A replay that is judged while it runs, against a baseline without one of its modules."""
+
+    def rows(step: int, *more: Row) -> list[Row]:
+        return [metric_row("update", "w", float(step)), *more]
+
+    def write(writer: TraceWriter, step: int, *more: Row) -> None:
+        for row in rows(step, *more):
+            writer.add(row)
+        writer.end_step(step)
+
+    one, other = (TraceWriter(tmp_path / name, HEADER) for name in "ab")
+    average = metric_row("update", "module/ema/w", 1.0)
+    for step in range(3):
+        write(one, step)
+    write(other, 0, average)
+    baseline, grown = Trace(tmp_path / "a"), Trace(tmp_path / "b")
+    predicate = Exceeds("ulp>4", "ulp", 4)
+    for step in range(3):
+        assert predicate.at(baseline, grown, step) is None
+        assert aligned(baseline, grown).alone == {"module/ema": "b"}
+        if step < 2:
+            write(other, step + 1, average)
+            grown.more()
+    one.close({"reason": "finished"})
+    other.close({"reason": "finished"})
