@@ -315,7 +315,7 @@ def _paired(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> tuple[list[tuple[Ro
     pairs: list[tuple[Row, list[Row]]] = []
     only_a = []
     for row in rows_a:
-        one = by_key.get((row.key[0], _base(row.name))) if _of_parameters(row) else None
+        one = by_key.get((row.key[0], _base(row.name))) if _shared(row) else None
         if row.key in by_key:
             others = [by_key[row.key]]
         elif one is not None and one.key not in in_a and _alike(row, one):
@@ -340,7 +340,7 @@ def _by_rank(rows: Sequence[Row]) -> dict[tuple[int, str], list[Row]]:
     """The versions that ranks have of a gradient or a parameter, by its place and name."""
     ranks: dict[tuple[int, str], list[Row]] = {}
     for row in rows:
-        if row.name != _base(row.name) and _of_parameters(row):
+        if row.name != _base(row.name) and _shared(row):
             ranks.setdefault((row.key[0], _base(row.name)), []).append(row)
     return ranks
 
@@ -351,12 +351,13 @@ def _alike(row: Row, other: Row) -> bool:
 
 def _trained(row: Row) -> bool:
     """Whether a signal is a gradient, a parameter or an optimizer's state."""
-    return _of_parameters(row) and row.dtype != METRIC
+    return row.phase in ("grad", "update") and row.dtype != METRIC and family(row.phase, row.name) is None
 
 
-def _of_parameters(row: Row) -> bool:
-    """Whether it is one, or a number of theirs: what else ranks hold, such as generators, is each one's own."""
-    return row.phase in ("grad", "update") and family(row.phase, row.name) is None
+def _shared(row: Row) -> bool:
+    """Whether ranks mean to have the same of it: what comes of each one's own data and draws is no other layout's."""
+    inner = row.name.removeprefix("end/")
+    return row.phase in ("grad", "update") and family(row.phase, inner) not in ("buffer", "unsaved", "rng")
 
 
 def parting(a: Trace, b: Trace, step: int, row: Row, others: Sequence[Row], tolerance: float) -> Parting | None:

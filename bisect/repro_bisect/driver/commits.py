@@ -167,7 +167,7 @@ class Bisection(Searching[BisectResult]):
             one_answer = self.options.explain and not self.options.every
             confirmed = confirm(self.scheduler, range_search, answer.commit, interval, end, explain=one_answer)
             if confirmed is not None:
-                if one_answer and end:  # who stops what follows has the answer
+                if one_answer and end and not confirmed.flaky:  # who stops what follows has the answer
                     self.scheduler.say(f"confirmed: {short(answer.commit)} {self.history.info(answer.commit).subject}")
                 if confirmed.recorded:
                     self.recorded[answer.commit] = confirmed.recorded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -74,10 +74,17 @@ class _History:
             every,
         )
         self.began = time.monotonic()
-        self.log = Changelog(self.axis.parents, self.axis.good, self.axis.bad, self.axis.tree, every=every)
+        self.numbers: dict[Hashable, Trace] = {}  # by the chain of the first trace that had them
+        self.log = Changelog(
+            self.axis.parents,
+            self.axis.good,
+            self.axis.bad,
+            self.axis.tree,
+            every=every,
+            moved=lambda a, b: a != b and self._moved(self.numbers[a], self.numbers[b]),
+        )
         self.strict = self.prober.case.compare.strict
         self.traces: dict[Hashable, Trace] = {}
-        self.numbers: dict[str, Trace] = {}  # by the chain of the first trace that had them
         self.replays: dict[tuple[Hashable, Signal | None, bool], Answer] = {}
         self.flaky: dict[Hashable, tuple[str, str]] = {}
         self.lost: set[Hashable] = set()  # keys of what lies after noise that stays
@@ -127,7 +134,7 @@ class _History:
             self._know(point, trace)
         return not self._moved(first, last) and not self.ended
 
-    def _numbers(self, trace: Trace) -> str:
+    def _numbers(self, trace: Trace) -> Hashable:
         """The same for traces that agree bit for bit, whatever their signals are called.
 
         Those of which one has objects that the other lacks are not the same: each may agree with a third that has none.
@@ -135,14 +142,14 @@ class _History:
         chain = trace.steps[self.steps - 1].chain
         if chain not in self.numbers:
             for numbers, other in self.numbers.items():
-                if not self._moved(other, trace) and not self._unlike(other, trace):
+                if not self._moved(other, trace) and not self._alone(other, trace):
                     return numbers
             self.numbers[chain] = trace
         return chain
 
-    def _unlike(self, a: Trace, b: Trace) -> bool:
-        """Whether the program of one had objects that the other's had not; of two recorders each sees its own."""
-        return a.header.recorder == b.header.recorder and bool(aligned(a, b, strict=self.strict).alone)
+    def _alone(self, a: Trace, b: Trace) -> Mapping[str, str]:
+        """Objects that one of both has alone, and which (`Alignment.alone`)."""
+        return aligned(a, b, strict=self.strict).alone
 
     def _moved(self, a: Trace, b: Trace) -> bool:
         """Whether what both have differs in a step that all make."""
@@ -304,8 +311,7 @@ class _History:
                 self.log.tell(p, None, _FLAKY)
 
     def _result(self, entries: Sequence[Entry], agree: bool) -> HistoryResult:
-        moved = [entry for entry in entries if self._moved(self._trace(entry.before), self._trace(entry.after))]
-        rows = [self._row(entry) for entry in moved]
+        rows = [self._row(entry) for each in entries if (entry := self._moved_entry(each))]
         rows += [
             Row("flaky", self.axis.info(point), self.log.before(point) or self.axis.good, [point], detail=why)
             for point, why in self.flaky.values()
@@ -340,6 +346,27 @@ class _History:
             looked=looked_between(self.prober.predicate, *(self._trace(p) for p in (self.axis.good, self.axis.bad))),
             ends=[self.axis.info(self.axis.good), self.axis.info(self.axis.bad)],
         )
+
+    def _moved_entry(self, entry: Entry) -> Entry | None:
+        """An entry whose ends differ in what both have.
+
+        Where the later one has objects back that the other lacks, it is compared with the nearest before that has any.
+        """
+        after = self._trace(entry.after)
+        if self._moved(self._trace(entry.before), after):
+            return entry
+        came = {name for name, side in self._alone(self._trace(entry.before), after).items() if side == "b"}
+        points, point = [*reversed(entry.points)], entry.before
+        while came and (earlier := self.log.before(point)) is not None:
+            points.append(point)
+            point = earlier
+            trace = self.traces.get(self.axis.tree(point))
+            if trace is None or came <= {name for name, side in self._alone(trace, after).items() if side == "b"}:
+                continue
+            untried = entry.untried | {p for p in points if self.axis.tree(p) not in self.traces}
+            group = Entry("group", point, entry.after, (*reversed(points),), untried)
+            return group if self._moved(trace, after) else None
+        return None
 
     def _is_first(self, point: str) -> bool:
         """Whether a flaky point may have brought the noise: the nearest tested one before it is not flaky."""

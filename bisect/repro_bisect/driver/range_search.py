@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from repro_bisect.axes.axis import short
@@ -12,8 +13,9 @@ from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import PendingProbe, Scheduler
 from repro_bisect.search.first_bad import Ambiguous, ContradictionError, Found, Search, Verdict
 from repro_golden.compare.renames import aligned
+from repro_golden.compare.step_difference import alone, unlike
 from repro_golden.compare.traces import Divergence
-from repro_golden.trace import Trace
+from repro_golden.trace import Row, Trace
 from repro_golden.trace.columns_written import column_of
 from repro_golden.trace.families import group
 
@@ -66,7 +68,8 @@ class RangeSearch:
             shortcut,
         )
         self.tested: dict[str, Tested] = {}
-        self._sought = _objects_of(baseline, end) if baseline and end else frozenset[str]()
+        bitwise = isinstance(scheduler.prober.predicate, Bitwise)
+        self._sought = _sought(baseline, end) if bitwise and baseline and end else None
 
     def run(self) -> Found[str] | Ambiguous[str]:
         """Search to the end."""
@@ -156,12 +159,18 @@ class RangeSearch:
 
     def _lacking(self, tested: Tested) -> str:
         """The object in which the bad end differs, where a commit agrees for want of it; "" elsewhere."""
-        predicate = self.scheduler.prober.predicate
-        if not self._sought or tested.baseline is None or not isinstance(predicate, Bitwise):
+        predicate, baseline = self.scheduler.prober.predicate, tested.baseline
+        if self._sought is None or baseline is None or not isinstance(predicate, Bitwise):
             return ""
         assert isinstance(tested.answer, Trace)
-        alone = aligned(tested.baseline, tested.answer, strict=predicate.strict).alone
-        return min(self._sought & alone.keys(), default="")
+        step, objects = self._sought
+        alignment = aligned(baseline, tested.answer, strict=predicate.strict)
+        if not alignment.alone.keys() & objects:
+            return ""
+        # in some other step it may have been there
+        rows = _rows_of(baseline, step), _rows_of(alignment.trace, step)
+        lacking = alone(*rows, unlike(baseline, alignment.trace))
+        return min((name for name in objects if lacking.get(name) == "a"), default="")
 
     def _twins(self, commit: str) -> list[str]:
         """The commit and the suspects with the same code: they share one probe."""
@@ -171,12 +180,15 @@ class RangeSearch:
         return [commit, *(c for c in others if self.scheduler.history.tree(c) == tree)]
 
 
-def _objects_of(baseline: Trace, end: Divergence) -> frozenset[str]:
-    """The objects that a signal is of, which a commit may lack (`compare.step_difference.alone`)."""
-    index = next(index for index, record in enumerate(baseline.steps) if record.step == end.step)
-    rows = [row for row in baseline.rows(index) if (row.phase, row.name) == (end.phase, end.signal)]
-    objects = {name for row in rows for name in (group(row.phase, row.name), column_of(row)) if name}
-    return frozenset(objects)
+def _sought(baseline: Trace, end: Divergence) -> tuple[int, set[str]]:
+    """The step in which the bad end differs, and the objects that its signal is of, which a commit may lack."""
+    rows = [row for row in _rows_of(baseline, end.step) if (row.phase, row.name) == (end.phase, end.signal)]
+    return end.step, {name for row in rows for name in (group(row.phase, row.name), column_of(row)) if name}
+
+
+def _rows_of(trace: Trace, step: int) -> Sequence[Row]:
+    """The rows of a step by its number; none where it has no such step."""
+    return next((trace.rows(index) for index, record in enumerate(trace.steps) if record.step == step), [])
 
 
 def verdict_of_code(code: int) -> tuple[Verdict, str]:

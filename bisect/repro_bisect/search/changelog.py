@@ -10,6 +10,7 @@ search serve the next.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -83,6 +84,7 @@ class Changelog:
         key: Callable[[str], Hashable],
         *,
         every: bool = False,
+        moved: Callable[[Hashable, Hashable], bool] = operator.ne,
     ) -> None:
         """Take a range.
 
@@ -92,8 +94,10 @@ class Changelog:
             bad: The bad end.
             key: Points with the same key have the same numbers: the hash of their code.
             every: Test every point.
+            moved: Whether what two numbers have in common differs: those that differ need not have moved.
         """
         self.good, self.bad, self.key, self.every, self._parents = good, bad, key, every, parents
+        self.moved = moved
         self.numbers: dict[Hashable, Hashable] = {}
         self.skips: dict[Hashable, str] = {}
         self._dag = Dag(parents)
@@ -287,20 +291,20 @@ class _Surveyor:
         sides = self._search_sides(merge)
         if sides is None:
             return
-        numbers, moved = self._numbers(merge), list[list[str]]()
+        numbers, moved, sides_moved = self._numbers(merge), self.log.moved, list[list[str]]()
         for line in sides:
             last = next(p for p in reversed(line) if p != merge and self._numbers(p) is not None)
-            if self._numbers(last) != self._numbers(line[0]):
-                if self._numbers(last) == numbers:
+            if moved(self._numbers(line[0]), self._numbers(last)):
+                if not moved(self._numbers(last), numbers):
                     return  # it has the numbers of that side, whose own rows say how they came about
-                moved.append(line)
+                sides_moved.append(line)
             if line[-1] == merge:  # the side's tip cannot be tested
-                if self._numbers(line[0]) == numbers:
+                if not moved(self._numbers(line[0]), numbers):
                     points = line[line.index(last) + 1 :]
                     self._add("group", before, points, (p for p in points if self._untested(p)))
                 return  # else the walk along that side says it
-        alone = len(moved) == 1 and self._numbers(moved[0][0]) == self._numbers(before)
-        self._add("change" if alone or not moved else "merge", before, [merge])
+        alone = len(sides_moved) == 1 and not moved(self._numbers(sides_moved[0][0]), self._numbers(before))
+        self._add("change" if alone or not sides_moved else "merge", before, [merge])
 
     def _search_sides(self, merge: str) -> list[list[str]] | None:
         """What a merge brought in, searched; None where its ends must be tested first."""
