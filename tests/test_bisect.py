@@ -178,8 +178,10 @@ def test_a_flaky_culprit_is_its_own_verdict(recorded: Repo) -> None:
     note(repo, "one")
     repo.edit(LOSS, SHARP, "rows.float() / temperature * (1 + int.from_bytes(__import__('os').urandom(2)) * 1e-6), dim")
     culprit = repo.commit("Warm the cache")
-    code, result, _ = bisect(repo, f"{good}..HEAD")
-    assert (code, result["outcome"], result["culprit"]["commit"]) == (3, "flaky", culprit)
+    done = repo.repro("bisect", f"{good}..HEAD", "--json")
+    result = json.loads(done.stdout)
+    assert (done.returncode, result["outcome"], result["culprit"]["commit"]) == (3, "flaky", culprit)
+    assert "\nconfirmed: " not in done.stderr
     assert result["verdicts"][culprit] == "FLAKY"
 
 
