@@ -116,6 +116,10 @@ def test_generators_of_ranks_have_no_partner(tmp_path: Path) -> None:
     assert found.verdict == "equal" and [len(found.alone[side]) for side in "ab"] == [2, 4]
     found = pair(tmp_path / "moved", one, [("update", "w@0", weight), ("update", "w@1", weight * 2), *ranks])
     assert (found.verdict, found.first.signal) == ("part", "w")
+    copies = [("update", f"copy/ema/w@{k}", weight + k) for k in range(2)]
+    found = pair(tmp_path / "copy", [("update", "w", weight), ("update", "copy/ema/w", weight)],
+                 [("update", "w", weight), *copies])  # fmt: skip
+    assert (found.verdict, found.first.signal) == ("part", "copy/ema/w")
 
 
 def test_a_metric_of_roundings_has_its_own_allowance(tmp_path: Path) -> None:
