@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import Repo
-from trace_kit import HEADER
+from trace_kit import HEADER, write
 
-from repro_bisect.predicates.predicates import Exceeds
+from repro_bisect.driver import range_search
+from repro_bisect.predicates.predicates import Bitwise, Exceeds
 from repro_golden.compare.renames import aligned
+from repro_golden.compare.traces import first_difference
 from repro_golden.trace import Row, Trace, TraceWriter
 from repro_golden.trace.writer import metric_row
 
@@ -103,7 +107,7 @@ def test_a_trace_that_grows_is_aligned_anew(tmp_path: Path) -> None:
     def rows(step: int, *more: Row) -> list[Row]:
         return [metric_row("update", "w", float(step)), *more]
 
-    def write(writer: TraceWriter, step: int, *more: Row) -> None:
+    def add(writer: TraceWriter, step: int, *more: Row) -> None:
         for row in rows(step, *more):
             writer.add(row)
         writer.end_step(step)
@@ -111,15 +115,31 @@ def test_a_trace_that_grows_is_aligned_anew(tmp_path: Path) -> None:
     one, other = (TraceWriter(tmp_path / name, HEADER) for name in "ab")
     average = metric_row("update", "module/ema/w", 1.0)
     for step in range(3):
-        write(one, step)
-    write(other, 0, average)
+        add(one, step)
+    add(other, 0, average)
     baseline, grown = Trace(tmp_path / "a"), Trace(tmp_path / "b")
     predicate = Exceeds("ulp>4", "ulp", 4)
     for step in range(3):
         assert predicate.at(baseline, grown, step) is None
         assert aligned(baseline, grown).alone == {"module/ema": "b"}
         if step < 2:
-            write(other, step + 1, average)
+            add(other, step + 1, average)
             grown.more()
     one.close({"reason": "finished"})
     other.close({"reason": "finished"})
+
+
+def test_a_commit_lacks_an_object_in_the_step_in_question(tmp_path: Path) -> None:
+    """One that makes it earlier than GOOD agrees where BAD differs; one that has it no more says nothing."""
+    traces = {}
+    for name, values in {"good": "_11", "earlier": "111", "gone": "_1_", "bad": "_12"}.items():
+        average = [[] if v == "_" else [metric_row("update", "module/ema/w", float(v))] for v in values]
+        traces[name] = Trace(write(tmp_path / name, [[metric_row("update", "w", 1.0), *rows] for rows in average]))
+    good, end = traces["good"], first_difference(traces["good"], traces["bad"])
+    assert end is not None and (end.step, end.signal) == (2, "module/ema/w")
+    scheduler: Any = SimpleNamespace(prober=SimpleNamespace(predicate=Bitwise()))
+    search: Any = None
+    judge = range_search.RangeSearch(scheduler, search, good, 3, None, end)
+    verdicts = [judge._verdict(range_search.Tested(trace, good, 3)) for trace in traces.values()]
+    assert [verdict.name for verdict, _ in verdicts] == ["GOOD", "GOOD", "SKIP", "BAD"]
+    assert verdicts[2][1] == "it has no ema, in which BAD differs"

@@ -308,7 +308,7 @@ def _paired(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> tuple[list[tuple[Ro
     """Every signal that both have, by phase and in a's order, and those that one alone has.
 
     A tensor that ranks of one layout hold in versions of their own (``NAME@RANK``) pairs with the other's single one,
-    each of them; losses and activations of ranks do not, for they are of other data.
+    each of them; losses, activations, buffers and generators of ranks do not, for they are of other data.
     """
     by_key, in_a = {row.key: row for row in rows_b}, {row.key for row in rows_a}
     ranks, paired = _by_rank(rows_b), set[Any]()
@@ -337,7 +337,7 @@ def _paired(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> tuple[list[tuple[Ro
 
 
 def _by_rank(rows: Sequence[Row]) -> dict[tuple[int, str], list[Row]]:
-    """The versions that ranks have of a gradient or a parameter, by its place and name."""
+    """The versions that ranks have of what they mean to share, by its place and name."""
     ranks: dict[tuple[int, str], list[Row]] = {}
     for row in rows:
         if row.name != _base(row.name) and _shared(row):

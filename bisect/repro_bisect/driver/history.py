@@ -363,7 +363,8 @@ class _History:
             trace = self.traces.get(self.axis.tree(point))
             if trace is None or came <= {name for name, side in self._alone(trace, after).items() if side == "b"}:
                 continue
-            untried = entry.untried | {p for p in points if self.axis.tree(p) not in self.traces}
+            tried = self.traces.keys() | self.log.skips.keys()
+            untried = entry.untried | {p for p in points if self.axis.tree(p) not in tried}
             group = Entry("group", point, entry.after, (*reversed(points),), untried)
             return group if self._moved(trace, after) else None
         return None
