@@ -98,20 +98,29 @@ def test_without_a_number_of_ranks_the_next_rollout_says_that_one_is_whole(tmp_p
 
 
 def test_a_log_that_lags_behind_the_dumps_is_waited_for(tmp_path: Path) -> None:
-    """Ray forwards lines late: once a run is known to print an update's line, its rows wait for it."""
+    """Ray forwards lines late, a submitted job's later still: no step's rows are made before its lines are there."""
     run, log = Run("slime", rollouts=3), tmp_path / "run.log"
-    run.write(tmp_path, log=log, rollouts=range(1))
+    run.write(tmp_path, rollouts=range(3))
+    log.touch()
     folder = RunFolder("slime", tmp_path, log)
-    run.write(tmp_path, rollouts=range(1, 3))
+    for rollout in range(3):
+        for line in (run.rollout_line(rollout), run.step_line(rollout)):
+            assert folder.rows(rollout) is None
+            with log.open("a") as file:
+                file.write(line)
+        assert rollout == 0 or {"grad_norm", "rollout/raw_reward"} <= names(folder.rows(rollout))
+    assert {"grad_norm", "rollout/raw_reward"} <= names(folder.rows(0))
+
+
+def test_a_log_without_a_line_of_the_training_is_waited_for_to_the_end(tmp_path: Path) -> None:
+    """That it says nothing of a step is known when the run has ended."""
+    run, log = Run("slime", rollouts=3), tmp_path / "run.log"
+    run.write(tmp_path, rollouts=range(3))
+    log.write_text("loading\n")
+    folder = RunFolder("slime", tmp_path, log)
+    assert folder.rows(0) is None
+    folder.ended()
     assert folder.rows(0) is not None
-    assert folder.rows(1) is None
-    with log.open("a") as file:
-        file.write(run.step_line(1))
-    assert folder.rows(1) is None
-    with log.open("a") as file:
-        file.write(run.rollout_line(1))
-    rows = folder.rows(1)
-    assert rows is not None and {"grad_norm", "rollout/raw_reward"} <= names(rows)
 
 
 def test_lines_after_the_last_dump_are_a_warning_of_a_run_that_broke_off(tmp_path: Path) -> None:

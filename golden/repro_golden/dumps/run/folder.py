@@ -249,7 +249,7 @@ class RunFolder:
         if rollout not in self._train.paths:
             return False
         if self._kinds is None:
-            if not self._later(self._first()):
+            if not self._later(self._first()) or not self._printed(self._first()):
                 return False  # which kinds of records a run writes is known from its first rollout, once that is over
             self._side.scan()
             self._kinds = self._seen(self._first() * self.steps_per_rollout)
@@ -258,6 +258,13 @@ class RunFolder:
     def _later(self, rollout: int) -> bool:
         """Whether a later rollout has begun to be trained on."""
         return self._train.later(rollout) or any(n // self.steps_per_rollout > rollout for n in self._numbers())
+
+    def _printed(self, rollout: int) -> bool:
+        """Whether the log holds all lines of a rollout: Ray forwards them late, but in their order."""
+        if self._log is None:
+            return True
+        last = max(self._log.steps, default=-1) // self.steps_per_rollout
+        return max(last, *self._log.rollouts, -1) > rollout
 
     def _seen(self, step: int) -> set[str]:
         """What the log says of an update: by role, and of a rollout by label."""
