@@ -109,3 +109,29 @@ def test_what_the_recorder_moves_confirms_nothing(tmp_path: Path) -> None:
     assert result["cost"]["confirmation"]["probes"] == 4
     line = TRAIN[: TRAIN.index("halves = out")].count("\n") + 1
     assert f"train.py:{line}" in result["culprits"][0]["explanation"]["text"]
+
+
+@pytest.mark.whole
+def test_finished_recordings_of_operations_are_not_made_again(tmp_path: Path) -> None:
+    """A bisect that is called again makes what the first did not finish, and what is damaged, and says the same."""
+    repo = kit.start(tmp_path, TRAIN, None)
+    good = kit.note(repo, "one")
+    kit.edit(repo, "* 0.5", "* 0.25", "Halve")
+
+    def called() -> tuple[int, int, str]:
+        done = repo.repro("bisect", f"{good}..HEAD", "--json", "--", "python", "train.py")
+        result = json.loads(done.stdout)
+        cost, text = result["cost"], result["culprits"][0]["explanation"]["text"]
+        return cost["confirmation"]["probes"], cost["explanation"]["probes"], text
+
+    state = repo.root / ".git" / "repro"
+    confirmation, explanation, said = called()
+    assert (confirmation, explanation) == (4, 2)
+    assert called() == (0, 0, said)
+    journal = state / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(lines[:-2]))  # as it was before the last two recordings
+    assert called() == (0, 2, said)
+    for stream in state.glob("probes/*/operations/rank-*.jsonl"):
+        stream.write_bytes(stream.read_bytes()[:-100])
+    assert called() == (0, 4, said)

@@ -12,7 +12,7 @@ from repro_bisect.axes.layouts import LayoutComparison
 from repro_bisect.axes.sets import layout_axis
 from repro_bisect.driver.layout_difference import compare_sides
 from repro_bisect.driver.session import Options
-from repro_bisect.probe.prober import Answer, Code, Skip
+from repro_bisect.probe.answers import Answer, Code, Skip
 from repro_bisect.probe.progress import Event, Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler

@@ -16,7 +16,7 @@ from repro_bisect.driver.drift import Drift, drift
 from repro_bisect.driver.result import BisectResult, Culprit
 from repro_bisect.driver.session import Options, fetched_rollouts, session
 from repro_bisect.predicates.predicates import Bitwise
-from repro_bisect.probe.prober import Answer, unlike_before, unusable
+from repro_bisect.probe.answers import Answer, unlike_before, unusable
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler

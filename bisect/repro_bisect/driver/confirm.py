@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from repro_bisect.axes.axis import PointInfo, short
 from repro_bisect.driver.range_search import RangeSearch
 from repro_bisect.driver.result import Culprit
 from repro_bisect.explain.driver import Recorded
 from repro_bisect.predicates.predicates import Bitwise, Predicate, first_violation
-from repro_bisect.probe.prober import Answer, Code, Recording, Skip, trace_of
+from repro_bisect.probe.answers import Answer, Code, Recording, Skip, trace_of
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import PendingProbe, Scheduler
 from repro_golden.compare.renames import aligned
@@ -163,9 +163,13 @@ def _replays(
         Their answers, and what was recorded.
     """
     prober, pair = scheduler.prober, asked[:2]
-    steps = _recordable(scheduler, straight) if straight and all(prober.known(one) is None for one in pair) else None
+    steps = _recordable(scheduler, straight) if straight else None
     if straight is None or steps is None:
         return scheduler.ask(*asked), None
+    ways = list(zip(pair, pair[::-1], strict=True))
+    for one, other in ways:
+        if prober.known(one) is not None and not prober.known_operations(one, steps, against=other.point):
+            return scheduler.ask(*asked), None
 
     def start(one: Request, other: Request) -> Future[Any]:
         def recorded(pending: PendingProbe) -> Recording | Skip:
@@ -173,16 +177,19 @@ def _replays(
 
         return scheduler.start(one.point, recorded)
 
-    started = [start(*both) for both in (pair, pair[::-1])]
+    started = [start(*both) for both in ways]
     results: list[Any] = scheduler.results([*started, *(scheduler.submit(one) for one in asked[2:])])
     recordings: list[Recording | Skip] = results[:2]
-    kept = [
-        prober.keep(one, recording) if isinstance(recording, Recording) and _unmoved(recording, judged) else None
-        for one, recording, judged in zip(pair, recordings, straight, strict=True)
-    ]
-    plain = iter(scheduler.ask(*(one for one, recording in zip(pair, kept, strict=True) if recording is None)))
-    answers = [recording.trace if recording else next(plain) for recording in kept]
-    before, after = (recording or other for recording, other in zip(kept, recordings, strict=True))
+    kept = list[Trace | None]()
+    for one, recording, judged in zip(pair, recordings, straight, strict=True):
+        if not _unmoved(recording, judged):
+            kept.append(None)
+            continue
+        if prober.known(one) is None:
+            prober.keep(one, recording)
+        kept.append(recording.trace)
+    plain = iter(scheduler.ask(*(one for one, trace in zip(pair, kept, strict=True) if trace is None)))
+    answers, (before, after) = [next(plain) if trace is None else trace for trace in kept], recordings
     if isinstance(before, Skip) or isinstance(after, Skip):
         return [*answers, *results[2:]], None
     return [*answers, *results[2:]], Recorded(steps, (before, after))
@@ -197,10 +204,11 @@ def _recordable(scheduler: Scheduler, straight: tuple[Trace | None, Trace]) -> t
     return round_at(before, differs.step) if differs else None
 
 
-def _unmoved(recording: Recording, judged: Trace | None) -> bool:
+def _unmoved(recording: Recording | Skip, judged: Trace | None) -> TypeGuard[Recording]:
     """Whether a recorded replay is as good as one without the recorder."""
     return (
         judged is not None
+        and isinstance(recording, Recording)
         and not any(stream.compiled for stream in recording.streams)
         and len(recording.trace.steps) >= len(judged.steps)
         and first_difference(judged, recording.trace) is None

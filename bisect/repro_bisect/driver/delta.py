@@ -14,7 +14,7 @@ from repro_bisect.driver.result import BisectResult, Outcome
 from repro_bisect.driver.searching import Searching
 from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Exit, predicate_of
-from repro_bisect.probe.prober import Code, Skip
+from repro_bisect.probe.answers import Code, Skip
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.search.dag import Dag

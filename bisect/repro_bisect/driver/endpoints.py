@@ -11,8 +11,8 @@ from repro_bisect.driver.confirm import Interval
 from repro_bisect.driver.noisy import HOPELESS
 from repro_bisect.driver.range_search import verdict_of_code
 from repro_bisect.predicates.predicates import Bitwise, first_violation
+from repro_bisect.probe.answers import Answer, Code, Skip, judge, trace_of, unusable
 from repro_bisect.probe.one_step import chosen_steps, state_key
-from repro_bisect.probe.prober import Answer, Code, Skip, judge, trace_of, unusable
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.probe.states import States

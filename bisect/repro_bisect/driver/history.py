@@ -13,8 +13,8 @@ from repro_bisect.driver.drift import Drift, HistoryResult, Rename, Row, drift
 from repro_bisect.driver.result import in_order
 from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise, looked_between
+from repro_bisect.probe.answers import Answer, Code, trace_of, unusable
 from repro_bisect.probe.executors import Signal
-from repro_bisect.probe.prober import Answer, Code, trace_of, unusable
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import PendingProbe, Scheduler

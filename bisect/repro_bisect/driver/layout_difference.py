@@ -13,9 +13,9 @@ from repro_bisect.axes.layouts import EPSILON, LayoutComparison, compare_layouts
 from repro_bisect.axes.sets import LayoutLine
 from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise
+from repro_bisect.probe.answers import Skip, trace_of
 from repro_bisect.probe.cost import Cost
 from repro_bisect.probe.executors import Signal
-from repro_bisect.probe.prober import Skip, trace_of
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler

@@ -15,7 +15,7 @@ from statistics import fmean
 
 from repro_bisect.axes.axis import short
 from repro_bisect.driver.range_search import verdict_of_code
-from repro_bisect.probe.prober import Answer, Code, Skip, judge
+from repro_bisect.probe.answers import Answer, Code, Skip, judge
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.search.bayes import BayesSearch

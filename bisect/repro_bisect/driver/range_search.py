@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from repro_bisect.axes.axis import short
 from repro_bisect.predicates.predicates import Bitwise
+from repro_bisect.probe.answers import Answer, Code, Skip, judge
 from repro_bisect.probe.one_step import Shortcut
-from repro_bisect.probe.prober import Answer, Code, Skip, judge
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import PendingProbe, Scheduler
 from repro_bisect.search.first_bad import Ambiguous, ContradictionError, Found, Search, Verdict

@@ -16,9 +16,9 @@ from repro_bisect.explain.cause import Cause, find_cause
 from repro_bisect.explain.result import Answer, Explained, Explanation, Size, Version
 from repro_bisect.explain.source import Diff, Place, Sources, read_diff
 from repro_bisect.explain.source import Version as Source
+from repro_bisect.probe.answers import Recording, Skip, trace_of
 from repro_bisect.probe.executors import State
 from repro_bisect.probe.one_step import prepare, same_step, state_key
-from repro_bisect.probe.prober import Recording, Skip, trace_of
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.probe.states import States
@@ -207,11 +207,13 @@ class _Explainer:
         self.state = shortcut.state if shortcut else None
         return self.state
 
-    def _record(self, values: tuple[Sequence[int], Sequence[int]], state: State | None) -> tuple[Recording, Recording]:
+    def _record(
+        self, values: tuple[Sequence[int], Sequence[int]], state: State | None, run: int = 0
+    ) -> tuple[Recording, Recording]:
         prober, last = self.scheduler.prober, self.round[1]
 
         def started(point: str, other: str, wanted: Sequence[int]) -> Future[Any]:
-            asked = Request(point, last + 1 - (state.step if state else 0), stage="explanation", start=state)
+            asked = Request(point, last + 1 - (state.step if state else 0), stage="explanation", run=run, start=state)
             return self.scheduler.start(
                 point,
                 lambda pending: prober.operations(asked, self.round, wanted, against=other, **pending.ways),
@@ -304,7 +306,7 @@ class _Explainer:
             raw = [kept_of(stream, operation) for stream, operation in zip(streams, cause.pair, strict=True)]
             if raw[0] is not None and raw[1] is not None:
                 return cause, _size_of(cause.pair, (raw[0], raw[1]))
-        again = self._record((wanted[0], wanted[1]), self.state)
+        again = self._record((wanted[0], wanted[1]), self.state, run=1)
         for point, first, second in zip(self.points, recordings, again, strict=True):
             if self.written and not same_step(first.trace, second.trace, step):
                 raise NotVerifiableError(

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from repro_bisect.probe.answers import Skip
 from repro_bisect.probe.executors import State
-from repro_bisect.probe.prober import Skip
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.probe.states import States

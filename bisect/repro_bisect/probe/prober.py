@@ -7,12 +7,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
 from repro_bisect.axes.axis import Axis, short
 from repro_bisect.predicates.predicates import Exit, Own, Predicate, first_violation
+from repro_bisect.probe.answers import Answer, Code, Recording, Skip
 from repro_bisect.probe.cost import Bill, Cost, Stage
 from repro_bisect.probe.executors import Executor, Outcome, Signal, State, Task
 from repro_bisect.probe.journal import Entry, Journal, around, probe_key
@@ -24,65 +25,27 @@ from repro_golden.base.errors import ReproError
 from repro_golden.base.files import scratch_folder
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
-from repro_golden.compare.traces import Divergence, first_difference
+from repro_golden.recording.operations.stream import FORMAT as STREAM_FORMAT
 from repro_golden.recording.operations.stream import Stream, read_stream
 from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import Checkout
 from repro_golden.subjects import identity_of
-from repro_golden.subjects.missing import links_in
 from repro_golden.subjects.surroundings import changed_since, outside_of
 from repro_golden.trace import Trace, dump_path
 
-__all__ = ["Answer", "Code", "Prober", "Recording", "Skip", "judge", "trace_of", "unlike_before", "unusable"]
+__all__ = ["Prober"]
 
 _OUT_OF_TIME = "runs out of time"
 _CRASHES = "crashes at step"
 _UNRECORDED = "is not recorded whole from step"
+_OPERATIONS = "operations"
+"""Folder of a recording's operations, in that of its trace."""
 _DUMPED = 64 << 20
-"""Bytes of whole tensors that a probe in the journal may have."""
+"""Bytes of whole tensors and of operations that a probe in the journal may have."""
 _CODES = 128
 """Exit codes from here on say nothing of a commit, as `git bisect run` has it."""
 
 
-@dataclass(frozen=True)
-class Skip:
-    """A commit that cannot be tested, and why.
-
-    Attributes:
-        reason: In one line. Equal causes give equal text: the search presumes by it.
-        unready: It failed where a start from step 0 may not: the state it was to start from may not be for it.
-        diagnosis: What is known of such a failure, in one line; '' where nothing is.
-    """
-
-    reason: str
-    unready: bool = False
-    diagnosis: str = field(default="", compare=False)
-
-
-@dataclass(frozen=True)
-class Code:
-    """The exit code of a program that was judged by nothing else."""
-
-    code: int
-
-
-@dataclass(frozen=True)
-class Recording:
-    """A replay whose last step was recorded operation by operation.
-
-    Attributes:
-        trace: Its trace; it goes when the prober closes, and so do the values that the streams' folders hold.
-        streams: The operations, of each rank.
-        seconds: What it took.
-    """
-
-    trace: Trace
-    streams: Sequence[Stream]
-    seconds: float = 0.0
-
-
-Answer: TypeAlias = Trace | Code | Skip
-"""What came of a probe."""
 Progress: TypeAlias = Callable[[int, int], None]
 """Is told how many steps are made, and of how many at most."""
 
@@ -197,7 +160,7 @@ class Prober:
         cancel: threading.Event | None = None,
         progress: Progress | None = None,
     ) -> Recording | Skip:
-        """Make a probe on whose way the operations of some steps are recorded; never taken from the journal.
+        """Make a probe on whose way the operations of some steps are recorded, or find it in the journal.
 
         Args:
             asked: What is wanted, without a baseline. From the state before the recorded steps they are its first.
@@ -210,35 +173,74 @@ class Prober:
         Raises:
             CancelledError, MachineFailureError, ReproError: see `probe`.
         """
-        code_commit, case = self._history.commit(asked.point), self._case(asked.point)
+        if known := self.known_operations(asked, steps, values, against=against):
+            with self._lock:
+                self.cost.reused += 1
+            return known
+        commit, case = self._history.commit(asked.point), self._case(asked.point)
+        changed = self._changed(asked, against)
         task = Task(
-            code_commit, self._history.tree(asked.point), asked.steps, start=asked.start, dump=asked.dump, case=case,
-            operations=steps, values=values, changed=self._changed(self._history.commit(against), code_commit),
+            commit, self._history.tree(asked.point), asked.steps, start=asked.start, dump=asked.dump, case=case,
+            operations=steps, values=values, changed=changed,
         )  # fmt: skip
         began = time.monotonic()
         folder = self._scratch / f"operations-{uuid.uuid4().hex[:8]}"
         folder.mkdir()
         outcome = self._run(task, folder, cancel, progress)
         trace, seconds = _trace(folder / "trace"), round(time.monotonic() - began, 3)
-        self._charge(asked.stage, len(trace.steps) if trace else 0, seconds)
+        made = len(trace.steps) if trace else 0
+        self._charge(asked.stage, made, seconds)
         if outcome.failure and not (trace and asked.partial):
             return Skip(_reason(outcome.failure))
-        streams = [read_stream(path) for path in sorted((folder / "operations").glob("rank-*.jsonl"))]
+        streams = _streams(folder)
         if trace is None or not streams:
             return Skip(f"it ends before step {steps[0]}")
-        return Recording(trace, streams, seconds)
+        if any(stream.problem for stream in streams):
+            return Recording(trace, streams, seconds)
+        (folder / _OPERATIONS).rename(trace.directory / _OPERATIONS)
+        key = self._operations_key(asked, steps, values, changed)
+        kept = self._keep(commit, asked, key, None, made, seconds, trace.directory, None)
+        return Recording(Trace(kept), [replace(stream, folder=kept / _OPERATIONS) for stream in streams], seconds)
 
-    def _changed(self, before: str, after: str) -> list[str]:
-        """Files of `after` that `before` has not, or has otherwise."""
-        names = self._git.text("diff-tree", "-r", "-z", "--name-only", "--no-renames", "--diff-filter=d", before, after)
+    def known_operations(
+        self, asked: Request, steps: tuple[int, int], values: Sequence[int] = (), *, against: str
+    ) -> Recording | None:
+        """What `operations` would find in the journal; None where there is nothing, or not all of it."""
+        if not len(self._journal):
+            return None
+        key = self._operations_key(asked, steps, values, self._changed(asked, against))
+        entry = self._journal.find(key, asked.run)
+        try:
+            trace = self._known(key, asked) if entry else None
+            streams = _streams(trace.directory) if isinstance(trace, Trace) else []
+        except (ReproError, LookupError, TypeError):  # damaged: record it again
+            return None
+        whole = bool(streams) and not any(stream.problem for stream in streams)
+        return Recording(trace, streams, entry.seconds) if entry and isinstance(trace, Trace) and whole else None
+
+    def _operations_key(
+        self, asked: Request, steps: tuple[int, int], values: Sequence[int], changed: Sequence[str]
+    ) -> str:
+        """As `key`; beside it all that decides what a recording holds, the commit for the lines of its stacks."""
+        rest = [str(STREAM_FORMAT), self._history.commit(asked.point), asked.steps, steps, list(values), changed]
+        return digest("operations", self.key(asked.point, asked.start), repr([*rest, [*asked.dump]]))
+
+    def _changed(self, asked: Request, against: str) -> list[str]:
+        """Files of a point that another has not, or has otherwise."""
+        ends = self._history.commit(against), self._history.commit(asked.point)
+        names = self._git.text("diff-tree", "-r", "-z", "--name-only", "--no-renames", "--diff-filter=d", *ends)
         return [name for name in names.split("\0") if name]
 
-    def keep(self, asked: Request, recording: Recording) -> Recording:
-        """Journal the trace of a recording as that of a probe; who asks has seen that the recorder moved no number."""
-        trace, commit = recording.trace, self._history.commit(asked.point)
-        key, steps = self.key(asked.point, asked.start), len(trace.steps)
-        kept = self._keep(commit, asked, key, None, steps, recording.seconds, trace.directory, None)
-        return replace(recording, trace=Trace(kept))
+    def keep(self, asked: Request, recording: Recording) -> None:
+        """Journal a recording as a probe, too; who asks has seen that the recorder moved no number."""
+        folder, steps = recording.trace.directory, len(recording.trace.steps)
+        lasting = folder.parent == self._journal.folder / "probes"
+        entry = Entry(
+            self.key(asked.point, asked.start), asked.run, self._history.commit(asked.point), "", steps,
+            recording.seconds, folder.name if lasting else str(folder), undumped=_undumped(folder, asked),
+        )  # fmt: skip
+        with self._lock:
+            self._journal.add(entry, None, lasting=lasting)
 
     def known(self, asked: Request) -> Answer | None:
         """What was found before, if that answers; costs nothing."""
@@ -370,9 +372,8 @@ class Prober:
         """Journal a finished probe and return where its trace lies from now on."""
         name = "" if skip or code is not None else f"{key}-{asked.run}-{uuid.uuid4().hex[:8]}"
         reason, known = (skip.reason, skip.diagnosis) if skip else ("", "")
-        absent = tuple(sorted(set(asked.dump) - set(_dumped(trace, asked.dump))))
-        entry = Entry(key, asked.run, commit, reason, steps, seconds, name, code, known, absent)
-        if name and _size(trace / "dumps") > _DUMPED:  # for this bisect only
+        entry = Entry(key, asked.run, commit, reason, steps, seconds, name, code, known, _undumped(trace, asked))
+        if name and _size(trace / "dumps") + _size(trace / _OPERATIONS) > _DUMPED:  # for this bisect only
             return trace.rename(self._scratch / f"dumped-{name}")
         case = self._case(asked.point)
         outside, then = self._outside[case.digest]
@@ -406,6 +407,16 @@ def _dumped(trace: Path, signals: Sequence[Signal]) -> list[Signal]:
     return [signal for signal in signals if dump_path(trace, *signal).exists()]
 
 
+def _undumped(trace: Path, asked: Request) -> tuple[Signal, ...]:
+    """Those whose whole content was asked for, and does not lie there."""
+    return tuple(sorted(set(asked.dump) - set(_dumped(trace, asked.dump))))
+
+
+def _streams(folder: Path) -> list[Stream]:
+    """The operations of each rank that a folder holds."""
+    return [read_stream(path) for path in sorted((folder / _OPERATIONS).glob("rank-*.jsonl"))]
+
+
 def _size(folder: Path) -> int:
     """Bytes of the files in a folder, which need not be there."""
     return sum(path.stat().st_size for path in folder.glob("*"))
@@ -437,59 +448,7 @@ def _reason(failure: ChildFailure) -> str:
     return without_colours(f"{what}: {failure.message}")
 
 
-def judge(predicate: Predicate, baseline: Trace, trace: Trace, bound: int) -> Divergence | Skip | None:
-    """The first violation by a probe within the first `bound` steps: its presence means BAD.
-
-    A `Skip` where the probe has fewer steps than that and is good as far as it goes, so that it proves nothing.
-    """
-    wanted = min(bound, len(baseline.steps))
-    short = Skip(f"it ends after {len(trace.steps)} of {wanted} steps, good as far as it goes")
-    if len(trace.steps) < wanted and isinstance(predicate, Own):
-        return short
-    violation = first_violation(predicate, baseline, trace, bound)
-    return short if violation is None and len(trace.steps) < wanted else violation
-
-
 def _ended_itself(trace: Trace) -> bool:
     """Whether a program made fewer steps than it was asked for and ended well: it would again."""
     end = trace.end or {}
     return len(trace.steps) < trace.header.steps and end.get("reason") == "finished" and end.get("exit") == 0
-
-
-def trace_of(answer: Answer, name: str) -> Trace:
-    """The trace of a commit that must have one.
-
-    Raises:
-        ReproError: it cannot be tested.
-    """
-    if not isinstance(answer, Trace):
-        raise ReproError(unusable(name, answer))
-    return answer
-
-
-def unusable(name: str, answer: Answer) -> str:
-    """Why a commit that is needed does not serve, in one line."""
-    why = f"exit {answer.code}" if isinstance(answer, Code) else "it left no trace"
-    why = answer.reason if isinstance(answer, Skip) else why
-    known = f" ({answer.diagnosis})" if isinstance(answer, Skip) and answer.diagnosis else ""
-    other_end = "" if links_in(why) else "; choose another end for the range"
-    return f"{name} cannot be tested: {why}{known}{other_end}"
-
-
-def unlike_before(first: Trace, again: Answer, steps: int, name: str, differ: str) -> str:
-    """How a later replay of a point is another than its first one over so many steps; '' where it is not.
-
-    Args:
-        first: The first one.
-        again: The later one.
-        steps: Steps that were asked for.
-        name: What the later one is called.
-        differ: Begins what is said where a signal differs.
-    """
-    if not isinstance(again, Trace):
-        return unusable(name, again).partition(";")[0]
-    if differs := first_difference(first, again):
-        return f"{differ} at {differs}"
-    if len(again.steps) < min(steps, len(first.steps)):
-        return f"{name} ends after {len(again.steps)} steps"
-    return ""

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from repro_bisect.axes.axis import Axis
-from repro_bisect.probe.prober import Answer, Prober
+from repro_bisect.probe.answers import Answer
+from repro_bisect.probe.prober import Prober
 from repro_bisect.probe.progress import Event, Running, Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.search.first_bad import Search, Verdict

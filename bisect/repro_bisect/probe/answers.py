@@ -1,0 +1,109 @@
+"""What comes of a probe, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from repro_bisect.predicates.predicates import Own, Predicate, first_violation
+from repro_golden.base.errors import ReproError
+from repro_golden.compare.traces import Divergence, first_difference
+from repro_golden.recording.operations.stream import Stream
+from repro_golden.subjects.missing import links_in
+from repro_golden.trace import Trace
+
+__all__ = ["Answer", "Code", "Recording", "Skip", "judge", "trace_of", "unlike_before", "unusable"]
+
+
+@dataclass(frozen=True)
+class Skip:
+    """A commit that cannot be tested, and why.
+
+    Attributes:
+        reason: In one line. Equal causes give equal text: the search presumes by it.
+        unready: It failed where a start from step 0 may not: the state it was to start from may not be for it.
+        diagnosis: What is known of such a failure, in one line; '' where nothing is.
+    """
+
+    reason: str
+    unready: bool = False
+    diagnosis: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Code:
+    """The exit code of a program that was judged by nothing else."""
+
+    code: int
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A replay whose last step was recorded operation by operation.
+
+    Attributes:
+        trace: Its trace. With more than 64 MiB beside it, it is not journalled, and goes when the prober closes.
+        streams: The operations, of each rank.
+        seconds: What it took.
+    """
+
+    trace: Trace
+    streams: Sequence[Stream]
+    seconds: float = 0.0
+
+
+Answer: TypeAlias = Trace | Code | Skip
+"""What came of a probe."""
+
+
+def judge(predicate: Predicate, baseline: Trace, trace: Trace, bound: int) -> Divergence | Skip | None:
+    """The first violation by a probe within the first `bound` steps: its presence means BAD.
+
+    A `Skip` where the probe has fewer steps than that and is good as far as it goes, so that it proves nothing.
+    """
+    wanted = min(bound, len(baseline.steps))
+    short = Skip(f"it ends after {len(trace.steps)} of {wanted} steps, good as far as it goes")
+    if len(trace.steps) < wanted and isinstance(predicate, Own):
+        return short
+    violation = first_violation(predicate, baseline, trace, bound)
+    return short if violation is None and len(trace.steps) < wanted else violation
+
+
+def trace_of(answer: Answer, name: str) -> Trace:
+    """The trace of a commit that must have one.
+
+    Raises:
+        ReproError: it cannot be tested.
+    """
+    if not isinstance(answer, Trace):
+        raise ReproError(unusable(name, answer))
+    return answer
+
+
+def unusable(name: str, answer: Answer) -> str:
+    """Why a commit that is needed does not serve, in one line."""
+    why = f"exit {answer.code}" if isinstance(answer, Code) else "it left no trace"
+    why = answer.reason if isinstance(answer, Skip) else why
+    known = f" ({answer.diagnosis})" if isinstance(answer, Skip) and answer.diagnosis else ""
+    other_end = "" if links_in(why) else "; choose another end for the range"
+    return f"{name} cannot be tested: {why}{known}{other_end}"
+
+
+def unlike_before(first: Trace, again: Answer, steps: int, name: str, differ: str) -> str:
+    """How a later replay of a point is another than its first one over so many steps; '' where it is not.
+
+    Args:
+        first: The first one.
+        again: The later one.
+        steps: Steps that were asked for.
+        name: What the later one is called.
+        differ: Begins what is said where a signal differs.
+    """
+    if not isinstance(again, Trace):
+        return unusable(name, again).partition(";")[0]
+    if differs := first_difference(first, again):
+        return f"{differ} at {differs}"
+    if len(again.steps) < min(steps, len(first.steps)):
+        return f"{name} ends after {len(again.steps)} steps"
+    return ""
