@@ -18,6 +18,7 @@ from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.probe.states import States
 from repro_bisect.search.first_bad import Verdict
 from repro_golden.base.errors import NotVerifiableError, ReproError
+from repro_golden.base.usage import spent_of
 from repro_golden.compare.renames import NOTHING, aligned
 from repro_golden.compare.traces import Divergence, failed_since, first_difference
 from repro_golden.store.golden import GoldenRun
@@ -123,7 +124,8 @@ class Endpoints:
         steps, slots = self.prober.case.steps, self.prober.executor.slots
         # with a slot to spare BAD goes on beside the others, and need not be replayed once more
         # one step more than all of GOOD's tells whether it goes on
-        asked = Request(bad, steps + self._open_end, baseline, stage="ends", full=slots > 1)
+        whole = slots > 1 or self._starts_longer_than_it_trains(baseline)
+        asked = Request(bad, steps + self._open_end, baseline, stage="ends", full=whole)
         if (known := self.prober.known(asked)) is None:
             shorter = replace(asked, full=False)
             if (known := self.prober.known(shorter)) is not None:
@@ -164,6 +166,13 @@ class Endpoints:
             return None
         self.ahead = dict(zip(probes, self.scheduler.results(list(probes.values())), strict=True))
         return Interval(good, bad, baseline, last)
+
+    def _starts_longer_than_it_trains(self, baseline: Trace) -> bool:
+        """Whether all of a replay's steps take less than its start: then BAD's others are cheaper now than later."""
+        ends, usage = self.prober.cost.ends, spent_of(baseline.end)
+        if not (ends.probes and usage and usage.step_us):
+            return False
+        return 2 * sum(usage.step_us) / 1e6 <= ends.seconds / ends.probes
 
     def _tell_end(self, baseline: Trace, last: Trace) -> None:
         """Tell what of BAD is another than GOOD although all that both trained is the same."""
