@@ -45,7 +45,7 @@ def bisect_range(checkout: Checkout, case: Case, axis: Axis, watch: Watch, optio
     """
     predicate = predicate_of(options.when, case.compare, checkout.root)
     with session(checkout, case, axis, predicate, watch, options) as (scheduler, golden):
-        ends = Endpoints(scheduler, golden, checkout.state / "states", open_end=options.open_end)
+        ends = Endpoints(scheduler, golden, checkout.state / "states", open_end=options.open_end, quick=options.quick)
         return Bisection(scheduler, ends, options).explained(checkout, explain=options.explain)
 
 

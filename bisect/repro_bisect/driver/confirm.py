@@ -181,12 +181,13 @@ def _replays(
     results: list[Any] = scheduler.results([*started, *(scheduler.submit(one) for one in asked[2:])])
     recordings: list[Recording | Skip] = results[:2]
     kept = list[Trace | None]()
-    for one, recording, judged in zip(pair, recordings, straight, strict=True):
+    for k, (one, judged) in enumerate(zip(pair, straight, strict=True)):
+        recording = recordings[k]
         if not _unmoved(recording, judged):
             kept.append(None)
             continue
         if prober.known(one) is None:
-            prober.keep(one, recording)
+            recordings[k] = recording = prober.keep(one, recording)
         kept.append(recording.trace)
     plain = iter(scheduler.ask(*(one for one, trace in zip(pair, kept, strict=True) if trace is None)))
     answers, (before, after) = [next(plain) if trace is None else trace for trace in kept], recordings

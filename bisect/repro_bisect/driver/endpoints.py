@@ -39,7 +39,9 @@ class Endpoints:
         remarks: What is to be known of the ends beside their numbers.
     """
 
-    def __init__(self, scheduler: Scheduler, golden: GoldenRun | None, states: Path, *, open_end: bool) -> None:
+    def __init__(
+        self, scheduler: Scheduler, golden: GoldenRun | None, states: Path, *, open_end: bool, quick: bool = False
+    ) -> None:
         """Look at both ends of the scheduler's axis.
 
         Args:
@@ -47,8 +49,10 @@ class Endpoints:
             golden: GOOD's golden run, if there is one.
             states: Folder of saved states.
             open_end: The case has as many steps as GOOD makes.
+            quick: What is found will not be confirmed.
         """
         self.scheduler, self.prober, self.golden, self._open_end = scheduler, scheduler.prober, golden, open_end
+        self._quick = quick
         self._folder = states
         self._held: dict[str, States] = {}
         self.baseline: Trace | None = None
@@ -124,7 +128,7 @@ class Endpoints:
         steps, slots = self.prober.case.steps, self.prober.executor.slots
         # with a slot to spare BAD goes on beside the others, and need not be replayed once more
         # one step more than all of GOOD's tells whether it goes on
-        whole = slots > 1 or self._starts_longer_than_it_trains(baseline)
+        whole = slots > 1 or (not self._quick and self._starts_longer_than_it_trains(baseline))
         asked = Request(bad, steps + self._open_end, baseline, stage="ends", full=whole)
         if (known := self.prober.known(asked)) is None:
             shorter = replace(asked, full=False)
@@ -170,9 +174,9 @@ class Endpoints:
     def _starts_longer_than_it_trains(self, baseline: Trace) -> bool:
         """Whether all of a replay's steps take less than its start: then BAD's others are cheaper now than later."""
         ends, usage = self.prober.cost.ends, spent_of(baseline.end)
-        if not (ends.probes and usage and usage.step_us):
+        if not (ends.probes and usage and usage.step_seconds is not None):
             return False
-        return 2 * sum(usage.step_us) / 1e6 <= ends.seconds / ends.probes
+        return 2 * usage.step_seconds * len(baseline.steps) <= ends.seconds / ends.probes
 
     def _tell_end(self, baseline: Trace, last: Trace) -> None:
         """Tell what of BAD is another than GOOD although all that both trained is the same."""

@@ -181,6 +181,7 @@ class _Explainer:
         if not moved:
             return recordings
         if not any(stream.compiled for recording in recordings for stream in recording.streams):
+            self.scheduler.prober.forget(*recordings)
             raise NotVerifiableError(
                 f"step {step} of {short(moved[0])} has other numbers under the recorder than without it: it does not "
                 "reproduce itself; `repro bisect` tells whether it is noisy"
@@ -309,6 +310,7 @@ class _Explainer:
         again = self._record((wanted[0], wanted[1]), self.state, run=1)
         for point, first, second in zip(self.points, recordings, again, strict=True):
             if self.written and not same_step(first.trace, second.trace, step):
+                self.scheduler.prober.forget(*recordings, *again)
                 raise NotVerifiableError(
                     f"step {step} of {short(point)} has other numbers in each recording: it does not reproduce itself "
                     "as it is written, without torch.compile"

@@ -46,11 +46,15 @@ class Recording:
         trace: Its trace. With more than 64 MiB beside it, it is not journalled, and goes when the prober closes.
         streams: The operations, of each rank.
         seconds: What it took.
+        key: Under which it is journalled; "" where it is not.
+        run: Likewise.
     """
 
     trace: Trace
     streams: Sequence[Stream]
     seconds: float = 0.0
+    key: str = ""
+    run: int = 0
 
 
 Answer: TypeAlias = Trace | Code | Skip

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from repro_bisect.axes.axis import Axis, short
 from repro_bisect.predicates.predicates import Exit, Own, Predicate, first_violation
+from repro_bisect.probe import recordings
 from repro_bisect.probe.answers import Answer, Code, Recording, Skip
 from repro_bisect.probe.cost import Bill, Cost, Stage
 from repro_bisect.probe.executors import Executor, Outcome, Signal, State, Task
@@ -25,8 +26,6 @@ from repro_golden.base.errors import ReproError
 from repro_golden.base.files import scratch_folder
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
-from repro_golden.recording.operations.stream import FORMAT as STREAM_FORMAT
-from repro_golden.recording.operations.stream import Stream, read_stream
 from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import Checkout
 from repro_golden.subjects import identity_of
@@ -38,8 +37,7 @@ __all__ = ["Prober"]
 _OUT_OF_TIME = "runs out of time"
 _CRASHES = "crashes at step"
 _UNRECORDED = "is not recorded whole from step"
-_OPERATIONS = "operations"
-"""Folder of a recording's operations, in that of its trace."""
+_MOVED = "has other numbers in another recording"
 _DUMPED = 64 << 20
 """Bytes of whole tensors and of operations that a probe in the journal may have."""
 _CODES = 128
@@ -192,15 +190,18 @@ class Prober:
         self._charge(asked.stage, made, seconds)
         if outcome.failure and not (trace and asked.partial):
             return Skip(_reason(outcome.failure))
-        streams = _streams(folder)
+        streams = recordings.streams_of(folder)
         if trace is None or not streams:
             return Skip(f"it ends before step {steps[0]}")
-        if any(stream.problem for stream in streams):
+        size = _size(folder / recordings.FOLDER) + _size(trace.directory / "dumps")
+        if outcome.failure or size > _DUMPED or any(stream.problem for stream in streams):
             return Recording(trace, streams, seconds)
-        (folder / _OPERATIONS).rename(trace.directory / _OPERATIONS)
+        recordings.seal(folder)
+        (folder / recordings.FOLDER).rename(trace.directory / recordings.FOLDER)
         key = self._operations_key(asked, steps, values, changed)
         kept = self._keep(commit, asked, key, None, made, seconds, trace.directory, None)
-        return Recording(Trace(kept), [replace(stream, folder=kept / _OPERATIONS) for stream in streams], seconds)
+        streams = [replace(stream, folder=kept / recordings.FOLDER) for stream in streams]
+        return Recording(Trace(kept), streams, seconds, key, asked.run)
 
     def known_operations(
         self, asked: Request, steps: tuple[int, int], values: Sequence[int] = (), *, against: str
@@ -210,20 +211,25 @@ class Prober:
             return None
         key = self._operations_key(asked, steps, values, self._changed(asked, against))
         entry = self._journal.find(key, asked.run)
-        try:
-            trace = self._known(key, asked) if entry else None
-            streams = _streams(trace.directory) if isinstance(trace, Trace) else []
-        except (ReproError, LookupError, TypeError):  # damaged: record it again
+        trace = self._known(key, asked) if entry else None
+        streams = recordings.sealed_streams(trace.directory) if isinstance(trace, Trace) else []
+        if entry is None or not isinstance(trace, Trace) or not streams:
             return None
-        whole = bool(streams) and not any(stream.problem for stream in streams)
-        return Recording(trace, streams, entry.seconds) if entry and isinstance(trace, Trace) and whole else None
+        return Recording(trace, streams, entry.seconds, key, asked.run)
+
+    def forget(self, *made: Recording) -> None:
+        """Have recordings made anew when they are asked for again: a replay beside them had other numbers."""
+        for recording in made:
+            if recording.key:
+                with self._lock:
+                    self._journal.add(Entry(recording.key, recording.run, "", _MOVED, 0, 0.0, ""), None)
 
     def _operations_key(
         self, asked: Request, steps: tuple[int, int], values: Sequence[int], changed: Sequence[str]
     ) -> str:
         """As `key`; beside it all that decides what a recording holds, the commit for the lines of its stacks."""
-        rest = [str(STREAM_FORMAT), self._history.commit(asked.point), asked.steps, steps, list(values), changed]
-        return digest("operations", self.key(asked.point, asked.start), repr([*rest, [*asked.dump]]))
+        rest = [self._history.commit(asked.point), asked.steps, steps, list(values), changed, list(asked.dump)]
+        return digest("operations", recordings.recorder(), self.key(asked.point, asked.start), repr(rest))
 
     def _changed(self, asked: Request, against: str) -> list[str]:
         """Files of a point that another has not, or has otherwise."""
@@ -231,16 +237,20 @@ class Prober:
         names = self._git.text("diff-tree", "-r", "-z", "--name-only", "--no-renames", "--diff-filter=d", *ends)
         return [name for name in names.split("\0") if name]
 
-    def keep(self, asked: Request, recording: Recording) -> None:
-        """Journal a recording as a probe, too; who asks has seen that the recorder moved no number."""
-        folder, steps = recording.trace.directory, len(recording.trace.steps)
-        lasting = folder.parent == self._journal.folder / "probes"
-        entry = Entry(
-            self.key(asked.point, asked.start), asked.run, self._history.commit(asked.point), "", steps,
-            recording.seconds, folder.name if lasting else str(folder), undumped=_undumped(folder, asked),
-        )  # fmt: skip
+    def keep(self, asked: Request, recording: Recording) -> Recording:
+        """Journal a recording's trace as that of a probe; who asks has seen that the recorder moved no number."""
+        trace, commit = recording.trace, self._history.commit(asked.point)
+        key, steps = self.key(asked.point, asked.start), len(trace.steps)
+        if not recording.key:
+            kept = self._keep(commit, asked, key, None, steps, recording.seconds, trace.directory, None)
+            return replace(recording, trace=Trace(kept))
+        lasting = trace.directory.parent == self._journal.folder / "probes"  # both entries name the one folder
+        name = trace.directory.name if lasting else str(trace.directory)
+        undumped = _undumped(trace.directory, asked)
         with self._lock:
+            entry = Entry(key, asked.run, commit, "", steps, recording.seconds, name, undumped=undumped)
             self._journal.add(entry, None, lasting=lasting)
+        return recording
 
     def known(self, asked: Request) -> Answer | None:
         """What was found before, if that answers; costs nothing."""
@@ -289,7 +299,7 @@ class Prober:
         if entry is None:
             return None
         if entry.skip:  # time, and a crash at a later step, depend on the question
-            again = entry.skip.startswith((_OUT_OF_TIME, _CRASHES, _UNRECORDED))
+            again = entry.skip.startswith((_OUT_OF_TIME, _CRASHES, _UNRECORDED, _MOVED))
             return None if again else Skip(without_colours(entry.skip), diagnosis=entry.diagnosis)
         if entry.code is not None:
             return Code(entry.code)
@@ -373,7 +383,7 @@ class Prober:
         name = "" if skip or code is not None else f"{key}-{asked.run}-{uuid.uuid4().hex[:8]}"
         reason, known = (skip.reason, skip.diagnosis) if skip else ("", "")
         entry = Entry(key, asked.run, commit, reason, steps, seconds, name, code, known, _undumped(trace, asked))
-        if name and _size(trace / "dumps") + _size(trace / _OPERATIONS) > _DUMPED:  # for this bisect only
+        if name and _size(trace / "dumps") > _DUMPED:  # for this bisect only
             return trace.rename(self._scratch / f"dumped-{name}")
         case = self._case(asked.point)
         outside, then = self._outside[case.digest]
@@ -410,11 +420,6 @@ def _dumped(trace: Path, signals: Sequence[Signal]) -> list[Signal]:
 def _undumped(trace: Path, asked: Request) -> tuple[Signal, ...]:
     """Those whose whole content was asked for, and does not lie there."""
     return tuple(sorted(set(asked.dump) - set(_dumped(trace, asked.dump))))
-
-
-def _streams(folder: Path) -> list[Stream]:
-    """The operations of each rank that a folder holds."""
-    return [read_stream(path) for path in sorted((folder / _OPERATIONS).glob("rank-*.jsonl"))]
 
 
 def _size(folder: Path) -> int:
