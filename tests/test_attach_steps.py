@@ -175,6 +175,22 @@ def test_a_program_is_ended_after_the_steps_asked_for(tmp_path: Path) -> None:
     assert (len(trace.steps), trace.complete) == (3, True)
 
 
+def test_a_stream_that_another_thread_holds_does_not_keep_a_program_from_its_end(tmp_path: Path) -> None:
+    """It writes to a pipe that nobody reads, or wrote when the program was forked. The other streams are flushed."""
+    held = """
+import os, threading, time
+held = os.fdopen(os.pipe()[1], "wb")
+threading.Thread(target=held.write, args=(bytes(1 << 20),), daemon=True).start()
+kept = open("kept", "w")
+kept.write("kept")
+time.sleep(0.5)
+"""
+    trace, printed = traced(tmp_path, held + LONG, "trace", ("--steps", "2"))
+    assert printed.splitlines() == ["made 1", "made 2"]
+    assert (len(trace.steps), trace.complete) == (2, True)
+    assert (tmp_path / "kept").read_text() == "kept"
+
+
 @pytest.mark.whole
 def test_all_ranks_are_ended_together(tmp_path: Path) -> None:
     """Ranks that wait for each other in every step all end after the steps asked for, and so does their launcher."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import hashlib
+import io
 import os
 import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +20,7 @@ from repro_golden.recording.attach.names import Names
 from repro_golden.recording.attach.readings import of_parts, state
 from repro_golden.recording.attach.settings import Settings
 
-__all__ = ["facts", "generators", "terminal"]
+__all__ = ["facts", "flush_streams", "generators", "terminal"]
 
 FIRST = "first "
 """Before the names of generators as they were before the first step."""
@@ -125,3 +129,28 @@ def _prints(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
 def _hash(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:32]
+
+
+def flush_streams(patience: float = 3.0) -> None:
+    """Flush all files and streams that are open in this process, but for those that cannot be.
+
+    A stream is locked while it is written to. What another thread held when a process was forked is held for ever in
+    the fork, and a thread that writes to a pipe that nobody reads holds it as long.
+
+    Args:
+        patience: Seconds after which a stream that does not come back is left.
+    """
+    left = [o for o in gc.get_objects() if issubclass(type(o), io.IOBase)]
+
+    def flush() -> None:
+        while left:
+            with contextlib.suppress(Exception):  # closed, or not for writing
+                left.pop().flush()
+
+    while left:
+        worker = threading.Thread(target=flush, daemon=True)
+        worker.start()
+        before = len(left) + 1
+        while worker.is_alive() and len(left) < before:
+            before = len(left)
+            worker.join(patience)

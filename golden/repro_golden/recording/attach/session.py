@@ -8,8 +8,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fnmatch
-import gc
-import io
 import multiprocessing.util
 import os
 import re
@@ -393,6 +391,8 @@ class Session:
 
     def _stop(self) -> None:
         """End this process, with its files flushed and no more: the steps that were asked for are made."""
+        from repro_golden.recording.attach.process import flush_streams
+
         self._close(stopped=True)
         with contextlib.suppress(Exception):
             for child in multiprocessing.active_children():
@@ -401,9 +401,7 @@ class Session:
         with contextlib.suppress(Exception):
             while time.monotonic() < deadline and self._records.stopped() < self._world:
                 time.sleep(0.01)
-        for stream in [o for o in gc.get_objects() if issubclass(type(o), io.IOBase)]:
-            with contextlib.suppress(Exception):  # closed, or not for writing
-                stream.flush()
+        flush_streams()
         os._exit(0)
 
     def _close(self, *, stopped: bool = False) -> None:
