@@ -260,7 +260,7 @@ class RunFolder:
         return self._train.later(rollout) or any(n // self.steps_per_rollout > rollout for n in self._numbers())
 
     def _printed(self, rollout: int) -> bool:
-        """Whether the log holds all lines of a rollout: Ray forwards them late, but in their order."""
+        """Whether the log holds all lines of a rollout: Ray forwards a process's lines late, but in their order."""
         if self._log is None:
             return True
         last = max(self._log.steps, default=-1) // self.steps_per_rollout

@@ -401,7 +401,8 @@ class Session:
         with contextlib.suppress(Exception):
             while time.monotonic() < deadline and self._records.stopped() < self._world:
                 time.sleep(0.01)
-        flush_streams()
+        with contextlib.suppress(Exception):  # no thread can be started, say
+            flush_streams()
         os._exit(0)
 
     def _close(self, *, stopped: bool = False) -> None:
