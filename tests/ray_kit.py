@@ -71,6 +71,15 @@ def until(true: Callable[[], object], seconds: float = 60) -> bool:
     return True
 
 
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens at, each another: all are held until the last is drawn."""
+    with contextlib.ExitStack() as exits:
+        listeners = [exits.enter_context(socket.socket()) for _ in range(count)]
+        for listener in listeners:
+            listener.bind(("127.0.0.1", 0))
+        return [int(listener.getsockname()[1]) for listener in listeners]
+
+
 @contextlib.contextmanager
 def short() -> Iterator[Path]:
     """A folder with a short name, because sockets are made in it."""
@@ -83,9 +92,7 @@ def cluster(**more: str) -> Iterator[Node]:
     """A cluster of one node with two processors, whose programs see more variables."""
     with short() as folder:
         (folder / "files").mkdir()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        (port,) = free_ports(1)
         command = [
             sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--node-ip-address=127.0.0.1",
             f"--port={port}", "--num-cpus=2", f"--object-store-memory={STORE}", "--include-dashboard=false",

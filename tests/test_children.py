@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import ray_kit
 
 from repro_golden.base.errors import MachineFailureError
 from repro_golden.base.files import scratch_folder
@@ -473,3 +475,51 @@ def test_a_limit_on_file_sizes_is_the_machines(tmp_path: Path) -> None:
         )
         assert "MachineFailureError: the trainer met the limit on file sizes" in done.stderr, done.stdout + done.stderr
     assert exit_code(case(tmp_path, command=f'{{python}} -c "{own}{write}"'), Place(tmp_path), tmp_path / "log") == 1
+
+
+# -- Ray
+
+
+START = """\
+{python} -m ray.scripts.scripts start --head --node-ip-address=127.0.0.1 --port={port} --num-cpus=1 \
+    --object-store-memory={store} --include-dashboard=false --disable-usage-stats
+cat $TMPDIR/ray/ray_current_cluster
+"""
+
+
+@LINUX
+@pytest.mark.skipif(not ray_kit.INSTALLED, reason="needs ray")
+def test_a_cluster_that_ended_with_its_launch_is_not_waited_for() -> None:
+    """`ray start` of a launch leaves no address of its killed cluster; one that was there before, or answers, stays.
+
+    Where such an address is met all the same, the launch that waits for it is the machine's failure, and no commit's.
+    """
+    with ray_kit.short() as folder, socket.socket() as lives, socket.socket() as dead:
+        for each in (lives, dead):
+            each.bind(("127.0.0.1", 0))
+        lives.listen()
+        named = folder / "ray" / "ray_current_cluster"
+        (folder / "ray").mkdir()
+        variables = ray_kit.variables() | {"TMPDIR": str(folder)}
+
+        def ran(script: str, limit: float = 60.0) -> str:
+            log = folder / "log"
+            log.unlink(missing_ok=True)
+            Child(["/bin/sh", "-ec", script], folder, variables, log, limit).run()
+            return log.read_text()
+
+        (port,) = ray_kit.free_ports(1)
+        head = START.format(python=sys.executable, port=port, store=ray_kit.STORE)
+        assert ran(head).endswith(f":{port}"), "it was there while the cluster was"
+        assert not named.exists()
+
+        here = [f"127.0.0.1:{each.getsockname()[1]}" for each in (lives, dead)]
+        ran(f"echo {here[0]} > {named}")
+        assert named.exists(), "the cluster of another answers"
+        named.write_text(here[1])
+        ran("true")
+        assert named.read_text() == here[1], "it was there before"
+        port = dead.getsockname()[1]
+        init = f"{sys.executable} -c 'import ray; ray.init()'"
+        with pytest.raises(MachineFailureError, match=rf"a Ray cluster at \S+:{here[1].partition(':')[2]}, where none"):
+            ran(init, limit=20.0)

@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -233,6 +235,41 @@ def test_a_remote_that_keeps_nothing_is_one_line(tracked: Repo) -> None:
         dvc.set_default_remote("store", f"http://127.0.0.1:{server.server_port}", local=False)
         with pytest.raises(MachineFailureError, match=r"^the remote took .* and has not kept kept, [^\n]*$"):
             dvc.push(tracked.root / "kept.dvc")
+        server.shutdown()
+
+
+class Waits(Forgets):
+    """A remote that lets whoever brings a file wait."""
+
+    asked, may = threading.Event(), threading.Event()
+
+    def do_POST(self) -> None:
+        """Once it may."""
+        self.asked.set()
+        self.may.wait(60)
+        super().do_POST()
+
+
+@pytest.mark.whole
+def test_two_pushes_leave_each_others_lists_alone(tracked: Repo) -> None:
+    """While one push runs, another does not remove the lists that it has open."""
+    one, other, pointer = Dvc(tracked.root), Dvc(tracked.root), tracked.root / "kept.dvc"
+    one.pull(pointer)
+    site = re.search(r"site_cache_dir: (.+)", one.run("doctor"))
+    assert site
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Waits) as server, ThreadPoolExecutor(2) as pool:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        one.set_default_remote("store", f"http://127.0.0.1:{server.server_port}", local=False)
+        first = pool.submit(one.push, pointer)
+        assert Waits.asked.wait(60)
+        assert list(Path(site[1], "index").rglob("*")), "the first has them"
+        second = pool.submit(other.push, pointer)
+        time.sleep(5)  # longer than it takes to ask where they are
+        assert list(Path(site[1], "index").rglob("*"))
+        Waits.may.set()
+        for push in (first, second):
+            with pytest.raises(MachineFailureError, match="has not kept kept"):
+                push.result()
         server.shutdown()
 
 

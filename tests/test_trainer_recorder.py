@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import ray_kit
 from conftest import Repo, environment
 
 from repro_golden.dumps.rollout.files import RolloutDump, write_rollout_dump
@@ -110,20 +110,11 @@ def test_a_bisect_names_the_column_before_the_gradients(tmp_path: Path) -> None:
     assert found["differing"]["grad"] > 0
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at, each another: all are held until the last is drawn."""
-    with contextlib.ExitStack() as exits:
-        listeners = [exits.enter_context(socket.socket()) for _ in range(count)]
-        for listener in listeners:
-            listener.bind(("127.0.0.1", 0))
-        return [int(listener.getsockname()[1]) for listener in listeners]
-
-
 @pytest.fixture
 def ray_head() -> Iterator[tuple[list[int], str]]:
     """Ports and folder of a cluster that a launch script starts; its processes, and no other's, end with the test."""
     folder = tempfile.mkdtemp(prefix="ray-")  # short: the path of a socket is bounded
-    yield free_ports(4), folder
+    yield ray_kit.free_ports(4), folder
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if any(folder in word for word in process.cmdline()):

@@ -94,7 +94,7 @@ COMMANDS = {
     "again": "repro bisect 351e559f1..aed93211e --case stale --out ../report-again",
     "returns": "repro bisect 351e559f1..aed93211e --case reinforce --out ../report-returns",
     "dumps": "repro bisect d38dc29c9..41014d1f2 --case tiny",
-    "history": "repro history 351e559f1..aed93211e --case stale",
+    "history": "repro history 351e559f1~1..aed93211e --case stale",
     "critic": "repro bisect 045310b2b~1..045310b2b --case critic --out ../report-critic",
     **{name: f"repro bisect --layout case..{name} --case tiny -j 1" for name in ("tp2", "dp2", "submitted")},
 }

@@ -23,6 +23,7 @@ from repro_golden.base.errors import MachineFailureError
 from repro_golden.base.processes import tree_of
 from repro_golden.base.trust import VARIABLE, trust_of
 from repro_golden.case.file import Case
+from repro_golden.replay import ray_cluster
 from repro_golden.repository.checkout import Place
 
 __all__ = [
@@ -187,6 +188,7 @@ class Child:
         Raises:
             CancelledError: `cancel` was set.
             ChildFailure: it ran out of time.
+            MachineFailureError: it ran out of time, waiting for a Ray cluster that is gone.
             OSError: it could not be started.
         """
         with self.started() as process, self.beside(process.pid) if self.beside else contextlib.nullcontext():
@@ -203,6 +205,7 @@ class Child:
         with (
             self.log.open("ab") as output,
             reserved(output),
+            ray_cluster.forgotten(self.environment),
             tree_of(
                 self.command, cwd=self.cwd, environment=self.environment, output=output,
                 keep=self.keep, bound=self.bound,
@@ -222,6 +225,11 @@ class Child:
                 raise CancelledError
             if enough and enough():
                 return
+        if address := ray_cluster.unanswered(_last_lines(tail(self.log))):
+            raise MachineFailureError(
+                f"no end within {self.limit:g} s: the trainer waits for a Ray cluster at {address}, where none "
+                "answers; `ray stop --force` forgets one that was killed, RAY_ADDRESS may name it too; then run again"
+            )
         raise ChildFailure("timeout", -1, f"no end within {self.limit:g} s: raise subject.timeout", str(self.log))
 
 

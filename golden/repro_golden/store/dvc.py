@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import json
 import os
@@ -10,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from repro_golden.base.canonical import write_atomic
@@ -133,7 +134,18 @@ class Dvc:
     def _forget_lists(self) -> None:
         """Remove DVC's lists of files: another file may have come under a name, or the list was cut off by a kill."""
         if self._lists:
-            shutil.rmtree(self._lists, ignore_errors=True)
+            with self._lock(fcntl.LOCK_EX):  # a push beside this one has them open
+                shutil.rmtree(self._lists, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _lock(self, kind: int) -> Iterator[None]:
+        """Wait until no command runs, or until no list is removed; nothing where no lock can be kept."""
+        path = self.root / ".dvc" / "tmp" / "repro.lock"
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # as in a read-only checkout
+                path.parent.mkdir(exist_ok=True)
+                fcntl.flock(stack.enter_context(path.open("a")), kind)
+            yield
 
     @functools.cached_property
     def _lists(self) -> Path | None:
@@ -176,10 +188,13 @@ class Dvc:
         environment["PYTHONSAFEPATH"] = "1"  # the repository may hold a json.py
         environment["CI"] = "1"  # it looks for no newer version of itself, in a process that outlives it
         line = f"`dvc {' '.join(arguments)}`"
-        with tree_of(
-            [sys.executable, "-m", "dvc", *arguments], cwd=self.root, environment=environment,
-            output=subprocess.PIPE, errors=subprocess.PIPE, apart=False,  # it may ask for a password
-        ) as process:  # fmt: skip
+        with (
+            self._lock(fcntl.LOCK_SH),
+            tree_of(
+                [sys.executable, "-m", "dvc", *arguments], cwd=self.root, environment=environment,
+                output=subprocess.PIPE, errors=subprocess.PIPE, apart=False,  # it may ask for a password
+            ) as process,
+        ):  # fmt: skip
             try:
                 out, err = output_of(process, self.patience)
             except StandstillError:
