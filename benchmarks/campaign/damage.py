@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import struct
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import doctor_golden_kit
 import nightly_kit
+import torch
 from dump_kit import saved
 from promise import Asked, Promise
 from rollout_dump_kit import full_dump
@@ -19,15 +22,20 @@ from test_rollouts import example
 from trace_kit import SMALL, content, exact, write
 
 from repro.nightly.records import Nights
+from repro.site import folder as site
+from repro_bisect.probe import recordings
 from repro_bisect.probe.journal import Entry, Journal
+from repro_core.engines.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from repro_golden.base.errors import ReproError
 from repro_golden.compare.traces import compare
 from repro_golden.dumps.archive.reading import read_archive
 from repro_golden.dumps.rollout.files import read_rollout_dump, write_rollout_dump
 from repro_golden.fingerprint import reference
+from repro_golden.store.dvc import Dvc
 from repro_golden.store.golden import Store
 from repro_golden.store.rollout_file import write_rollout
 from repro_golden.store.rollouts import RolloutSet
+from repro_golden.subjects.environments.cache import Slot, kept
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.model import dump_path
 from repro_golden.trace.reader import read_dump
@@ -35,7 +43,7 @@ from repro_golden.trace.writer import metric_row, seal
 
 __all__ = ["promises"]
 
-TRIES = 2000
+TRIES = 2400
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,7 @@ class Format:
         file: The file that is damaged, relative to that.
         read: All that a reader says of it.
         less: Whether an answer that is another holds a part of what the whole file tells, and does not pass for it.
+        share: How many of the tries of a format it gets; fewer where a read takes seconds.
     """
 
     name: str
@@ -55,13 +64,15 @@ class Format:
     file: str
     read: Callable[[Path], Any]
     less: Callable[[Any, Any], bool] = lambda _found, _whole: False
+    share: float = 1.0
 
 
 def promises(asked: Asked) -> Iterator[Promise]:
     """A promise for each format."""
     formats = asked.some(list(_formats()), "damage")
     for number, each in enumerate(formats):
-        yield _tried(asked, each, asked.work / f"damage-{number}", asked.count(TRIES // len(formats), least=12))
+        tries = asked.count(TRIES // len(formats), least=12)
+        yield _tried(asked, each, asked.work / f"damage-{number}", round(tries * each.share))
 
 
 def _tried(asked: Asked, each: Format, folder: Path, tries: int) -> Promise:
@@ -83,7 +94,7 @@ def _tried(asked: Asked, each: Format, folder: Path, tries: int) -> Promise:
         (place / each.file).write_bytes(damaged)
         try:
             found = each.read(place)
-        except ReproError as error:
+        except (ReproError, CheckpointError) as error:
             said += 1
             promise.judge("\n" not in str(error) and len(str(error)) > 10, f"{each.file}, {how}: says {error}")
         except Exception as error:  # noqa: BLE001 - whatever it is, it would be a traceback
@@ -145,6 +156,16 @@ def _formats() -> Iterator[Format]:
     yield Format("a rollout dump", _rollout_dump, "3.pt", _of_rollout_dump)
     yield Format("a train dump", _tensors, "3_0.pt", lambda place: exact_of(read_archive(place / "3_0.pt")))
     yield Format("a night's results", _nights, "night.json", _of_nights)
+    for file in ("state.safetensors", "trainer.json"):
+        yield Format(f"a state's {file}", _state, f"s/{file}", _of_state)
+    for file in ("rank-00000.jsonl", "digest"):
+        path = f"{recordings.FOLDER}/{file}"
+        yield Format(f"recorded operations' {file}", _operations, path, _of_operations, lambda found, _: found == [])
+    yield Format("the mark of a built environment", _built, "key.built", _of_built, lambda found, _: found is None)
+    yield Format("the list of a site's files", _site, "site/repro-site.json", _of_site)
+    yield Format(
+        "the pointer of what DVC keeps", _pointer, "repo/kept.dvc", _of_pointer, lambda found, _: not found, 0.2
+    )
 
 
 def _trace(closed: bool, sealed: bool) -> Callable[[Path], None]:
@@ -259,8 +280,6 @@ def exact_of(value: Any) -> str:
 
 
 def _tensors(folder: Path) -> None:
-    import torch
-
     columns = {"log_probs": [torch.arange(5.0)], "tokens": [torch.arange(5)], "name": "x", "step": 3}
     saved(folder / "3_0.pt", columns)
 
@@ -276,3 +295,64 @@ def _of_nights(folder: Path) -> Any:
     home.mkdir(parents=True)
     shutil.copyfile(folder / "night.json", home / "night.json")
     return [exact(night.to_mapping()) for night in Nights(folder / "nights").read()]
+
+
+def _state(folder: Path) -> None:
+    state = {"weight": torch.arange(6.0), "rng/torch": torch.arange(8, dtype=torch.uint8)}
+    save_checkpoint(folder / "s", state, {"policy": "torch"}, lambda _: None)
+
+
+def _of_state(folder: Path) -> Any:
+    return exact_of({name: value.numpy() for name, value in load_checkpoint(folder / "s").items()})
+
+
+def _operations(folder: Path) -> None:
+    place = folder / recordings.FOLDER
+    place.mkdir()
+    lines = [{"format": 1, "step": 0, "rank": 0}, {"contents": [f"{at:032x}" for at in range(20)]}, {"end": ""}]
+    (place / "rank-00000.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    recordings.seal(folder)
+
+
+def _of_operations(folder: Path) -> Any:
+    streams = recordings.sealed_streams(folder)
+    return [(stream.folder / "rank-00000.jsonl").read_bytes() for stream in streams]
+
+
+def _built(folder: Path) -> None:
+    with kept(folder, "key", 2, lambda _: {"packages": {"torch": "2.13.0", "numpy": "2.1"}}, {}):
+        pass
+
+
+def _of_built(folder: Path) -> Any:
+    return Slot(folder, "key", {}).whole()
+
+
+def _site(folder: Path) -> None:
+    site.replace(folder / "site", {"index.html": b"<p>", "t/a.html": b"<p>"})
+
+
+def _of_site(folder: Path) -> Any:
+    return site.check(folder / "site")
+
+
+def _pointer(folder: Path) -> None:
+    repo = folder / "repo"
+    repo.mkdir()
+    subprocess.run(["git", "init", "--quiet"], cwd=repo, check=True)
+    dvc = Dvc(repo)
+    dvc.init()
+    dvc.set_default_remote("store", str(folder / "remote"), local=False)
+    (repo / "kept").mkdir()
+    for name in ("run.json", "rows"):
+        (repo / "kept" / name).write_text(f"content of {name}")
+    dvc.add(repo / "kept")
+    dvc.push(repo / "kept.dvc")
+    for path in (repo / "kept", repo / ".dvc" / "cache"):
+        shutil.rmtree(path)
+
+
+def _of_pointer(folder: Path) -> Any:
+    repo = folder / "repo"
+    Dvc(repo).pull(repo / "kept.dvc")
+    return sorted((path.name, path.read_bytes()) for path in (repo / "kept").glob("*"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 import threading
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from repro_golden.base.canonical import parse_json, write_atomic
 from repro_golden.base.errors import MachineFailureError
 from repro_golden.replay.children import (
     CancelledError,
@@ -30,6 +30,7 @@ from repro_golden.replay.children import (
     watched,
 )
 from repro_golden.repository.checkout import Place
+from repro_golden.trace.model import checked, to_checked_line
 
 __all__ = ["Slot", "kept"]
 
@@ -62,13 +63,13 @@ class Slot:
         return self.base / f"{self.key}.{kind}"
 
     def whole(self) -> dict[str, Any] | None:
-        """What its mark says, if it is there."""
+        """What its mark says, if it is there and as it was written."""
         try:
-            about = json.loads(self.path("built").read_text(encoding="utf-8"))
+            about = checked(parse_json(self.path("built").read_text(encoding="utf-8")))
             os.utime(self.path("built"))  # the time of its last use
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, TypeError, AttributeError):
             return None
-        return about if isinstance(about, dict) and self.folder.is_dir() else None
+        return about if self.folder.is_dir() else None
 
     def run(
         self, name: str, command: Sequence[str], cwd: Path, variables: Mapping[str, str], limit: float, what: str
@@ -160,21 +161,19 @@ def _build(slot: Slot, build: Callable[[Slot], Mapping[str, Any]], began: float)
     """Build it anew; a failure that came while this caller waited since `began` is shared."""
     failed = slot.path("failed")
     if failed.exists() and failed.stat().st_mtime > began:
-        stage, message = json.loads(failed.read_text(encoding="utf-8"))
-        raise ChildFailure(stage, -1, message, str(slot.path("log")))
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):  # damaged: it fails once more
+            told = checked(parse_json(failed.read_text(encoding="utf-8")))
+            raise ChildFailure(told["stage"], -1, told["message"], str(slot.path("log")))
     done = False
     try:
         _remove(slot.folder)
         slot.folder.mkdir()
         slot.path("log").write_bytes(b"")
-        about = build(slot)
-        part = slot.path("part")
-        part.write_text(json.dumps(about), encoding="utf-8")
-        part.replace(slot.path("built"))
+        write_atomic(slot.path("built"), to_checked_line(dict(build(slot))))
         failed.unlink(missing_ok=True)
         done = True
     except ChildFailure as failure:
-        failed.write_text(json.dumps([failure.stage, failure.message]), encoding="utf-8")
+        write_atomic(failed, to_checked_line({"stage": failure.stage, "message": failure.message}))
         raise
     except OSError as error:
         raise MachineFailureError(f"cannot build an environment in {slot.base}: {error.strerror}") from error
