@@ -49,21 +49,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--share", type=float, default=1.0, help="how much of the whole is tried (default: 1)")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument(
+        "--only", default="", help="of a part that was run before, try again the promises with this text"
+    )
     parser.add_argument("--out", type=Path, default=DATA, help="where the results are kept; the page is beside it")
     parser.add_argument("--page", action="store_true", help="write the page alone")
     options = parser.parse_args(arguments)
     if unknown := set(options.parts) - PARTS.keys():
         parser.error(f"no part is called {', '.join(sorted(unknown))}")
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    if options.only and (lacking := set(options.parts or PARTS) - results.keys()):
+        parser.error(f"{', '.join(sorted(lacking))} was not run before: leave out --only")
     broken, facts = 0, about(options)  # before the results make this checkout another than the commit
     for part in [] if options.page else options.parts or PARTS:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix=f"campaign-{part}-") as work:
-            asked = Asked(options.seed, options.share, Path(work), options.jobs)
+            asked = Asked(options.seed, options.share, Path(work), options.jobs, options.only)
             promises = []
             for promise in importlib.import_module(part).promises(asked):
+                if options.only not in promise.what:
+                    continue
                 promises.append(asdict(promise))
-                results[part] = {"about": facts, "seconds": time.monotonic() - began, "promises": promises}
+                new = {"about": facts, "seconds": time.monotonic() - began, "promises": promises}
+                results[part] = again(results[part], new) if options.only else new
                 options.out.write_text(json.dumps(results, indent=1) + "\n")
                 print(
                     f"{part}: {promise.what}: {promise.held} of {promise.tried}",
@@ -72,9 +80,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     flush=True,
                 )
                 broken += promise.tried != promise.held or not promise.tried
+            if not promises:
+                parser.error(f"nothing of {part} has {options.only!r} in its line")
     page = options.out.with_suffix(".md")
     page.write_text(filled(PAGE.read_text(), results))
     return int(broken > 0)
+
+
+def again(before: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """What was kept of a part, with the promises of it that were tried again in their places, each with its facts."""
+    facts = {key: value for key, value in new.items() if key != "promises"}
+    tried = {promise["what"]: promise | facts for promise in new["promises"]}
+    return {**before, "promises": [tried.get(promise["what"], promise) for promise in before["promises"]]}
 
 
 def about(options: argparse.Namespace) -> dict[str, Any]:
@@ -116,14 +133,27 @@ def shown(result: Mapping[str, Any]) -> str:
         ]
         for promise in result["promises"]
     ]
-    facts, broken = result["about"], [line for promise in result["promises"] for line in promise["broken"]]
-    versions = ", ".join(f"{name} {value}" for name, value in facts["versions"].items())
-    where = f"Seed {facts['seed']}, share {facts['share']:g}, {result['seconds'] / 60:.1f} min; {facts['machine']}, "
+    broken = [line for promise in result["promises"] for line in promise["broken"]]
+    later: dict[str, list[Mapping[str, Any]]] = {}
+    for promise in result["promises"]:
+        if "about" in promise:
+            later.setdefault(_where(promise), []).append(promise)
     return "\n".join([
         table(["promise", "tried", "held", "measured"], rows), "",
         *(["Broken:", "", *(f"- {' '.join(line.split())}" for line in broken), ""] if broken else []),
-        f"{where}{versions}, {facts['date']}, commit {facts['commit']}.",
+        f"{_where(result)}.",
+        *(f"\nTried again: {'; '.join(one['what'] for one in ones)}. {where}." for where, ones in later.items()),
     ])  # fmt: skip
+
+
+def _where(result: Mapping[str, Any]) -> str:
+    """How much was tried, where and when."""
+    facts = result["about"]
+    versions = ", ".join(f"{name} {value}" for name, value in facts["versions"].items())
+    return (
+        f"Seed {facts['seed']}, share {facts['share']:g}, {result['seconds'] / 60:.1f} min; {facts['machine']}, "
+        f"{versions}, {facts['date']}, commit {facts['commit']}"
+    )
 
 
 if __name__ == "__main__":

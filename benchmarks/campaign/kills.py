@@ -25,7 +25,7 @@ def promises(asked: Asked) -> Iterator[Promise]:
     names = [*_known(), *(["bisect --ray"] if ray_kit.INSTALLED else [])]
     # processes and no threads: a try is a fork, and a fork beside other threads may inherit a lock that one holds
     with ProcessPoolExecutor(max(1, asked.jobs), get_context("fork")) as pool:
-        yield from pool.map(partial(_tried, asked), asked.some(names, "kills"))
+        yield from pool.map(partial(_tried, asked), filter(asked.wants, asked.some(names, "kills")))
 
 
 def _known() -> dict[str, Scenario]:

@@ -46,6 +46,8 @@ Change = dict[str, Any]
 def promises(asked: Asked) -> Iterator[Promise]:
     """Four of each program: seen, at the step, by the signal, and no alarm."""
     for program, (title, whole) in PROGRAMS.items():
+        if not asked.wants(title):
+            continue
         began = time.monotonic()
         clean, judged = planted(asked, program, asked.count(whole))
         yield from _rows(title, clean, judged, time.monotonic() - began)

@@ -46,12 +46,18 @@ class Asked:
         share: How much of the whole is tried, above 0 and at most 1.
         work: An empty folder.
         jobs: Processes at once.
+        only: A part of the line of each promise that is tried; empty for all.
     """
 
     seed: int
     share: float
     work: Path
     jobs: int
+    only: str = ""
+
+    def wants(self, what: str) -> bool:
+        """Whether promises about this are tried."""
+        return self.only in what or (bool(what) and what in self.only)
 
     def count(self, whole: int, least: int = 1) -> int:
         """The share of so many."""
