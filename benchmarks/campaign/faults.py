@@ -17,8 +17,9 @@ __all__ = ["promises"]
 def promises(asked: Asked) -> Iterator[Promise]:
     """A promise for each kind of fault."""
     warm()
-    kinds = [partial(places.of, asked, name) for name in places.names(asked)]
-    kinds += [partial(kind.promises, asked) for kind in (remotes, shapes, clock)]
+    kinds = [partial(places.of, asked, name) for name in filter(asked.wants, places.names(asked))]
+    if not asked.only or not kinds:
+        kinds += [partial(kind.promises, asked) for kind in (remotes, shapes, clock)]
     # processes and no threads: see `kills`
     with ProcessPoolExecutor(max(1, asked.jobs), get_context("fork")) as pool:
         for kept in pool.map(_all, kinds):

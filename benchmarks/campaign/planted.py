@@ -26,7 +26,7 @@ __all__ = ["PROGRAMS", "Server", "promises"]
 
 PROGRAMS = {
     "loop": ("plain loop", 1100),
-    "core": ("built-in trainer", 2000),
+    "core": ("built-in trainer", 6800),
     "hf": ("HF Trainer", 1300),
     "lightning": ("Lightning", 620),
     "tp2": ("Megatron, TP2", 400),
