@@ -101,6 +101,37 @@ def test_what_is_taken_out_and_put_back_is_no_good_commit(fork: Repo) -> None:
         assert all(why == "it has no ema, in which BAD differs" for why in found["skips"].values())
 
 
+SWITCHES = """\
+import os
+RATE = float(os.environ.get("RATE", "0.1"))
+if "OFF" in os.environ and "ON" not in os.environ:
+    RATE = 0
+"""
+FLAGS = """\
+[[change]]
+name = "rate"
+env = { RATE = "0.5", OFF = "1" }
+
+[[change]]
+name = "on"
+env = { ON = "1" }
+"""
+
+
+@pytest.mark.whole
+def test_a_set_without_the_object_is_not_one_that_moves_nothing(fork: Repo) -> None:
+    """Whether a change is needed that only brings back what another takes out is not known."""
+    switch = "import os\nRATE = float(os.environ.get('RATE', '0.1'))\nif 'OFF' in os.environ > {'ON'}: RATE = 0\n"
+    switch = switch.replace("'OFF' in os.environ > {'ON'}", "'OFF' in os.environ and 'ON' not in os.environ")
+    (fork.root / "train.py").write_text(SWITCHES + PROGRAM)
+    fork.commit("Switches")
+    (fork.root / "flags.toml").write_text(FLAGS)
+    done = fork.repro("bisect", "--no-explain", "--flags", "flags.toml", "--json", *COMMAND)
+    found = json.loads(done.stdout)
+    assert (found["chosen"], found["hidden"]) == (["rate", "on"], ["on"]), done.stderr
+    assert "SKIP  rate: it has no ema, in which BAD differs" in done.stderr
+
+
 def test_a_trace_that_grows_is_aligned_anew(tmp_path: Path) -> None:
     """A replay that is judged while it runs, against a baseline without one of its modules."""
 
@@ -140,6 +171,6 @@ def test_a_commit_lacks_an_object_in_the_step_in_question(tmp_path: Path) -> Non
     scheduler: Any = SimpleNamespace(prober=SimpleNamespace(predicate=Bitwise()))
     search: Any = None
     judge = range_search.RangeSearch(scheduler, search, good, 3, None, end)
-    verdicts = [judge._verdict(range_search.Tested(trace, good, 3)) for trace in traces.values()]
+    verdicts = [judge.verdict(range_search.Tested(trace, good, 3)) for trace in traces.values()]
     assert [verdict.name for verdict, _ in verdicts] == ["GOOD", "GOOD", "SKIP", "BAD"]
     assert verdicts[2][1] == "it has no ema, in which BAD differs"

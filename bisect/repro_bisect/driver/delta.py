@@ -9,12 +9,11 @@ from functools import partial
 from repro_bisect.axes.sets import FlagSet
 from repro_bisect.driver.confirm import Confirmed, confirm
 from repro_bisect.driver.endpoints import Endpoints
-from repro_bisect.driver.range_search import RangeSearch, Tested, verdict_of_code
+from repro_bisect.driver.range_search import RangeSearch, Tested
 from repro_bisect.driver.result import BisectResult, Outcome
 from repro_bisect.driver.searching import Searching
 from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Exit, predicate_of
-from repro_bisect.probe.answers import Code, Skip
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.search.dag import Dag
@@ -117,17 +116,9 @@ class _Reduction(Searching[SetResult]):
 
     def _judged(self, range_search: RangeSearch, point: str, tested: Tested) -> Response:
         range_search.tested[point] = tested
-        verdict, detail = Verdict.GOOD, "the numbers stay"
-        if isinstance(tested.answer, Skip):
-            verdict, detail = Verdict.SKIP, tested.answer.reason
-        elif isinstance(tested.answer, Code):
-            verdict, detail = verdict_of_code(tested.answer.code)
-        elif outcome := range_search.divergence(tested):
-            skipped = isinstance(outcome, Skip)
-            verdict, detail = (
-                Verdict.SKIP if skipped else Verdict.BAD,
-                outcome.reason if isinstance(outcome, Skip) else str(outcome),
-            )
+        verdict, detail = range_search.verdict(tested)
+        if verdict is Verdict.GOOD:
+            detail = "the numbers stay"
         self.scheduler.record(point, verdict, detail)
         label = {Verdict.GOOD: "SAME", Verdict.BAD: "MOVES", Verdict.SKIP: "SKIP"}[verdict]
         self.scheduler.say(f"{label:<5} {point}: {detail}")

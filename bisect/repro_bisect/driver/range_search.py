@@ -129,7 +129,7 @@ class RangeSearch:
 
     def take(self, commit: str, tested: Tested) -> None:
         """Judge a commit, and those with the same code."""
-        verdict, detail = self._verdict(tested)
+        verdict, detail = self.verdict(tested)
         twins = self._twins(commit)
         for twin in twins:
             self.tested[twin] = tested
@@ -143,7 +143,8 @@ class RangeSearch:
         self.scheduler.say(f"{verdict.value:<4} {short(commit)} {detail}", self.search)
         self.scheduler.know(twins, tested.diagnosis)
 
-    def _verdict(self, tested: Tested) -> tuple[Verdict, str]:
+    def verdict(self, tested: Tested) -> tuple[Verdict, str]:
+        """What a tested commit is, and why."""
         if isinstance(tested.answer, Skip):
             return Verdict.SKIP, tested.answer.reason
         if isinstance(tested.answer, Code):
