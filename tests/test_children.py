@@ -490,17 +490,13 @@ cat $TMPDIR/ray/ray_current_cluster
 @LINUX
 @pytest.mark.skipif(not ray_kit.INSTALLED, reason="needs ray")
 def test_a_cluster_that_ended_with_its_launch_is_not_waited_for() -> None:
-    """`ray start` of a launch leaves no address of its killed cluster; one that was there before, or answers, stays.
+    """`ray start` of a launch leaves no address of its killed cluster; another's stays.
 
     Where such an address is met all the same, the launch that waits for it is the machine's failure, and no commit's.
     """
-    with ray_kit.short() as folder, socket.socket() as lives, socket.socket() as dead:
-        for each in (lives, dead):
-            each.bind(("127.0.0.1", 0))
-        lives.listen()
-        named = folder / "ray" / "ray_current_cluster"
-        (folder / "ray").mkdir()
-        variables = ray_kit.variables() | {"TMPDIR": str(folder)}
+    with ray_kit.short() as folder, socket.socket() as dead:
+        dead.bind(("127.0.0.1", 0))
+        named, variables = folder / "ray" / "ray_current_cluster", ray_kit.variables() | {"TMPDIR": str(folder)}
 
         def ran(script: str, limit: float = 60.0) -> str:
             log = folder / "log"
@@ -508,18 +504,43 @@ def test_a_cluster_that_ended_with_its_launch_is_not_waited_for() -> None:
             Child(["/bin/sh", "-ec", script], folder, variables, log, limit).run()
             return log.read_text()
 
-        (port,) = ray_kit.free_ports(1)
-        head = START.format(python=sys.executable, port=port, store=ray_kit.STORE)
-        assert ran(head).endswith(f":{port}"), "it was there while the cluster was"
+        ports = ray_kit.free_ports(2)
+        heads = [START.format(python=sys.executable, port=port, store=ray_kit.STORE) for port in ports]
+        assert ran(heads[0]).endswith(f":{ports[0]}"), "it was there while the cluster was"
         assert not named.exists()
-
-        here = [f"127.0.0.1:{each.getsockname()[1]}" for each in (lives, dead)]
-        ran(f"echo {here[0]} > {named}")
-        assert named.exists(), "the cluster of another answers"
-        named.write_text(here[1])
-        ran("true")
-        assert named.read_text() == here[1], "it was there before"
         port = dead.getsockname()[1]
-        init = f"{sys.executable} -c 'import ray; ray.init()'"
-        with pytest.raises(MachineFailureError, match=rf"a Ray cluster at \S+:{here[1].partition(':')[2]}, where none"):
-            ran(init, limit=20.0)
+        ran(f"{heads[1]}\necho 127.0.0.1:{port} > {named}")
+        assert named.read_text() == f"127.0.0.1:{port}\n", "it names no cluster of this launch"
+        with pytest.raises(MachineFailureError, match=rf"a Ray cluster at \S+:{port}, where none"):
+            ran(f"{sys.executable} -c 'import ray; ray.init()'", limit=20.0)
+
+
+# -- extensions of torch
+
+
+BUILD = """\
+import os, sys, time
+from pathlib import Path
+from torch.utils.file_baton import FileBaton
+folder = Path(sys.argv[1])
+folder.mkdir(parents=True)
+(folder / "build.ninja").touch()
+(folder / "made").touch()
+assert FileBaton(str(folder / "lock")).try_acquire()
+if "again" in sys.argv:
+    (folder / "lock").unlink()
+    (folder / "lock").touch()
+(folder / "holds").touch()
+time.sleep(999)
+"""
+
+
+@LINUX
+@pytest.mark.parametrize("whose", ["ours", "again"])
+def test_nobody_waits_for_a_build_that_was_killed(tmp_path: Path, whose: str) -> None:
+    """The lock of torch's extensions goes with the process that builds; one that another made since stays."""
+    folder = tmp_path / "fused"
+    building = child(tmp_path, sys.executable, "-c", BUILD, str(folder), whose)
+    assert building.run(enough=(folder / "holds").exists) == -signal.SIGKILL
+    assert (folder / "lock").exists() == (whose == "again")
+    assert (folder / "made").exists()

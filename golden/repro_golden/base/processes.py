@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from repro_golden.base.credentials import handed_on
+from repro_golden.base.left_behind import left_by, remove
 
 __all__ = ["MARK", "StandstillError", "descendants", "output_of", "tree_of"]
 
@@ -141,8 +142,9 @@ def _start_bound(
 
 
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:
-    """Kill the process and all of its own, again and again until none is left."""
+    """Kill the process and all of its own, again and again until none is left, and what others would wait for."""
     processes = _found(process, mark)  # before any is killed: orphans have lost their parent
+    left = left_by(processes)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     _kill(processes)
@@ -154,6 +156,7 @@ def _end(process: subprocess.Popen[bytes], mark: str) -> None:
     while (processes := _found(process, mark)) and time.monotonic() < deadline:
         _kill(processes)
         time.sleep(0.01)
+    remove(left)
 
 
 def _kill(processes: set[int]) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -23,7 +24,6 @@ from repro_golden.base.errors import MachineFailureError
 from repro_golden.base.processes import tree_of
 from repro_golden.base.trust import VARIABLE, trust_of
 from repro_golden.case.file import Case
-from repro_golden.replay import ray_cluster
 from repro_golden.repository.checkout import Place
 
 __all__ = [
@@ -205,7 +205,6 @@ class Child:
         with (
             self.log.open("ab") as output,
             reserved(output),
-            ray_cluster.forgotten(self.environment),
             tree_of(
                 self.command, cwd=self.cwd, environment=self.environment, output=output,
                 keep=self.keep, bound=self.bound,
@@ -225,7 +224,7 @@ class Child:
                 raise CancelledError
             if enough and enough():
                 return
-        if address := ray_cluster.unanswered(_last_lines(tail(self.log))):
+        if address := _unanswered(_last_lines(tail(self.log))):
             raise MachineFailureError(
                 f"no end within {self.limit:g} s: the trainer waits for a Ray cluster at {address}, where none "
                 "answers; `ray stop --force` forgets one that was killed, RAY_ADDRESS may name it too; then run again"
@@ -308,6 +307,20 @@ _KILL = ("9", "SIGKILL", "Killed")
 def _killed(who: str, name: str) -> MachineFailureError:
     what = "memory or /dev/shm" if name == "SIGBUS" else "memory"
     return MachineFailureError(f"{who} was killed by {name}; free {what} and run again")
+
+
+_NO_CLUSTER = re.compile(r"Failed to connect to GCS at address (\S{1,60}):(\d{1,5}) within")
+"""What each try to reach a cluster that is gone prints; of Ray's src/ray/rpc/gcs/gcs_rpc_client.h."""
+
+
+def _unanswered(output: str) -> str:
+    """The address of a Ray cluster that a program cannot reach, by what it printed and by our own try; '' if none."""
+    for host, port in _NO_CLUSTER.findall(output)[-1:]:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=2.0).close()
+        except (OSError, OverflowError):
+            return f"{host}:{port}"
+    return ""
 
 
 def blame_the_network(what: str, log: Path) -> None:
