@@ -488,6 +488,7 @@ cat $TMPDIR/ray/ray_current_cluster
 
 
 @LINUX
+@pytest.mark.whole
 @pytest.mark.skipif(not ray_kit.INSTALLED, reason="needs ray")
 def test_a_cluster_that_ended_with_its_launch_is_not_waited_for() -> None:
     """`ray start` of a launch leaves no address of its killed cluster; another's stays.
