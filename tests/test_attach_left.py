@@ -107,6 +107,41 @@ main()
     assert "differs at step 4, phase update, signal copy/moments/0" in said
 
 
+ANEW = """
+def train():
+    params = [torch.randn(3, 4).requires_grad_(), torch.randn(4, 1).requires_grad_()]
+    x = torch.randn(8, 3)
+    for step in range(4):
+        loss = (torch.tanh(x @ params[0]) @ params[1]).square().mean()
+        GRADIENTS
+        rate = 0.2 if other and step == 3 else 0.1
+        params = [(p - rate * g).detach().requires_grad_() for p, g in zip(params, grads)]
+    return params
+"""
+
+
+@pytest.mark.parametrize(
+    "gradients",
+    ["grads = torch.autograd.grad(loss, params)", "loss.backward(); grads = [p.grad for p in params]"],
+    ids=["grad", "backward"],
+)
+def test_parameters_that_are_made_anew_in_each_step(tmp_path: Path, gradients: str) -> None:
+    """What a step made takes the place of what it was made of, after the last step too."""
+    program = (
+        ANEW.replace("GRADIENTS", gradients).replace("def train():", "if True:").replace("    return params\n", "")
+    )
+    code, said = diff(tmp_path, program)
+    assert code == 1
+    assert "differs at step 3, phase update" in said
+    assert "looked at 2 parameters, 2 gradients" in said
+
+
+def test_parameters_that_are_gone_at_the_end_are_told(tmp_path: Path) -> None:
+    """Those that the last step made, in a function that has returned, were not seen; that is said."""
+    _, said = diff(tmp_path, ANEW.replace("GRADIENTS", "grads = torch.autograd.grad(loss, params)") + "train()\n")
+    assert "seen but not looked at: " in said and "it made its parameters anew" in said, said
+
+
 def test_each_buffer_without_plain_bytes_is_named(tmp_path: Path) -> None:
     """Sparse and nested tensors end no recording, and each is told by its own name."""
     code, said = diff(

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from repro.report.plot_data import PlotData, picture_of
 from repro_bisect.axes.axis import PointInfo, short
-from repro_bisect.axes.commits import Commits, History, merge_base, resolve
+from repro_bisect.axes.commits import Commits, History, merge_bases, resolve
 from repro_bisect.driver.commits import bisect_range
 from repro_bisect.driver.drift import Drift, drift
 from repro_bisect.driver.result import BisectResult, Culprit
@@ -231,11 +231,18 @@ class _Pair:
         """The comparison, without names."""
         case, checkout = self.case, self.checkout
         self.head, good = resolve(checkout, self.head), resolve(checkout, self.base)
-        fork = merge_base(checkout, good, self.head)
-        if fork is None:
+        bases = merge_bases(checkout, good, self.head)
+        if not bases:
             raise ReproError(f"{self.base} and {short(self.head)} have no commit in common: give a base that they have")
+        fork, *others = bases
         if fork != good:
             self.notes.append(f"compared with {short(fork)}, where the branch left {self.base} ({short(good)})")
+        if others:
+            also = ", ".join(map(short, others))
+            self.notes.append(
+                f"{self.base} and the branch were merged into each other: {also} is a newest commit of both too, and "
+                f"what {short(fork)} lacks of it counts as the branch's; give a base that holds both"
+            )
         self.base = fork
         paths = case.paths(self.options.paths)
         if not case.subject.path:

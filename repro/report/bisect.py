@@ -95,7 +95,7 @@ def _pairs(result: SetResult) -> list[tuple[str, str]]:
 def explanation(result: BisectResult, what: str = "commit") -> str:
     """Whether the culprit is the whole story."""
     if result.earlier and result.culprit:
-        command = f"repro bisect {short(result.good)}..{short(result.culprit.parents[0])}"
+        command = f"repro bisect {short(result.good)}..{short(result.culprits[0].before)}"
         text = f"{what.capitalize()}s before it move the numbers too, in a later step: {result.earlier}."
         return f"{text} `--all` names them, or search on with `{command}`."
     if result.explains_bad is None:

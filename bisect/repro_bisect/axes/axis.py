@@ -10,7 +10,7 @@ from typing import Protocol
 from repro_golden.base.canonical import digest
 from repro_golden.case.file import Case
 
-__all__ = ["Axis", "Change", "PointInfo", "Varied", "short"]
+__all__ = ["Axis", "Change", "PointInfo", "Varied", "before", "short"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
@@ -94,6 +94,18 @@ class Axis(Protocol):
 
     def git_tests(self, culprit: str, verdicts: Mapping[str, str]) -> int | None:
         """Tests that `git bisect run` makes until it names a culprit; None where it cannot, or that is not known."""
+
+
+def before(axis: Axis, point: str, good: str) -> str:
+    """What a point is compared with, to see what it did itself.
+
+    Of a merge that is the side on which `good` lies: what the other side lacks of it is not the merge's doing.
+    """
+    parents = axis.info(point).parents
+    if len(parents) < 2:
+        return parents[0] if parents else good
+    holding = {good, *axis.descendants(good)}
+    return next((parent for parent in parents if parent in holding), parents[0])
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from repro_golden.repository.checkout import Checkout, no_such_code
 from repro_golden.repository.code_key import code_keys
 from repro_golden.repository.git import GitFailedError
 
-__all__ = ["Commits", "History", "merge_base", "resolve"]
+__all__ = ["Commits", "History", "merge_bases", "resolve"]
 
 
 def resolve(checkout: Checkout, revision: str) -> str:
@@ -27,9 +27,9 @@ def resolve(checkout: Checkout, revision: str) -> str:
         raise ReproError(f"git knows no commit {revision!r} here: check the spelling, or fetch it first") from None
 
 
-def merge_base(checkout: Checkout, a: str, b: str) -> str | None:
-    """The newest commit that two have in common; None where they have none."""
-    return checkout.git.text("merge-base", a, b, none=1) or None
+def merge_bases(checkout: Checkout, a: str, b: str) -> list[str]:
+    """The newest commits that two have in common: none, or one, or several where each was merged into the other."""
+    return checkout.git.text("merge-base", "--all", a, b, none=1).split()
 
 
 class Commits:
@@ -168,7 +168,7 @@ class History(Commits):
         good, bad = resolve(checkout, left), resolve(checkout, right or "HEAD")
         if good == bad:
             raise ReproError(f"{left} and {right or 'HEAD'} are the same commit: there is nothing between them")
-        base, named = merge_base(checkout, good, bad), good
+        base, named = next(iter(merge_bases(checkout, good, bad)), None), good
         if from_base and base not in (None, bad):
             good = base or good
         elif base != good:

@@ -126,13 +126,15 @@ class Bisection(Searching[BisectResult]):
             if not self.options.every:
                 return self._result("found", [confirmed.culprit], explains_bad=explains, earlier=confirmed.earlier)
             commit = confirmed.culprit.commit.commit
-            if brought := self._brought_in(interval, commit):
-                self.scheduler.say(f"{short(commit)} is a merge: searching what it brought in")
+            brought = self._brought_in(interval, commit)
+            if brought is not None:
+                what = "searching what it brought in" if brought else "it brought in what GOOD has"
+                self.scheduler.say(f"{short(commit)} is a merge: {what}")
                 waiting += brought
             elif commit not in {c.commit.commit for c in culprits}:
                 culprits.append(confirmed.culprit)
             if confirmed.earlier:
-                parent = confirmed.culprit.commit.parents[0]
+                parent = confirmed.culprit.before
                 self.scheduler.say(
                     f"{short(parent)} before it differs from GOOD at {confirmed.earlier}: searching it too"
                 )
@@ -194,19 +196,28 @@ class Bisection(Searching[BisectResult]):
         dag = Dag.between(parents, [interval.good], interval.bad)
         return Search(dag, interval.bad, [interval.good], presume=not self.options.try_skips)
 
-    def _brought_in(self, interval: Interval, commit: str) -> list[Interval]:
-        """The sides of a merge that do not contain the baseline, where they differ from GOOD: the change is theirs."""
-        if interval.good == self.history.good:
-            return []
-        baseline, intervals = self.ends.baseline, list[Interval]()
-        inside = self.history.descendants(interval.good)
-        for parent in self.history.parents.get(commit, ()):
-            if parent in inside or parent == interval.good or parent not in self.history.parents:
+    def _brought_in(self, interval: Interval, commit: str) -> list[Interval] | None:
+        """What a merge brought to a baseline that is not GOOD: the sides to search, for the change is theirs.
+
+        Returns:
+            None where it brought nothing that moves the numbers, so that the change is its own. No side at all where
+            what it brought is GOOD's own, which the baseline lacks.
+        """
+        history, baseline = self.history, self.ends.baseline
+        if interval.good == history.good:
+            return None
+        inside, after_good = history.descendants(interval.good), history.descendants(history.good)
+        lacks_good, brought, goods_own = interval.good not in after_good, list[Interval](), False
+        for parent in history.parents.get(commit, ()):
+            if parent in inside or parent == interval.good:
+                continue
+            goods_own = goods_own or (lacks_good and (parent not in history.parents or parent in after_good))
+            if parent not in history.parents:
                 continue
             (answer,) = self.scheduler.ask(Request(parent, self.prober.case.steps, full=True, run=2))
             if isinstance(answer, Trace) and baseline and first_violation(self.predicate, baseline, answer):
-                intervals.append(Interval(self.history.good, parent, baseline, answer))
-        return intervals
+                brought.append(Interval(history.good, parent, baseline, answer))
+        return brought if brought or goods_own else None
 
     def _result(
         self, outcome: Outcome, culprits: Sequence[Culprit], *, ambiguous: Ambiguous[str] | None = None, **more: Any

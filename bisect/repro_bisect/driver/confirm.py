@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 from repro_bisect.axes.axis import PointInfo, short
+from repro_bisect.axes.axis import before as point_before
 from repro_bisect.driver.range_search import RangeSearch
 from repro_bisect.driver.result import Culprit
 from repro_bisect.explain.driver import Recorded
@@ -99,7 +100,7 @@ def confirm(
     first = trace_of(tested.answer, "the culprit")
     outcome = range_search.divergence(tested)
     divergence = outcome if isinstance(outcome, Divergence) else end
-    steps, parent = scheduler.prober.case.steps, info.parents[0] if info.parents else interval.good
+    steps, parent = scheduler.prober.case.steps, point_before(history, commit, interval.good)
     judged = interval.baseline if parent == interval.good else _straight(range_search, parent)
     asked = [
         Request(c, steps, stage="confirmation", run=2, partial=True, dump=divergence.signals) for c in (parent, commit)
@@ -141,7 +142,7 @@ def confirm(
     environment = [str(change) for change in environment_changes(before.header, after.header)]
     comparison = replace(compare(before, after), divergence=moved)
     renames = aligned(interval.baseline, before).renames
-    culprit = Culprit(info, moved, comparison, environment, renames=renames)
+    culprit = Culprit(info, moved, comparison, environment, renames=renames, before=parent)
     return Confirmed(culprit, after, last, explains, before, earlier, recorded=recorded)
 
 
@@ -224,7 +225,7 @@ def _straight(range_search: RangeSearch, commit: str) -> Trace | None:
 
 def _by_exit_code(scheduler: Scheduler, info: PointInfo, interval: Interval) -> Confirmed:
     """Run culprit and parent once more: flaky where a code says something else than before."""
-    parent = info.parents[0] if info.parents else interval.good
+    parent = point_before(scheduler.history, info.commit, interval.good)
     scheduler.say(f"confirming {short(info.commit)} {info.subject}: running it and its parent once more")
     steps, points = scheduler.prober.case.steps, (info.commit, parent)
     answers = scheduler.ask(*(Request(point, steps, stage="confirmation", run=1) for point in points))

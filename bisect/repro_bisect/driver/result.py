@@ -30,6 +30,7 @@ class Culprit:
         explanation: The operation and the line at which its numbers leave its parent's; None where that was not asked.
         unexplained: Why there is none although it was.
         renames: What the commits before it renamed: its parent's numbers are GOOD's under other names.
+        before: What its replay was compared with: its parent, of a merge the one that holds GOOD; "" where none was.
     """
 
     commit: PointInfo
@@ -39,6 +40,7 @@ class Culprit:
     explanation: Explanation | None = None
     unexplained: str = ""
     renames: Renames = NOTHING
+    before: str = ""
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""

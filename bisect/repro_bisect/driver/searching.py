@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
+from repro_bisect.axes.axis import before as point_before
 from repro_bisect.driver.confirm import Interval
 from repro_bisect.driver.endpoints import Endpoints
 from repro_bisect.driver.range_search import RangeSearch, Tested
@@ -72,7 +73,7 @@ class Searching(ABC, Generic[R]):
         info, divergence = culprit.commit, culprit.divergence
         if divergence is None or culprit.comparison is None:  # an exit code, or verdicts that are noisy
             return culprit
-        before = info.parents[0] if info.parents else self.history.good
+        before = culprit.before or point_before(self.history, info.commit, self.history.good)
         states = self.ends.golden_states() if before == self.history.good else {}
         try:
             explanation = explain(
@@ -111,7 +112,8 @@ class Searching(ABC, Generic[R]):
             range_search.tested[interval.bad] = Tested(interval.last, interval.baseline, bound)
         if (interval.good, interval.bad) == (self.history.good, self.history.bad):
             for point, answer in self.ends.ahead.items():
-                range_search.take(point, Tested(answer, interval.baseline, bound))
+                if point in search.dag:  # not one of those that lack GOOD, where only the others are searched
+                    range_search.take(point, Tested(answer, interval.baseline, bound))
         return range_search
 
     def result(

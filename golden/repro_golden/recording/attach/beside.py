@@ -21,7 +21,7 @@ from repro_golden.recording.attach.module_plan import ModulePlan, Part, Root
 from repro_golden.recording.attach.names import modules_of, walk
 from repro_golden.recording.attach.reached import Reached, is_tensor
 from repro_golden.recording.attach.readings import Places, Reading, Tensors, is_leaf
-from repro_golden.recording.attach.variables import names_of, of_type
+from repro_golden.recording.attach.variables import names_of, of_type, variables
 
 __all__ = ["Beside", "unreadable"]
 
@@ -103,6 +103,14 @@ class Beside:
             tensors += [tensor for module in modules if module is not None for tensor in module._parameters.values()]
         with_grad = {id(tensor): tensor for tensor in tensors if tensor is not None and tensor.grad is not None}
         return list(({id(p): p for p in known} | with_grad).values())
+
+    def led_to(self, *, end: bool = False) -> dict[str, torch.Tensor]:
+        """Leaves that variables, and the mappings and lists that these lead to, hold now; by name."""
+        found: dict[str, torch.Tensor] = {}
+        for name, container in self._reached.containers(end=end):
+            found |= {f"{name}.{key}": tensor for key, tensor in tensors_in(container)}
+        found |= {name: value for name, value in variables(also=self._reached.modules) if is_tensor(value)}
+        return {name: tensor for name, tensor in found.items() if tensor.requires_grad and is_leaf(tensor)}
 
     def _refresh(self, step: int, parameters: Iterable[torch.Tensor], *, end: bool = False) -> bool:
         """Whether it was time to search."""
@@ -349,7 +357,8 @@ class _Alive(NamedTuple):
             containers = [m for m in filled if is_tensor(next(iter(dict.values(m))))]
         containers += [items for items in lists if items and items is not tensors and is_tensor(items[0])]
         lists.clear()  # it has itself in it, and would keep all of this alive until garbage is collected
-        ready = [o for o in optimizers if hasattr(o, "param_groups")]
+        # a wrapper that is made without torch's own __init__ may have none of its own
+        ready = [o for o in optimizers if hasattr(o, "param_groups") and hasattr(o, "state")]
         return cls(modules_of(modules), ready, tensors, containers)
 
 

@@ -17,11 +17,38 @@ __all__ = ["ByHand", "hook"]
 
 
 class ByHand:
-    """Stands for the optimizer that there is not: what has a gradient is a parameter."""
+    """Stands for the optimizer that there is not: what has a gradient is a parameter.
+
+    A program may write to its parameters, or make new ones in each step: `params = [(p - rate * g) ...]`.
+    """
 
     def __init__(self, parameters: list[torch.Tensor]) -> None:
         self.param_groups: list[dict[str, Any]] = [{"params": parameters}]
         self.state: Mapping[Any, Any] = {}
+        self._led_to: Mapping[str, torch.Tensor] = {}
+        self._anew = False
+        self.open = False
+        """Whether a step is under way."""
+        self.unread: dict[str, str] = {}
+        """By name, why something was not read."""
+
+    def begin(self, parameters: list[torch.Tensor], led_to: Mapping[str, torch.Tensor]) -> None:
+        """A step begins with these, and with what names lead to now."""
+        self.param_groups, self._led_to = [{"params": parameters}], led_to
+
+    def follow(self, led_to: Mapping[str, torch.Tensor]) -> None:
+        """A step has ended: what it made anew, by what names lead to now, takes the place of what was there."""
+        after = {
+            id(tensor): led_to[name]
+            for name, tensor in self._led_to.items()
+            if name in led_to and (led_to[name].shape, led_to[name].dtype) == (tensor.shape, tensor.dtype)
+        }
+        parameters = self.param_groups[0]["params"]
+        self._anew = self._anew or any(after.get(id(p), p) is not p for p in parameters)
+        if self._anew and not all(id(p) in after for p in parameters):
+            self.unread["the last update"] = "it made its parameters anew, and they were gone when it could be read"
+        self.begin([after.get(id(p), p) for p in parameters], {})
+        self.open = False
 
 
 class _Depth(threading.local):

@@ -93,7 +93,6 @@ class Session:
         self._first: dict[str, str] = {}
         self._turns = Turns()
         self._hand: ByHand | None = None
-        self._hand_open = False
         self._after: Any = None
 
     def forked(self) -> None:
@@ -266,6 +265,8 @@ class Session:
         """Read what the step left behind, at the program's end what was held then."""
         if not self._records.opened:
             self._open()
+        if self._hand and optimizers == [self._hand]:
+            self._hand.follow(self.around.led_to(end=end))
         now = time.perf_counter()
         if self._began is not None:
             self._seconds.append(now - self._began)
@@ -333,7 +334,7 @@ class Session:
         if not parameters:
             return False
         self._hand = self._hand or ByHand([])
-        self._hand.param_groups = [{"params": list(parameters.values())}]
+        self._hand.begin(list(parameters.values()), self.around.led_to())
         if self._begin(self._hand, outermost=True):
             return True
         if self.settings.record:
@@ -343,13 +344,12 @@ class Session:
                 if id(parameter) in given:
                     gradients.tensors[name] = given[id(parameter)][1]
             self._read("grad", "", Reading(dict(sorted(gradients.tensors.items())), gradients.places))
-        self._hand_open = True
+        self._hand.open = True
         return False
 
     def end_by_hand(self, *, end: bool = False) -> None:
         """The next backward pass begins, or an optimizer is made; or the program has ended."""
-        if self._hand_open and self._hand is not None:
-            self._hand_open = False
+        if self._hand is not None and self._hand.open:
             self.step([self._hand], skipped=False, end=end)
 
     # -- files
@@ -458,7 +458,7 @@ class Session:
             met = [optimizer() for optimizer, _ in self._met.values()]
             self._records.log.put(".terminal", terminal(met, self.names, self._first, self._logged))
         end = {"steps": self._step, "stopped": stopped, "ignored": sorted({*self._metrics.ignored, *TIMES})}
-        unread = self.around.unread | self._files.unread
+        unread = self.around.unread | self._files.unread | (self._hand.unread if self._hand else {})
         end["unread"] = dict(sorted(unread.items()))
         end |= {"modules": loaded(), "places": places(self.settings.place, self._main)}
         self._records.log.put(".end", end | {"spent": measure(self._seconds)})
