@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -58,9 +59,9 @@ _PORT = re.compile(r"--gcs[-_]server[-_]port=(\d+)")
 
 def _named_clusters(folder: Path) -> Iterator[Path]:
     """The file that names the cluster whose head this process is."""
-    if (folder / "comm").read_text().strip() != "gcs_server":
+    if (folder / "comm").read_bytes().strip() != b"gcs_server":
         return
-    words = (folder / "cmdline").read_text(errors="surrogateescape").split("\0")
+    words = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")
     session, port = (next(filter(None, map(known.fullmatch, words)), None) for known in (_SESSION, _PORT))
     if session and port:
         path = Path(session[1]).parent / "ray_current_cluster"
