@@ -166,7 +166,10 @@ def test_exit_codes_mean_what_git_means(tmp_path: Path) -> None:
 
 @pytest.mark.whole
 def test_a_metric_bound_ends_a_probe_at_its_violation(tmp_path: Path) -> None:
-    """Under a metric predicate bits may move; the commit that breaks the bound is named, and its probes end there."""
+    """Under a metric predicate bits may move; the commit that breaks the bound is named, and its probes end there.
+
+    With `--quick`: else BAD goes to its end where a start takes longer than all steps, for its trace confirms.
+    """
     repo = start(tmp_path, case=None)
     good = repo.git("rev-parse", "HEAD")
     edit(repo, SCALE, "scale = 1.0 + 1e-6\n", "Move bits alone")
@@ -176,7 +179,7 @@ def test_a_metric_bound_ends_a_probe_at_its_violation(tmp_path: Path) -> None:
     note(repo, "two")
     command = ("--", sys.executable, "train.py", "--steps", "12")
     result, progress = bisect(
-        repo, f"{good}..HEAD", "--when", "metric:loss rtol=1e-3", "--metric", LOSS, "-j", "1", *command
+        repo, f"{good}..HEAD", "--when", "metric:loss rtol=1e-3", "--metric", LOSS, "-j", "1", "--quick", *command
     )
     assert result["culprit"]["commit"] == culprit, progress
     assert (result["divergence"]["step"], result["divergence"]["signal"]) == (2, "loss")
