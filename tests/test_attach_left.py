@@ -142,6 +142,27 @@ def test_parameters_that_are_gone_at_the_end_are_told(tmp_path: Path) -> None:
     assert "seen but not looked at: " in said and "it made its parameters anew" in said, said
 
 
+def test_a_wrapper_that_keeps_nothing_ends_no_recording(tmp_path: Path) -> None:
+    """One of torch's class that is made without torch's own beginning, and so has no state: what it wraps is read."""
+    code, said = diff(
+        tmp_path,
+        """
+class Wrapper(torch.optim.Optimizer):
+    def __init__(self, inner):
+        self.inner, self.param_groups = inner, inner.param_groups
+    def zero_grad(self):
+        self.inner.zero_grad()
+    def step(self):
+        self.inner.step()
+model = net()
+for step in steps(model, Wrapper(torch.optim.SGD(model.parameters(), lr=0.2 if other else 0.1)), 3):
+    pass
+""",
+    )
+    assert code == 1
+    assert "differs at step 0, phase update" in said
+
+
 def test_each_buffer_without_plain_bytes_is_named(tmp_path: Path) -> None:
     """Sparse and nested tensors end no recording, and each is told by its own name."""
     code, said = diff(
