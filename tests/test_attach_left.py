@@ -114,16 +114,22 @@ def train():
     for step in range(4):
         loss = (torch.tanh(x @ params[0]) @ params[1]).square().mean()
         GRADIENTS
-        rate = 0.2 if other and step == 3 else 0.1
-        params = [(p - rate * g).detach().requires_grad_() for p, g in zip(params, grads)]
+        rates = [0.1, 0.2 if other and step == 3 else 0.1]
+        params = [(p - rate * g).detach().requires_grad_() for p, g, rate in zip(params, grads, rates)]
     return params
 """
 
 
+LEFT_IN_A_LOOP = """\
+for p in params:
+            p.sum()
+        grads = torch.autograd.grad(loss, params)"""
+
+
 @pytest.mark.parametrize(
     "gradients",
-    ["grads = torch.autograd.grad(loss, params)", "loss.backward(); grads = [p.grad for p in params]"],
-    ids=["grad", "backward"],
+    ["grads = torch.autograd.grad(loss, params)", "loss.backward(); grads = [p.grad for p in params]", LEFT_IN_A_LOOP],
+    ids=["grad", "backward", "a name that stays"],
 )
 def test_parameters_that_are_made_anew_in_each_step(tmp_path: Path, gradients: str) -> None:
     """What a step made takes the place of what it was made of, after the last step too."""

@@ -38,17 +38,25 @@ class ByHand:
 
     def follow(self, led_to: Mapping[str, torch.Tensor]) -> None:
         """A step has ended: what it made anew, by what names lead to now, takes the place of what was there."""
-        after = {
-            id(tensor): led_to[name]
-            for name, tensor in self._led_to.items()
-            if name in led_to and (led_to[name].shape, led_to[name].dtype) == (tensor.shape, tensor.dtype)
-        }
-        parameters = self.param_groups[0]["params"]
-        self._anew = self._anew or any(after.get(id(p), p) is not p for p in parameters)
-        if self._anew and not all(id(p) in after for p in parameters):
-            self.unread["the last update"] = "it made its parameters anew, and they were gone when it could be read"
-        self.begin([after.get(id(p), p) for p in parameters], {})
+        before, now = set(map(id, self._led_to.values())), set(map(id, led_to.values()))
+        parameters = []
+        for parameter in self.param_groups[0]["params"]:
+            new = next((t for t in self._led_from(parameter, led_to) if id(t) not in before), None)
+            self._anew = self._anew or new is not None
+            if new is None and self._anew and id(parameter) not in now:
+                self.unread["the last update"] = "it made its parameters anew, and they were gone when it could be read"
+            parameters.append(parameter if new is None else new)
+        self.begin(parameters, {})
         self.open = False
+
+    def _led_from(self, parameter: torch.Tensor, led_to: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """What the names of a parameter lead to now, where it could be the same one.
+
+        Of a list or mapping that has it, its place there counts: a variable may be left over from a loop.
+        """
+        names = [name for name, tensor in self._led_to.items() if tensor is parameter]
+        there = [led_to[name] for name in [n for n in names if "." in n] or names if name in led_to]
+        return [t for t in there if (t.shape, t.dtype) == (parameter.shape, parameter.dtype)]
 
 
 class _Depth(threading.local):

@@ -265,7 +265,7 @@ class Session:
         """Read what the step left behind, at the program's end what was held then."""
         if not self._records.opened:
             self._open()
-        if self._hand and optimizers == [self._hand]:
+        if self._hand is not None and self._hand.open:  # an optimizer that is made closes it
             self._hand.follow(self.around.led_to(end=end))
         now = time.perf_counter()
         if self._began is not None:
