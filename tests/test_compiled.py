@@ -115,6 +115,22 @@ def test_what_the_recorder_moves_confirms_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
+@pytest.mark.parametrize("variable", ["TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"])
+def test_what_is_compiled_nowhere_is_recorded_on_its_way(
+    tmp_path: Path, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With torch.compile switched off the culprit's confirmation records its operations, and nothing is run for more."""
+    monkeypatch.setenv(variable, "1")
+    repo = kit.start(tmp_path, TRAIN, None)
+    good = kit.note(repo, "one")
+    kit.edit(repo, "* 0.5", "* 0.25", "Halve")
+    done = repo.repro("bisect", f"{good}..HEAD", "--json", "--", "python", "train.py")
+    result = json.loads(done.stdout)
+    assert [result["cost"][part]["probes"] for part in ("confirmation", "explanation")] == [2, 0], done.stderr
+    assert "without torch.compile" not in result["culprits"][0]["explanation"]["text"]
+
+
+@pytest.mark.whole
 def test_finished_recordings_of_operations_are_not_made_again(tmp_path: Path) -> None:
     """A bisect that is called again makes what the first did not finish, and what is damaged, and says the same."""
     repo = kit.start(tmp_path, TRAIN, None)

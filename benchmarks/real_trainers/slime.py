@@ -77,6 +77,7 @@ gpus = 2
 [layouts.submitted]
 env = { SUBMIT = "1" }
 """
+STALE = ', MORE = "--use-rollout-logprobs --eps-clip-c 3.0"'
 CASES = {
     "tiny": {"rollouts": "tiny"},
     "critic": {
@@ -84,13 +85,15 @@ CASES = {
         "env": ', EST = "ppo", MORE = "--kl-coef 0.05 --ref-load {work}/saved"',
         "other_ranks": "1",
     },
-    "stale": {"rollouts": "stale", "env": ', MORE = "--use-rollout-logprobs --eps-clip-c 3.0"'},
+    "stale": {"rollouts": "stale", "env": STALE},
+    "eager": {"rollouts": "stale", "env": f'{STALE}, TORCH_COMPILE_DISABLE = "1"'},
     "reinforce": {"rollouts": "tiny", "env": ', EST = "reinforce_plus_plus", MORE = "--normalize-advantages"'},
 }
 COMMANDS = {
     "record": "repro golden record tiny",
     "verify": "repro golden verify tiny",
     "bisect": "repro bisect 351e559f1..aed93211e --case stale --out ../report",
+    "eager": "repro bisect 351e559f1..aed93211e --case eager --out ../report-eager",
     "again": "repro bisect 351e559f1..aed93211e --case stale --out ../report-again",
     "returns": "repro bisect 351e559f1..aed93211e --case reinforce --out ../report-returns",
     "dumps": "repro bisect d38dc29c9..41014d1f2 --case tiny",

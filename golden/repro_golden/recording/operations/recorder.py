@@ -471,7 +471,12 @@ def _nothing(_: torch.Tensor) -> None:
 
 
 def _compiles() -> bool:
-    """Whether torch.compile has looked at code that was called: it does so before it leaves it as it is written."""
+    """Whether torch.compile has looked at code that was called: it does so before it leaves it as it is written.
+
+    It looks where TORCH_COMPILE_DISABLE switched it off, too, and would have left the code so without a recorder.
+    """
+    if getattr(sys.modules.get("torch._dynamo.config"), "disable", False):
+        return False
     seen = getattr(sys.modules.get("torch._dynamo.convert_frame"), "input_codes", None)
     return bool(getattr(seen, "seen", ()))
 
