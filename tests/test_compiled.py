@@ -119,7 +119,7 @@ def test_what_the_recorder_moves_confirms_nothing(tmp_path: Path) -> None:
 def test_what_is_compiled_nowhere_is_recorded_on_its_way(
     tmp_path: Path, variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With torch.compile switched off the culprit's confirmation records its operations, and nothing is run for more."""
+    """With torch.compile switched off the confirmation records the operations, and nothing is run for more."""
     monkeypatch.setenv(variable, "1")
     repo = kit.start(tmp_path, TRAIN, None)
     good = kit.note(repo, "one")

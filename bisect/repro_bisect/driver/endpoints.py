@@ -11,16 +11,16 @@ from repro_bisect.driver.confirm import Interval
 from repro_bisect.driver.noisy import HOPELESS
 from repro_bisect.driver.range_search import verdict_of_code
 from repro_bisect.predicates.predicates import Bitwise, first_violation
-from repro_bisect.probe.answers import Answer, Code, Skip, judge, trace_of, unusable
+from repro_bisect.probe.answers import Answer, Code, Skip, differ_twice, judge, trace_of, unusable
 from repro_bisect.probe.one_step import chosen_steps, state_key
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.probe.states import States
 from repro_bisect.search.first_bad import Verdict
-from repro_golden.base.errors import NotVerifiableError, ReproError
+from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import spent_of
 from repro_golden.compare.renames import NOTHING, aligned
-from repro_golden.compare.traces import Divergence, failed_since, first_difference
+from repro_golden.compare.traces import Divergence, failed_since
 from repro_golden.store.golden import GoldenRun
 from repro_golden.trace import Trace
 
@@ -210,8 +210,7 @@ class Endpoints:
         asked[0] = replace(asked[0], keep=keep)
         baseline, *again = (trace_of(answer, "GOOD") for answer in self.scheduler.ask(*asked))
         if self._open_end and len(baseline.steps) < case.steps:
-            experiment = case.case.model_copy(update={"steps": len(baseline.steps)})
-            self.prober.case = case.model_copy(update={"case": experiment})
+            self.prober.shorten(len(baseline.steps))
         self.remarks += self.scheduler.tell_length("GOOD", baseline)
         return baseline, again[0] if again else None
 
@@ -232,23 +231,9 @@ class Endpoints:
             )
 
     def _noise(self, baseline: Trace, again: Trace, asked: int) -> bool:
-        """Whether two replays of GOOD differ: by a metric too, as what moves by itself may cross a bound.
-
-        Args:
-            baseline: The first.
-            again: The second.
-            asked: Steps that it was asked for.
-
-        Raises:
-            NotVerifiableError: they agree, but one ends by itself before the other.
-        """
-        if noise := first_difference(baseline, again):
+        """Whether two replays of GOOD differ: by a metric too, as what moves by itself may cross a bound."""
+        if noise := differ_twice(baseline, again, "GOOD", asked):
             self.noise = f"two replays of GOOD differ at {noise}"
-        elif min(asked, len(again.steps)) != min(asked, len(baseline.steps)):
-            raise NotVerifiableError(
-                f"GOOD ends after {len(baseline.steps)} steps in one replay and {len(again.steps)} in another: "
-                "give both the same to do"
-            )
         return self.noise is not None
 
     def _again(self, good: str, baseline: Trace, last: Trace) -> tuple[Trace, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -13,7 +12,7 @@ from repro_bisect.driver.drift import Drift, HistoryResult, Rename, Row, drift
 from repro_bisect.driver.result import in_order
 from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise, looked_between
-from repro_bisect.probe.answers import Answer, Code, trace_of, unusable
+from repro_bisect.probe.answers import Answer, Code, differ_twice, trace_of, unusable
 from repro_bisect.probe.executors import Signal
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
@@ -88,24 +87,18 @@ class _History:
         self.replays: dict[tuple[Hashable, Signal | None, bool], Answer] = {}
         self.flaky: dict[Hashable, tuple[str, str]] = {}
         self.lost: set[Hashable] = set()  # keys of what lies after noise that stays
+        self.survey = Survey()
         self.steps = self.prober.case.steps
         self.noise = self.ended = ""
-        self._jobs: dict[Future[Answer], _Job] = {}
 
     def run(self) -> HistoryResult:
         """Both ends, the searches, and a replay of both sides of every change."""
         if self.prober.journalled:
             self.scheduler.say(f"resuming: {self.prober.journalled} finished probes are in the journal")
         agree = self._ends()
-        while True:
-            survey = self.log.survey()
-            self._start(survey)
-            if not self.scheduler.pending_probes:
-                break
-            for _, (job, answer) in self.scheduler.finished(survey.searches[0] if survey.searches else None):
-                self._take(job, answer)
-        assert survey.done
-        return self._result(survey.entries, agree)
+        self.scheduler.drive(self._plan, self._take, lambda: next(iter(self.survey.searches), None))
+        assert self.survey.done
+        return self._result(self.survey.entries, agree)
 
     def _ends(self) -> bool:
         """GOOD twice, BAD once; whether they agree."""
@@ -122,10 +115,8 @@ class _History:
             trace_of(answer, name)
             for answer, name in zip([*answers, answers[0]], ("GOOD", "GOOD", "BAD"), strict=False)
         )
-        if differs := first_difference(first, again):
+        if differs := differ_twice(first, again, "GOOD"):
             raise self._noisy_good(differs)
-        if short_of := ended_early(len(first.steps), len(again.steps)):
-            raise NotVerifiableError(f"two replays of GOOD: {short_of}; give both the same to do")
         self.scheduler.tell_length("GOOD", first)
         lengths = len(first.steps), len(last.steps)
         self.steps = min(lengths)
@@ -162,10 +153,11 @@ class _History:
             "none; make it deterministic, or start the range at a commit that is"
         )
 
-    def _start(self, survey: Survey) -> None:
-        """Fill what is free, replays of what is found first; end what is moot."""
-        jobs = [self._jobs[future] for future in self.scheduler.pending_probes]
-        room = self.prober.executor.slots - len(jobs)
+    def _plan(self, room: int) -> bool:
+        """Fill what is free, replays of what is found first; end what is moot; False where nothing is left to run."""
+        survey = self.survey = self.log.survey()
+        pending = self.scheduler.pending_probes.values()
+        jobs: list[_Job] = [probe.job for probe in pending]
         under_way = [self.axis.tree(job.point) for job in jobs if not job.signal]
         asked = [job for entry in survey.entries for job in self._replays(entry)]
         if self.flaky and self.axis.tree(self.axis.bad) not in self.flaky:  # does the noise last to the end?
@@ -179,10 +171,10 @@ class _History:
         for point in self.log.next(survey, max(0, room), under_way):
             self._submit(_Job(point))
         moot = self.log.moot(survey, under_way)
-        for future, pending in self.scheduler.pending_probes.items():
-            job = self._jobs[future]
-            if not job.signal and not job.again and pending.tree in moot:
-                pending.cancel.set()
+        self.scheduler.cancel(
+            probe for probe in pending if not probe.job.signal and not probe.job.again and probe.tree in moot
+        )
+        return bool(pending)
 
     def _submit(self, job: _Job) -> None:
         asked = Request(job.point, self.prober.case.steps)
@@ -192,10 +184,7 @@ class _History:
             steps = job.signal[0] - self._trace(job.point).header.first_step + 1
             asked = Request(job.point, steps, stage="confirmation", run=_REPLAY, partial=True, dump=[job.signal])
 
-        def work(pending: PendingProbe) -> tuple[_Job, Answer]:
-            return job, self.prober.probe(asked, **pending.ways)
-
-        self._jobs[self.scheduler.start(job.point, work)] = job
+        self.scheduler.submit(asked, job)
 
     def _trace(self, point: str) -> Trace:
         return self.traces[self.axis.tree(point)]
@@ -217,8 +206,9 @@ class _History:
         """Jobs with one name are one: points with the same code share a replay."""
         return self.axis.tree(job.point), job.signal, job.again
 
-    def _take(self, job: _Job, answer: Answer) -> None:
+    def _take(self, pending: PendingProbe, answer: Answer) -> None:
         """A point's numbers, or a replay that bears them out or does not."""
+        job: _Job = pending.job
         if job.signal or job.again:
             self.replays[self._name(job)] = answer
             differs = first_difference(self._trace(job.point), answer) if isinstance(answer, Trace) else answer

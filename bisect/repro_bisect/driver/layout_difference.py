@@ -13,7 +13,7 @@ from repro_bisect.axes.layouts import EPSILON, LayoutComparison, compare_layouts
 from repro_bisect.axes.sets import LayoutLine
 from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise
-from repro_bisect.probe.answers import Skip, trace_of
+from repro_bisect.probe.answers import Skip, differ_twice, trace_of
 from repro_bisect.probe.cost import Cost
 from repro_bisect.probe.executors import Signal
 from repro_bisect.probe.progress import Watch
@@ -129,16 +129,13 @@ class _Sides:
         flaky = {
             end: f"two replays of it differ at {difference}"
             for end, first, again in zip(ends, traces[::2], traces[1::2], strict=True)
-            if (difference := first_difference(first, again))
+            if (difference := differ_twice(first, again, end))
         }
         if flaky:
             return self._result("flaky", flaky, None, [])
-        counts = [len(trace.steps) for trace in traces]
-        for end, first, again in zip(ends, counts[::2], counts[1::2], strict=True):
-            if first != again:
-                raise ReproError(f"two replays of {end} make {first} and {again} steps: give both the same to do")
-        if counts[0] != counts[2]:
-            raise ReproError(f"{ends[0]} makes {counts[0]} steps, {ends[1]} {counts[2]}: give both the same to do")
+        made = [len(trace.steps) for trace in (traces[0], traces[2])]
+        if made[0] != made[1]:
+            raise ReproError(f"{ends[0]} makes {made[0]} steps, {ends[1]} {made[1]}: give both the same to do")
         self.scheduler.tell_length("each", traces[0])
         both = {ends[0]: traces[0], ends[1]: traces[2]}
         comparison, flaky = self._measured(both, self._compared(traces[0], traces[2]))

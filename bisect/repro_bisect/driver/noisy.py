@@ -17,7 +17,7 @@ from repro_bisect.axes.axis import short
 from repro_bisect.driver.range_search import verdict_of_code
 from repro_bisect.probe.answers import Answer, Code, Skip, judge
 from repro_bisect.probe.request import Request
-from repro_bisect.probe.scheduler import Scheduler
+from repro_bisect.probe.scheduler import PendingProbe, Scheduler
 from repro_bisect.search.bayes import BayesSearch
 from repro_bisect.search.dag import Dag
 from repro_bisect.search.first_bad import Ambiguous, Found, Verdict
@@ -126,24 +126,26 @@ class NoisySearch:
             NotVerifiableError: the ends cannot be told apart, or nothing that can be tested tells any more.
             ReproError: an end cannot be tested.
         """
-        scheduler, slots = self.scheduler, self.scheduler.prober.executor.slots
-        while (answer := self.search.answer) is None:
-            self._refuse()
-            under_way = [f.commit for f in scheduler.pending_probes.values()]
-            for commit in self._next(slots - len(under_way), under_way):
-                tree = scheduler.history.tree(commit)
-                scheduler.submit(Request(commit, self.steps, self.baseline, run=self._next_run[tree]))
-                self._next_run[tree] += 1
-            if not scheduler.pending_probes:
-                raise NotVerifiableError(f"{self._doubt()} and no more tests would tell: {_CURE}")
-            for pending, outcome in scheduler.finished():
-                self._seconds.setdefault(pending.commit, []).append(pending.seconds)
-                self._take(pending.commit, outcome)
-        scheduler.clear()
-        rates = self.search.rates
+        self.scheduler.drive(self._plan, self._take)
+        answer, rates = self.search.answer, self.search.rates
+        assert answer is not None
         contradicted = self.search.contradicted
         alike = not any(count.goods and count.bads for count in self.search.observations.values())
         return NoisyAnswer(answer, self._end, self._posterior(), (rates.good, rates.bad), contradicted, alike)
+
+    def _plan(self, room: int) -> bool:
+        """Start the replays that tell most; False where the search has its answer."""
+        if self.search.answer is not None:
+            return False
+        self._refuse()
+        scheduler = self.scheduler
+        for commit in self._next(room, [probe.commit for probe in scheduler.pending_probes.values()]):
+            tree = scheduler.history.tree(commit)
+            scheduler.submit(Request(commit, self.steps, self.baseline, run=self._next_run[tree]))
+            self._next_run[tree] += 1
+        if not scheduler.pending_probes:
+            raise NotVerifiableError(f"{self._doubt()} and no more tests would tell: {_CURE}")
+        return True
 
     def _next(self, room: int, under_way: list[str]) -> list[str]:
         try:
@@ -168,8 +170,9 @@ class NoisySearch:
         count = self.search.observations[commit]
         self.scheduler.record(commit, "BAD" if count.bads > count.goods else "GOOD")
 
-    def _take(self, commit: str, outcome: Answer) -> None:
-        judged = self._judged(outcome)
+    def _take(self, pending: PendingProbe, outcome: Answer) -> None:
+        commit, judged = pending.commit, self._judged(outcome)
+        self._seconds.setdefault(commit, []).append(pending.seconds)
         self._learn(commit, judged)
         if isinstance(judged, Skip):
             self.scheduler.say(f"SKIP {short(commit)} {judged.reason}")

@@ -74,20 +74,25 @@ class RangeSearch:
     def run(self) -> Found[str] | Ambiguous[str]:
         """Search to the end."""
         self._take_what_is_known()
-        scheduler, slots = self.scheduler, self.scheduler.prober.executor.slots
-        while self.search.answer is None:
-            under_way = [f.commit for f in scheduler.pending_probes.values()]
-            for commit in self.search.next(slots - len(under_way), under_way=under_way):
-                tree = scheduler.history.tree(commit)
-                if tree not in {f.tree for f in scheduler.pending_probes.values()}:  # twins share a probe
-                    scheduler.start(commit, lambda pending, commit=commit: self.test(commit, pending))  # type: ignore[misc]
-            for pending, tested in scheduler.finished(self.search):
-                scheduler.rounds.append(pending.seconds)
-                self.take(pending.commit, tested)
-            moot = self.search.moot(f.commit for f in scheduler.pending_probes.values())
-            scheduler.cancel(f for f in scheduler.pending_probes.values() if f.commit in moot)
-        scheduler.clear()  # what still runs can no longer change the answer
+        self.scheduler.drive(self._plan, self._timed, lambda: self.search)
+        assert self.search.answer is not None
         return self.search.answer
+
+    def _plan(self, room: int) -> bool:
+        """End what is moot, and start what tells most; False where the search has its answer."""
+        if self.search.answer is not None:
+            return False
+        scheduler, pending = self.scheduler, self.scheduler.pending_probes.values()
+        moot = self.search.moot(probe.commit for probe in pending)
+        scheduler.cancel(probe for probe in pending if probe.commit in moot)
+        for commit in self.search.next(room, under_way=[probe.commit for probe in pending]):
+            if scheduler.history.tree(commit) not in {probe.tree for probe in pending}:  # twins share a probe
+                scheduler.start(commit, lambda pending, commit=commit: self.test(commit, pending))  # type: ignore[misc]
+        return True
+
+    def _timed(self, pending: PendingProbe, tested: Tested) -> None:
+        self.scheduler.rounds.append(pending.seconds)
+        self.take(pending.commit, tested)
 
     def _take_what_is_known(self) -> None:
         """What the journal knows is free, so it comes first."""
@@ -100,7 +105,7 @@ class RangeSearch:
                 if known is None and state and (answer := prober.known(Request(commit, 1, start=state))):
                     known = self._one_step(answer)
                 if known is not None:
-                    self.scheduler.prober.cost.reused += 1
+                    prober.reuse()
                     self.take(commit, known)
 
     def test(self, commit: str, pending: PendingProbe) -> Tested:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from repro_bisect.predicates.predicates import Own, Predicate, first_violation
-from repro_golden.base.errors import ReproError
+from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.compare.traces import Divergence, first_difference
 from repro_golden.recording.operations.stream import Stream
 from repro_golden.subjects.missing import links_in
 from repro_golden.trace import Trace
 
-__all__ = ["Answer", "Code", "Recording", "Skip", "judge", "trace_of", "unlike_before", "unusable"]
+__all__ = ["Answer", "Code", "Recording", "Skip", "differ_twice", "judge", "trace_of", "unlike_before", "unusable"]
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,26 @@ def unusable(name: str, answer: Answer) -> str:
     known = f" ({answer.diagnosis})" if isinstance(answer, Skip) and answer.diagnosis else ""
     other_end = "" if links_in(why) else "; choose another end for the range"
     return f"{name} cannot be tested: {why}{known}{other_end}"
+
+
+def differ_twice(first: Trace, again: Trace, name: str, asked: int | None = None) -> Divergence | None:
+    """Where two replays of one point differ; None where they are the same.
+
+    Args:
+        first: The first.
+        again: The second.
+        name: Of what.
+        asked: Steps that the second was asked for; None for all.
+
+    Raises:
+        NotVerifiableError: they agree, but one ends by itself before the other.
+    """
+    if differs := first_difference(first, again):
+        return differs
+    made = [len(trace.steps) for trace in (first, again)]
+    if min(made[0], asked or made[0]) != min(made[1], asked or made[1]):
+        raise NotVerifiableError(f"two replays of {name} make {made[0]} and {made[1]} steps: give both the same to do")
+    return None
 
 
 def unlike_before(first: Trace, again: Answer, steps: int, name: str, differ: str) -> str:

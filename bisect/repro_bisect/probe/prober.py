@@ -111,8 +111,7 @@ class Prober:
         key = self.key(point, asked.start)
         known = self._known(key, asked)
         if known is not None:
-            with self._lock:
-                self.cost.reused += 1
+            self.reuse()
             return known
         baseline = asked.baseline.directory if asked.baseline and not asked.whole and not asked.start else None
         case, at = self._case(point), asked.keep[0] if asked.keep else ()
@@ -172,8 +171,7 @@ class Prober:
             CancelledError, MachineFailureError, ReproError: see `probe`.
         """
         if known := self.known_operations(asked, steps, values, against=against):
-            with self._lock:
-                self.cost.reused += 1
+            self.reuse()
             return known
         commit, case = self._history.commit(asked.point), self._case(asked.point)
         changed = self._changed(asked, against)
@@ -256,6 +254,15 @@ class Prober:
         """What was found before, if that answers; costs nothing."""
         tree = self._history.tree(asked.point) if len(self._journal) or self._given else None
         return None if tree is None else self._known(self.key(asked.point, asked.start), asked)
+
+    def reuse(self) -> None:
+        """Count an answer that `known` gave, and that was used."""
+        with self._lock:
+            self.cost.reused += 1
+
+    def shorten(self, steps: int) -> None:
+        """From now on the case has so many steps: it had no end of its own, and GOOD's replay made no more."""
+        self.case = self.case.model_copy(update={"case": self.case.case.model_copy(update={"steps": steps})})
 
     def key(self, commit: str, start: State | None = None) -> str:
         """The key under which probes of a commit are journalled."""

@@ -37,6 +37,7 @@ class PendingProbe:
         began: When; None while it waits for its turn.
         steps: How many it has made.
         of: How many it will make at most, once that is known; None for as many as its program makes.
+        job: What whoever started it calls it.
     """
 
     commit: str
@@ -45,6 +46,7 @@ class PendingProbe:
     began: float | None = None
     steps: int = 0
     of: int | None = None
+    job: Any = None
 
     @property
     def seconds(self) -> float:
@@ -74,17 +76,35 @@ class Scheduler:
         self.diagnoses: dict[str, str] = {}
         self.rounds: list[float] = []
 
-    def submit(self, request: Request) -> Future[Answer]:
+    def submit(self, request: Request, job: Any = None) -> Future[Answer]:
         """Start a probe that can be cancelled."""
-        return self.start(request.point, lambda pending: self.prober.probe(request, **pending.ways))
+        return self.start(request.point, lambda pending: self.prober.probe(request, **pending.ways), job)
 
     def ask(self, *requests: Request) -> list[Answer]:
         """Probe side by side, and wait for all of the answers."""
         return self.results([self.submit(request) for request in requests])
 
-    def start(self, commit: str, work: Callable[[PendingProbe], Any]) -> Future[Any]:
+    def drive(
+        self,
+        plan: Callable[[int], bool],
+        take: Callable[[PendingProbe, Any], None],
+        search: Callable[[], Search[str] | None] = lambda: None,
+    ) -> None:
+        """Keep every slot busy until nothing more is to be known, and end what then still runs.
+
+        Args:
+            plan: Told how many slots are free, starts what is to be known next; False where nothing is.
+            take: Given what came of a probe, as it ends.
+            search: What whoever watches is told of, as time goes by.
+        """
+        while plan(self.prober.executor.slots - len(self.pending_probes)):
+            for pending, outcome in self._finished(search()):
+                take(pending, outcome)
+        self.clear()
+
+    def start(self, commit: str, work: Callable[[PendingProbe], Any], job: Any = None) -> Future[Any]:
         """Start work on a commit."""
-        pending = PendingProbe(commit, self.history.tree(commit))
+        pending = PendingProbe(commit, self.history.tree(commit), job=job)
 
         def begin() -> Any:
             pending.began = time.monotonic()
@@ -94,16 +114,16 @@ class Scheduler:
         self.pending_probes[future] = pending
         return future
 
-    def results(self, futures: Sequence[Future[Answer]], search: Search[str] | None = None) -> list[Answer]:
+    def results(self, futures: Sequence[Future[Answer]]) -> list[Answer]:
         """Wait for probes, telling whoever watches that time goes by."""
         while not all(future.done() for future in futures):
             wait(futures, timeout=PULSE)
-            self.say("", search)
+            self.say("")
         for future in futures:
             self.pending_probes.pop(future, None)
         return [future.result() for future in futures]
 
-    def finished(self, search: Search[str] | None = None) -> Iterator[tuple[PendingProbe, Any]]:
+    def _finished(self, search: Search[str] | None) -> Iterator[tuple[PendingProbe, Any]]:
         """What has ended, as soon as something has or a pulse went by; cancelled probes are passed over."""
         done, _ = wait(self.pending_probes, timeout=PULSE, return_when=FIRST_COMPLETED)
         for future in done:
