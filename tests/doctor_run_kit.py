@@ -16,9 +16,9 @@ from repro.doctor.artefacts.runs import ROLLOUT_DUMP, RUN_FOLDER
 from repro.doctor.artefacts.tokenizer import TOKENIZER
 from repro.doctor.catalogue import catalogue, subject_of
 from repro_golden.base.checks import Found, Rule
+from repro_golden.base.systems import System
 from repro_golden.dumps.rollout.fields import defaults
 from repro_golden.dumps.rollout.files import RolloutDump, write_rollout_dump
-from repro_golden.dumps.values import System
 
 __all__ = [
     "RULES",

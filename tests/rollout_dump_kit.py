@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from repro_golden.base.systems import System
 from repro_golden.dumps.rollout.columns import NATIVE, as_kind
 from repro_golden.dumps.rollout.fields import FIELDS, STATUSES, defaults
 from repro_golden.dumps.rollout.files import RolloutDump
-from repro_golden.dumps.values import Record, System, Tensor
+from repro_golden.dumps.values import Record, Tensor
 
 __all__ = ["ADAPTER", "SPEC", "drawn_dumps", "full_dump", "plain_dump", "tensor"]
 

@@ -21,8 +21,8 @@ from repro_bisect.predicates.ci_checks import CiChecks, parse_ci
 from repro_bisect.predicates.ci_table import CHECKS, OPTIONS, CiCheck, check_called
 from repro_bisect.predicates.predicates import first_violation, parse_predicate
 from repro_golden.base.errors import ReproError
+from repro_golden.base.systems import SYSTEMS
 from repro_golden.compare.traces import Divergence
-from repro_golden.dumps.values import SYSTEMS
 from repro_golden.fingerprint import reference
 from repro_golden.trace import Header, Row, Trace, TraceWriter
 from repro_golden.trace.signals import Signals

@@ -22,9 +22,9 @@ from repro.doctor.examine import FAULT, examine, look
 from repro.doctor.facts.rounding import narrow_dtype, rounded_decimals, rounded_digits
 from repro.doctor.facts.tool_spans import spans_of, tokens_inside
 from repro.doctor.rules.dumps.rollout_checks import RULES
+from repro_golden.base.systems import SYSTEMS
 from repro_golden.dumps.rollout.checks import RULES as CHECKS
 from repro_golden.dumps.rollout.files import RolloutDump, write_rollout_dump
-from repro_golden.dumps.values import SYSTEMS
 
 Case = tuple[str, Change, str]
 

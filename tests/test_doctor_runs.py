@@ -16,9 +16,9 @@ from run_folder_kit import Run, event
 from repro.doctor.artefacts.kinds import NotRead, Rollout, Series, TrainStep
 from repro.doctor.artefacts.runs import ROLLOUT_DUMP, RUN_FOLDER, within
 from repro_golden.base.errors import ReproError
+from repro_golden.base.systems import System
 from repro_golden.dumps.archive.pickling import write_archive
 from repro_golden.dumps.rollout.files import RolloutDump, write_rollout_dump
-from repro_golden.dumps.values import System
 
 SYSTEMS = ("slime", "old", "miles", "relax")
 

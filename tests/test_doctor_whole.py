@@ -18,8 +18,8 @@ from rollout_dump_kit import full_dump, plain_dump
 
 from repro.doctor.catalogue import catalogue
 from repro.doctor.examine import FAULT, UNREADABLE, Examination, examine, look
+from repro_golden.base.systems import SYSTEMS
 from repro_golden.dumps.rollout.files import write_rollout_dump
-from repro_golden.dumps.values import SYSTEMS
 
 
 def examined(*paths: Path) -> Examination:

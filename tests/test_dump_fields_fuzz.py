@@ -19,11 +19,12 @@ from run_folder_kit import Run, checksum_event, event, f32, i64, sha
 
 from repro.cli import cli
 from repro_golden.base.errors import ReproError
+from repro_golden.base.systems import SYSTEMS, System
 from repro_golden.dumps.archive.pickling import write_archive
 from repro_golden.dumps.rollout.checks import check_dump
 from repro_golden.dumps.rollout.files import content_digest, read_rollout_dump
 from repro_golden.dumps.run.imported import trace_of_folder
-from repro_golden.dumps.values import SYSTEMS, System, Tensor, same
+from repro_golden.dumps.values import Tensor, same
 from repro_golden.store.dump_conversion import from_rollout, to_rollout
 from repro_golden.store.rollout_file import read_rollout, write_rollout
 

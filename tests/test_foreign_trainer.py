@@ -20,8 +20,9 @@ from foreign_kit import Fork, entry_of, launch_script, make_fork, run_program, u
 from foreign_regressions import ENGINE, REGRESSIONS, Regression
 from foreign_trainer_parallel import gathered
 
+from repro_golden.base.systems import SYSTEMS
 from repro_golden.dumps.archive.reading import read_archive
-from repro_golden.dumps.values import SYSTEMS, Tensor, same
+from repro_golden.dumps.values import Tensor, same
 
 PHASES = ("input", "forward", "loss", "grad", "update")
 INPUT = (

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rollout_dump_kit import drawn_dumps, plain_dump, tensor
 
+from repro_golden.base.systems import SYSTEMS, System
 from repro_golden.dumps.rollout.checks import RULES, Finding, check_dump
 from repro_golden.dumps.rollout.files import RolloutDump, read_rollout_dump, write_rollout_dump
-from repro_golden.dumps.values import SYSTEMS, System
 
 torch.set_num_threads(1)
 

@@ -15,8 +15,9 @@ from conftest import Repo
 from rollout_dump_kit import full_dump, plain_dump
 
 from repro.__main__ import main
+from repro_golden.base.systems import SYSTEMS, System
 from repro_golden.dumps.rollout.files import RolloutDump, content_digest, read_rollout_dump, write_rollout_dump
-from repro_golden.dumps.values import SYSTEMS, System, same
+from repro_golden.dumps.values import same
 from repro_golden.store.rollouts import RolloutSet
 
 torch.set_num_threads(1)

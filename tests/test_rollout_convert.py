@@ -18,12 +18,13 @@ from repro_core.config import TrainConfig
 from repro_core.data.rollout_file import read_rollout as core_read
 from repro_core.train.trainer import Trainer
 from repro_golden.base.errors import ReproError
+from repro_golden.base.systems import SYSTEMS, System
 from repro_golden.dumps.rollout.arrays import numbers
 from repro_golden.dumps.rollout.fields import NAMES, defaults
 from repro_golden.dumps.rollout.files import RolloutDump, content_digest, read_rollout_dump, write_rollout_dump
 from repro_golden.dumps.rollout.translate import Loss, translate
 from repro_golden.dumps.rollout.typed_json import Decoder, Encoder
-from repro_golden.dumps.values import SYSTEMS, System, same
+from repro_golden.dumps.values import same
 from repro_golden.fingerprint import fingerprint
 from repro_golden.store.dump_conversion import from_rollout, to_rollout
 from repro_golden.store.rollout_file import RolloutData, read_rollout, write_rollout

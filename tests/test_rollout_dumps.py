@@ -16,10 +16,11 @@ import torch
 from rollout_dump_kit import ADAPTER, full_dump, plain_dump
 
 from repro_golden.base.errors import ReproError
+from repro_golden.base.systems import SYSTEMS, System
 from repro_golden.dumps.archive.pickling import write_archive
 from repro_golden.dumps.rollout.fields import FIELDS, NAMES, ONLY, defaults, form_of, refuse
 from repro_golden.dumps.rollout.files import RolloutDump, dump_files, form_text, read_rollout_dump, write_rollout_dump
-from repro_golden.dumps.values import SYSTEMS, System, Tensor, same
+from repro_golden.dumps.values import Tensor, same
 from repro_golden.store.rollouts import DumpFiles, RolloutFiles, open_rollouts
 
 torch.set_num_threads(1)

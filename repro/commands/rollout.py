@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from repro.commands.rollout_convert import convert, write_dumps
-from repro.commands.rollout_files import FORMATS
 from repro.commands.rollout_show import facts, facts_text, show
 from repro.lazy_group import LazyGroup
 from repro.output import emit, json_option, progress
+from repro_golden.base.systems import SYSTEMS
 
 if TYPE_CHECKING:
     from repro_golden.store.rollouts import Rollouts
@@ -42,7 +42,7 @@ def engine_options(function: Any) -> Any:
 @engine_options
 @click.option("--debug-rollout-only", is_flag=True, help="Train nothing: sample all with the starting weights.")
 @click.option("--out", type=click.Path(path_type=Path), help="A folder to write to, in place of the case's own.")
-@click.option("--format", "form", type=click.Choice(FORMATS), help="Write dumps for this trainer too, into --out.")
+@click.option("--format", "form", type=click.Choice(SYSTEMS), help="Write dumps for this trainer too, into --out.")
 @click.option("--replace", is_flag=True, help="Rollouts that are there already may go.")
 @json_option
 def record(

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from repro.commands.rollout_files import FORMATS, Reading, dump_options, dumps_at, is_ours
+from repro.commands.rollout_files import Reading, dump_options, dumps_at, is_ours
 from repro.output import emit, json_option, progress
+from repro_golden.base.systems import SYSTEMS
 
 if TYPE_CHECKING:
+    from repro_golden.base.systems import System
     from repro_golden.dumps.rollout.files import RolloutDump
     from repro_golden.dumps.rollout.translate import Loss
-    from repro_golden.dumps.values import System
     from repro_golden.store.rollout_file import RolloutData
     from repro_golden.store.rollouts import RolloutSet
 
@@ -50,7 +51,7 @@ class _Done:
 @click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to write to.")
 @click.option(
-    "--format", "form", required=True, type=click.Choice([*FORMATS, _OURS]), help="Whose form; repro is ours."
+    "--format", "form", required=True, type=click.Choice([*SYSTEMS, _OURS]), help="Whose form; repro is ours."
 )
 @click.option("--reward-key", metavar="KEY", help="Which reward is trained on, where a sample has several.")
 @dump_options

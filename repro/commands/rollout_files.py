@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from repro_golden.base.systems import SYSTEMS, System
+
 if TYPE_CHECKING:
     from repro_golden.dumps.rollout.files import RolloutDump
-    from repro_golden.dumps.values import System
 
-__all__ = ["FORMATS", "Reading", "bytes_of", "dump_options", "dumps_at", "is_ours"]
-
-FORMATS = ("slime", "miles", "relax")
-"""Systems whose dumps are read and written."""
+__all__ = ["Reading", "bytes_of", "dump_options", "dumps_at", "is_ours"]
 
 _INSIDE = "rollout_data"
 """Where --dump-details keeps rollout dumps."""
@@ -52,7 +50,7 @@ class Reading:
 def dump_options(function: Any) -> Any:
     """``--allow-pickle``, ``--limit`` and ``--system``: how dumps are read."""
     for option in (
-        click.option("--system", type=click.Choice(FORMATS), help="Whose dumps they are, where they do not tell."),
+        click.option("--system", type=click.Choice(SYSTEMS), help="Whose dumps they are, where they do not tell."),
         click.option("--limit", metavar="SIZE", help="Most memory that reading a dump may take, 16GiB by default."),
         click.option(
             "--allow-pickle", "allow", multiple=True, metavar="CLASS",

@@ -17,11 +17,11 @@ import numpy as np
 from repro_bisect.predicates.ci_inputs import Seen, steps_per_rollout
 from repro_bisect.predicates.ci_table import CHECKS, OPTIONS, CiCheck, How, Threshold, check_called
 from repro_golden.base.errors import ReproError
+from repro_golden.base.systems import SYSTEMS
 from repro_golden.compare.coverage import Coverage
 from repro_golden.compare.mismatch import difference, exact_sum
 from repro_golden.compare.step_difference import differing, unlike
 from repro_golden.compare.traces import Divergence
-from repro_golden.dumps.values import SYSTEMS
 from repro_golden.trace import Trace
 from repro_golden.trace.model import DIGEST
 from repro_golden.trace.token_columns import Floats

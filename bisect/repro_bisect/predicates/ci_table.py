@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from repro_golden.dumps.values import System
+from repro_golden.base.systems import System
 
 __all__ = ["CHECKS", "OPTIONS", "CiCheck", "How", "Threshold", "When", "check_called"]
 

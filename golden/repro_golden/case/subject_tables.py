@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from functools import reduce
+from operator import or_
 from pathlib import PurePosixPath
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -21,6 +23,7 @@ from pydantic import (
 )
 
 from repro_golden.base.canonical import canonical_json
+from repro_golden.base.systems import System
 from repro_golden.case.tables import JsonTypes, Table
 
 __all__ = [
@@ -403,7 +406,7 @@ class TrainerSubject(CommandSubject):
     command line, wherever that is started, and it is checked that the trainer took it (`subjects.trainers`).
     """
 
-    kind: Literal["slime", "miles", "relax"]  # type: ignore[assignment]
+    kind: System  # type: ignore[assignment]
     recorder: bool = True
     """Whether the recorder runs in its processes too; without it a trace is what the trainer itself writes."""
     entry: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=(), strict=False)
@@ -448,17 +451,17 @@ def _kind(raw: object) -> str:
     return str(raw.get("kind", "core")) if isinstance(raw, dict) else str(getattr(raw, "kind", "core"))
 
 
-Subject = Annotated[
-    Annotated[CoreSubject, Tag("core")]
-    | Annotated[CommandSubject, Tag("command")]
-    | Annotated[TrainerSubject, Tag("slime")]
-    | Annotated[TrainerSubject, Tag("miles")]
-    | Annotated[TrainerSubject, Tag("relax")],
-    Discriminator(_kind, custom_error_type="kind", custom_error_message="must be core, command, slime, miles or relax"),
-]
+TABLES: dict[str, type[_Subject]] = {
+    name: table
+    for table in (CoreSubject, CommandSubject, TrainerSubject)
+    for name in get_args(table.model_fields["kind"].annotation)
+}
+"""The table of each kind: its `kind` says which it is for."""
 
-TABLES: dict[str, type[Table]] = {
-    "core": CoreSubject, "command": CommandSubject, "slime": TrainerSubject, "miles": TrainerSubject,
-    "relax": TrainerSubject,
-}  # fmt: skip
-"""The table of each kind."""
+if TYPE_CHECKING:
+    Subject = CoreSubject | CommandSubject | TrainerSubject
+else:
+    Subject = Annotated[
+        reduce(or_, (Annotated[table, Tag(name)] for name, table in TABLES.items())),
+        Discriminator(_kind, custom_error_type="kind", custom_error_message=f"must be one of {', '.join(TABLES)}"),
+    ]

@@ -15,10 +15,8 @@ from repro_golden.base.errors import ReproError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SYSTEMS", "TORCH_DTYPES", "Record", "System", "Tensor", "Unknown", "key_of", "little", "same"]
+__all__ = ["TORCH_DTYPES", "Record", "Tensor", "Unknown", "key_of", "little", "same"]
 
-System = Literal["slime", "miles", "relax"]
-SYSTEMS: tuple[System, ...] = ("slime", "miles", "relax")
 
 TORCH_DTYPES: dict[str, str] = {
     "bfloat16": "<u2",

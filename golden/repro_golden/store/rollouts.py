@@ -18,9 +18,9 @@ from repro_golden.base.errors import ReproError
 from repro_golden.store.rollout_file import FORMAT, RolloutData, read_rollout
 
 if TYPE_CHECKING:
+    from repro_golden.base.systems import System
     from repro_golden.case.file import Case
     from repro_golden.dumps.rollout.files import RolloutDump
-    from repro_golden.dumps.values import System
 
 __all__ = [
     "DumpFiles",
@@ -234,7 +234,7 @@ def open_rollouts(path: Path, kind: str = "command", allow: Sequence[str] = ()) 
         return RolloutSet(path)
     if not path.is_dir():
         raise ReproError(f"no folder {path}: correct case.rollouts, or `repro golden pull` where DVC keeps it")
-    from repro_golden.dumps.values import SYSTEMS
+    from repro_golden.base.systems import SYSTEMS
 
     whose = next((system for system in SYSTEMS if system == kind), None)
     return DumpFiles(path, whose, tuple(allow)) if whose else RolloutFiles(path)

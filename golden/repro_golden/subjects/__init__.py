@@ -17,7 +17,7 @@ from repro_golden.subjects.command import CommandKind
 from repro_golden.subjects.core import CoreKind
 from repro_golden.subjects.environments.builds import Who
 from repro_golden.subjects.kind import Kind
-from repro_golden.subjects.trainers import TrainerKind
+from repro_golden.subjects.trainers import TRAINERS, TrainerKind
 from repro_golden.trace import Trace
 
 __all__ = [
@@ -36,9 +36,7 @@ __all__ = [
 KINDS: Mapping[str, type[Kind]] = {
     "core": CoreKind,
     "command": CommandKind,
-    "slime": TrainerKind,
-    "miles": TrainerKind,
-    "relax": TrainerKind,
+    **dict.fromkeys(TRAINERS, TrainerKind),
 }
 
 

@@ -12,10 +12,11 @@ from typing import Any, cast
 import numpy as np
 
 from repro_golden.base.errors import ReproError
+from repro_golden.base.systems import System
 from repro_golden.case.file import Case, TrainerSubject
 from repro_golden.dumps.rollout.files import RolloutDump, read_rollout_dump, write_rollout_dump
 from repro_golden.dumps.run.folder import RunFolder
-from repro_golden.dumps.values import System, Tensor
+from repro_golden.dumps.values import Tensor
 from repro_golden.recording.tap import perturbed_by_one_ulp
 from repro_golden.store.rollouts import INDEX, RolloutSet
 from repro_golden.trace import Row

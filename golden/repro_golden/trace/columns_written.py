@@ -12,6 +12,7 @@ import re
 from fnmatch import fnmatchcase
 
 from repro_golden.base.printed import of_the_machine
+from repro_golden.base.systems import SYSTEMS
 from repro_golden.trace.model import METRIC, Row
 from repro_golden.trace.reader import Trace
 
@@ -23,7 +24,6 @@ COLUMN = "column/"
 DUMPED = ("saved/train_data:*", "saved/rollout_data:*")
 """Signals of their dumps as files: what these hold are the columns, which are read from them."""
 
-_TRAINERS = ("slime", "miles", "relax")
 _PHASES = ("input", "forward", "loss")
 _REPLICA = re.compile(r"(?:@\d+|#(?:\d+|more|new)|\.again)+$")
 _ACTIVATION = re.compile(r"(?:^|\.)output(?:\.|$)")
@@ -52,7 +52,7 @@ def column_of(row: Row) -> str | None:
 @functools.lru_cache(maxsize=8)
 def columns_of(trace: Trace, count: int) -> frozenset[str] | None:
     """The columns of the first so many steps of a trace; None where no trainer writes any of its own accord."""
-    if trace.header.subject.get("kind") not in _TRAINERS:
+    if trace.header.subject.get("kind") not in SYSTEMS:
         return None
     return frozenset(name for index in range(count) for row in trace.rows(index) if (name := column_of(row)))
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from repro.doctor.artefacts.launch_kinds import Checkout, Flag, Launch, Origin, ParserDump, PythonCode, Variable
 from repro_golden.base.checks import Where
+from repro_golden.base.systems import System
 from repro_golden.dumps.rollout.files import RolloutDump
 from repro_golden.dumps.train.joining import Joined
-from repro_golden.dumps.values import System
 from repro_golden.trace import Trace
 
 __all__ = [

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from repro_golden.base.checks import Where
-from repro_golden.dumps.values import System
+from repro_golden.base.systems import System
 
 __all__ = ["Checkout", "Flag", "Launch", "Origin", "ParserDump", "PythonCode", "Step", "Variable", "Way"]
 

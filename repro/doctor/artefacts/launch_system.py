@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import get_args
 
 from repro.doctor.artefacts.kinds import Flag, Variable
-from repro_golden.dumps.values import System
+from repro_golden.base.systems import SYSTEMS, System
 
 __all__ = ["ENTRY", "MODULE", "of_trainer", "system_of"]
 
@@ -113,12 +112,11 @@ def _checkout(path: Path) -> System | None:
     except (OSError, RuntimeError):
         return None
     for folder in folders[:6]:
-        for name in get_args(System):
+        for name in SYSTEMS:
             if (folder / name / "utils" / "arguments.py").is_file():
-                return _system(name)
+                return name
     return None
 
 
 def _system(name: str) -> System:
-    systems: dict[str, System] = {"slime": "slime", "miles": "miles", "relax": "relax"}
-    return systems[name]
+    return next(system for system in SYSTEMS if system == name)

@@ -12,7 +12,7 @@ from typing import Any
 
 from repro.doctor.artefacts.kinds import Checkout, ParserDump, Reader
 from repro_golden.base.errors import ReproError
-from repro_golden.dumps.values import SYSTEMS, System
+from repro_golden.base.systems import SYSTEMS, System
 
 __all__ = ["ENGINE", "PARSERS"]
 

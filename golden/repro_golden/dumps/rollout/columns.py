@@ -11,10 +11,11 @@ import numpy as np
 
 from repro_golden.base.canonical import canonical_json
 from repro_golden.base.errors import ReproError
+from repro_golden.base.systems import System
 from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.rollout.arrays import Array, length, numbers
 from repro_golden.dumps.rollout.files import RolloutDump
-from repro_golden.dumps.values import TORCH_DTYPES, System, Tensor, same
+from repro_golden.dumps.values import TORCH_DTYPES, Tensor, same
 
 __all__ = ["NATIVE", "Columns", "as_kind", "columns_of", "kind_of", "samples_of"]
 

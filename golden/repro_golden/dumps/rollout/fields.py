@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from repro_golden.base.errors import ReproError
-from repro_golden.dumps.values import SYSTEMS, System
+from repro_golden.base.systems import SYSTEMS, System
 
 __all__ = [
     "FIELDS",

@@ -12,12 +12,13 @@ import numpy as np
 
 from repro_golden.base.canonical import canonical_json, digest
 from repro_golden.base.errors import ReproError
+from repro_golden.base.systems import SYSTEMS, System
 from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.archive.pickling import write_archive
 from repro_golden.dumps.archive.reading import LIMIT, peek, read_archive
 from repro_golden.dumps.rollout.fields import FIELDS, KNOWN_CLASSES, NAMES, ONLY, STATUSES, defaults, refuse
 from repro_golden.dumps.rollout.typed_json import FORMAT, Encoder
-from repro_golden.dumps.values import SYSTEMS, System, Tensor, same
+from repro_golden.dumps.values import Tensor, same
 
 __all__ = [
     "NAME",

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from repro_golden.base.systems import System
 from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.rollout.arrays import numbers
 from repro_golden.dumps.rollout.columns import NATIVE, as_kind, kind_of
 from repro_golden.dumps.rollout.fields import NAMES, defaults
 from repro_golden.dumps.rollout.files import RolloutDump
-from repro_golden.dumps.values import System, same
+from repro_golden.dumps.values import same
 
 __all__ = ["Loss", "translate"]
 

@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from repro_golden.base.errors import ReproError
+from repro_golden.base.systems import System
 from repro_golden.dumps.archive.reading import LIMIT
 from repro_golden.dumps.run.losses import loss_name
 from repro_golden.dumps.train.files import TrainDump, first_missing, read_train_dump
-from repro_golden.dumps.values import System
 
 __all__ = ["TrainFiles", "loss_files", "numbered", "side_files"]
 

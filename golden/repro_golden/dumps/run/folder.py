@@ -8,6 +8,7 @@ from typing import Any
 
 from repro_golden.base.canonical import same_float
 from repro_golden.base.errors import ReproError
+from repro_golden.base.systems import System
 from repro_golden.dumps.archive.reading import LIMIT, read_archive
 from repro_golden.dumps.rollout.fields import KNOWN_CLASSES
 from repro_golden.dumps.run.events import EventLog
@@ -17,7 +18,6 @@ from repro_golden.dumps.run.losses import LossCall
 from repro_golden.dumps.run.record_rows import SideRecords, engine_rows, event_rows, loss_rows, only_inputs, took_losses
 from repro_golden.dumps.run.rows import column_rows, metric_rows
 from repro_golden.dumps.train.joining import Joined, joined
-from repro_golden.dumps.values import System
 from repro_golden.trace import Row
 
 __all__ = ["OtherRunError", "RunFolder"]

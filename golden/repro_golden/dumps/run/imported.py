@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from repro_golden.base.errors import ReproError
+from repro_golden.base.systems import System
 from repro_golden.case.identity import Identity
 from repro_golden.dumps.archive.reading import LIMIT
 from repro_golden.dumps.run.files import numbered
 from repro_golden.dumps.run.folder import OtherRunError, RunFolder
 from repro_golden.dumps.train.files import read_train_dump
-from repro_golden.dumps.values import System
 from repro_golden.trace import Header, Trace, TraceWriter, seal
 
 __all__ = ["UNKNOWN", "system_of_folder", "trace_of_folder"]

@@ -16,9 +16,10 @@ from typing import Any, Literal
 import numpy as np
 
 from repro_golden.base.errors import ReproError
+from repro_golden.base.systems import System
 from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.archive.reading import LIMIT, read_archive
-from repro_golden.dumps.values import System, Tensor
+from repro_golden.dumps.values import Tensor
 
 __all__ = [
     "CP_SIZES",

@@ -20,7 +20,7 @@ from repro.doctor.facts.launches import (
     trains,
 )
 from repro_golden.base.checks import Found, rule
-from repro_golden.dumps.values import System
+from repro_golden.base.systems import SYSTEMS, System
 
 _CORRECTIONS = ("--use-rollout-logprobs", "--use-tis", "--keep-old-actor")
 
@@ -103,14 +103,14 @@ def _debug_modes_exclusive(launch: Launch) -> Iterator[Found]:
 
 _PAIRS: tuple[tuple[str, str, tuple[System, ...]], ...] = (
     ("--only-train-params-name-list", "--freeze-params-name-list", ("slime",)),
-    ("--sglang-config", "--prefill-num-servers", ("slime", "miles", "relax")),
-    ("--prefill-num-servers", "--rollout-external-engine-addrs", ("slime", "miles", "relax")),
-    ("--sglang-config", "--rollout-external-engine-addrs", ("slime", "miles", "relax")),
+    ("--sglang-config", "--prefill-num-servers", SYSTEMS),
+    ("--prefill-num-servers", "--rollout-external-engine-addrs", SYSTEMS),
+    ("--sglang-config", "--rollout-external-engine-addrs", SYSTEMS),
     ("--fully-async", "--partial-rollout", ("miles",)),
     ("--fully-async", "--rollout-function-path", ("miles",)),
     ("--fully-async", "--recompute-logprobs-via-prefill", ("miles",)),
     ("--fully-async", "--normalize-advantages", ("relax",)),
-    ("--num-epoch", "--disable-rollout-global-dataset", ("slime", "miles", "relax")),
+    ("--num-epoch", "--disable-rollout-global-dataset", SYSTEMS),
 )
 
 
@@ -240,7 +240,7 @@ def _release_train(launch: Launch) -> Iterator[Found]:
 class _Need(NamedTuple):
     flag: str
     any_of: tuple[str, ...]
-    systems: tuple[System, ...] = ("slime", "miles", "relax")
+    systems: tuple[System, ...] = SYSTEMS
     value: str = ""
     """Only with this value; ``>0`` and ``>1`` for numbers above."""
     megatron: bool = False
