@@ -39,6 +39,7 @@ def repo(tmp_path: Path) -> Repo:
     return made
 
 
+@pytest.mark.whole
 def test_the_line_does_the_same_again_in_another_shell(repo: Repo) -> None:
     """Ends are commits, the interpreter's path is absolute, and what decided bits or was imported stands before it."""
     shell = environment() | {"NVIDIA_TF32_OVERRIDE": "0", "PYTHONPATH": "../lib"}

@@ -185,10 +185,8 @@ def test_parameters_of_one_name(tmp_path: Path) -> None:
     assert trace.steps[1].metrics["lr"] == 1
 
 
-@pytest.mark.parametrize(
-    "method",
-    [pytest.param("fork", marks=pytest.mark.whole), "spawn", pytest.param("forkserver", marks=pytest.mark.whole)],
-)
+@pytest.mark.whole
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_children_of_multiprocessing(tmp_path: Path, method: str) -> None:
     """A child that multiprocessing started is recorded to its end, however it was started."""
     run(tmp_path, CHILDREN.replace("METHOD", method), *TRACED)

@@ -188,7 +188,9 @@ def test_what_chance_or_the_clock_decides_does_not_count(tmp_path: Path, program
     assert compare(one, other).equal
 
 
-@pytest.mark.parametrize("kind", ["torch", pytest.param("own", marks=pytest.mark.whole), "leaf"])
+@pytest.mark.parametrize(
+    "kind", ["torch", pytest.param("own", marks=pytest.mark.whole), pytest.param("leaf", marks=pytest.mark.whole)]
+)
 def test_what_one_rank_does_to_a_generator_or_a_leaf_is_a_difference(tmp_path: Path, kind: str) -> None:
     """Where ranks no longer agree, it is there on both sides, under the names of its ranks."""
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

@@ -50,7 +50,8 @@ def test_a_command_needs_no_case(tmp_path: Path) -> None:
     repo.git("bisect", "reset")
 
 
-@pytest.mark.parametrize("slots", ["2", pytest.param("1", marks=pytest.mark.whole)])
+@pytest.mark.whole
+@pytest.mark.parametrize("slots", ["2", "1"])
 def test_no_run_is_made_for_one_thing_alone(tmp_path: Path, slots: str) -> None:
     """GOOD runs twice, BAD once to its end, then come the search, and parent and culprit once more.
 
@@ -79,6 +80,7 @@ def test_no_run_is_made_for_one_thing_alone(tmp_path: Path, slots: str) -> None:
     assert again["culprits"][0]["explanation"]["text"] == found["explanation"]["text"]
 
 
+@pytest.mark.whole
 def test_a_release_that_was_cut_on_a_branch_is_a_good_end(tmp_path: Path) -> None:
     """The search begins at its merge base with BAD, if that has its numbers; if not, the branch moved them."""
     repo = start(tmp_path, case=None)

@@ -271,6 +271,7 @@ def test_an_end_without_a_word_is_no_shorter_run(tmp_path: Path) -> None:
     assert "is not recorded whole from step 5: a process ended without a word" in done.stderr
 
 
+@pytest.mark.whole
 def test_a_process_that_begins_to_train_late_is_seen(tmp_path: Path) -> None:
     """A second process after the first, in which the scale is another: it is no part that nobody looks at."""
     repo = start(tmp_path, TRAIN, None)
@@ -305,6 +306,7 @@ def test_replays_of_other_lengths_do_not_reproduce(tmp_path: Path, command: str,
     assert "give both the same to do" in done.stderr
 
 
+@pytest.mark.whole
 def test_an_end_that_goes_on_or_fails_is_told(tmp_path: Path) -> None:
     """BAD trains six steps where GOOD trains four, which agree; or fails after the case's last: a line says so."""
     repo = start(tmp_path, TRAIN.replace("default=6", "default=4"), None)
@@ -327,6 +329,7 @@ def test_an_end_that_goes_on_or_fails_is_told(tmp_path: Path) -> None:
     assert "what was trained agrees, but its program failed (exit code 3)" in done.stdout + done.stderr
 
 
+@pytest.mark.whole
 def test_a_replay_that_fails_at_its_end_is_not_verified(tmp_path: Path) -> None:
     """What was trained agrees with the golden run; the program's failure after it is code 3, and no agreement."""
     repo = start(tmp_path, case=CASE.replace("steps = 6", "steps = 2").replace("--steps 6", "--steps 2"))

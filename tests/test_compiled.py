@@ -49,6 +49,7 @@ def explained(repo: Repo, code: int = 0) -> str:
     return done.stdout if code == 0 else done.stderr.splitlines()[-1]
 
 
+@pytest.mark.whole
 def test_a_compiled_program_is_the_same_twice(tmp_path: Path) -> None:
     """The compiler sets Python's generator back, which seeds nothing: in each run that is elsewhere, and not compared.
 

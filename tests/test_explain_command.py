@@ -135,6 +135,7 @@ def test_traces_of_commands_are_explained(repo: Repo) -> None:
     assert "other is of no commit" in refused(repo, "golden/before", "other")
 
 
+@pytest.mark.whole
 def test_a_round_of_optimizers_is_explained(tmp_path: Path) -> None:
     """The step that differs may stand behind another that was made after it: the operations of the round tell."""
     repo = kit.start(tmp_path, PAIR, CASE.replace("\nsteps = 2", "\nsteps = 4"))
@@ -230,7 +231,7 @@ for x in torch.ones(2, 3, 4):
 REPORT = "def line(loss):\n    loss = round(loss, 4)\n    return f'{loss}'\n"
 
 
-@pytest.mark.parametrize("moved", ["argument", "file"])
+@pytest.mark.parametrize("moved", [pytest.param("argument", marks=pytest.mark.whole), "file"])
 def test_what_a_change_touched(tmp_path: Path, moved: str) -> None:
     """The line of a change, by its own number and text, with what it calls and what calls it; another line is not it.
 

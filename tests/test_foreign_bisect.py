@@ -55,6 +55,7 @@ def test_a_culprit_among_commits_that_cannot_replay_is_narrowed_to_them(tmp_path
     assert set(result["suspects"]) == set(fork.suspects)
 
 
+@pytest.mark.whole
 def test_a_metric_predicate_finds_it_too(tmp_path: Path) -> None:
     """The same commit is named by a bound on one metric, which refactors that move no number keep."""
     name = "per-token-loss-scaled-twice"

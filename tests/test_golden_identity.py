@@ -155,6 +155,7 @@ def test_code_from_another_git_tree_is_known_by_its_commit(guarded: Repo, tmp_pa
     assert other.b == commit
 
 
+@pytest.mark.whole
 def test_the_commits_under_test_are_no_other_tree(tmp_path: Path) -> None:
     """Traces of two commits compare: what a program imports of its own tree is what they differ by."""
     repo = start(tmp_path, case=None)

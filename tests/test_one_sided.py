@@ -45,6 +45,7 @@ def commits(repo: Repo, *rates: float) -> list[str]:
     return made
 
 
+@pytest.mark.whole
 def test_a_changelog_compares_neighbours(fork: Repo) -> None:
     """GOOD has no average, so each of the others agrees with it, and not with one another; that is said."""
     good, first, *changes = commits(fork, 0, 0.1, 0.5, 0.9)

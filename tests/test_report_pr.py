@@ -230,6 +230,7 @@ def test_hundreds_of_cases_with_giant_names_fit(tmp_path: Path) -> None:
     sized(comment(report(*(Failed("語" * 300 + str(n), "語" * 3000) for n in range(3000)))))
 
 
+@pytest.mark.whole
 def test_thousands_of_metrics_fit(tmp_path: Path) -> None:
     """Long tables are cut and closed in the comment, and whole on the page."""
     a = flat(2, **{f"metric/{'m' * 60}{n}": 1.0 for n in range(3000)})

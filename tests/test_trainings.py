@@ -58,6 +58,7 @@ def start(repo: Repo, others: int, *scales: float, outputs: int = 1) -> None:
         repo.commit(f"commit {number}")
 
 
+@pytest.mark.whole
 def test_the_actor_is_recorded_whichever_begins_first(fork: Repo) -> None:
     """The larger training's commit is found, and the verdict says that there was another one."""
     start(fork, 1, 1.0, 1.0, 1.5, 1.5)
