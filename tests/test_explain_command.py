@@ -265,3 +265,28 @@ def test_what_a_change_touched(tmp_path: Path, moved: str) -> None:
         assert [after.index(word) for word in words] == sorted(after.index(word) for word in words)
     else:
         assert "(changed)" not in done.stdout and "report.py:2" not in done.stdout
+
+
+@pytest.mark.whole
+def test_steps_without_an_optimizer_have_no_operations(tmp_path: Path) -> None:
+    """What is known of the difference is said, and why no operation is named."""
+    repo = kit.start(tmp_path, BY_HAND, None)
+    kit.edit(repo, "* 0.5", "* 0.25", "Halve")
+    done = repo.repro("explain", "HEAD", "--", "python", "train.py")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "no operation of step 0 was recorded" in done.stderr.splitlines()[-1]
+
+
+BY_HAND = """\
+import torch
+
+torch.manual_seed(3)
+weight = torch.randn(4, 2, requires_grad=True)
+for step in range(2):
+    loss = (torch.ones(8, 4) @ weight).pow(2).mean() * 0.5
+    loss.backward()
+    with torch.no_grad():
+        weight -= 0.1 * weight.grad
+    weight.grad = None
+    print(f"step {step} loss={loss.item()!r}", flush=True)
+"""

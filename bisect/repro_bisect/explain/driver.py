@@ -227,7 +227,7 @@ class _Explainer:
         """Both recordings, if nothing is missing of them."""
         for point, recording in zip(self.points, recordings, strict=True):
             if isinstance(recording, Skip):
-                raise NotVerifiableError(f"{short(point)} does not run under the recorder: {recording.reason}")
+                raise NotVerifiableError(f"the operations of {short(point)} are not known: {recording.reason}")
             for stream in recording.streams:
                 if stream.problem:
                     raise NotVerifiableError(f"the recording of {short(point)} is not whole: {stream.problem}")

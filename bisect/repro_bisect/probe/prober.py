@@ -189,8 +189,12 @@ class Prober:
         if outcome.failure and not (trace and asked.partial):
             return Skip(_reason(outcome.failure))
         streams = recordings.streams_of(folder)
-        if trace is None or not streams:
+        if trace is None or not any(record.step == steps[0] for record in trace.steps):
             return Skip(f"it ends before step {steps[0]}")
+        if not streams:
+            return Skip(
+                f"no operation of step {steps[0]} was recorded; steps of torch's optimizers alone have theirs recorded"
+            )
         size = _size(folder / recordings.FOLDER) + _size(trace.directory / "dumps")
         if outcome.failure or size > _DUMPED or any(stream.problem for stream in streams):
             return Recording(trace, streams, seconds)
