@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,10 +39,13 @@ class ByHand:
 
     def follow(self, led_to: Mapping[str, torch.Tensor]) -> None:
         """A step has ended: what it made anew, by what names lead to now, takes the place of what was there."""
-        before, now = set(map(id, self._led_to.values())), set(map(id, led_to.values()))
+        names, now = defaultdict[int, list[str]](list), set(map(id, led_to.values()))
+        for name, tensor in self._led_to.items():
+            names[id(tensor)].append(name)
         parameters = []
         for parameter in self.param_groups[0]["params"]:
-            new = next((t for t in self._led_from(parameter, led_to) if id(t) not in before), None)
+            there = _led_from(parameter, names.get(id(parameter), []), led_to)
+            new = next((tensor for tensor in there if id(tensor) not in names), None)
             self._anew = self._anew or new is not None
             if new is None and self._anew and id(parameter) not in now:
                 self.unread["the last update"] = "it made its parameters anew, and they were gone when it could be read"
@@ -49,14 +53,18 @@ class ByHand:
         self.begin(parameters, {})
         self.open = False
 
-    def _led_from(self, parameter: torch.Tensor, led_to: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """What the names of a parameter lead to now, where it could be the same one.
 
-        Of a list or mapping that has it, its place there counts: a variable may be left over from a loop.
-        """
-        names = [name for name, tensor in self._led_to.items() if tensor is parameter]
-        there = [led_to[name] for name in [n for n in names if "." in n] or names if name in led_to]
-        return [t for t in there if (t.shape, t.dtype) == (parameter.shape, parameter.dtype)]
+def _led_from(
+    parameter: torch.Tensor, names: Sequence[str], led_to: Mapping[str, torch.Tensor]
+) -> Iterator[torch.Tensor]:
+    """What the names of a parameter lead to now, where it could be the same one.
+
+    Of a list or mapping that has it, its place there counts: a variable may be left over from a loop.
+    """
+    for name in [name for name in names if "." in name] or names:
+        tensor = led_to.get(name)
+        if tensor is not None and (tensor.shape, tensor.dtype) == (parameter.shape, parameter.dtype):
+            yield tensor
 
 
 class _Depth(threading.local):
