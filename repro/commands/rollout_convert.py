@@ -13,10 +13,9 @@ import click
 
 from repro.commands.rollout_files import Reading, dump_options, dumps_at, is_ours
 from repro.output import emit, json_option, progress
-from repro_golden.base.systems import SYSTEMS
+from repro_golden.base.systems import SYSTEMS, System
 
 if TYPE_CHECKING:
-    from repro_golden.base.systems import System
     from repro_golden.dumps.rollout.files import RolloutDump
     from repro_golden.dumps.rollout.translate import Loss
     from repro_golden.store.rollout_file import RolloutData

@@ -106,6 +106,7 @@ def compare_sides(
         options: How to replay.
 
     Raises:
+        NotVerifiableError: two replays of an end agree, but one makes fewer steps.
         ReproError: the rollouts or an end cannot be used, or the layouts observe nothing alike.
         MachineFailureError: the machine failed; the same command resumes.
     """

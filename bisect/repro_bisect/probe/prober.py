@@ -192,9 +192,7 @@ class Prober:
         if trace is None or not any(record.step == steps[0] for record in trace.steps):
             return Skip(f"it ends before step {steps[0]}")
         if not streams:
-            return Skip(
-                f"no operation of step {steps[0]} was recorded; steps of torch's optimizers alone have theirs recorded"
-            )
+            return Skip(f"no operation of step {steps[0]} was recorded: only those of steps of torch's optimizers are")
         size = _size(folder / recordings.FOLDER) + _size(trace.directory / "dumps")
         if outcome.failure or size > _DUMPED or any(stream.problem for stream in streams):
             return Recording(trace, streams, seconds)
