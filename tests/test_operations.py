@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from repro_golden.base.errors import ReproError
-from repro_golden.fingerprint import content, reference
+from repro_golden.fingerprint import content, reference, tensors
 from repro_golden.recording.attach.run import environment_for
 from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.operations.recorder import OperationRecorder
-from repro_golden.recording.operations.stream import OBSERVED, Frame, Operation, Stream, dump_of, read_stream
+from repro_golden.recording.operations.stream import OBSERVED, Frame, Operation, Stream, dump_of, kept_of, read_stream
 
 NAME = "rank-00000.jsonl"
 FILES = [NAME, "rank-00000.values"]
@@ -444,3 +444,25 @@ def test_memory_that_was_freed_is_forgotten(tmp_path: Path) -> None:
     values = [0.0, -1.0, -1.0, -2.0, -2.0, -3.0, -3.0, -4.0, -4.0, -5.0]
     assert [value.content for value in read] == [lanes(torch.full((8,), value)) for value in values]
     assert not any(value.makers for value in read)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["", "without numba"])
+def test_small_results_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    """Of a small result the bytes are kept as they were when it was made, by whatever it was read."""
+    tensors._kernel.cache_clear()
+    if not compiled:
+        monkeypatch.setitem(sys.modules, "repro_golden.fingerprint._numba", None)
+    try:
+        with recording(tmp_path):
+            a = torch.arange(6.0).reshape(2, 3)
+            b = torch.neg(a.t())
+            expected = [content(b).tobytes(), content(b + 1).tobytes()]
+            b.add_(1)
+            b.zero_()
+            large = torch.ones(1 << 14).exp()
+    finally:
+        tensors._kernel.cache_clear()
+    stream = read_stream(tmp_path / NAME)
+    kept = [kept_of(stream, named(stream, name)[0]) for name in ("neg", "add_", "exp")]
+    assert kept == [*expected, None]
+    assert large.nbytes == 1 << 16

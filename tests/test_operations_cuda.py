@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from repro_bisect.explain.cause import find_cause
-from repro_golden.fingerprint import fingerprints, scan
+from repro_golden.fingerprint import content, fingerprints, scan
 from repro_golden.recording.operations.recorder import OperationRecorder
-from repro_golden.recording.operations.stream import Stream, read_stream
+from repro_golden.recording.operations.stream import Stream, kept_of, read_stream
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -92,3 +92,36 @@ def test_a_cast_in_the_loss_is_named(tmp_path: Path) -> None:
     cause = find_cause(before, after, None)
     assert cause is not None
     assert (cause.kind, cause.operation.name) == ("structure", "aten._to_copy.default")
+
+
+@pytest.mark.parametrize("inference", [False, True], ids=["", "inference"])
+def test_small_results_are_kept(tmp_path: Path, inference: bool) -> None:
+    """Of a small result the bytes are kept as they were when it was made, whatever is written over it afterwards."""
+    recorder = OperationRecorder(tmp_path, str(tmp_path), 0)
+    recorder.open()
+    side = torch.cuda.Stream()
+    with torch.inference_mode(mode=inference):
+        a = torch.randn(39, 7, device="cuda")
+        recorder.begin()
+        b = a * 3
+        expected = {"mul": b.cpu()}
+        b.add_(1)
+        expected["add_"] = b.cpu()
+        b.zero_()
+        with torch.cuda.stream(side):
+            side.wait_stream(torch.cuda.default_stream())
+            c = torch.neg(a.t())
+            d = torch.isnan(c)
+        side.synchronize()
+        recorder.pause()
+    large = torch.ones(1 << 14, device="cuda")
+    recorder.begin()
+    large = large + 1
+    recorder.pause()
+    recorder.close()
+    expected |= {"neg": c.cpu(), "isnan": d.cpu()}
+    stream = read_stream(tmp_path / "rank-00000.jsonl")
+    assert not stream.problem
+    by_name = {o.name.split(".")[1]: kept_of(stream, o) for o in stream.operations}
+    assert {name: by_name[name] for name in expected} == {name: content(t).tobytes() for name, t in expected.items()}
+    assert kept_of(stream, stream.operations[-1]) is None

@@ -23,7 +23,7 @@ from repro_golden.fingerprint.definition import C1, MASK, reference
 from repro_golden.fingerprint.kinds import luts
 from repro_golden.fingerprint.views import carried
 
-__all__ = ["Gpu", "check", "stream_id"]
+__all__ = ["Gpu", "check", "own_memory", "stream_id"]
 
 _PIECE = 1 << 15  # words (256 KiB) that one program takes
 _BLOCK = 256
@@ -38,7 +38,7 @@ class _Chunk:
     """Room for results: int64 [size] on the device and, pinned, on the host."""
 
     def __init__(self, device: torch.device, size: int) -> None:
-        with _own_memory(device):
+        with own_memory(device):
             self.device = torch.empty(size, dtype=torch.int64, device=device)
             self.host = torch.empty(size, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.used = 0
@@ -102,7 +102,7 @@ class _Memory:
 
     def upload(self, table: npt.NDArray[np.generic]) -> torch.Tensor:
         """The table on the device."""
-        with _own_memory(self.device):
+        with own_memory(self.device):
             host = torch.from_numpy(np.ascontiguousarray(table))
             return host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host.clone()
 
@@ -127,7 +127,8 @@ def _pool(device: torch.device) -> torch.cuda.MemPool:
 
 
 @contextlib.contextmanager
-def _own_memory(device: torch.device) -> Iterator[None]:
+def own_memory(device: torch.device) -> Iterator[None]:
+    """A block whose memory on a device comes from a pool that the program's allocator does not see."""
     if device.type == "cuda":
         with torch.cuda.device(device), torch.cuda.use_mem_pool(_pool(device)):
             yield
@@ -155,7 +156,7 @@ class Gpu:
     def buffer(self) -> torch.Tensor:
         """uint8 [BUFFER]; see `backends.Backend`."""
         if self._memory.bounce is None:
-            with _own_memory(self.device):
+            with own_memory(self.device):
                 self._memory.bounce = torch.empty(BUFFER, dtype=torch.uint8, device=self.device)
         return self._memory.bounce
 

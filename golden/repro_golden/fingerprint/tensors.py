@@ -10,7 +10,7 @@ import torch
 
 from repro_golden.fingerprint.collector import Collector
 from repro_golden.fingerprint.definition import MASK
-from repro_golden.fingerprint.gpu import _BLOCK, _current, _own_memory, _step
+from repro_golden.fingerprint.gpu import _BLOCK, _current, _step, own_memory
 from repro_golden.fingerprint.share import Share
 from repro_golden.fingerprint.views import Scan
 
@@ -116,7 +116,7 @@ class Singles:
         if address % 8:
             return None
         if self._count == _ROOM * len(self._rooms):
-            with _own_memory(self.device):
+            with own_memory(self.device):
                 self._rooms.append(torch.zeros(_ROOM * 2, dtype=torch.int64, device=self.device))
         slot, self._count = self._count, self._count + 1
         if not size:

@@ -41,6 +41,8 @@ _LONGEST = 400
 """Characters of an argument that is no tensor."""
 _KEPT, _KEPT_TOGETHER = 32 << 10, 32 << 20
 """Bytes of a result that is kept, and of all of them."""
+_ROOM = 1 << 20
+"""Bytes of memory on a device that kept results share."""
 
 Memory = tuple[str, int]
 Signature = tuple[Any, ...]
@@ -162,25 +164,66 @@ def fills(tensor: torch.Tensor) -> bool:
 
 
 class SmallResults:
-    """The bytes of small results on the CPU: who measures a difference of such needs no second recording."""
+    """The bytes of small results: who measures a difference of such needs no second recording.
+
+    Those of a GPU are copied on it, on the stream that made them, and wait there in memory that the program's allocator
+    does not see: nothing waits for the device before the step has ended.
+    """
 
     def __init__(self) -> None:
-        self._bytes, self._where = bytearray(), dict[str, tuple[int, int]]()
+        self._bytes, self._where = bytearray(), dict[int | str, tuple[int, int]]()
+        self._on_device: dict[int | str, tuple[torch.Tensor, int, int]] = {}
+        self._left = _KEPT_TOGETHER
 
-    def keep(self, content: str, tensor: torch.Tensor) -> None:
-        """Keep a result, named by its content as that was read at once; '' is that of none."""
+    def keep(self, content: int | str, tensor: torch.Tensor) -> None:
+        """Keep a result, named by its content where that was read at once, by its reading's number else; '' is none."""
         size = tensor.numel() * tensor.element_size()
-        if not content or content in self._where or not 0 < size <= _KEPT or len(self._bytes) + size > _KEPT_TOGETHER:
+        if content == "" or content in self._where or content in self._on_device or not 0 < size <= _KEPT:
+            return
+        if size > self._left or tensor.is_conj() or tensor.is_neg():
             return
         held = tensor.contiguous()
-        self._where[content] = (len(self._bytes), size)
-        self._bytes += ctypes.string_at(held.data_ptr(), size)
+        if tensor.is_cpu:
+            self._where[content] = (len(self._bytes), size)
+            self._bytes += ctypes.string_at(held.data_ptr(), size)
+        elif tensor.is_cuda and not torch.cuda.is_current_stream_capturing():
+            room, start = self._room(tensor.device, size)
+            with torch.cuda.device(tensor.device):
+                room[start : start + size].copy_(held.as_strided((held.numel(),), (1,)).view(torch.uint8))
+            self._on_device[content] = (room, start, size)
+        else:
+            return
+        self._left -= size
 
-    def write(self, path: Path) -> list[tuple[str, int, int]]:
-        """Write them, one after the other; the content, first byte and number of bytes of each."""
-        if self._where:
+    def _room(self, device: torch.device, size: int) -> tuple[torch.Tensor, int]:
+        """Where the next bytes of a device go: the room, and the first byte."""
+        last = next((kept for kept in reversed(self._on_device.values()) if kept[0].device == device), None)
+        if last is not None and last[1] + last[2] + size <= _ROOM:
+            return last[0], last[1] + last[2]
+        from repro_golden.fingerprint.gpu import own_memory
+
+        # a room that was made in inference mode could not be written to outside of it
+        with own_memory(device), torch.inference_mode(mode=False):
+            return torch.empty(_ROOM, dtype=torch.uint8, device=device), 0
+
+    def write(self, path: Path, contents: Sequence[str]) -> list[tuple[str, int, int]]:
+        """Write them, one after the other; the content, first byte and number of bytes of each.
+
+        Args:
+            path: The file.
+            contents: Of all readings, by number.
+        """
+        home = dict[int, torch.Tensor]()
+        for number, (room, start, size) in self._on_device.items():
+            if id(room) not in home:
+                torch.cuda.synchronize(room.device)  # copies came on any stream
+                home[id(room)] = room.cpu()
+            self._where[number] = (len(self._bytes), size)
+            self._bytes += ctypes.string_at(home[id(room)].data_ptr() + start, size)
+        named = {contents[c] if isinstance(c, int) else c: where for c, where in self._where.items()}
+        if named:
             path.write_bytes(self._bytes)
-        return [(content, *where) for content, where in self._where.items()]
+        return [(content, *where) for content, where in named.items()]
 
 
 # -- which module's forward pass is under way

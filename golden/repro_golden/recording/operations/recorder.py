@@ -170,8 +170,9 @@ class OperationRecorder(TorchDispatchMode):
                 if single is not None
             }
             contents = [by_source[source][number] for source, number in self._readings]
+            kept = self._results.write(kept_path(self._folder, self._rank), contents)
         self._line({"contents": contents})
-        self._line({"kept": self._results.write(kept_path(self._folder, self._rank))})
+        self._line({"kept": kept})
         self._line({"end": self._problem, "compiled": _compiles(), "ran": self._ran.end()})
         self._flush()
         os.close(self._file)
@@ -309,7 +310,7 @@ class OperationRecorder(TorchDispatchMode):
         else:
             values = self._values(every, made=True)
             entry["out"] = values + entry["out"]
-            if every and isinstance(values[0][2], str):
+            if every:
                 self._results.keep(values[0][2], every[0])
         self._keep(entry)
 
