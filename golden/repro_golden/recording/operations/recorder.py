@@ -359,9 +359,11 @@ class OperationRecorder(TorchDispatchMode):
 
     def _number(self, tensor: torch.Tensor, memory: Memory, signature: Signature) -> int | str:
         """What a tensor holds, or the number of its reading; the last one serves as long as nobody says he wrote."""
-        state = (self._wrote.get(memory, [-1])[-1], tensor._version, self._since.get(memory, -1))
+        counted = not tensor.is_inference()  # those of inference mode have no counter of versions: each is read anew
+        version = tensor._version if counted else -1
+        state = (self._wrote.get(memory, [-1])[-1], version, self._since.get(memory, -1))
         known = self._values_of.get(signature)
-        if known is not None and known[1] == state:
+        if counted and known is not None and known[1] == state:
             return known[0]
         number: int | str = ""
         if not readable(tensor):
