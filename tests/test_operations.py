@@ -470,14 +470,13 @@ def test_small_results_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 def test_what_runs_in_inference_mode_is_recorded(tmp_path: Path) -> None:
     """As the rest: a reference model's log-probabilities are often computed there. Such tensors count no versions."""
-    with recording(tmp_path):
-        with torch.inference_mode():
-            a = torch.arange(6.0) * 2
-            first = lanes(a)
-            a.add_(1)
-            b = a.exp()
-            a.view(2, 3)[0].zero_()
-            c = a.neg()
+    with recording(tmp_path), torch.inference_mode():
+        a = torch.arange(6.0) * 2
+        first = lanes(a)
+        a.add_(1)
+        b = a.exp()
+        a.view(2, 3)[0].zero_()
+        c = a.neg()
     stream = read_stream(tmp_path / NAME)
     assert not stream.problem
     assert named(stream, "mul")[0].outputs[0].content == first
