@@ -12,6 +12,9 @@ import history_kit
 import pytest
 from conftest import Repo, environment
 
+from repro_bisect.axes.commits import typed
+from repro_golden.repository.checkout import find_checkout
+
 LOSS = ("--metric", r"step (?P<step>\d+) loss=(?P<loss>[-+.e0-9]+)")
 TRAIN = """\
 import os, sys
@@ -94,6 +97,16 @@ def test_what_only_changes_the_telling_is_left_out(repo: Repo) -> None:
     line = json.loads(done.stdout)["reproduce"]
     said, _, _ = line.partition(" -- ")
     assert said.endswith("--when exit --path lib --first-parent --confidence 0.9 --no-explain --ranks 1")
+
+
+def test_a_tag_does_not_take_the_place_of_a_commit(repo: Repo) -> None:
+    """Where ten digits of a commit are the name of another's tag, all of them are said: git takes the tag's commit."""
+    good, middle, bad = (repo.git("rev-parse", name) for name in ("HEAD~2", "HEAD~1", "HEAD"))
+    repo.git("tag", bad[:10], middle)
+    repo.git("tag", "-a", good[:10], "-m", "its own", good)
+    line = typed(find_checkout(repo.root), good, bad)
+    assert line == f"{good[:10]}..{bad}"
+    assert repo.git("rev-list", line).split() == [bad, middle]
 
 
 def test_the_same_bisect_again_replays_nothing(tmp_path: Path) -> None:

@@ -114,11 +114,11 @@ def axis_of(
     return axes.layout_axis(checkout, case, layout, at=at)
 
 
-def axis_parameters(axis: Axis, index_url: str | None) -> dict[str, str | None]:
+def axis_parameters(checkout: Checkout, axis: Axis, index_url: str | None) -> dict[str, str | None]:
     """What the parameters of `axis_options` must be to mean the same axis, whatever HEAD is by then."""
-    from repro_bisect.axes.axis import short
+    from repro_bisect.axes.commits import typed
     from repro_golden.subjects.environments.releases import redacted
 
     if axis.what == "commit":
-        return {"commits": f"{short(axis.good)}..{short(axis.bad)}"}
-    return {"at": short(axis.commit(axis.good)), "index_url": redacted(index_url) if index_url else None}
+        return {"commits": typed(checkout, axis.good, axis.bad)}
+    return {"at": typed(checkout, axis.commit(axis.good)), "index_url": redacted(index_url) if index_url else None}

@@ -103,7 +103,7 @@ def bisect(
     axis = axis_of(checkout, case, commits, options, at=at, tolerance=tolerance, **chosen)  # type: ignore[arg-type]
     values = {"--when": when, "--all": every, "--confidence": confidence, "--export": export, "--try-skips": try_skips}
     _refuse(axis, values | {"--quick": quick})
-    ends = axis_parameters(axis, index_url)
+    ends = axis_parameters(checkout, axis, index_url)
     command = again(checkout.root, case, **ends, name=None if line.words else case.name)
     folder = out or checkout.state / "reports" / _folder(axis, case)
     if isinstance(axis, LayoutLine):

@@ -54,6 +54,7 @@ def explain(
     from repro.live import bisect_view
     from repro.report.explain import explain_text, write_report
     from repro_bisect.axes.axis import short
+    from repro_bisect.axes.commits import typed
     from repro_bisect.driver.session import Options, commits_of, session
     from repro_bisect.explain.driver import explain as explained
     from repro_bisect.predicates.predicates import Bitwise
@@ -67,7 +68,8 @@ def explain(
         golden_states = golden.states if golden else {}
         explanation = explained(scheduler, checkout, axis.good, axis.bad, golden=golden_states)
     ends = f"{short(axis.good)}..{short(axis.bad)}"
-    command = again(checkout.root, case, what=ends, other=None, name=None if line.words else case.name)
+    typed_range = typed(checkout, axis.good, axis.bad)
+    command = again(checkout.root, case, what=typed_range, other=None, name=None if line.words else case.name)
     folder = out or checkout.state / "reports" / f"explain-{ends}-{case.name}"
     with told(as_json, explanation.to_mapping(), f"{explain_text(explanation)}\n", command) as written:
         written.extend(write_report(explanation, folder, command))

@@ -81,7 +81,7 @@ def history(
     axis = axis_of(checkout, case, commits, options, at=at, line=True, **chosen)  # type: ignore[arg-type]
     with bisect_view() as watch:
         result = history_of(checkout, roomy(axis, case), axis, watch, options)
-    ends = axis_parameters(axis, index_url)
+    ends = axis_parameters(checkout, axis, index_url)
     command = again(checkout.root, case, **ends, name=None if line.words else case.name)
     named = re.sub(r"[^\w.+=-]+", "-", f"{short(result.good)}..{short(result.bad)}")
     folder = out or checkout.state / "reports" / f"history-{named}-{case.name}"

@@ -73,7 +73,7 @@ def pr(
     from repro.pulls.report import pull_text, write_report
     from repro.pulls.result import PullReport
     from repro_bisect.axes.axis import short
-    from repro_bisect.axes.commits import resolve
+    from repro_bisect.axes.commits import resolve, typed
     from repro_bisect.driver.session import Options
     from repro_golden.base.extras import require
     from repro_golden.repository.checkout import find_checkout
@@ -89,7 +89,7 @@ def pr(
     with bisect_view() as watch:
         entries = _entries(checkout, names, line, (left, head), watch, options, name=name)
     ends = f"{short(base)}..{short(head)}"
-    report = PullReport(base, head, entries, again(checkout.root, commits=ends), now())
+    report = PullReport(base, head, entries, again(checkout.root, commits=typed(checkout, base, head)), now())
     written: list[Path] = []
     try:
         written = write_report(report, out or checkout.state / "reports" / f"pr-{ends}", key)

@@ -12,7 +12,7 @@ from repro_golden.repository.checkout import Checkout, no_such_code
 from repro_golden.repository.code_key import code_keys
 from repro_golden.repository.git import GitFailedError
 
-__all__ = ["Commits", "History", "merge_bases", "resolve"]
+__all__ = ["Commits", "History", "merge_bases", "resolve", "typed"]
 
 
 def resolve(checkout: Checkout, revision: str) -> str:
@@ -25,6 +25,18 @@ def resolve(checkout: Checkout, revision: str) -> str:
         return checkout.git.text("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
     except (GitFailedError, ValueError):  # a NUL is in no revision
         raise ReproError(f"git knows no commit {revision!r} here: check the spelling, or fetch it first") from None
+
+
+def typed(checkout: Checkout, *commits: str) -> str:
+    """A commit, or a range, to be typed: as it is shown, or whole where git takes that for another, as a tag's name."""
+
+    def one(commit: str) -> str:
+        try:
+            return short(commit) if resolve(checkout, short(commit)) == commit else commit
+        except ReproError:
+            return commit
+
+    return "..".join(one(commit) for commit in commits)
 
 
 def merge_bases(checkout: Checkout, a: str, b: str) -> list[str]:
