@@ -36,7 +36,7 @@ KINDS = {
     "engines: SGLang, weight sync": r"rollout_(sglang|commands|loop)|check_rollout_sglang|weight_sync",
     "engines: Megatron": r"megatron",
     "clusters: Ray": r"_ray",
-    "recorded programs": r"attach|zoo|foreign|own_door|trace_command|saved_files|beside",
+    "recorded programs": r"attach|zoo|foreign|own_interface|trace_command|saved_files|beside",
     "searches over real commits": r"bisect|history|axes|releases|layouts|explain|minimal|planted|flags|cause",
     "golden runs and reports": r"golden|report|night|pair|pull|dvc|demo|workflow|transcripts|site|environments|trust",
     "the built-in trainer": r"core_|trainer_",

@@ -28,8 +28,8 @@ steps = 8
 rollouts = "golden/rollouts/{name}"
 
 [subject]
-# The module that is the door to your trainer (CONTRACT and build(case)), and the folder of this repository that goes on
-# PYTHONPATH for it.
+# The module that is the interface to your trainer (CONTRACT and build(case)), and the folder of this repository that
+# goes on PYTHONPATH for it.
 module = "repro_core"
 path = "core"
 timeout = "10m"

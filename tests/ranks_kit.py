@@ -1,4 +1,4 @@
-"""Cases of a trainer on several ranks (`ranks_door`), and runs of them without a repository around."""
+"""Cases of a trainer on several ranks (`ranks_interface`), and runs of them without a repository around."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ proof_steps = 1
 rollouts = "golden/rollouts/bandit"
 
 [subject]
-module = "door"
+module = "interface"
 path = "training"
 timeout = "10m"
 
@@ -48,14 +48,14 @@ ranks = 1
 def place_of(folder: Path) -> Place:
     """A folder with the trainer in it."""
     (folder / "training").mkdir(parents=True)
-    shutil.copy(Path(__file__).parent / "ranks_door.py", folder / "training" / "door.py")
+    shutil.copy(Path(__file__).parent / "ranks_interface.py", folder / "training" / "interface.py")
     return Place(folder)
 
 
 def case_of(ranks: int = 2, *, steps: int = 3, timeout: float = 120.0, **config: Any) -> Case:
     """The case of a trainer on so many ranks."""
     config = {"arms": 4, "seed": 3, **config}
-    subject = {"module": "door", "path": "training", "timeout": timeout, "config": config}
+    subject = {"module": "interface", "path": "training", "timeout": timeout, "config": config}
     experiment = {"name": "bandit", "steps": steps, "rollouts": "golden/rollouts/bandit"}
     return Case.model_validate({"case": experiment, "subject": subject, "resources": {"ranks": ranks}})
 

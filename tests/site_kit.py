@@ -79,7 +79,7 @@ def compared(seed: int, *, steps: int = 12, signals: int = 26, odd: bool = False
         cells[0] = Cell(0, 0, None, None, True, "3 not finite")
     tokens = Tokens(steps - 1, 4321, pairs)
     of = {"step": 0, "phase": "forward", "signal": "log_probs", "dtype": "float32", "exact": True}
-    picture = PlotData(range(steps), names, 7, cells, histogram, of, tokens)
+    plot_data = PlotData(range(steps), names, 7, cells, histogram, of, tokens)
     metrics = {}
     for number, name in enumerate(METRICS):
         value = rng.uniform(0.1, 3)
@@ -94,7 +94,7 @@ def compared(seed: int, *, steps: int = 12, signals: int = 26, odd: bool = False
     first = Divergence(0, "forward", "log_probs", "value", "aa11… and bb22…", magnitude, {"forward": 9, "grad": 14})
     kl = {"k1": {"worst": (7, -2.1e-5), "last": (11, 1e-6), "first": (1, 3e-9)}}
     kl["k3"] = {"worst": (7, 3.4e-6), "last": (11, 2e-6), "first": (1, 1.1e-9)}
-    return Compared("moved", Drift(steps, first, metrics, kl), (), picture)
+    return Compared("moved", Drift(steps, first, metrics, kl), (), plot_data)
 
 
 def culprit(number: int, *, text: str = "") -> Culprit:

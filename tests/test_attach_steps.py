@@ -242,14 +242,14 @@ def test_what_one_rank_lacks_is_told() -> None:
 
 
 def _held(*signals: tuple[str, str, torch.Tensor, Any]) -> list[Row]:
-    """What one rank behind the door writes of tensors with their placements."""
+    """What one rank in process writes of tensors with their placements."""
     taken = Signals()
     for signal in signals:
         taken.take(*signal)
     return taken.rows(placed=True)
 
 
-def test_behind_the_door_a_signal_is_every_ranks_unless_its_placement_says_whose() -> None:
+def test_in_process_a_signal_is_every_ranks_unless_its_placement_says_whose() -> None:
     """What has no placement must be on all ranks; a stage's weights need not, but gradient and update go together."""
     w, halves = torch.arange(6.0), torch.arange(8.0).chunk(2)
     whole = shard("w", (6,), 0, 0, 1)

@@ -347,15 +347,17 @@ def test_only_a_setup_is_excused_by_the_network(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("at", "stage", "step"), [("", "import", -1), ("0", "start", 0), ("3", "step", 3)])
 def test_where_a_replay_died(tmp_path: Path, at: str, stage: str, step: int) -> None:
     """A segmentation fault is said of the step it came in, which the trace tells; without a step it is told apart."""
-    door = (Path(__file__).parent / "door_example.py").read_text()
+    interface = (Path(__file__).parent / "interface_example.py").read_text()
     die = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
     update = "        self.optimizer.step()\n"
-    dying = door.replace(update, f"        if self.step == {at}:\n            {die}\n{update}") if at else f"{die}\n"
+    dying = (
+        interface.replace(update, f"        if self.step == {at}:\n            {die}\n{update}") if at else f"{die}\n"
+    )
     (tmp_path / "training").mkdir()
-    (tmp_path / "training" / "door.py").write_text(dying)
+    (tmp_path / "training" / "interface.py").write_text(dying)
     raw = {
         "case": {"name": "bandit", "steps": 6, "rollouts": "rollouts"},
-        "subject": {"module": "training.door", "path": ".", "config": {"arms": 4, "seed": 3}},
+        "subject": {"module": "training.interface", "path": ".", "config": {"arms": 4, "seed": 3}},
         "first_step": {"check": False},
     }
     with pytest.raises(ChildFailure, match="exited with -11") as failure:

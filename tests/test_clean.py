@@ -166,7 +166,7 @@ def test_json_is_printed_as_it_is() -> None:
 
 
 def test_no_code_knows_another_way_out() -> None:
-    """In no module but the door: the streams of the start, bytes behind a stream, click's own output, rich consoles."""
+    """In no other module: the streams of the start, bytes behind a stream, click's own output, rich consoles."""
     root = Path(__file__).parent.parent
     ways = []
     for folder in ("repro", "bisect/repro_bisect", "golden/repro_golden"):

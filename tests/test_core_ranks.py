@@ -1,4 +1,4 @@
-"""A trainer behind the door on several ranks: one trace of all, proved and bisected, and the right rank blamed."""
+"""A trainer in process on several ranks: one trace of all, proved and bisected, and the right rank blamed."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_change_is_planted_and_written_out_under_the_canonical_name(place: Pla
     wanted = [(0, "grad", "weight"), (0, "grad", "bias")]
     folders = [place.root / f"plant-{name}" for _, _, name in wanted]
     runs = [
-        Run(steps, trace=str(folder), baseline=str(two.directory), plant=at, dump=wanted)
+        Run(steps, trace=str(folder), baseline=str(two.directory), perturbation=at, dump=wanted)
         for folder, at, steps in zip(folders, wanted, (1, 3), strict=True)  # the second one ends early
     ]
     assert [result.diverged for result in run(case_of(2), place, *runs)] == [True, True]
@@ -250,10 +250,10 @@ def test_a_golden_run_on_two_ranks_is_proved_and_verified(guarded: Repo) -> None
 @pytest.mark.campaign
 def test_a_change_on_the_second_rank_is_bisected_and_explained(guarded: Repo) -> None:
     """The commit that moved the numbers is named with its signal; explain replays both sides on two ranks."""
-    guarded.edit("training/door.py", '"""One update by REINFORCE."""', '"""One update."""')
+    guarded.edit("training/interface.py", '"""One update by REINFORCE."""', '"""One update."""')
     guarded.commit("Say less")
     old = "        d_weight = product(d_logits[:, RANK * self.rows : (RANK + 1) * self.rows].T, self.inputs())\n"
-    guarded.edit("training/door.py", old, old + "        d_weight[-1] *= 1 + 1e-6 * RANK\n")
+    guarded.edit("training/interface.py", old, old + "        d_weight[-1] *= 1 + 1e-6 * RANK\n")
     culprit = guarded.commit("Scale the last row, on the second rank")
     found = answer(guarded, "bisect", "recorded..HEAD")
     assert found["culprit"]["commit"] == culprit

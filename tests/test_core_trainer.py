@@ -32,7 +32,7 @@ from repro_core.train.trainer import Trainer
 
 
 def test_the_trainer_is_a_subject() -> None:
-    """`build` opens the door with a plain mapping, and the trainer starts at step 0 of rollout 0."""
+    """`build` opens the interface with a plain mapping, and the trainer starts at step 0 of rollout 0."""
     subject: Subject = build({"config": {"model": {"hidden_size": 16, "num_attention_heads": 2}}})
     assert subject.position == (0, 0)
 

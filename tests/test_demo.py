@@ -159,7 +159,7 @@ def test_the_search_finds_the_culprit_around_the_window(jobs: int) -> None:
 
 
 def test_the_window_fails_in_one_way(tmp_path: Path) -> None:
-    """Before and after the window the door imports; inside it, every commit fails with the same last line."""
+    """Before and after the window the package imports; inside it, every commit fails with the same last line."""
     commits = history(0).commits
     broken = [i for i, c in enumerate(commits) if c.role == "broken"]
 

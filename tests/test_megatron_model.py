@@ -224,7 +224,7 @@ def run(tmp_path: Path, world: int, jobs: list[dict[str, Any]]) -> list[dict[str
     return [json.loads(line) for line in found]
 
 
-@pytest.mark.campaign  # test_megatron_trainer trains the layouts behind the door in every run
+@pytest.mark.campaign  # test_megatron_trainer trains the layouts in process in every run
 def test_layouts_train_the_same_model(tmp_path: Path) -> None:
     """One step on 1, 2 and 4 processes, one layout after the other in the same processes, against one process.
 

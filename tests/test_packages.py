@@ -27,8 +27,8 @@ from repro_golden.trace import Trace
 TRAIN = kit.TRAIN.replace("import torch\n", "import tinyscale\nimport torch\n", 1).replace(
     "scale = 1.0", "scale = tinyscale.SCALE"
 )
-DOOR = (Path(__file__).parent / "door_example.py").read_text()
-DOOR = DOOR.replace("import torch\n", "import tinyscale\nimport torch\n", 1).replace(
+INTERFACE = (Path(__file__).parent / "interface_example.py").read_text()
+INTERFACE = INTERFACE.replace("import torch\n", "import tinyscale\nimport torch\n", 1).replace(
     "len(actions), 1)", "len(actions), 1) * tinyscale.SCALE"
 )
 
@@ -80,8 +80,8 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Repo:
     """A repository with a trainer of each kind."""
     made = kit.start(tmp_path_factory.mktemp("repo"), TRAIN, None)
     (made.root / "training").mkdir()
-    (made.root / "training" / "door.py").write_text(DOOR)
-    made.commit("Add a door")
+    (made.root / "training" / "interface.py").write_text(INTERFACE)
+    made.commit("Add an interface")
     return made
 
 
@@ -208,7 +208,12 @@ def core(repo: Repo, base: str, out: Path, packages: dict[str, str]) -> tuple[Tr
     """A trace of a core subject, made by an instrument that runs in the base: there a replay child has its Python."""
     raw = {
         "case": {"name": "bandit", "steps": 2, "rollouts": "golden/rollouts/bandit"},
-        "subject": {"module": "training.door", "path": ".", "config": {"arms": 4, "seed": 3}, "packages": packages},
+        "subject": {
+            "module": "training.interface",
+            "path": ".",
+            "config": {"arms": 4, "seed": 3},
+            "packages": packages,
+        },
     }
     case = Case.model_validate(raw)
     out.mkdir()
@@ -220,7 +225,7 @@ def core(repo: Repo, base: str, out: Path, packages: dict[str, str]) -> tuple[Tr
 
 @pytest.mark.whole
 def test_a_core_subject_trains_with_the_versions_that_its_case_asks_for(repo: Repo, base: str, tmp_path: Path) -> None:
-    """Likewise behind the door, where the instrument comes from the base."""
+    """Likewise in process, where the instrument comes from the base."""
     link = Path(base).parent.parent / next(Path(base).parent.parent.glob("lib/python*/site-packages/torchlink.pth"))
     # and so what `.pth` files there name
     link.write_text(f"{TORCH_FOLDER}\nimport site; site.addsitedir({TORCH_FOLDER!r})\n")

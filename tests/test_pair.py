@@ -41,13 +41,13 @@ def test_a_commit_that_moves_numbers_is_measured_and_named(tmp_path: Path) -> No
     found = pair(repo, base)
     assert (found.verdict, found.agrees, [c.commit.commit for c in found.culprits]) == ("moved", False, [head])
     assert found.compared is not None
-    divergence, picture = found.compared.drift.divergence, found.compared.picture
+    divergence, plot_data = found.compared.drift.divergence, found.compared.plot_data
     assert divergence is not None
-    assert picture is not None
+    assert plot_data is not None
     assert divergence.step == 3
     assert divergence.magnitude is not None
     assert divergence.magnitude.exact and divergence.magnitude.max_ulp
-    assert picture.of["exact"] and not picture.histogram  # one number is no distribution
+    assert plot_data.of["exact"] and not plot_data.histogram  # one number is no distribution
     assert all(
         spent is not None and len(spent.step_us) == 5 and spent.memory > 1 << 20 for spent in found.spent.values()
     )

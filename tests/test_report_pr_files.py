@@ -28,7 +28,7 @@ from repro.pulls.comment import comment
 from repro.pulls.pair import PairResult
 from repro.pulls.report import junit, page, write_report
 from repro.pulls.result import Failed
-from repro.report.picture_plots import heat_map, token_scatter, ulp_plot
+from repro.report.difference_plots import heat_map, token_scatter, ulp_plot
 from repro.report.pieces import clean
 from repro.report.plot_data import Cell, PlotData, Tokens
 from repro_bisect.driver.result import Culprit
@@ -138,16 +138,16 @@ def test_plots_show_what_has_no_size_and_many_steps() -> None:
     """Cells without a size have colours that are named; very many steps share columns; nothing makes no plot."""
     kinds = [("missing", None), ("2 not finite", None), ("differs, size not measured", None), ("", 0.0), ("", 1e-320)]
     made = [Cell(n, n % 2, size, None, False, text) for n, (text, size) in enumerate(kinds)]
-    picture = PlotData(
+    plot_data = PlotData(
         range(5), ["grad <b>", "update w"], 3, made, [(0, 2), (1, 3), (2**40, 1)], {"dtype": "float32"}, None
     )
-    svg = heat_map(picture)
+    svg = heat_map(plot_data)
     for words in ("not finite", "size not measured", "one side only", "3 more signals", "grad &lt;b&gt;"):
         assert words in svg, words
-    long = replace(picture, steps=range(1000), cells=[Cell(n, 0, 1e-3, 1, True) for n in range(1000)])
+    long = replace(plot_data, steps=range(1000), cells=[Cell(n, 0, 1e-3, 1, True) for n in range(1000)])
     assert heat_map(long).count('aria-roledescription="rect mark"') <= 120 and "9 to a column" in heat_map(long)
-    assert heat_map(replace(picture, cells=[])) == ulp_plot([], "float32") == ulp_plot([(2, 9)], "float32") == ""
-    assert "to 2^40" in ulp_plot(picture.histogram, "float32")
+    assert heat_map(replace(plot_data, cells=[])) == ulp_plot([], "float32") == ulp_plot([(2, 9)], "float32") == ""
+    assert "to 2^40" in ulp_plot(plot_data.histogram, "float32")
     assert token_scatter(Tokens(0, 2, [(NAN, 1.0), (-math.inf, -math.inf)])) == ""
     assert "(1 not finite, not drawn)" in token_scatter(Tokens(0, 2, [(-1.0, -1.1), (NAN, 1.0)]))
 

@@ -22,8 +22,8 @@ from repro.nightly.records import Night, Summary
 from repro.site.build import build
 from repro.site.changes import changes, together
 from repro.site.charts import unit_of
+from repro.site.difference_charts import difference_charts
 from repro.site.matrix import matrix
-from repro.site.pictures import pictures
 from repro.site.results import Results, read_results
 from repro.site.series import case_data, figures
 
@@ -311,12 +311,12 @@ def test_sources_stand_beside_each_other_with_line_numbers(tmp_path: Path) -> No
 
 def test_heat_map_tells_measured_sampled_and_unmeasured_apart() -> None:
     """Each differing cell is drawn; one without a size has no shade; a zero distance is not lost on the log scale."""
-    picture = {
+    plot_data = {
         "steps": [4, 5], "signals": ["loss a", "grad b"], "more": 3, "histogram": [], "of": {}, "tokens": None,
         "cells": [[0, 0, 1e-5, 3, True, ""], [1, 0, 0.0, 0, False, ""], [1, 1, None, None, False, "shape"],
                   [0, 1, "7ff0000000000000", 9, True, ""]],
     }  # fmt: skip
-    (heat,) = pictures(picture, ("a", "b"))
+    (heat,) = difference_charts(plot_data, ("a", "b"))
     assert heat.columns["kind"] == ["on every element", "on a sample", "not measured", "not measured"]
     assert heat.columns["shade"] == [1e-5, 1e-5, None, None] and heat.columns["size"] == [1e-5, 0, None, None]
     assert heat.columns["step"] == [4, 5, 5, 4] and heat.columns["text"][2] == "shape" and "3 further" in heat.note
@@ -324,8 +324,8 @@ def test_heat_map_tells_measured_sampled_and_unmeasured_apart() -> None:
 
 def test_tokens_that_are_not_finite_are_counted() -> None:
     """A pair with NaN or an infinity keeps its place in the data and is told in the note."""
-    picture = site_kit.compared(3, odd=True).picture
-    assert picture is not None
-    tokens = pictures(picture.to_mapping(), ("a", "b"))[2]
+    plot_data = site_kit.compared(3, odd=True).plot_data
+    assert plot_data is not None
+    tokens = difference_charts(plot_data.to_mapping(), ("a", "b"))[2]
     assert tokens.columns["a"][3] == "-Infinity" and tokens.columns["b"][4] == "NaN"
     assert "3 are not finite" in tokens.note and len(tokens.columns["a"]) == 400

@@ -81,4 +81,4 @@ class Recorder:
         self.seen.append((phase, name, bits(value)))
 
 
-# The door
+# The interface

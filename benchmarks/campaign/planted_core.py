@@ -179,7 +179,7 @@ def one(program: str, place: Path, asked: Mapping[str, Any] | None, clean: Clean
 
 def run_of(trace: Path) -> dict[str, Any]:
     """What the replay child is asked for."""
-    return {"steps": STEPS, "trace": str(trace), "plant": None, "dump": [], "baseline": None, "states": {},
+    return {"steps": STEPS, "trace": str(trace), "perturbation": None, "dump": [], "baseline": None, "states": {},
         "states_budget": None, "save_rollouts": None, "terminal": False, "checkpoint": None}  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """The built-in subject: a deterministic RL trainer, in plain torch or on megatron-core.
 
-It imports nothing of the instrument. The instrument meets it through one door: `CONTRACT` says which shape the door
+It imports nothing of the instrument. The instrument meets it through one interface: `CONTRACT` says which shape that
 has, `build` opens it. Any trainer that offers the same two names can be guarded in the same way.
 """
 

@@ -1,4 +1,4 @@
-"""The door between the trainer and whoever watches it: what crosses it, and what a trainer offers."""
+"""The interface between the trainer and whoever watches it: what crosses it, and what a trainer offers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["CONTRACT", "Observe", "Rollout", "Subject"]
 
 CONTRACT = 1
-"""The door's version. It changes when the meaning of `build` or `Subject` does."""
+"""The interface's version. It changes when the meaning of `build` or `Subject` does."""
 
 Observe = Callable[..., None]
 """``observe(phase, name, value, placement=None)``.
@@ -26,7 +26,7 @@ mapping one by key; None means the whole.
 
 @dataclass(frozen=True)
 class Rollout:
-    """The samples that one training iteration consumes, as plain data (it crosses the door both ways).
+    """The samples that one training iteration consumes, as plain data (it crosses the interface both ways).
 
     Attributes:
         meta: JSON types only: ``rollout_id``, ``prompts``, ``labels``, ``statuses`` and ``sampling``.

@@ -95,7 +95,7 @@ def _pure(kind: str, file: str, function: str, phase: str, gate: tuple[Edit, ...
     return Culprit(kind, file, function, phase, tuple(Edit(file, *e) for e in edits), gate)
 
 
-# -- what a function's door and its caller look like with the gate
+# -- what a function's signature and its caller look like with the gate
 
 _LOG_PROBS_DOOR = (
     "def token_log_probs(logits: Tensor, targets: Tensor, loss_mask: Tensor, temperature: float) -> "

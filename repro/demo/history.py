@@ -215,7 +215,7 @@ class _Writer:
         return sorted(busy) + others if guilty else others
 
     def modules(self) -> list[str]:
-        """Modules that get refactored; the door is the window's."""
+        """Modules that get refactored; the package itself is the window's."""
         return sorted(m for m in self.trainer if not m.endswith("__init__.py"))
 
     def guilty_slots(self, layout: _Layout) -> set[int]:
@@ -283,11 +283,11 @@ class _Writer:
         return self.commit(role, message, (tip,), changes)
 
     def window(self, tip: int, *, begin: bool) -> int:
-        """The door imports a module that arrives with the mend only."""
+        """The package imports a module that arrives with the mend only."""
         module, name, value, broke, mended = self.window_of
-        door = f"{SUBJECT}__init__.py"
+        package = f"{SUBJECT}__init__.py"
         if begin:
-            changes = {door: _after_imports(self.files[door], f"from repro_core.{module} import {name}\n")}
+            changes = {package: _after_imports(self.files[package], f"from repro_core.{module} import {name}\n")}
         else:
             changes = {f"{SUBJECT}{module}.py": f'"""Constants of the trainer."""\n\n{name} = {value}\n'}
         self.files |= changes

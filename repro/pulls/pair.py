@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from repro.report.plot_data import PlotData, picture_of
+from repro.report.plot_data import PlotData, plot_data_of
 from repro_bisect.axes.axis import PointInfo, short
 from repro_bisect.axes.commits import Commits, History, merge_bases, resolve
 from repro_bisect.driver.commits import bisect_range
@@ -55,7 +55,7 @@ class Compared:
             itself).
         drift: Sizes over all common steps.
         violations: Where metrics left the case's bounds, in order.
-        picture: What plots show; None where all is equal.
+        plot_data: What plots show; None where all is equal.
         flaky: How two replays of `b` differ.
         mismatch: Between trainer and rollout engine on both sides; None where all is equal or the columns are not
             shown.
@@ -64,7 +64,7 @@ class Compared:
     verdict: Literal["identical", "within", "moved", "flaky"]
     drift: Drift
     violations: Sequence[Divergence] = ()
-    picture: PlotData | None = None
+    plot_data: PlotData | None = None
     flaky: str = ""
     mismatch: MismatchChange | None = None
 
@@ -79,7 +79,7 @@ class Compared:
             "verdict": self.verdict,
             "drift": self.drift.to_mapping(),
             "violations": [jsonable(asdict(v)) for v in self.violations],
-            "picture": self.picture.to_mapping() if self.picture else None,
+            "picture": self.plot_data.to_mapping() if self.plot_data else None,
             "flaky": self.flaky,
             "mismatch": self.mismatch.to_mapping() if self.mismatch else None,
         }
@@ -117,8 +117,8 @@ def _compared(a: Trace, b: Trace, rule: Compare, dumped: tuple[Trace, Trace] | N
         left = [violation for i in range(count) for violation in violations(a, alike, i, rule.bounds)]
         drifted = replace(drifted, looked=only_bounds(rule.bounds))
     fine = rule.mode == "bounds" and not left and not drifted.ended
-    picture, mismatch = picture_of(a, b, dumped, strict=strict), mismatch_change(a, b)
-    return Compared("within" if fine else "moved", drifted, left, picture, mismatch=mismatch)
+    plot_data, mismatch = plot_data_of(a, b, dumped, strict=strict), mismatch_change(a, b)
+    return Compared("within" if fine else "moved", drifted, left, plot_data, mismatch=mismatch)
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def _named(report: PullReport, n: int) -> Line:
 
 def _plots(result: PairResult) -> list[tuple[str, str]]:
     """Each plot with its title; what there is no data for is left out."""
-    from repro.report.picture_plots import heat_map, token_scatter, ulp_plot
+    from repro.report.difference_plots import heat_map, token_scatter, ulp_plot
     from repro.report.plots import distance_plot
 
     plots: list[tuple[str, str]] = []
@@ -162,15 +162,14 @@ def _plots(result: PairResult) -> list[tuple[str, str]]:
                 f"What {short(culprit.commit.commit)} moved, against its parent: |after - before|; KL and gaps in nats"
             )
             plots.append((title, distance_plot(culprit.comparison)))
-    if result.compared and (picture := result.compared.picture):
-        plots.append(("Where signals differ, and how far", heat_map(picture)))
-        of = picture.of
+    if result.compared and (plot_data := result.compared.plot_data):
+        plots.append(("Where signals differ, and how far", heat_map(plot_data)))
+        of = plot_data.of
         whole = "" if of.get("exact") else ", a sample of it"
         where = f"{of.get('phase')} {of.get('signal')} at step {of.get('step')}{whole}" if of else ""
-        plots.append(
-            (f"How far the elements of {clean(where)} are apart", ulp_plot(picture.histogram, str(of.get("dtype", ""))))
-        )
-        if tokens := picture.tokens:
+        apart = ulp_plot(plot_data.histogram, str(of.get("dtype", "")))
+        plots.append((f"How far the elements of {clean(where)} are apart", apart))
+        if tokens := plot_data.tokens:
             title = f"Log-probs of the same tokens at step {tokens.step}: {len(tokens.pairs)} of {tokens.total} tokens"
             plots.append((title, token_scatter(tokens)))
     return [(title, svg) for title, svg in plots if svg]

@@ -102,7 +102,7 @@ def title(one: Explained) -> str:
 
 def size_plot(found: Explanation) -> str:
     """How far the elements of the first difference are apart, as SVG; empty where no plot shows more than a line."""
-    from repro.report.picture_plots import ulp_plot
+    from repro.report.difference_plots import ulp_plot
 
     return ulp_plot(found.size.histogram, found.size.dtypes[1]) if found.size else ""
 

@@ -16,7 +16,7 @@ from repro_golden.trace import Row, Trace, read_dump
 from repro_golden.trace.model import METRIC
 from repro_golden.trace.tensor_difference import decode, nonzero, ulp_histogram
 
-__all__ = ["Cell", "PlotData", "Tokens", "picture_of"]
+__all__ = ["Cell", "PlotData", "Tokens", "plot_data_of"]
 
 SIGNALS = 48
 """Most signals of a heat-map: those that differ first."""
@@ -29,7 +29,7 @@ class Cell:
     """A signal that differs at a step.
 
     Attributes:
-        step: Position among the picture's steps.
+        step: Position among the steps that are drawn.
         signal: Position among its signals.
         relative: The largest |a - b| of the elements at hand over the largest magnitude of the tensor; None where it
             has no size: missing on one side, other shapes, not finite, or missed by the sample.
@@ -101,7 +101,7 @@ class PlotData:
         }
 
 
-def picture_of(
+def plot_data_of(
     a: Trace, b: Trace, dumped: tuple[Trace, Trace] | None = None, *, strict: bool = False
 ) -> PlotData | None:
     """What plots show of `b` against `a`; None where all common steps agree.

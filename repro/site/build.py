@@ -16,9 +16,9 @@ from repro.report.palette import css
 from repro.report.pieces import seen
 from repro.site.changes import Change, changes, together
 from repro.site.comparison import explanations, metrics, shown, spent_rows
+from repro.site.difference_charts import difference_charts
 from repro.site.folder import page_name, script
 from repro.site.matrix import SHOWN, SYMBOLS, matrix
-from repro.site.pictures import pictures
 from repro.site.results import Comparison, Results, damaged, when
 from repro.site.series import STATISTICS, case_data, figures
 from repro_bisect.axes.axis import short
@@ -210,9 +210,9 @@ class _Pages:
     def comparison(self, found: Comparison) -> dict[str, bytes]:
         """A comparison's page, and its data where it has charts."""
         compared = found.compared
-        picture = compared["picture"] if compared else None
+        plot_data = compared["picture"] if compared else None
         sides = (short(str(found.before["commit"])) or "the baseline", short(str(found.after["commit"])))
-        drawn = pictures(picture, sides) if picture else []
+        drawn = difference_charts(plot_data, sides) if plot_data else []
         key = f"comparison:{found.name}"
         page = self._page(
             "comparison.html.jinja",

@@ -182,7 +182,7 @@ class _Sides:
         index = next(k for k, record in enumerate(traces[0].steps) if record.step == seen.first.step)
         signals, size = list[Signal](), 0
         for kind, row, other in differing(traces[0].rows(index), traces[1].rows(index), unlike(*traces[:2])):
-            # shards that a command's ranks hold are written by none; behind the door the whole is put together
+            # shards that a command's ranks hold are written by none; in process the whole is put together
             known = bool(row.sketch and other and other.sketch) or self.case.subject.tells
             if kind == "value" and known and row.values is None and row.dtype in EPSILON:
                 size += math.prod(row.shape) * 8

@@ -1,6 +1,6 @@
 """The table of determinism switches: what sets each one, what shows it, and why it is there.
 
-`determinism` is the door; this file is read top to bottom when a bit moved and nobody knows why.
+`determinism` is the interface; this file is read top to bottom when a bit moved and nobody knows why.
 """
 
 from __future__ import annotations

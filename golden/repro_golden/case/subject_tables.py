@@ -218,7 +218,7 @@ class CoreSubject(_Subject):
     kind: Literal["core"] = "core"
     """See `repro_core/__init__.py`."""
     module: str = "repro_core"
-    """The module that is the door to the trainer."""
+    """The module that is the interface to the trainer."""
     path: Inside = "core"
     """Folder of the repository that is put on PYTHONPATH for it; commits that leave it alone share one probe. An empty
     path means the installed module, which no commit can change."""

@@ -1,6 +1,6 @@
 """The child that checks a rollout engine, ``python -m repro_golden.engine_checks.child JOB``.
 
-It opens the subject's door as `replay` does, asks it for the case's rollout engine, and writes what the checks found.
+It imports the trainer as `replay` does, asks it for the case's rollout engine, and writes what the checks found.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from repro_golden.base.canonical import write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.engine_checks.checks import check
 from repro_golden.engine_checks.findings import Plan
-from repro_golden.replay.child import open_door
+from repro_golden.replay.child import import_trainer
 
 __all__ = ["main"]
 
@@ -39,8 +39,8 @@ def main(argv: list[str]) -> int:
 
 def _checked(job: dict[str, Any]) -> dict[str, Any]:
     subject = job["case"]["subject"]
-    door = open_door(subject, Path(job["root"]))
-    source = door.rollouts_only({"config": subject["config"], "root": job["root"]})
+    trainer = import_trainer(subject, Path(job["root"]))
+    source = trainer.rollouts_only({"config": subject["config"], "root": job["root"]})
     try:
         engine = source.engine
         identity = engine.identity()  # before the checks: one that dies in them is known all the same

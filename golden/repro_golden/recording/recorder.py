@@ -78,18 +78,18 @@ class Recorder:
         self,
         writer: TraceWriter | RankWriter,
         first_step: int,
-        plant: Sequence[Any] | None = None,
+        perturbation: Sequence[Any] | None = None,
         dump: Iterable[Sequence[Any]] = (),
     ) -> None:
-        """Record from `first_step` on; `plant` and `dump` are what `Tap` takes."""
+        """Record from `first_step` on; `perturbation` and `dump` are what `Tap` takes."""
         self.writer = writer
         self.step = first_step
         self._tap: Tap | None = None
-        if plant or dump:
+        if perturbation or dump:
             if isinstance(writer, RankWriter):
-                self._tap = Tap(plant, dump, writer.keep, writer.rank)
+                self._tap = Tap(perturbation, dump, writer.keep, writer.rank)
             else:
-                self._tap = Tap(plant, dump, keep_whole(writer.directory))
+                self._tap = Tap(perturbation, dump, keep_whole(writer.directory))
         self._signals = Signals()
         self._closed: deque[tuple[int, Signals]] = deque()
 

@@ -49,7 +49,7 @@ class Tap:
     """Plants a change of one ULP in one signal, and writes others out.
 
     Args:
-        plant: ``[step, phase, name]`` of the signal to change before it is fingerprinted.
+        perturbation: ``[step, phase, name]`` of the signal to change before it is fingerprinted.
         dump: ``[step, phase, name]`` of the signals whose whole content is wanted.
         keep: Takes the pieces of such a signal that one tensor holds.
         rank: Of this process, where there are several: ``NAME@RANK`` means the signal of that rank alone.
@@ -57,15 +57,15 @@ class Tap:
 
     def __init__(
         self,
-        plant: Sequence[Any] | None,
+        perturbation: Sequence[Any] | None,
         dump: Iterable[Sequence[Any]],
         keep: Callable[[At, list[Piece]], None],
         rank: int | None = None,
     ) -> None:
-        self._plant = None if plant is None else tuple(plant)
+        self._perturbation = None if perturbation is None else tuple(perturbation)
         self._dump = {tuple(wanted) for wanted in dump}
         self._keep, self._rank = keep, rank
-        self._steps = {at[0] for at in self._dump} | ({self._plant[0]} if self._plant else set())
+        self._steps = {at[0] for at in self._dump} | ({self._perturbation[0]} if self._perturbation else set())
 
     def take(self, step: int, phase: str, name: str, value: object, placement: Any = None) -> None:
         """Look at what is observed; arguments as `Signals.take` has them."""
@@ -84,14 +84,14 @@ class Tap:
         for canonical, parts in ((part_name, list(group)) for part_name, group in by_name):
             every = [(step, phase, canonical)]
             every += [] if self._rank is None else [(step, phase, f"{canonical}@{self._rank}")]
-            if self._plant in every:
-                _plant(local, parts)
+            if self._perturbation in every:
+                _perturb(local, parts)
             for at in every:
                 if at in self._dump:
                     self._keep(at, list(_pieces(local, parts)))
 
 
-def _plant(local: torch.Tensor, parts: Iterable[Part]) -> None:
+def _perturb(local: torch.Tensor, parts: Iterable[Part]) -> None:
     for part in parts:
         if part.elements and part.at == 0:
             index = np.unravel_index(part.start, tuple(local.shape)) if local.ndim else ()

@@ -1,7 +1,7 @@
 """Whether weights arrived: what the trainer has against what the rollout engine holds, after every sync.
 
-The trainer shows both sides (``sync`` at its door); nothing is gathered. Every process fingerprints its own part, the
-parts add up, and fused or sharded tensors of the engine are taken apart by their placements. Equality is exact.
+The trainer shows both sides (``sync`` of its interface); nothing is gathered. Every process fingerprints its own part,
+the parts add up, and fused or sharded tensors of the engine are taken apart by their placements. Equality is exact.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The replay child, ``python -m repro_golden.replay.child JOB``: the only process in which instrument and subject meet.
 
-It loads the subject by the name that the case gives, checks its door, and makes each run of the job. Whatever the
+It loads the subject by the name that the case gives, checks its interface, and makes each run of the job. Whatever the
 subject does wrong becomes one entry of the result file; the traceback goes to the output. Where several ranks train,
 each is such a process (`rank_group`) with the same job.
 """
@@ -69,9 +69,9 @@ def main(argv: list[str]) -> int:
     rank_group = RankGroup.of(job)
     result: dict[str, Any]
     try:
-        door = open_door(job["case"]["subject"], Path(job["root"]))
+        trainer = import_trainer(job["case"]["subject"], Path(job["root"]))
         rank_groups = [rank_group and rank_group.of_run(number) for number in range(len(job["runs"]))]
-        result = {"runs": [_run(door, job, run, group) for run, group in zip(job["runs"], rank_groups, strict=True)]}
+        result = {"runs": [_run(trainer, job, run, group) for run, group in zip(job["runs"], rank_groups, strict=True)]}
     except _SubjectError as error:
         traceback.print_exc()
         result = {"failure": error.to_mapping()}
@@ -83,23 +83,23 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def open_door(subject: dict[str, Any], root: Path) -> ModuleType:
-    """Import the subject and check that it is the one meant, and that its door is one we know."""
+def import_trainer(subject: dict[str, Any], root: Path) -> ModuleType:
+    """Import the subject and check that it is the one meant, and that its interface is one we know."""
     try:
-        door = importlib.import_module(subject["module"])
+        trainer = importlib.import_module(subject["module"])
     except BaseException as error:
         raise _blame("import", -1, error) from error
-    where = Path(door.__file__ or "").resolve()
+    where = Path(trainer.__file__ or "").resolve()
     if subject["path"] and not where.is_relative_to((root / subject["path"]).resolve()):
         message = f"{subject['module']} is not under {subject['path']}/ of this commit"
         raise _SubjectError("import", -1, message)
-    if getattr(door, "CONTRACT", None) not in CONTRACTS:
-        contract = getattr(door, "CONTRACT", "none")
+    if getattr(trainer, "CONTRACT", None) not in CONTRACTS:
+        contract = getattr(trainer, "CONTRACT", "none")
         raise _SubjectError("contract", -1, f"CONTRACT {contract} is unknown here (known: {CONTRACTS})")
-    return door
+    return trainer
 
 
-def _run(door: ModuleType, job: dict[str, Any], run: dict[str, Any], rank_group: RankGroup | None) -> dict[str, Any]:
+def _run(trainer: ModuleType, job: dict[str, Any], run: dict[str, Any], rank_group: RankGroup | None) -> dict[str, Any]:
     from repro_golden.store.rollouts import RolloutSet
 
     case = job["case"]
@@ -112,10 +112,10 @@ def _run(door: ModuleType, job: dict[str, Any], run: dict[str, Any], rank_group:
 
         about["sync"] = judge = SyncJudge(rank_group, lambda line: print(line, flush=True))
     if not run["train"]:
-        return _only_rollouts(door, about, run, rank_group)
+        return _only_rollouts(trainer, about, run, rank_group)
     try:
         with operations.making(run["first_step"]):
-            subject = door.build(about)
+            subject = trainer.build(about)
     except BaseException as error:
         raise _blame("build", -1, error) from error
     try:
@@ -124,18 +124,18 @@ def _run(door: ModuleType, job: dict[str, Any], run: dict[str, Any], rank_group:
     except BaseException as error:
         raise _blame("load", -1, error) from error
     recorder = _recorder(job, run, recorded.digest if recorded else "", subject.position[0], rank_group)
-    return _train(door, subject, recorder, run, recorded, operations, rank_group, judge)
+    return _train(trainer, subject, recorder, run, recorded, operations, rank_group, judge)
 
 
 def _only_rollouts(
-    door: ModuleType, about: dict[str, Any], run: dict[str, Any], rank_group: RankGroup | None
+    trainer: ModuleType, about: dict[str, Any], run: dict[str, Any], rank_group: RankGroup | None
 ) -> dict[str, Any]:
     """Sample as many rollouts as the run has steps with the starting weights; of several ranks the first does."""
     nothing = {"steps": 0, "diverged": False, "terminal": {}, "seconds": []}
     if rank_group and rank_group.rank:
         return nothing
     try:
-        source = door.rollouts_only(about)
+        source = trainer.rollouts_only(about)
     except BaseException as error:
         raise _blame("build", -1, error) from error
     try:
@@ -158,7 +158,7 @@ def _write_rollout(run: dict[str, Any], rollout_id: int, rollout: Any, judge: Sy
 
 
 def _train(
-    door: ModuleType, subject: Any, recorder: Any, run: dict[str, Any], recorded: Any, operations: _Operations,
+    trainer: ModuleType, subject: Any, recorder: Any, run: dict[str, Any], recorded: Any, operations: _Operations,
     rank_group: RankGroup | None, judge: SyncJudge | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Feed rollouts until the steps are made or a root differs from the baseline's, which one of several cannot see."""
@@ -176,7 +176,7 @@ def _train(
     while steps_made < run["steps"] and not diverged:
         data = recorded.read(rollout_id) if recorded else None
         try:
-            rollout = door.Rollout(data.meta, data.tensors) if data else subject.sample(rollout_id)
+            rollout = trainer.Rollout(data.meta, data.tensors) if data else subject.sample(rollout_id)
             if run["save_rollouts"] and (rank_group is None or rank_group.rank == 0):
                 _write_rollout(run, rollout_id, rollout, judge)
             updates = iter(subject.train(rollout, observe))
@@ -332,7 +332,7 @@ def _recorder(
         writer = RankWriter(rank_group.raw, rank_group.rank, rank_group.ranks, mapping)
     else:
         writer = TraceWriter(Path(run["trace"]), header())
-    return Recorder(writer, first_step, run["plant"], run["dump"])
+    return Recorder(writer, first_step, run["perturbation"], run["dump"])
 
 
 def _terminal(subject: Any) -> dict[str, str]:

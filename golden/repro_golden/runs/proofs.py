@@ -25,9 +25,9 @@ __all__ = [
     "first_step_checks",
     "measure_noise",
     "not_vacuous",
-    "plants",
+    "perturbations",
     "reproduced",
-    "seen_plant",
+    "seen_perturbation",
     "shows_policies",
     "undisturbed",
 ]
@@ -92,7 +92,7 @@ _FLOATING = ("float64", "float32", "bfloat16", "float16")
 _PLANTED = ("input", "forward", "grad", "update")
 
 
-def plants(trace: Trace, needed: Sequence[str] = _PLANTED) -> list[tuple[int, str, str]]:
+def perturbations(trace: Trace, needed: Sequence[str] = _PLANTED) -> list[tuple[int, str, str]]:
     """One signal per phase in the first step to change by one ULP: a column, an activation, a gradient, a weight.
 
     Args:
@@ -124,21 +124,21 @@ def plants(trace: Trace, needed: Sequence[str] = _PLANTED) -> list[tuple[int, st
     return chosen
 
 
-def seen_plant(golden: Trace, planted: Trace, plant: tuple[int, str, str], *, inside: bool = True) -> Proof:
+def seen_perturbation(golden: Trace, planted: Trace, change: tuple[int, str, str], *, inside: bool = True) -> Proof:
     """A one-ULP change in one signal is seen, with exactly that signal named first.
 
     Args:
         golden: The golden run's trace.
         planted: That of the run with the change.
-        plant: Step, phase and name of the signal.
+        change: Step, phase and name of the signal.
         inside: Whether the change was made in the program, and not in what was read of it.
     """
-    step, phase, signal = plant
+    step, phase, signal = change
     name = f"one ULP in {phase} is seen"
     first = first_difference(golden, planted, strict=True)  # one program: its names are the same
     if first is None:
         return Proof(name, False, f"planted in {signal} at step {step}, but the traces agree")
-    if (first.step, first.phase, first.signal) != plant:
+    if (first.step, first.phase, first.signal) != change:
         return Proof(name, False, f"planted in {signal} at step {step}, but {first.phase} {first.signal} was named")
     where = "" if inside else ", planted in what the trainer wrote"
     return Proof(name, True, f"{signal} at step {step} named first{where}")

@@ -246,7 +246,7 @@ class _Recording:
         steps = self.case.proof_steps
         bare_too = "a run without the recorder, " if self.case.subject.recorded else ""
         self.say(f"proving it: a second process, {bare_too}planted changes ({steps} steps each)")
-        planted = proofs.plants(golden, kind_of(self.case).provable)
+        planted = proofs.perturbations(golden, kind_of(self.case).provable)
         replays = self._replays_the_capture() if self.captured else None
         results: list[Proof] = []
         total = 1 + self.case.subject.recorded + len(planted) + (replays is not None)
@@ -261,12 +261,13 @@ class _Recording:
             # without a recorder there is nothing that could have changed the run
             alone = self.case.subject.recorded
             bare = pool.submit(self._side, "bare", steps, rollouts, observed=False) if alone else None
-            plants = pool.submit(self._planted, golden, rollouts, planted)
+            perturbations = pool.submit(self._planted, golden, rollouts, planted)
             proved(proofs.reproduced(golden, again.result(), steps, cure(self.case)))
             if bare:
                 proved(self._undisturbed(golden, bare.result()))
-            for trace, plant in zip(plants.result(), planted, strict=True):
-                proved(proofs.seen_plant(golden, trace, plant, inside=kind_of(self.case).planted_inside(plant)))
+            for trace, change in zip(perturbations.result(), planted, strict=True):
+                inside = kind_of(self.case).perturbed_inside(change)
+                proved(proofs.seen_perturbation(golden, trace, change, inside=inside))
         if replays:
             proved(replays)
         return results
@@ -289,14 +290,14 @@ class _Recording:
         return proofs.undisturbed(recorded, bare, lines, folders, (golden.end or {}).get("terminal"))
 
     def _planted(self, golden: Trace, rollouts: Rollouts, planted: Sequence[tuple[int, str, str]]) -> list[Trace]:
-        """One process, one run for each plant; each ends where it first differs from the golden run."""
-        folders = [self.scratch / f"plant-{phase}" for _, phase, _ in planted]
+        """One process, one run for each perturbation; each ends where it first differs from the golden run."""
+        folders = [self.scratch / f"perturbed-{phase}" for _, phase, _ in planted]
         base = str(golden.directory)
         runs = [
-            Run(1, place_of(rollouts), trace=str(folder), baseline=base, plant=plant)
-            for folder, plant in zip(folders, planted, strict=True)
+            Run(1, place_of(rollouts), trace=str(folder), baseline=base, perturbation=change)
+            for folder, change in zip(folders, planted, strict=True)
         ]
-        self._launch("plants", runs)
+        self._launch("perturbations", runs)
         for folder in folders:
             seal(folder)
         return [Trace(folder) for folder in folders]

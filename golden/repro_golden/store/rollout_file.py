@@ -35,7 +35,7 @@ _ROUTED = "routed_experts"
 
 @dataclass(frozen=True)
 class RolloutData:
-    """One rollout as plain data: what crosses the trainer's door. `repro_core.Rollout` documents the parts."""
+    """One rollout as plain data: what crosses the trainer interface. `repro_core.Rollout` documents the parts."""
 
     meta: Mapping[str, Any]
     tensors: Mapping[str, Tensor]

@@ -119,9 +119,9 @@ class _Job:
         observe, run = self.case.observe, self.run
         settings = Settings(
             str(self.raw), steps=run.steps, record=run.trace is not None, terminal=run.terminal,
-            activations=observe.activations, metrics=observe.metrics, ignore=observe.ignore, plant=run.plant,
-            signals=observe.signals, first=run.first_step,
-            dump=run.dump, home=str(self.place.home) if self.place.home else None, place=str(self.place.root),
+            activations=observe.activations, metrics=observe.metrics, ignore=observe.ignore,
+            perturbation=run.perturbation, signals=observe.signals, first=run.first_step, dump=run.dump,
+            home=str(self.place.home) if self.place.home else None, place=str(self.place.root),
             operations=run.operations
             and {**run.operations, **{key: run.operations[key] - run.first_step for key in ("step", "until")}},
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Subjects behind the door (`repro_core.CONTRACT`): all runs of a launch in one replay child.
+"""In-process subjects (`repro_core.CONTRACT`): all runs of a launch in one replay child.
 
 Where several ranks train, each has one.
 """
@@ -221,7 +221,7 @@ def _died_at(runs: Sequence[Run]) -> tuple[Stage, int]:
     return stage
 
 
-# -- subjects behind the door that train on several ranks of this host: one replay child for each, one trace of all
+# -- in-process subjects that train on several ranks of this host: one replay child for each, one trace of all
 
 
 _ATTEMPTS = 3

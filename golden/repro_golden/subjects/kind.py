@@ -19,9 +19,9 @@ from repro_golden.subjects.environments.builds import Who
 from repro_golden.subjects.missing import missing_from
 from repro_golden.subjects.surroundings import folders_of
 
-__all__ = ["Kind", "Plant"]
+__all__ = ["Kind", "Perturbation"]
 
-Plant = tuple[int, str, str]
+Perturbation = tuple[int, str, str]
 """Step, phase and name of the signal that is changed by one ULP."""
 
 
@@ -77,9 +77,9 @@ class Kind(ABC):
         """Those of the packages that a run loaded which its numbers may rest on."""
         return sorted(packages)
 
-    def planted_inside(self, plant: Plant) -> bool:
+    def perturbed_inside(self, perturbation: Perturbation) -> bool:
         """Whether a change is planted in the program itself, and not in what it wrote as that is read."""
-        del plant
+        del perturbation
         return True
 
     @property

@@ -31,7 +31,12 @@ _PLANTED = "rollout_log_probs"
 
 
 def replayed_dumps(
-    source: Path, system: System, count: int, scratch: Path, plant: Sequence[Any] | None, allow: Sequence[str] = ()
+    source: Path,
+    system: System,
+    count: int,
+    scratch: Path,
+    perturbation: Sequence[Any] | None,
+    allow: Sequence[str] = (),
 ) -> Path:
     """The folder of dumps ``{rollout_id}.pt`` that a trainer loads.
 
@@ -40,13 +45,13 @@ def replayed_dumps(
         system: Whose form they must have.
         count: How many are needed.
         scratch: The run's own folder.
-        plant: ``[step, phase, name]`` of a signal that gets a one-ULP change.
+        perturbation: ``[step, phase, name]`` of a signal that gets a one-ULP change.
         allow: Classes whose objects dumps may hold.
 
     Raises:
         ReproError: too few, or no rollouts.
     """
-    planted = plant is not None and (plant[1], plant[2]) == ("input", _PLANTED)
+    planted = perturbation is not None and (perturbation[1], perturbation[2]) == ("input", _PLANTED)
     ours = (source / INDEX).exists()
     if not ours and not planted:
         for number in range(count):
@@ -62,7 +67,7 @@ def replayed_dumps(
         path = source / f"{number}.pt"
         dump = _converted(source, number, system) if ours else read_rollout_dump(path, system=system, allow=allow)
         if planted and number == 0:
-            _plant(dump)
+            _perturb(dump)
         write_rollout_dump(folder / f"{number}.pt", dump)
     return folder
 
@@ -74,7 +79,7 @@ def _converted(source: Path, number: int, system: System) -> RolloutDump:
     return dump
 
 
-def _plant(dump: RolloutDump) -> None:
+def _perturb(dump: RolloutDump) -> None:
     """Move the first log-prob that counts by one ULP of float32."""
     for sample in sorted(dump.samples, key=lambda s: (s.get("index") is None, s.get("index") or 0)):
         values = sample.get(_PLANTED)
@@ -100,14 +105,14 @@ class ReplayedRows:
         log: Its output.
         dumps: Folder of the dumps that it was given.
         case: The case.
-        plant: ``[step, phase, name]`` of a row that gets a one-ULP change as it is read.
+        perturbation: ``[step, phase, name]`` of a row that gets a one-ULP change as it is read.
     """
 
     def __init__(
-        self, system: System, details: Path, log: Path, dumps: Path, case: Case, plant: Sequence[Any] | None
+        self, system: System, details: Path, log: Path, dumps: Path, case: Case, perturbation: Sequence[Any] | None
     ) -> None:
         subject = cast("TrainerSubject", case.subject)
-        self._system, self._dumps, self._plant = system, dumps, plant
+        self._system, self._dumps, self._perturbation = system, dumps, perturbation
         self.trained: list[int] = []
         self._per_rollout, self._allow = subject.steps_per_rollout, subject.allow_pickle
         self._folder = RunFolder(
@@ -136,9 +141,12 @@ class ReplayedRows:
             return None
         if step % self._per_rollout == 0:
             self._same_rollout(step // self._per_rollout)
-        if self._plant is not None and self._plant[0] == step and tuple(self._plant[1:]) != ("input", _PLANTED):
-            return [_planted(row) if (row.phase, row.name) == tuple(self._plant[1:]) else row for row in rows]
-        return rows
+        if self._perturbation is None or self._perturbation[0] != step:
+            return rows
+        changed = tuple(self._perturbation[1:])
+        if changed == ("input", _PLANTED):  # the dumps themselves hold it
+            return rows
+        return [_planted(row) if (row.phase, row.name) == changed else row for row in rows]
 
     def _same_rollout(self, number: int) -> None:
         """Show that the samples trained on are those that were given: the flag that loads them took effect."""

@@ -25,7 +25,7 @@ from repro_golden.repository.checkout import Place
 from repro_golden.store.rollouts import INDEX, rollouts_of
 from repro_golden.subjects.additions import Parsed, read_parsers
 from repro_golden.subjects.command import AdditionOf, CommandKind
-from repro_golden.subjects.kind import Plant
+from repro_golden.subjects.kind import Perturbation
 from repro_golden.trace import Row
 from repro_golden.trace.columns_written import DUMPED
 
@@ -138,9 +138,9 @@ class TrainerKind(CommandKind):
     def _count(self) -> int:
         return math.ceil(self.case.steps / self.subject.steps_per_rollout)
 
-    def planted_inside(self, plant: Plant) -> bool:
+    def perturbed_inside(self, perturbation: Perturbation) -> bool:
         """Columns that a trainer writes get theirs as they are read."""
-        _, phase, name = plant
+        _, phase, name = perturbation
         recorded = self.subject.recorder and phase in ("grad", "update")
         return (phase, name) == ("input", "rollout_log_probs") or recorded
 
@@ -221,10 +221,10 @@ class TrainerKind(CommandKind):
             source = Path(asked.rollouts) if asked.rollouts else self._rollouts(place)
             if not (source / INDEX).exists():
                 _ = rollouts_of(case, source).digest  # what cannot be read is found before the trainer starts
-            folder = replayed_dumps(source, trainer.system, count, scratch, asked.plant, subject.allow_pickle)
+            folder = replayed_dumps(source, trainer.system, count, scratch, asked.perturbation, subject.allow_pickle)
             details = scratch / "details"
             replay = Replay(_template(folder), str(details), count)
-            rows = ReplayedRows(trainer.system, details, log, folder, case, asked.plant)
+            rows = ReplayedRows(trainer.system, details, log, folder, case, asked.perturbation)
             return _Replaying(subject, replay, scratch, trainer.flags(replay), log, rows)
 
         return adds

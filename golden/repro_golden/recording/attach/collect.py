@@ -214,7 +214,7 @@ class Gathering:
             if self._ending and not any(rank.ready for rank in self._ranks):
                 self._saved |= _files_in(itertools.chain(*step))
                 more = [*more, *self._written()]
-            records.append(self._write(step, more, behind_the_door=not any(labels)))
+            records.append(self._write(step, more, in_process=not any(labels)))
         return records
 
     def finish(self, command: Sequence[str], code: int, reason: str = "finished") -> Collected:
@@ -360,13 +360,13 @@ class Gathering:
             )
         return [*ranks]
 
-    def _write(self, ranks: Sequence[Sequence[Row]], more: Sequence[Row], *, behind_the_door: bool) -> StepRecord:
+    def _write(self, ranks: Sequence[Sequence[Row]], more: Sequence[Row], *, in_process: bool) -> StepRecord:
         if self._writer is None:
             seen = min([rank.steps for rank in self._ranks] + ([self._most] if self._most is not None else []))
             header = self._header(self._ranks[0].about, seen)
             self._writer, self._first_step = TraceWriter(self._out, header, sealing=True), header.first_step
         metrics, others = dict[str, float](), set[tuple[str, str]]()
-        for row in itertools.chain(merge_rows(ranks, everywhere=behind_the_door), more):
+        for row in itertools.chain(merge_rows(ranks, everywhere=in_process), more):
             if row.name.startswith(SHOWN):
                 if row.dtype == METRIC:
                     self._writer.show(row.name.removeprefix(SHOWN), number_of(row))

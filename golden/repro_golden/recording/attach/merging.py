@@ -25,7 +25,7 @@ def merge_rows(ranks: Sequence[Sequence[Row]], *, everywhere: bool = False) -> I
 
     Args:
         ranks: What each of them has.
-        everywhere: Whether what has no placement must be every rank's, as behind the door, where whoever holds a tensor
+        everywhere: Whether what has no placement must be every rank's, as in process, where whoever holds a tensor
             that others lack says so by its placement. Foreign programs give none: there a signal may be a pipeline
             stage's alone.
 
@@ -63,7 +63,7 @@ def _bare(row: Row) -> Row:
 
 
 def _lacking(phase: str, name: str, held: Mapping[tuple[str, str], Sequence[tuple[int, Row]]], ranks: int) -> bool:
-    """Whether a rank does not have a signal that it must have behind the door.
+    """Whether a rank does not have a signal that it must have in process.
 
     What has no placement is every rank's. The gradient of a part of a weight is at least on the ranks that have the
     updated weight's part, and the other way round; a distributed optimizer cuts the two otherwise, and says so.

@@ -178,17 +178,17 @@ class Session:
             value = of_parts(dict(group))
         if self.operations is not None:
             self.operations.observed(phase, name, value)
-        if self.settings.plant or self.settings.dump:
+        if self.settings.perturbation or self.settings.dump:
             for key, tensor in (value if isinstance(value, Mapping) else {"": value}).items():
                 if isinstance(tensor, torch.Tensor):
                     self._tap(phase, name + key, tensor, whole=key not in (places or ()))
         self._signals.take(phase, name, value, places or None)
 
     def _tap(self, phase: str, name: str, tensor: torch.Tensor, *, whole: bool) -> None:
-        """Plant or dump, where this is the signal that is meant. What no rank has whole is not dumped."""
+        """Perturb or dump, where this is the signal that is meant. What no rank has whole is not dumped."""
         at, rank = [self._step, phase, name], int(os.environ.get("RANK", "0"))
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        if self.settings.plant and at == list(self.settings.plant) and local.numel():
+        if self.settings.perturbation and at == list(self.settings.perturbation) and local.numel():
             from repro_golden.recording.tap import perturbed_by_one_ulp
 
             perturbed_by_one_ulp(local)

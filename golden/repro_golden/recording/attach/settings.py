@@ -28,7 +28,7 @@ class Settings:
         ignore: Globs of metrics to leave out.
         signals: ``full``; or ``light:N``, where optimizer state is read after each N-th step alone.
         first: The number of the first step that the process makes.
-        plant: ``[step, phase, name]`` of a signal that gets a one-ULP change before it is read.
+        perturbation: ``[step, phase, name]`` of a signal that gets a one-ULP change before it is read.
         dump: ``[step, phase, name]`` of signals whose whole content is written.
         home: The user's checkout, from which nothing may be imported when `place` is another.
         place: The code under test.
@@ -48,7 +48,7 @@ class Settings:
     ignore: Sequence[str] = ()
     signals: str = ALL_SIGNALS
     first: int = 0
-    plant: Sequence[Any] | None = None
+    perturbation: Sequence[Any] | None = None
     dump: Sequence[Sequence[Any]] = ()
     home: str | None = None
     place: str | None = None

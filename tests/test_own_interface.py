@@ -16,7 +16,7 @@ steps = 6
 rollouts = "golden/rollouts/bandit"
 
 [subject]
-module = "training.door"
+module = "training.interface"
 path = "."
 
 [subject.config]
@@ -33,7 +33,7 @@ def test_a_foreign_trainer_is_recorded_verified_and_bisected(tmp_path: Path) -> 
     """A trainer that shares no code with ours gets a golden run, and the commit that moved its numbers is named."""
     repo = Repo(tmp_path / "fork")
     (repo.root / "training").mkdir(parents=True)
-    shutil.copy(Path(__file__).parent / "door_example.py", repo.root / "training" / "door.py")
+    shutil.copy(Path(__file__).parent / "interface_example.py", repo.root / "training" / "interface.py")
     (repo.root / "golden" / "cases").mkdir(parents=True)
     (repo.root / "golden" / "cases" / "bandit.toml").write_text(CASE)
     (repo.root / ".gitignore").write_text("__pycache__/\n")
@@ -44,11 +44,11 @@ def test_a_foreign_trainer_is_recorded_verified_and_bisected(tmp_path: Path) -> 
     assert done.returncode == 0, done.stdout + done.stderr
     good = repo.commit("Record")
     assert repo.repro("golden", "verify").returncode == 0
-    repo.edit("training/door.py", '"""One REINFORCE update."""', '"""One update by REINFORCE."""')
+    repo.edit("training/interface.py", '"""One REINFORCE update."""', '"""One update by REINFORCE."""')
     repo.commit("Say it better")
-    repo.edit("training/door.py", "lr=0.5", "lr=0.5, weight_decay=1e-6")
+    repo.edit("training/interface.py", "lr=0.5", "lr=0.5, weight_decay=1e-6")
     culprit = repo.commit("Regularise")
-    repo.edit("training/door.py", '"""The door."""', '"""The one door."""')
+    repo.edit("training/interface.py", '"""The interface."""', '"""The one interface."""')
     repo.commit("Say that better too")
     found = repo.repro("bisect", "--no-explain", f"{good}..HEAD", "--json")
     result = json.loads(found.stdout)

@@ -33,31 +33,31 @@ def _kind(cell: Cell) -> str:
     return kinds[0] if cell.text in ("missing", "added", "dtype", "shape") else kinds[2 - ("finite" in cell.text)]
 
 
-def heat_map(picture: PlotData) -> str:
+def heat_map(plot_data: PlotData) -> str:
     """Signals over steps: the largest difference of the elements at hand over the tensor's largest magnitude.
 
     Cells that have no size have colours of their own, cells that agree are empty. Empty text where there is no cell.
     """
     import altair as alt
 
-    if not picture.cells:
+    if not plot_data.cells:
         return ""
-    stride = -(-len(picture.steps) // _COLUMNS)
+    stride = -(-len(plot_data.steps) // _COLUMNS)
     worst: dict[tuple[int, int], Cell] = {}
-    for cell in picture.cells:
+    for cell in plot_data.cells:
         place = cell.step // stride, cell.signal
         if place not in worst or _weight(cell) > _weight(worst[place]):
             worst[place] = cell
-    labels = [f"{n + 1}. {cut(clean(name), 48)}" for n, name in enumerate(picture.signals)]
+    labels = [f"{n + 1}. {cut(clean(name), 48)}" for n, name in enumerate(plot_data.signals)]
     rows: list[dict[str, Any]] = [
-        {"step": picture.steps[column * stride], "signal": labels[signal], "kind": _kind(cell) or "size",
+        {"step": plot_data.steps[column * stride], "signal": labels[signal], "kind": _kind(cell) or "size",
          "size": max(cell.relative, _LEAST) if cell.relative is not None else None}
         for (column, signal), cell in worst.items()
     ]  # fmt: skip
     sizes = [row["size"] for row in rows if row["size"] is not None]
     low, high = min(sizes, default=1.0), max(sizes, default=1.0)
     domain = [low, high] if high > low else [low / 10, high * 10]
-    columns = [picture.steps[i] for i in range(0, len(picture.steps), stride)]
+    columns = [plot_data.steps[i] for i in range(0, len(plot_data.steps), stride)]
     title = "step (optimizer update)" + (f", {stride} to a column, the worst shown" if stride > 1 else "")
     base = chart_of(rows).encode(
         x=alt.X("step:O", title=title, scale=alt.Scale(domain=columns),
@@ -78,8 +78,8 @@ def heat_map(picture: PlotData) -> str:
         layers.append(odd.encode(color=alt.Color("kind:N", scale=colors, legend=alt.Legend(title=None, labelLimit=0))))
     width = min(720, max(160, 22 * len(columns)))
     chart = alt.layer(*layers).resolve_scale(color="independent").properties(width=width, height=14 * len(labels))
-    more = f"{picture.more} more signals differ later and are not drawn"
-    if picture.more:
+    more = f"{plot_data.more} more signals differ later and are not drawn"
+    if plot_data.more:
         chart = chart.properties(title=alt.Title(more, orient="bottom", anchor="start", fontSize=11, fontWeight=400))
     return svg_of(chart)
 

@@ -12,7 +12,7 @@ from repro.site.charts import filled, finished
 from repro.site.folder import number
 from repro_golden.base.canonical import decode_float
 
-__all__ = ["Drawn", "pictures"]
+__all__ = ["Drawn", "difference_charts"]
 
 
 @dataclass(frozen=True)
@@ -36,26 +36,26 @@ class Drawn:
     head: Sequence[tuple[str, str]]
 
 
-def pictures(picture: Mapping[str, Any], sides: tuple[str, str]) -> list[Drawn]:
+def difference_charts(plot_data: Mapping[str, Any], sides: tuple[str, str]) -> list[Drawn]:
     """The charts of a `repro.report.plot_data.PlotData`, given as JSON.
 
     Args:
-        picture: It.
+        plot_data: It.
         sides: What to call the baseline and the other one.
     """
-    charts = [_heat(picture)]
-    if len(picture["histogram"]) > 1:  # one bar says no more than a line
-        charts.append(_ulp(picture["histogram"], picture["of"]))
-    if picture["tokens"] and picture["tokens"]["pairs"]:
-        charts.append(_tokens(picture["tokens"], sides))
+    charts = [_heat(plot_data)]
+    if len(plot_data["histogram"]) > 1:  # one bar says no more than a line
+        charts.append(_ulp(plot_data["histogram"], plot_data["of"]))
+    if plot_data["tokens"] and plot_data["tokens"]["pairs"]:
+        charts.append(_tokens(plot_data["tokens"], sides))
     return charts
 
 
-def _heat(picture: Mapping[str, Any]) -> Drawn:
-    steps, signals = picture["steps"], picture["signals"]
+def _heat(plot_data: Mapping[str, Any]) -> Drawn:
+    steps, signals = plot_data["steps"], plot_data["signals"]
     cells = [
         (steps[step], signals[signal], _finite(size), ulp, exact, text)
-        for step, signal, size, ulp, exact, text in picture["cells"]
+        for step, signal, size, ulp, exact, text in plot_data["cells"]
     ]
     sizes = [cell[2] for cell in cells if cell[2]]
     # whole powers of ten, so that the legend's ends are short
@@ -70,7 +70,7 @@ def _heat(picture: Mapping[str, Any]) -> Drawn:
         "kind": [_kind(cell[2], cell[4]) for cell in cells],
         "text": [cell[5] for cell in cells],
     }
-    more = f" {picture['more']} further signals differ and are not drawn." if picture["more"] else ""
+    more = f" {plot_data['more']} further signals differ and are not drawn." if plot_data["more"] else ""
     note = (
         "The largest |a - b| of a tensor over its largest magnitude, on a log scale. A signal's first "
         "coloured cell is where it first differs; an empty cell holds equal bits. Hatched: differs, without a measured "

@@ -1,4 +1,4 @@
-"""A trainer of somebody else's behind the door: policy gradient on a bandit, in one small module."""
+"""A trainer of somebody else's in process: policy gradient on a bandit, in one small module."""
 
 from __future__ import annotations
 
@@ -94,5 +94,5 @@ class Guarded:
 
 
 def build(case: dict[str, Any]) -> Guarded:
-    """The door."""
+    """The interface."""
     return Guarded(case["config"]["arms"], case["config"]["seed"])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trace_kit import RAM, write
 
-from repro.report.plot_data import PAIRS, SIGNALS, picture_of
+from repro.report.plot_data import PAIRS, SIGNALS, plot_data_of
 from repro_golden.base.usage import Usage, measure, slowest, spent_of
 from repro_golden.fingerprint import reference
 from repro_golden.trace import Row, Trace
@@ -38,7 +38,7 @@ def traces(folder: Path, a: list[list[Row]], b: list[list[Row]]) -> tuple[Trace,
 def test_equal_traces_have_no_picture(tmp_path: Path) -> None:
     """Where every bit agrees there is nothing to draw, however long one side goes on."""
     step = [row("grad", "w", [1.0, 2.0])]
-    assert picture_of(*traces(tmp_path, [step], [step, step])) is None
+    assert plot_data_of(*traces(tmp_path, [step], [step, step])) is None
 
 
 def test_cells_say_where_and_how_far(tmp_path: Path) -> None:
@@ -47,14 +47,14 @@ def test_cells_say_where_and_how_far(tmp_path: Path) -> None:
     b = [list(step) for step in a]
     b[1][1] = row("grad", "w", [4.0, -8.5])
     b[2] = [row("forward", "x", [1.0, np.nextafter(np.float32(2), np.float32(3))]), row("grad", "w", [4.0, -8.0])]
-    picture = picture_of(*traces(tmp_path, a, b))
-    assert picture is not None
-    assert (picture.steps, picture.signals, picture.more) == ([0, 1, 2], ["grad w", "forward x"], 0)
-    first, second = picture.cells
+    plot_data = plot_data_of(*traces(tmp_path, a, b))
+    assert plot_data is not None
+    assert (plot_data.steps, plot_data.signals, plot_data.more) == ([0, 1, 2], ["grad w", "forward x"], 0)
+    first, second = plot_data.cells
     assert (first.step, first.signal, first.relative, first.exact) == (1, 0, 0.5 / 8.5, True)
     assert (second.step, second.signal, second.ulp) == (2, 1, 1)
-    assert picture.of == {"step": 1, "phase": "grad", "signal": "w", "dtype": "float32", "exact": True}
-    assert picture.histogram == [(1 << 19, 1)]
+    assert plot_data.of == {"step": 1, "phase": "grad", "signal": "w", "dtype": "float32", "exact": True}
+    assert plot_data.histogram == [(1 << 19, 1)]
 
 
 def test_what_has_no_size_gets_none(tmp_path: Path) -> None:
@@ -67,14 +67,14 @@ def test_what_has_no_size_gets_none(tmp_path: Path) -> None:
         row("forward", "nan", [1.0, math.nan]), row("forward", "cut", [1.0]),
         row("grad", "missed", [1.0, 3.0], kept=False, sketch=1), row("grad", "zero", [-0.0]),
     ]]  # fmt: skip
-    picture = picture_of(*traces(tmp_path, a, b))
-    assert picture is not None
-    found = {picture.signals[cell.signal].split()[1]: cell for cell in picture.cells}
+    plot_data = plot_data_of(*traces(tmp_path, a, b))
+    assert plot_data is not None
+    found = {plot_data.signals[cell.signal].split()[1]: cell for cell in plot_data.cells}
     assert {name for name, cell in found.items() if cell.relative is None} == {"nan", "gone", "cut", "missed"}
     assert found["zero"].relative == 0.0 and found["zero"].text == ""
     assert found["gone"].text == "missing" and found["cut"].text == "shape" and found["nan"].text == "1 not finite"
     assert found["missed"].text == "differs, size not measured" and not found["missed"].exact
-    json.dumps(picture.to_mapping(), allow_nan=False)
+    json.dumps(plot_data.to_mapping(), allow_nan=False)
 
 
 @given(st.integers(1, 3 * SIGNALS), st.integers(1, 3))
@@ -87,11 +87,11 @@ def test_the_picture_is_bounded(signals: int, steps: int) -> None:
             [[metric_row("loss", f"m{k}", float(k) + shift) for k in range(signals)] for _ in range(steps)]
             for shift in (0.0, 1.0)
         ]
-        picture = picture_of(*traces(Path(folder), *sides))
-    assert picture is not None
-    assert len(picture.signals) == min(signals, SIGNALS) and picture.more == max(0, signals - SIGNALS)
-    assert len(picture.cells) == steps * len(picture.signals)
-    assert all(c.step < steps and c.signal < len(picture.signals) for c in picture.cells)
+        plot_data = plot_data_of(*traces(Path(folder), *sides))
+    assert plot_data is not None
+    assert len(plot_data.signals) == min(signals, SIGNALS) and plot_data.more == max(0, signals - SIGNALS)
+    assert len(plot_data.cells) == steps * len(plot_data.signals)
+    assert all(c.step < steps and c.signal < len(plot_data.signals) for c in plot_data.cells)
 
 
 @pytest.mark.parametrize("count", [2, PAIRS, 3 * PAIRS + 1])
@@ -103,13 +103,13 @@ def test_tokens_are_those_that_count(tmp_path: Path, count: int) -> None:
         columns = [[-(k % 7) - 0.5 + s for k in range(count + 5)] for s in (shift, far)]
         return [[row("input", "loss_mask", mask), row("forward", "log_probs", column)] for column in columns]
 
-    picture = picture_of(*traces(tmp_path, side(0.0, 0.0), side(0.01, 0.2)))
-    assert picture is not None
-    assert picture.tokens is not None
-    assert (picture.tokens.step, picture.tokens.total) == (1, count)
-    assert len(picture.tokens.pairs) == min(count, PAIRS)
-    assert picture.tokens.pairs[0][0] == np.float32(-0.5) and all(
-        abs(y - x - 0.2) < 1e-6 for x, y in picture.tokens.pairs
+    plot_data = plot_data_of(*traces(tmp_path, side(0.0, 0.0), side(0.01, 0.2)))
+    assert plot_data is not None
+    assert plot_data.tokens is not None
+    assert (plot_data.tokens.step, plot_data.tokens.total) == (1, count)
+    assert len(plot_data.tokens.pairs) == min(count, PAIRS)
+    assert plot_data.tokens.pairs[0][0] == np.float32(-0.5) and all(
+        abs(y - x - 0.2) < 1e-6 for x, y in plot_data.tokens.pairs
     )
 
 

@@ -1,4 +1,4 @@
-"""A trainer behind the door that trains on as many ranks as there are: a bandit whose weight is split by rows.
+"""A trainer in process that trains on as many ranks as there are: a bandit whose weight is split by rows.
 
 Its configuration can let one rank die, hang or differ: ``{"rank": …, "step": …, "how": …}`` under ``fault``; with
 ``"how": "forget"`` it no longer shows the ``signals``, pairs of phase and name, from that step on.
@@ -160,7 +160,7 @@ class Guarded:
 
 
 def build(case: dict[str, Any]) -> Guarded:
-    """The door."""
+    """The interface."""
     if RANKS > 1 and not dist.is_initialized():
         dist.init_process_group("gloo")
         atexit.register(dist.destroy_process_group)  # else gloo's threads may abort the exit
