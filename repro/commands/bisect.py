@@ -108,13 +108,13 @@ def bisect(
     folder = out or checkout.state / "reports" / _folder(axis, case)
     if isinstance(axis, LayoutLine):
         from repro.report.layouts import layout_text, write_layout_report
-        from repro_bisect.driver.layout_difference import compare_sides
+        from repro_bisect.driver.layout_difference import replay_layouts
 
         with bisect_view() as watch:
-            sides = compare_sides(checkout, case, axis, tolerance, watch, options)
-        with told(as_json, sides.to_mapping(), layout_text(sides), command) as written:
-            written.extend(write_layout_report(sides, folder, command))
-        return 3 if sides.outcome == "flaky" else 0
+            difference = replay_layouts(checkout, case, axis, tolerance, watch, options)
+        with told(as_json, difference.to_mapping(), layout_text(difference), command) as written:
+            written.extend(write_layout_report(difference, folder, command))
+        return 3 if difference.outcome == "flaky" else 0
     from repro.report.bisect import bisect_text, write_report
     from repro_bisect.axes.gitrule import git_log
     from repro_golden.base.canonical import write_atomic

@@ -10,7 +10,7 @@ from repro.report.layouts import unknown
 from repro_bisect.axes.axis import short
 from repro_bisect.axes.layouts import LayoutComparison
 from repro_bisect.axes.sets import layout_axis
-from repro_bisect.driver.layout_difference import compare_sides
+from repro_bisect.driver.layout_difference import replay_layouts
 from repro_bisect.driver.session import Options
 from repro_bisect.probe.answers import Answer, Code, Skip
 from repro_bisect.probe.progress import Event, Watch
@@ -125,7 +125,7 @@ def _layout_check(
 ) -> Check:
     try:
         axis = layout_axis(checkout, case, f"case..{name}", at=commit)
-        sides = compare_sides(checkout, case, axis, None, watch, options)
+        sides = replay_layouts(checkout, case, axis, None, watch, options)
     except MachineFailureError:
         raise
     except NotVerifiableError as error:

@@ -26,7 +26,7 @@ from repro_golden.compare.traces import ended_early, first_difference
 from repro_golden.repository.checkout import Checkout
 from repro_golden.trace import Trace
 
-__all__ = ["Between", "LayoutResult", "compare_sides"]
+__all__ = ["Between", "LayoutResult", "replay_layouts"]
 
 _DUMPED = 1 << 28
 """Bytes of tensors that are written whole to measure the step at which layouts first differ."""
@@ -92,7 +92,7 @@ class LayoutResult:
         return raw | {"comparison": comparison, "between": between, "cost": self.cost.to_mapping()}
 
 
-def compare_sides(
+def replay_layouts(
     checkout: Checkout, case: Case, axis: LayoutLine, tolerance: float | None, watch: Watch, options: Options
 ) -> LayoutResult:
     """Replay both ends of a line of layouts twice, those between once, and compare them signal by signal.
