@@ -69,6 +69,26 @@ for step in range(4):
         optimizer.step()
 finish(models, optimizers)
 """,
+    # a scripted module, with a frozen part and a buffer
+    "scripted": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.frozen = network(), nn.Linear(6, 6).requires_grad_(False)
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x):
+        self.seen.add_(x.sum(0))
+        return self.layers(self.frozen(x))
+
+model = torch.jit.script(Net())
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+for step in range(4):
+    optimizer.zero_grad()
+    loss_of(model).backward()
+    optimizer.step()
+finish([model], [optimizer])
+""",
     "scaler": """
 model = network()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

@@ -14,7 +14,7 @@ from attach_kit import PROGRAMS, TORCHRUN, Programs, names, row
 from repro_golden.trace import Trace
 
 NETWORK = ["0.bias", "0.weight", "2.bias", "2.weight"]
-STEPS = {"kernels": 12, "scaler": 5, "accumulation": 4, "compiled": 4, "nested": 8, "ranks": 8}
+STEPS = {"kernels": 12, "scripted": 4, "scaler": 5, "accumulation": 4, "compiled": 4, "nested": 8, "ranks": 8}
 Recorded = Callable[[str], tuple[Trace, str]]
 
 
@@ -77,6 +77,16 @@ def test_optimizers_are_told_apart(recorded: Recorded) -> None:
         assert f"{prefix}lr" in trace.steps[step].metrics
     changed = {row(trace, s, "update", "0.weight").fingerprint for s in range(0, 12, 3)}
     assert len(changed) == 4
+
+
+def test_scripted_modules(recorded: Recorded) -> None:
+    """Of a module that torch.jit.script made, parameters go by their names; what it holds besides is looked at too."""
+    trace, _ = recorded("scripted")
+    layers = [f"layers.{n}" for n in NETWORK]
+    assert [names(trace, step, "grad") for step in range(4)] == [layers] * 4
+    held = [{row.name: row.fingerprint for row in trace.rows(step)} for step in range(4)]
+    assert len({step["buffer/Net/seen"] for step in held}) == 4
+    assert len({step["frozen/Net/frozen.weight"] for step in held}) == 1
 
 
 def test_a_step_that_the_scaler_skips_is_a_step(recorded: Recorded) -> None:

@@ -229,7 +229,8 @@ def test_progress_and_cancelling(tmp_path: Path, node: Node) -> None:
     assert told["steps"] == sorted(set(told["steps"]))
     assert [p.name for p in (tmp_path / "whole").iterdir()] == ["trace"]
     assert not list((tmp_path / "cancelled").iterdir())
-    assert not node.left()
+    assert not node.trainers()
+    assert until(lambda: not node.left()), node.left()  # one that was killed, as on a busy node, is cleaned up after
 
 
 @pytest.mark.campaign

@@ -290,3 +290,30 @@ for step in range(2):
     weight.grad = None
     print(f"step {step} loss={loss.item()!r}", flush=True)
 """
+
+
+DROPOUT = """
+import torch
+FILL, DRAWN = 1.0, 0
+torch.manual_seed(0)
+net, drop = torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+for step in range(2):
+    del_me = [torch.full((8, 4), FILL) for _ in range(64)]
+    del del_me
+    torch.rand(DRAWN)
+    drop(net(torch.ones(8, 4))).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.whole
+def test_random_numbers_in_memory_that_nobody_wrote(tmp_path: Path) -> None:
+    """Other numbers are drawn: that is said, whatever lay in the memory that they are written to."""
+    repo = kit.start(tmp_path, DROPOUT, case=None)
+    kit.edit(repo, "FILL, DRAWN = 1.0, 0", "FILL, DRAWN = 2.0, 1", "Draw one more")
+    done = repo.repro("explain", "HEAD", "--json", "--", "python", "train.py")
+    found = json.loads(done.stdout)
+    assert found["answer"] == "random", found["text"]
+    assert found["after"]["explained"]["name"] == "aten.bernoulli_.float"

@@ -94,6 +94,10 @@ def _nothing(_: Operation) -> bool:
     return False
 
 
+_OPENS = ("aten.set_.source_Storage", "aten.from_file")
+"""Operations that look at bytes which no tensor held: those of a data loader's workers, of a file."""
+
+
 class _Side:
     """One version's recording, beside what is known of the other's.
 
@@ -267,6 +271,8 @@ def _kind(sides: tuple[_Side, _Side], before: Operation | None, after: Operation
             return "arguments"
         if before.key == after.key:  # it only moved
             return "structure"
+        if before.name.startswith(_OPENS):
+            return "inputs"
         return "random" if before.draws else "operation"
     if before.look != after.look or before.arguments != after.arguments:
         return "structure"

@@ -184,7 +184,8 @@ class _Explainer:
             self.scheduler.prober.forget(*recordings)
             raise NotVerifiableError(
                 f"step {step} of {short(moved[0])} has other numbers under the recorder than without it: it does not "
-                "reproduce itself; `repro bisect` tells whether it is noisy"
+                "reproduce itself (`repro bisect` tells whether it is noisy), or takes another way under a dispatch "
+                "mode, as torch.func's transforms do"
             )
         self.written = first_difference(recordings[0].trace, recordings[1].trace)
         if self.written is None:
@@ -315,18 +316,22 @@ class _Explainer:
                     f"step {step} of {short(point)} has other numbers in each recording: it does not reproduce itself "
                     "as it is written, without torch.compile"
                 )
-        streams = [recording.streams[rank] for recording in again]
+        values = [recording.streams[rank] for recording in again]
         if cause.kind in _READ_AGAIN and cause.before and cause.after:
-            places = range(len(cause.before.inputs))
-            held = [[_held(streams[s], o, "in", k) for k in places] for s, o in enumerate((cause.before, cause.after))]
-            if other := [k for k in places if held[0][k] != held[1][k]]:
+            # what lies in memory that nobody has written is read by none, and has no content
+            places = [k for k, value in enumerate(cause.before.inputs) if value.content]
+            read = [
+                [_held(stream, operation, "in", k) for k in places]
+                for stream, operation in zip(values, (cause.before, cause.after), strict=True)
+            ]
+            if other := [k for k, a, b in zip(places, *read, strict=True) if None not in (a, b) and a != b]:
                 # its inputs changed behind the back of who read them first
                 makers = [index for k in other for index in cause.after.inputs[k].makers]
                 writer = streams[1].operations[max(makers)] if makers else None
                 return replace(cause, kind="gap", gap=(writer, cause.after)), None
         if cause.pair is None:
             return cause, None
-        raw = [_held(stream, operation, "out", 0) for stream, operation in zip(streams, cause.pair, strict=True)]
+        raw = [_held(stream, operation, "out", 0) for stream, operation in zip(values, cause.pair, strict=True)]
         if raw[0] is None or raw[1] is None:
             return cause, None
         return cause, _size_of(cause.pair, (raw[0], raw[1]))
@@ -341,6 +346,13 @@ def _edge(operation: Operation | None, source: Sources) -> str:
 
 
 def _held(stream: Stream, operation: Operation, kind: str, place: int) -> bytes | None:
+    """What a second recording has of an operation of the first; None where another has its number there.
+
+    What comes from a data loader's workers is opened when it arrives: of such calls there may be more, or fewer.
+    """
+    there = stream.operations[operation.index] if operation.index < len(stream.operations) else None
+    if there is None or there.asked != operation.asked:
+        return None
     path = dump_of(stream, operation.index, kind, place)
     return path.read_bytes() if path.exists() else None
 

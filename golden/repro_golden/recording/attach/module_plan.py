@@ -95,7 +95,7 @@ class _Look(NamedTuple):
         tensors = (*module._parameters.values(), *module._buffers.values())
         return cls(
             weakref.ref(module),
-            (*module._parameters, *module._buffers),
+            _keys(module),
             tuple(tensor if tensor is None else weakref.ref(tensor) for tensor in tensors),
             frozenset(module._non_persistent_buffers_set),
         )
@@ -103,12 +103,17 @@ class _Look(NamedTuple):
     def same(self) -> bool:
         """Whether it owns these still, by these names."""
         module = self.module()
-        if module is None or (*module._parameters, *module._buffers) != self.keys:
+        if module is None or _keys(module) != self.keys:
             return False
         now = (*module._parameters.values(), *module._buffers.values())
         return module._non_persistent_buffers_set == self.transient and all(
             tensor is (known if known is None else known()) for tensor, known in zip(now, self.tensors, strict=True)
         )
+
+
+def _keys(module: torch.nn.Module) -> tuple[str, ...]:
+    """Of its parameters and buffers. A scripted module's mappings cannot be iterated over themselves."""
+    return (*module._parameters.keys(), *module._buffers.keys())
 
 
 def _owned_by(root: Root, part: Part, module: torch.nn.Module, held: Set[int]) -> list[Owning]:

@@ -33,6 +33,7 @@ __all__ = [
     "singles_of",
     "sort",
     "told",
+    "wraps",
 ]
 
 _COLLECTIVES = ("c10d.", "_c10d_functional.", "symm_mem.")
@@ -136,10 +137,15 @@ def signature_of(tensor: torch.Tensor, memory: Memory) -> Signature:
     return memory, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
+def wraps(kind: Any) -> bool:
+    """Whether tensors of a class are wrappers of others: what is done with them is done with those in its turn."""
+    ways = (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
+    return kind.__torch_dispatch__ not in ways
+
+
 def _plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor is no wrapper of others, and so has memory of its own."""
-    ways = (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
-    return type(tensor).__torch_dispatch__ in ways
+    return not wraps(type(tensor))
 
 
 def readable(tensor: torch.Tensor) -> bool:

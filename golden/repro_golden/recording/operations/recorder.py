@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
@@ -44,6 +45,7 @@ from repro_golden.recording.operations.looks import (
     singles_of,
     sort,
     told,
+    wraps,
 )
 from repro_golden.recording.operations.stream import FORMAT, OBSERVED, dump_path, kept_path
 
@@ -57,7 +59,7 @@ _PASSED_OVER = tuple(
 )
 _NOWHERE = (1 << 64) - 1
 """The sequence number of nodes that no operation made: those that accumulate gradients."""
-_NOT_COMPUTED = ("FakeTensor", "FunctionalTensor")
+_NOT_COMPUTED = ("FakeTensor", "FunctionalTensor", "UninitializedParameter", "UninitializedBuffer")
 """Tensors that torch uses to find out shapes: what is done with them makes no number."""
 _AT_ONCE = 512
 """Lines that are written together. No buffer of Python's: a fork would write it twice."""
@@ -89,7 +91,7 @@ class OperationRecorder(TorchDispatchMode):
         self._folder, self._rank, self._dump = folder, rank, frozenset(dump)
         self._root = root.rstrip("/") + "/"
         self._modules = Modules()
-        self._optimizing, self._shown, self._back = False, "", False
+        self._optimizing, self._shown, self._back, self._thread = False, "", False, 0
         self._problem = ""
         self._count = 0
         self._file, self._part = -1, Path()
@@ -140,6 +142,7 @@ class OperationRecorder(TorchDispatchMode):
     def begin(self) -> None:
         """Record from here on, until `pause`."""
         self._seen = _next_node() - 1
+        self._thread = threading.get_ident()
         self._modules.follow()
         self.__enter__()
 
@@ -147,6 +150,8 @@ class OperationRecorder(TorchDispatchMode):
         """Record nothing more, until `begin`."""
         if _innermost() is self:
             self.__exit__(None, None, None)
+        elif threading.get_ident() != self._thread:  # torch knows a mode in one thread alone
+            self._problem = self._problem or "the step began in one thread and ended in another"
         else:  # the program has entered a mode since and not left it, and leaving is by turns
             self._problem = self._problem or "the program left a dispatch mode of its own under way at the step's end"
         self._modules.let_go()
@@ -223,9 +228,7 @@ class OperationRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(kind.__name__ in _NOT_COMPUTED for kind in types):
             return func(*args, **kwargs)
-        if any(
-            kind not in (torch.Tensor, torch.nn.Parameter) for kind in types
-        ):  # a wrapper around plain tensors: what it does with those comes here in its turn
+        if any(wraps(kind) for kind in types):
             return NotImplemented
         entry = None
         if not self._problem:

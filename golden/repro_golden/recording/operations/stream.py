@@ -117,6 +117,12 @@ class Operation:
         return self.name, self.arguments, tuple((value.key, value.name) for value in self.inputs), outputs
 
     @property
+    def asked(self) -> tuple[Any, ...]:
+        """Equal for operations that were asked for the same with the same, whatever they got."""
+        shapes = tuple((value.dtype, value.shape) for value in self.outputs)
+        return self.name, self.arguments, tuple(value.key for value in self.inputs), shapes
+
+    @property
     def look(self) -> tuple[Any, ...]:
         """Equal for operations at one place of a program, whatever the values were."""
         names = tuple(value.name for value in self.inputs)
