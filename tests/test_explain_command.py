@@ -172,7 +172,7 @@ def test_what_is_refused(repo: Repo, tmp_path: Path) -> None:
     assert f"{traces[0]} is a trace: give the one to compare it with too" in refused(repo, str(traces[0]))
 
 
-@pytest.mark.campaign
+@pytest.mark.whole
 def test_traces_of_a_changed_checkout_are_refused(tmp_path: Path) -> None:
     """What was recorded from no commit has no source to name lines in; a trace that lies there is no such change.
 

@@ -142,7 +142,7 @@ def no_such_code(paths: Sequence[str], where: str) -> ReproError:
     )
 
 
-_OF_TRACES = re.compile(r"header\.json|steps\.jsonl|rank-\d{5}\.(?:parquet|log)|dumps/[^/]+\.bin")
+_OF_TRACES = re.compile(r"header\.json|steps\.(?:jsonl|index)|rank-\d{5}\.(?:parquet|log)|dumps/[^/]+\.bin")
 """The files of a trace's folder."""
 
 
