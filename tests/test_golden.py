@@ -15,7 +15,7 @@ from repro_golden.case.file import read_case
 from repro_golden.case.identity import Identity
 from repro_golden.replay.children import BITS_DEFAULTS, Run, base_environment
 from repro_golden.repository.checkout import Place
-from repro_golden.runs.proofs import first_step_checks, reproduced, seen_plant, undisturbed
+from repro_golden.runs.proofs import first_step_checks, reproduced, seen_perturbation, undisturbed
 from repro_golden.store.golden import Store
 from repro_golden.subjects import launch
 from repro_golden.trace import Header, Trace, TraceWriter, seal
@@ -241,10 +241,10 @@ def test_a_shorter_repetition_proves_nothing(tmp_path: Path) -> None:
 def test_a_plant_must_be_named_exactly(tmp_path: Path) -> None:
     """The negative control fails when nothing is seen, and when another signal is named."""
     a, b = small_trace(tmp_path / "a", 1.0, 2.0), small_trace(tmp_path / "b", 1.0, 3.0)
-    assert not seen_plant(a, a, (1, "loss", "loss")).passed
-    assert not seen_plant(a, b, (0, "loss", "loss")).passed
-    assert not seen_plant(a, b, (1, "loss", "other")).passed
-    assert seen_plant(a, b, (1, "loss", "loss")).passed
+    assert not seen_perturbation(a, a, (1, "loss", "loss")).passed
+    assert not seen_perturbation(a, b, (0, "loss", "loss")).passed
+    assert not seen_perturbation(a, b, (1, "loss", "other")).passed
+    assert seen_perturbation(a, b, (1, "loss", "loss")).passed
 
 
 def test_nothing_compared_is_no_proof(tmp_path: Path) -> None:
