@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,48 +17,13 @@ from attach_kit import PRELUDE, PROGRAMS, TORCHRUN
 from examples_kit import at_most
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from operations_kit import FILES, NAME, asked, lanes, named, recording
 
-from repro_bisect.explain.cause import find_cause
 from repro_golden.base.errors import ReproError
-from repro_golden.fingerprint import content, reference, tensors
+from repro_golden.fingerprint import content
 from repro_golden.recording.attach.run import environment_for
 from repro_golden.recording.attach.settings import Settings
-from repro_golden.recording.operations.recorder import OperationRecorder
-from repro_golden.recording.operations.stream import OBSERVED, Frame, Operation, Stream, dump_of, kept_of, read_stream
-
-NAME = "rank-00000.jsonl"
-FILES = [NAME, "rank-00000.values"]
-"""What a recording leaves: the operations, and the values of small results."""
-
-
-@contextlib.contextmanager
-def recording(folder: Path, dump: Sequence[int] = (), rank: int = 0) -> Iterator[OperationRecorder]:
-    """A block whose operations are recorded."""
-    recorder = OperationRecorder(folder, str(Path(__file__).parents[1]), 0, rank, dump=dump)
-    recorder.open()
-    recorder.begin()
-    try:
-        yield recorder
-    finally:
-        recorder.pause()
-        recorder.close()
-
-
-def named(stream: Stream, name: str) -> list[Operation]:
-    """The operations of a name, in order."""
-    return [o for o in stream.operations if o.name.split(".")[1:2] == [name]]
-
-
-def asked(operation: Operation) -> Frame:
-    """The innermost frame that is not torch's own."""
-    return next(frame for frame in operation.stack if "/torch/" not in frame.file)
-
-
-def lanes(tensor: torch.Tensor) -> str:
-    """The two lanes of a tensor's content, from its bytes."""
-    found = reference(content(tensor).tobytes())
-    return f"{found.a:016x}{found.b:016x}"
-
+from repro_golden.recording.operations.stream import OBSERVED, dump_of, read_stream
 
 # -- what is noted
 
@@ -446,104 +409,3 @@ def test_memory_that_was_freed_is_forgotten(tmp_path: Path) -> None:
     values = [0.0, -1.0, -1.0, -2.0, -2.0, -3.0, -3.0, -4.0, -4.0, -5.0]
     assert [value.content for value in read] == [lanes(torch.full((8,), value)) for value in values]
     assert not any(value.makers for value in read)
-
-
-@pytest.mark.parametrize("compiled", [True, False], ids=["", "without numba"])
-def test_small_results_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
-    """Of a small result the bytes are kept as they were when it was made, by whatever it was read."""
-    tensors._kernel.cache_clear()
-    if not compiled:
-        monkeypatch.setitem(sys.modules, "repro_golden.fingerprint._numba", None)
-    try:
-        with recording(tmp_path):
-            a = torch.arange(6.0).reshape(2, 3)
-            b = torch.neg(a.t())
-            expected = [content(b).tobytes(), content(b + 1).tobytes()]
-            b.add_(1)
-            b.zero_()
-            large = torch.ones(1 << 14).exp()
-    finally:
-        tensors._kernel.cache_clear()
-    stream = read_stream(tmp_path / NAME)
-    kept = [kept_of(stream, named(stream, name)[0]) for name in ("neg", "add_", "exp")]
-    assert kept == [*expected, None]
-    assert large.nbytes == 1 << 16
-
-
-def test_what_runs_in_inference_mode_is_recorded(tmp_path: Path) -> None:
-    """As the rest: a reference model's log-probabilities are often computed there. Such tensors count no versions."""
-    with recording(tmp_path), torch.inference_mode():
-        a = torch.arange(6.0) * 2
-        first = lanes(a)
-        a.add_(1)
-        b = a.exp()
-        a.view(2, 3)[0].zero_()
-        c = a.neg()
-    stream = read_stream(tmp_path / NAME)
-    assert not stream.problem
-    assert named(stream, "mul")[0].outputs[0].content == first
-    assert named(stream, "exp")[0].outputs[0].content == lanes(b)
-    (neg,) = named(stream, "neg")
-    assert [value.content for value in (*neg.inputs, *neg.outputs)] == [lanes(a), lanes(c)]
-
-
-def test_parameters_that_have_no_shape_yet(tmp_path: Path) -> None:
-    """Lazy modules get their parameters in the first forward pass: what is done before is no operation of numbers."""
-    with recording(tmp_path):
-        model = torch.nn.LazyLinear(3)
-        out = model(torch.ones(2, 4))
-    stream = read_stream(tmp_path / NAME)
-    assert not stream.problem
-    assert named(stream, "addmm")[0].outputs[0].content == lanes(out)
-
-
-class Labelled(torch.Tensor):
-    """A subclass without a way of its own to compute."""
-
-
-def test_subclasses_that_wrap_nothing(tmp_path: Path) -> None:
-    """Such a tensor is one as all others."""
-    with recording(tmp_path):
-        out = torch.ones(3).as_subclass(Labelled) * 2
-    stream = read_stream(tmp_path / NAME)
-    assert not stream.problem
-    assert named(stream, "mul")[0].outputs[0].content == lanes(out.as_subclass(torch.Tensor))
-
-
-def test_a_step_that_another_thread_ends(tmp_path: Path) -> None:
-    """A mode is one thread's own, so of a training in another than the first little is seen: the stream says so."""
-    recorder = OperationRecorder(tmp_path, str(tmp_path), 0)
-    recorder.open()
-    recorder.begin()
-    thread = threading.Thread(target=recorder.pause)
-    thread.start()
-    thread.join()
-    recorder.__exit__(None, None, None)
-    recorder.close()
-    assert read_stream(tmp_path / NAME).problem == "the step began in one thread and ended in another"
-
-
-def test_bytes_that_no_tensor_held(tmp_path: Path) -> None:
-    """A tensor is opened on a storage that came from elsewhere, as a data loader's: no operation is to blame for it."""
-    streams = []
-    for k in range(2):
-        storage = torch.full((4,), 1.0 + k).untyped_storage()
-        with recording(tmp_path / str(k)):
-            torch.empty(0).set_(storage, 0, (4,)).square()
-        streams.append(read_stream(tmp_path / str(k) / NAME))
-    cause = find_cause(*streams, None)
-    assert cause is not None
-    assert (cause.kind, cause.operation.name) == ("inputs", "aten.set_.source_Storage_storage_offset")
-
-
-def test_an_operation_is_known_again_by_what_it_was_asked(tmp_path: Path) -> None:
-    """The same call with the same inputs is; another one under its number is not, nor one that makes another shape."""
-    with recording(tmp_path):
-        a = torch.ones(3)
-        for _ in range(2):
-            a.mul(2)
-        a.mul(3)
-        torch.ones(4).mul(2)
-    first, second, other, wider = named(read_stream(tmp_path / NAME), "mul")
-    assert first.asked == second.asked
-    assert first.asked not in (other.asked, wider.asked)
