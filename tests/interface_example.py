@@ -1,4 +1,4 @@
-"""A trainer of somebody else's in process: policy gradient on a bandit, in one small module."""
+"""An in-process trainer of somebody else's: policy gradient on a bandit, in one small module."""
 
 from __future__ import annotations
 

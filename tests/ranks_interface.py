@@ -1,4 +1,4 @@
-"""A trainer in process that trains on as many ranks as there are: a bandit whose weight is split by rows.
+"""An in-process trainer that trains on as many ranks as there are: a bandit whose weight is split by rows.
 
 Its configuration can let one rank die, hang or differ: ``{"rank": …, "step": …, "how": …}`` under ``fault``; with
 ``"how": "forget"`` it no longer shows the ``signals``, pairs of phase and name, from that step on.

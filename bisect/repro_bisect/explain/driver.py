@@ -324,7 +324,12 @@ class _Explainer:
                 [_held(stream, operation, "in", k) for k in places]
                 for stream, operation in zip(values, (cause.before, cause.after), strict=True)
             ]
-            if other := [k for k, a, b in zip(places, *read, strict=True) if None not in (a, b) and a != b]:
+            if None in (*read[0], *read[1]):
+                raise NotVerifiableError(
+                    f"the second recording of step {step} makes other calls than the first: what {cause.before.name} "
+                    "read could not be looked at again"
+                )
+            if other := [k for k, a, b in zip(places, *read, strict=True) if a != b]:
                 # its inputs changed behind the back of who read them first
                 makers = [index for k in other for index in cause.after.inputs[k].makers]
                 writer = streams[1].operations[max(makers)] if makers else None
