@@ -116,11 +116,15 @@ class Server:
 
 
 def drawn(draw: random.Random, clean: dict[str, Any], count: int, lacking: Sequence[str] = ()) -> list[Change]:
-    """Changes: operations in even steps through the run, the rest where it matters, but in nothing that is lacking."""
+    """Changes: operations in even steps through the run, the rest where it matters, but in nothing that is lacking.
+
+    Each operation whose result can be changed is changed once where there are as many changes of operations.
+    """
     weights = {where: weight for where, weight in _WEIGHTS.items() if where not in lacking}
     wheres = draw.choices(list(weights), list(weights.values()), k=count)
     wheres[0] = "nothing"
-    operations, number = wheres.count("operation"), 0
+    operations, number, first = wheres.count("operation"), 0, draw.random()
+    places = places_of(clean)
     changes = []
     for where in wheres:
         rank = draw.randrange(len(clean.get("ranks", "1")))
@@ -129,7 +133,7 @@ def drawn(draw: random.Random, clean: dict[str, Any], count: int, lacking: Seque
         begin, end = marks["forward"][0], counts["count"]
         at = draw.randrange(begin, end)
         if where == "operation":
-            at = begin + int((number + draw.random()) * (end - begin) / operations)
+            rank, at = places[int((number + first) * len(places) / operations)]
             number += 1
         elif where == "gradient":
             at = draw.choice(marks["step"])
@@ -192,7 +196,7 @@ def _rows(
     hit = [(change, text) for change, text in done if change["where"] == "operation"]
     hows = Counter(how for _, text in done for how in (*HOW, "mask") if how in text.split())
     signal.figures = {
-        "operations": f"{operations_of(clean):,}",
+        "operations": f"{len(places_of(clean)):,}",
         "hit": f"{len({(change['rank'], change['at']) for change, _ in hit}):,}",
         "kinds of them": str(len({text.partition(" ")[0] for _, text in hit})),
         **{how: f"{n:,}" for how, n in sorted(hows.items())},
@@ -201,9 +205,11 @@ def _rows(
     return [seen, step, signal, equal]
 
 
-def operations_of(clean: dict[str, Any]) -> int:
-    """How many operations a run makes from its first forward pass on, of all ranks."""
-    return sum(counts["count"] - counts["marks"]["forward"][0] for counts in clean.get("ranks", [clean]))
+def places_of(clean: dict[str, Any]) -> list[tuple[int, int]]:
+    """The operations whose result can be changed, from the first forward pass on: rank and number."""
+    ranks = clean.get("ranks", [clean])
+    return [(rank, at) for rank, counts in enumerate(ranks) for at in counts["places"]
+            if at >= counts["marks"]["forward"][0]]  # fmt: skip
 
 
 def _bare(name: str) -> str:

@@ -204,8 +204,7 @@ def _trained(
     except Exception:  # noqa: BLE001 - the trainer's own
         traceback.print_exc()
         code = 1
-    counts = {"done": injector.done, "count": injector.count, "marks": injector.marks}
-    return code, counts, watched[0].signals if watched else {}
+    return code, injector.told(), watched[0].signals if watched else {}
 
 
 def _by_ranks(program: str, place: Path, asked: Mapping[str, Any] | None) -> tuple[int, dict[str, Any], Signals]:

@@ -14,19 +14,27 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["HOW", "WHERE", "Injector", "change"]
+__all__ = ["HOW", "WHERE", "Injector", "change", "changeable"]
 
 HOW = ("ulp", "bit", "order", "dtype")
 WHERE = ("operation", "weight", "gradient", "state", "buffer", "input", "generator", "number", "nothing")
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+def changeable(value: Any) -> bool:
+    """Whether it is a tensor with elements, of which none lies where another does."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    tensor = value._values() if value.is_sparse else value
+    return tensor.numel() > 0 and tensor.layout == torch.strided and 0 not in tensor.stride()
+
+
 def change(tensor: torch.Tensor, how: str, draw: random.Random) -> str:
     """Change one tensor in place, in the way that suits its dtype; what was done, '' for nothing."""
+    if not changeable(tensor):
+        return ""
     if tensor.is_sparse:
         tensor = tensor._values()
-    if tensor.numel() == 0 or tensor.layout != torch.strided or 0 in tensor.stride():
-        return ""
     place = tuple(draw.randrange(size) for size in tensor.shape)
     if tensor.dtype == torch.bool:
         tensor[place] = not bool(tensor[place])
@@ -51,8 +59,8 @@ class Injector(TorchDispatchMode):
     """Counts the operations of a program, and makes one change at one of them.
 
     Args:
-        asked: ``at`` (the number of the operation, or the next one at which the change can be made), ``where`` (of
-            `WHERE`), ``how`` (of `HOW`) and ``seed``; None for none.
+        asked: ``at`` (the number of the operation; of another ``where`` the next one at which the change can be made),
+            ``where`` (of `WHERE`), ``how`` (of `HOW`) and ``seed``; None for none.
         held: The tensors that the program holds, of a kind of `WHERE`.
         numbers: Owners of numbers (mappings, or objects with attributes) and the numbers' names.
 
@@ -60,6 +68,7 @@ class Injector(TorchDispatchMode):
         count: Operations so far.
         done: What was changed, in words.
         marks: Numbers of the operations that come next where something begins, by what does.
+        places: Numbers of the operations whose result can be changed, where no change is asked for.
     """
 
     def __init__(
@@ -71,6 +80,7 @@ class Injector(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.count, self.done = 0, ""
         self.marks: dict[str, list[int]] = {}
+        self.places: list[int] = []
         self._asked, self._held, self._numbers = asked, held, numbers
 
     def mark(self, what: str) -> None:
@@ -80,17 +90,25 @@ class Injector(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, changed or not."""
         del types
-        here = self._asked is not None and not self.done and self._asked["at"] <= self.count
+        at, asked = self.count, self._asked
         self.count += 1
-        if here and self._asked is not None and self._asked["where"] != "operation":
-            self.done = self._edit(self._asked, random.Random(self._asked["seed"]))
+        if asked is not None and asked["where"] != "operation" and not self.done and asked["at"] <= at:
+            self.done = self._edit(asked, random.Random(asked["seed"]))
         out = func(*args, **(kwargs or {}))
-        if here and self._asked is not None and self._asked["where"] == "operation":
-            tensors = [t for t in (out if isinstance(out, (list, tuple)) else [out]) if isinstance(t, torch.Tensor)]
-            draw = random.Random(self._asked["seed"])
-            made = change(draw.choice(tensors), self._asked["how"], draw) if tensors else ""
-            self.done = f"{func} {made}" if made else ""
+        if asked is not None and (asked["where"] != "operation" or asked["at"] != at):
+            return out
+        tensors = [t for t in (out if isinstance(out, (list, tuple)) else [out]) if changeable(t)]
+        if asked is None:
+            self.places += [at] if tensors else []
+        elif tensors:
+            draw = random.Random(asked["seed"])
+            self.done = f"{func} {change(draw.choice(tensors), asked['how'], draw)}"
         return out
+
+    def told(self) -> dict[str, Any]:
+        """What was done, and of a run without a change where one could be made; JSON types."""
+        told = {"done": self.done, "count": self.count, "marks": self.marks}
+        return told if self._asked else told | {"places": self.places}
 
     def _edit(self, asked: Mapping[str, Any], draw: random.Random) -> str:
         where, how = asked["where"], asked["how"]

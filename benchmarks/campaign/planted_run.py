@@ -122,7 +122,7 @@ def _one(program: str, place: Path, asked: Mapping[str, Any] | None, clean: Clea
         traceback.print_exc()
         code = 1
     atexit._run_exitfuncs()
-    answer: dict[str, Any] = {"done": injector.done, "count": injector.count, "marks": injector.marks, "code": code}
+    answer: dict[str, Any] = {**injector.told(), "code": code}
     if not code:
         answer |= _judged(place, raw, truth.signals, clean, [str(file)])
     (place / "answer.json").write_text(json.dumps(answer))
