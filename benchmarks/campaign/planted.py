@@ -191,7 +191,7 @@ def _rows(
     }
     seen.figures |= {"broke the program": str(ended), "each": f"{seconds / max(1, len(judged)) * 1000:.0f} ms"}
     if unshown:
-        seen.figures["changed only a reference, which is shown to nobody"] = str(unshown)
+        seen.figures["changed only a reference or padding, which are shown to nobody"] = str(unshown)
     done = [(change, answer["done"]) for change, answer in judged if answer.get("done")]
     hit = [(change, text) for change, text in done if change["where"] == "operation"]
     hows = Counter(how for _, text in done for how in (*HOW, "mask") if how in text.split())

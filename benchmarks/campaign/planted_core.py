@@ -3,7 +3,7 @@
 What is so is read at the trainer's side of its interface: the bytes of all that it shows, when it shows it, and of all
 its weights and optimizer state when it begins to show an update: what changes later belongs to the next step. The
 weights of the frozen reference are looked at apart: the trainer does not show them, but only the log-probs that they
-give.
+give. So are the rows of Megatron's embedding and output layer past the vocabulary, which no layout reads.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ PROGRAMS: dict[str, dict[str, Any]] = {
     "pp2": {**_MEGATRON, "megatron": {"pipeline_model_parallel_size": 2}},
 }
 RANKS = 2
+_OF_VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
+"""Ends the names of Megatron's tensors with a row for each token."""
 _PATIENCE = 60
 """Seconds after which ranks that wait for each other are ended."""
 
@@ -125,9 +127,23 @@ class Watched:
     def _keep_state(self, step: int) -> None:
         """All state, as it is when the first of an update is shown."""
         for name, tensor in self.trainer.state().items():
-            if not name.startswith(("position/", "rng/", "rollout/")):
-                kind = UNSHOWN if name.startswith("ref/") else STATE
-                self.signals[step, "update", f"{kind}{name}"] = of_tensor(tensor)
+            if name.startswith(("position/", "rng/", "rollout/")):
+                continue
+            if name.startswith("ref/"):
+                self.signals[step, "update", f"{UNSHOWN}{name}"] = of_tensor(tensor)
+                continue
+            rows = self._rows(name, tensor)
+            self.signals[step, "update", f"{STATE}{name}"] = of_tensor(tensor[:rows] if tensor.dim() else tensor)
+            if tensor.dim() and rows < len(tensor):
+                self.signals[step, "update", f"{UNSHOWN}{name}"] = of_tensor(tensor[rows:])
+
+    def _rows(self, name: str, tensor: torch.Tensor) -> int:
+        """How many rows this rank has of what there is, without those that only fill up Megatron's vocabulary."""
+        if not tensor.dim() or not name.endswith(_OF_VOCABULARY):
+            return len(tensor) if tensor.dim() else 0
+        parallel = self.trainer.config.megatron.tensor_model_parallel_size
+        before = int(os.environ["RANK"]) % parallel * len(tensor)
+        return max(0, min(len(tensor), self.trainer.config.model.vocab_size - before))
 
     def _keep(self, step: int, phase: str, name: str, value: Any, placement: Any) -> None:
         for key, item in (value if isinstance(value, Mapping) else {"": value}).items():
