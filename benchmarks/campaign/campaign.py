@@ -138,12 +138,14 @@ def shown(result: Mapping[str, Any]) -> str:
     for promise in result["promises"]:
         if "about" in promise:
             later.setdefault(_where(promise), []).append(promise)
-    return "\n".join([
-        table(["promise", "tried", "held", "measured"], rows), "",
-        *(["Broken:", "", *(f"- {' '.join(line.split())}" for line in broken), ""] if broken else []),
-        f"{_where(result)}.",
-        *(f"\nTried again: {'; '.join(one['what'] for one in ones)}. {where}." for where, ones in later.items()),
-    ])  # fmt: skip
+    lines = [table(["promise", "tried", "held", "measured"], rows), ""]
+    lines += ["Broken:", "", *(f"- {' '.join(line.split())}" for line in broken), ""] if broken else []
+    if any("about" not in promise for promise in result["promises"]):
+        lines.append(f"{_where(result)}.")
+    for where, ones in later.items():
+        whats = dict.fromkeys(one["what"].partition(": ")[0] for one in ones)
+        lines += [*([""] if lines[-1] else []), f"{'; '.join(whats)}: {where[0].lower()}{where[1:]}."]
+    return "\n".join(lines)
 
 
 def _where(result: Mapping[str, Any]) -> str:

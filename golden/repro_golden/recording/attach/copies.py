@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -69,11 +70,15 @@ class CopyTest:
         parameters: Sequence[torch.Tensor],
         owned: Callable[[], Owned],
     ) -> None:
-        self._wholes, self._owned = wholes, owned
+        self._wholes, self._owned, self._parameters = wholes, owned, parameters
         sizes = [sum(whole.values()) for whole in wholes]
         self._least, self.most = min(sizes, default=0), max(sizes, default=0)
-        self._near = {id(t) for p in parameters for t in (p, p.grad)} - {id(None)}
         self._known: tuple[set[int], set[int]] | None = None
+
+    @cached_property
+    def _near(self) -> set[int]:
+        """Ids of the parameters and their gradients; most programs have no container that is looked at so closely."""
+        return {id(t) for p in self._parameters for t in (p, p.grad)} - {id(None)}
 
     def passes(self, container: Any, *, named: bool) -> bool:
         """Whether it has one of each parameter's shape, or is a mapping by text of nothing but such.

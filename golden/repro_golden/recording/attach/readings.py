@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import hashlib
+import operator
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +26,7 @@ __all__ = [
     "Places",
     "Reading",
     "Tensors",
+    "any_quantized",
     "everything",
     "folded",
     "handed_to",
@@ -307,9 +310,19 @@ def folded(values: Iterable[bytes]) -> torch.Tensor:
     return torch.frombuffer(bytearray(hasher.digest()), dtype=torch.uint8)
 
 
+def any_quantized(values: Iterable[Any]) -> bool:
+    """Whether one of them is a quantized tensor."""
+    with contextlib.suppress(AttributeError):  # what is no tensor is a number, or is refused where it is taken
+        return any(map(_IS_QUANTIZED, values))
+    return False
+
+
+_IS_QUANTIZED = operator.attrgetter("is_quantized")
+
+
 def of_parts(tensors: Tensors) -> Tensors:
     """Tensors of which none is quantized: the codes of such a one have its name, scale and zero point are beside."""
-    if not any(tensor.is_quantized for tensor in tensors.values()):
+    if not any_quantized(tensors.values()):
         return tensors
     out = Tensors()
     for name, tensor in tensors.items():

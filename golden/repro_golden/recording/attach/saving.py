@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from repro_golden.base.audit import hear
 from repro_golden.base.printed import is_clock, measures_time
 from repro_golden.recording.attach.beside import unreadable
 from repro_golden.recording.attach.readings import Tensors, everything, folded, of_parts
@@ -100,19 +101,12 @@ class Written:
         self._around = [f"{PurePath(out).parent}/"]  # may lie in a hidden folder themselves
         with contextlib.suppress(OSError):  # it was removed
             self._around.append(f"{Path.cwd()}/")
-        sys.addaudithook(self._heard)
+        hear({event: functools.partial(does, self) for event, does in _EVENTS.items()})
 
     @property
     def names(self) -> set[str]:
         """What they are called."""
         return {PurePath(path).name for path in self.paths}
-
-    def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
-        hears = _EVENTS.get(event)
-        if hears is None:
-            return
-        with contextlib.suppress(Exception):  # what a hook raises, the program's call raises
-            hears(self, *arguments)
 
     def _opened(self, file: Any, mode: Any, flags: Any) -> None:
         writes = isinstance(mode, str) and bool(set("wax+") & set(mode))

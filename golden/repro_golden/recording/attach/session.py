@@ -33,7 +33,7 @@ from repro_golden.recording.attach.identify import loaded, main_tree, places
 from repro_golden.recording.attach.metrics import Metrics
 from repro_golden.recording.attach.names import Names
 from repro_golden.recording.attach.raw import SHOWN, number_of
-from repro_golden.recording.attach.readings import TIMES, Held, Reading, learning_rates, of_parts
+from repro_golden.recording.attach.readings import TIMES, Held, Reading, any_quantized, learning_rates, of_parts
 from repro_golden.recording.attach.records import Records, dump
 from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.steps import Labels, Turns
@@ -174,7 +174,7 @@ class Session:
         if self._signals is None:
             self._signals = Signals()
         group = value if isinstance(value, Mapping) else {"": value}
-        if any(isinstance(item, torch.Tensor) and item.is_quantized for item in group.values()):
+        if any_quantized(group.values()):
             value = of_parts(dict(group))
         if self.operations is not None:
             self.operations.observed(phase, name, value)

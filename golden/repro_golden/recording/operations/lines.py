@@ -16,6 +16,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from repro_golden.base.audit import hear
+
 __all__ = ["LinesRun", "files_in"]
 
 _STALE = 100_000
@@ -57,13 +59,11 @@ class LinesRun:
         if self._imported():
             self._begin()
         if not self._begun:  # tracing makes imports of other packages half as long again, so it waits for the files
-            sys.addaudithook(self._executes)
+            hear({"exec": self._executes})
 
-    def _executes(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "exec" and self._on and not self._begun:
-            code = arguments[0]
-            if isinstance(code, CodeType) and self._file(code.co_filename):
-                self._begin()
+    def _executes(self, code: Any) -> None:
+        if self._on and not self._begun and isinstance(code, CodeType) and self._file(code.co_filename):
+            self._begin()
 
     def _begin(self) -> None:
         if self._begun or _traced():
