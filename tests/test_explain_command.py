@@ -136,6 +136,29 @@ def test_traces_of_commands_are_explained(repo: Repo) -> None:
 
 
 @pytest.mark.whole
+def test_a_second_recording_that_makes_other_calls_is_refused(tmp_path: Path) -> None:
+    """A program that calls torch once more from its third run on: what was read cannot be looked at again, exit 3."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    counted = f"""SEED = 1
+runs = {str(runs)!r} + f"/{{SEED}}"
+with open(runs, "a") as file:
+    file.write("x")
+for step in"""
+    drawn = """    if os.path.getsize(runs) > 2:  # the trace and the first recording were made
+        torch.zeros(1)
+    x = x * torch.bernoulli(torch.full((8, 4), 0.5), generator=torch.Generator().manual_seed(SEED))
+    scale = 1.0
+"""
+    train = kit.TRAIN.replace("for step in", counted).replace("    scale = 1.0\n", drawn)
+    repo = kit.start(tmp_path, train, CASE)
+    kit.edit(repo, "SEED = 1", "SEED = 2", "Another seed")
+    done = repo.repro("explain", "HEAD")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "makes other calls than the first: what aten.bernoulli.default read could not be looked at" in done.stderr
+
+
+@pytest.mark.whole
 def test_a_round_of_optimizers_is_explained(tmp_path: Path) -> None:
     """The step that differs may stand behind another that was made after it: the operations of the round tell."""
     repo = kit.start(tmp_path, PAIR, CASE.replace("\nsteps = 2", "\nsteps = 4"))
