@@ -202,7 +202,7 @@ def test_a_culprit_that_a_later_one_hides(tmp_path: Path) -> None:
     """
     repo = start(tmp_path)
     good = repo.git("rev-parse", "HEAD")
-    late = edit(repo, "    optimizer.step()", "    optimizer.step() if step < 4 else None", "Stop")
+    late = edit(repo, "manual_seed(step))", "manual_seed(step)) * (1 + 1e-3 * (step >= 4))", "Late")
     note(repo, "nothing")
     early = edit(repo, "scale = 1.0", "scale = 1.0 + 1e-6", "Scale")
     found, _ = bisect(repo, f"{good}..HEAD")
@@ -213,6 +213,19 @@ def test_a_culprit_that_a_later_one_hides(tmp_path: Path) -> None:
     found, progress = bisect(repo, f"{good}..HEAD", "--all")
     assert [one["commit"]["commit"] for one in found["culprits"]] == [late, early], progress
     assert [one["divergence"]["step"] for one in found["culprits"]] == [4, 0]
+
+
+@pytest.mark.campaign
+def test_a_stop_before_the_culprit(tmp_path: Path) -> None:
+    """Where BAD and the culprit's parent train less than GOOD, this is told, and the culprit does not explain all."""
+    repo = start(tmp_path)
+    good = repo.git("rev-parse", "HEAD")
+    edit(repo, "    optimizer.step()", "    optimizer.step() if step < 4 else None", "Stop")
+    early = edit(repo, SCALE, "scale = 1.0 + 1e-6\n", "Scale")
+    done = repo.repro("bisect", "--no-explain", f"{good}..HEAD")
+    assert done.returncode == 0 and done.stdout.startswith(f"{early[:10]} moved the numbers")
+    assert f"BAD {early[:10]} makes 4 of GOOD's 6 steps: no more are compared" in done.stdout
+    assert "It alone" not in done.stdout
 
 
 @pytest.mark.whole

@@ -55,6 +55,7 @@ class Confirmed:
         earlier: Where that differs from the good end's: a commit before the culprit moves numbers too, in a later step.
         flaky: Whether its own replays differ.
         recorded: Its parent's replay and its own, where they recorded the operations that an explanation asks for.
+        remarks: What is to be known of the bad end beside its numbers.
     """
 
     culprit: Culprit
@@ -65,6 +66,7 @@ class Confirmed:
     earlier: Divergence | None = None
     flaky: bool = False
     recorded: Recorded | None = None
+    remarks: Sequence[str] = ()
 
 
 def confirm(
@@ -139,11 +141,25 @@ def confirm(
     if others and interval.last and (differs := first_difference(interval.last, last)):
         scheduler.say(f"FLAKY {short(interval.bad)}: two replays of BAD differ at {differs}")
         explains = None
+    if explains and parent != interval.good and len(before.steps) < len(interval.baseline.steps):
+        explains = None  # a commit before it stops the training
     environment = [str(change) for change in environment_changes(before.header, after.header)]
     comparison = replace(compare(before, after), divergence=moved)
     renames = aligned(interval.baseline, before).renames
     culprit = Culprit(info, moved, comparison, environment, renames=renames, before=parent)
-    return Confirmed(culprit, after, last, explains, before, earlier, recorded=recorded)
+    return Confirmed(
+        culprit, after, last, explains, before, earlier, recorded=recorded, remarks=_shorter(scheduler, interval, last)
+    )
+
+
+def _shorter(scheduler: Scheduler, interval: Interval, last: Trace) -> list[str]:
+    """Tell where BAD makes fewer steps than GOOD, which moves no number."""
+    good, made = len(interval.baseline.steps) if interval.baseline else 0, len(last.steps)
+    if made >= good:
+        return []
+    text = f"BAD {short(interval.bad)} makes {made} of GOOD's {good} steps: no more are compared"
+    scheduler.say(text)
+    return [text]
 
 
 def _replays(
