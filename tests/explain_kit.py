@@ -116,7 +116,10 @@ def _lines(source: str, hunks: Sequence[range]) -> set[int]:
 
 
 def names_the_place(change: Mutation, found: Explanation) -> bool:
-    """Whether the line that is named is of a statement that the change's own diff touches, and the operation too."""
+    """Whether the line that is named is of a statement that the change's own diff touches, and the operation too.
+
+    What a constructor sets is computed with elsewhere: there its line is one of those that are named beside.
+    """
     file = f"core/repro_core/{change.path}"
     one = found.named
     if one is None or one.place is None or one.place.file != file:
@@ -125,7 +128,8 @@ def names_the_place(change: Mutation, found: Explanation) -> bool:
         return False
     before = found.side == "before" or found.after.explained is None
     source, hunks = (change.before, change.removed) if before else (change.after, change.added)
-    return one.place.line in _lines(source, hunks)
+    named = [one.place, *(found.mentions if change.function.endswith("__init__") else ())]
+    return any(place.file == file and place.line in _lines(source, hunks) for place in named)
 
 
 _NAMES = {

@@ -176,13 +176,13 @@ def test_a_minimal_set_of_flags(flagged: Repo) -> None:
 
 @pytest.mark.campaign
 def test_sets_share_the_journal(flagged: Repo) -> None:
-    """The same search again trains nothing but the replays that confirm it."""
+    """The same search again trains nothing."""
     (flagged.root / "flags.toml").write_text(SET)
     searched(flagged, "--flags", "flags.toml")
     done = flagged.repro("bisect", "--no-explain", "--flags", "flags.toml")
     assert done.returncode == 0
     assert done.stdout.startswith("3 changes of 4 move the numbers of toy")
-    assert "0 for the ends, 0 for the search" in done.stdout
+    assert "0 probes, 0 trained steps" in done.stdout
 
 
 @pytest.mark.campaign
