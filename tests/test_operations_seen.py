@@ -91,6 +91,17 @@ def test_a_step_that_another_thread_ends(tmp_path: Path) -> None:
     assert read_stream(tmp_path / NAME).problem == "the step began in one thread and ended in another"
 
 
+def test_small_results_of_one_content_and_several_sizes(tmp_path: Path) -> None:
+    """A few zeros more, or of another dtype, may have the same content: each result has the bytes of its own size."""
+    made = [torch.zeros(n, dtype=dtype) for n in (1, 15, 16) for dtype in (torch.float32, torch.float16)]
+    with recording(tmp_path):
+        expected = [content(torch.abs(tensor)).tobytes() for tensor in made]
+    stream = read_stream(tmp_path / NAME)
+    results = named(stream, "abs")
+    assert len({o.outputs[0].content for o in results}) == 3
+    assert [kept_of(stream, o) for o in results] == expected
+
+
 def test_bytes_that_no_tensor_held(tmp_path: Path) -> None:
     """A tensor is opened on a storage that came from elsewhere, as a data loader's: no operation is to blame for it."""
     streams = []

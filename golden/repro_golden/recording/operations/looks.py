@@ -169,6 +169,10 @@ def fills(tensor: torch.Tensor) -> bool:
     return tensor.numel() * tensor.itemsize >= tensor.untyped_storage().nbytes()
 
 
+_Named = tuple[int | str, torch.dtype, int]
+"""A small result's content, or its reading's number, with dtype and elements: more zeros may have the same content."""
+
+
 class SmallResults:
     """The bytes of small results: who measures a difference of such needs no second recording.
 
@@ -177,26 +181,27 @@ class SmallResults:
     """
 
     def __init__(self) -> None:
-        self._bytes, self._where = bytearray(), dict[int | str, tuple[int, int]]()
-        self._on_device: dict[int | str, tuple[torch.Tensor, int, int]] = {}
+        self._bytes, self._where = bytearray(), dict[_Named, tuple[int, int]]()
+        self._on_device: dict[_Named, tuple[torch.Tensor, int, int]] = {}
         self._left = _KEPT_TOGETHER
 
     def keep(self, content: int | str, tensor: torch.Tensor) -> None:
         """Keep a result, named by its content where that was read at once, by its reading's number else; '' is none."""
         size = tensor.numel() * tensor.element_size()
-        if content == "" or content in self._where or content in self._on_device or not 0 < size <= _KEPT:
+        name = (content, tensor.dtype, tensor.numel())
+        if content == "" or name in self._where or name in self._on_device or not 0 < size <= _KEPT:
             return
         if size > self._left or tensor.is_conj() or tensor.is_neg():
             return
         held = tensor.contiguous()
         if tensor.is_cpu:
-            self._where[content] = (len(self._bytes), size)
+            self._where[name] = (len(self._bytes), size)
             self._bytes += ctypes.string_at(held.data_ptr(), size)
         elif tensor.is_cuda and not torch.cuda.is_current_stream_capturing():
             room, start = self._room(tensor.device, size)
             with torch.cuda.device(tensor.device):
                 room[start : start + size].copy_(held.as_strided((held.numel(),), (1,)).view(torch.uint8))
-            self._on_device[content] = (room, start, size)
+            self._on_device[name] = (room, start, size)
         else:
             return
         self._left -= size
@@ -212,24 +217,26 @@ class SmallResults:
         with own_memory(device), torch.inference_mode(mode=False):
             return torch.empty(_ROOM, dtype=torch.uint8, device=device), 0
 
-    def write(self, path: Path, contents: Sequence[str]) -> list[tuple[str, int, int]]:
-        """Write them, one after the other; the content, first byte and number of bytes of each.
+    def write(self, path: Path, contents: Sequence[str]) -> list[tuple[str, str, int, int, int]]:
+        """Write them, one after the other; of each content, dtype, elements, first byte and number of bytes.
 
         Args:
             path: The file.
             contents: Of all readings, by number.
         """
         home = dict[int, torch.Tensor]()
-        for number, (room, start, size) in self._on_device.items():
+        for name, (room, start, size) in self._on_device.items():
             if id(room) not in home:
                 torch.cuda.synchronize(room.device)  # copies came on any stream
                 home[id(room)] = room.cpu()
-            self._where[number] = (len(self._bytes), size)
+            self._where[name] = (len(self._bytes), size)
             self._bytes += ctypes.string_at(home[id(room)].data_ptr() + start, size)
-        named = {contents[c] if isinstance(c, int) else c: where for c, where in self._where.items()}
-        if named:
+        if self._where:
             path.write_bytes(self._bytes)
-        return [(content, *where) for content, where in named.items()]
+        return [
+            (contents[c] if isinstance(c, int) else c, str(dtype).removeprefix("torch."), elements, *where)
+            for (c, dtype, elements), where in self._where.items()
+        ]
 
 
 # -- which module's forward pass is under way

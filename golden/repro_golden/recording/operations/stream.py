@@ -8,6 +8,7 @@ cut off.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,7 +143,8 @@ class Stream:
         compiled: Whether functions for torch.compile were called; they ran as they are written.
         ran: Lines that ran until its end, by file, in the order of their first run; of the files that the recorder was
             told of those that were imported. None where it could not see them, or was told of none.
-        kept: By content, where the bytes of small results lie in `kept_path`: the first one, and how many.
+        kept: By content, dtype and elements, where the bytes of small results lie in `kept_path`: the first one, and
+            how many.
     """
 
     operations: Sequence[Operation]
@@ -152,7 +154,7 @@ class Stream:
     folder: Path = field(default=Path())
     compiled: bool = False
     ran: Mapping[str, Sequence[int]] | None = None
-    kept: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    kept: Mapping[tuple[str, str, int], tuple[int, int]] = field(default_factory=dict)
 
 
 def dump_of(stream: Stream, index: int, kind: str, place: int) -> Path:
@@ -172,7 +174,8 @@ def kept_path(folder: Path, rank: int) -> Path:
 
 def kept_of(stream: Stream, operation: Operation) -> bytes | None:
     """The bytes of an operation's first result, where they are kept; else None."""
-    where = stream.kept.get(operation.outputs[0].content) if operation.outputs else None
+    result = operation.outputs[0] if operation.outputs else None
+    where = stream.kept.get((result.content, result.dtype, math.prod(result.shape))) if result else None
     if where is None:
         return None
     with kept_path(stream.folder, stream.rank).open("rb") as file:
@@ -196,14 +199,14 @@ def read_stream(path: Path) -> Stream:
     stacks: list[tuple[Frame, ...]] = []
     entries: list[dict[str, Any]] = []
     contents: list[str] = []
-    problem, compiled, ran, kept = "it was cut off", False, None, dict[str, tuple[int, int]]()
+    problem, compiled, ran, kept = "it was cut off", False, None, dict[tuple[str, str, int], tuple[int, int]]()
     for raw in lines:
         if "frames" in raw:
             stacks.append(tuple(Frame(*frame) for frame in raw["frames"]))
         elif "contents" in raw:
             contents = raw["contents"]
         elif "kept" in raw:
-            kept = {content: (start, size) for content, start, size in raw["kept"]}
+            kept = {(content, dtype, elements): (start, size) for content, dtype, elements, start, size in raw["kept"]}
         elif "end" in raw:
             problem, compiled, ran = raw["end"], raw.get("compiled", False), raw.get("ran")
         else:
