@@ -141,7 +141,7 @@ def confirm(
     if others and interval.last and (differs := first_difference(interval.last, last)):
         scheduler.say(f"FLAKY {short(interval.bad)}: two replays of BAD differ at {differs}")
         explains = None
-    if explains and parent != interval.good and len(before.steps) < len(interval.baseline.steps):
+    if explains and parent != interval.good and len(before.steps) < _asked_of(scheduler, interval):
         explains = None  # a commit before it stops the training
     environment = [str(change) for change in environment_changes(before.header, after.header)]
     comparison = replace(compare(before, after), divergence=moved)
@@ -152,9 +152,14 @@ def confirm(
     )
 
 
+def _asked_of(scheduler: Scheduler, interval: Interval) -> int:
+    """How many steps GOOD makes of those that are asked for; its golden run may have more."""
+    return min(len(interval.baseline.steps), scheduler.prober.case.steps) if interval.baseline else 0
+
+
 def _shorter(scheduler: Scheduler, interval: Interval, last: Trace) -> list[str]:
     """Tell where BAD makes fewer steps than GOOD, which moves no number."""
-    good, made = len(interval.baseline.steps) if interval.baseline else 0, len(last.steps)
+    good, made = _asked_of(scheduler, interval), len(last.steps)
     if made >= good:
         return []
     text = f"BAD {short(interval.bad)} makes {made} of GOOD's {good} steps: no more are compared"
