@@ -123,7 +123,7 @@ class Bisection(Searching[BisectResult]):
                 return self._result("flaky", [*culprits, confirmed.culprit])
             if interval.bad == self.history.bad:
                 explains = confirmed.explains
-                self.ends.remarks += confirmed.remarks
+            self.ends.remarks += confirmed.remarks
             if not self.options.every:
                 return self._result("found", [confirmed.culprit], explains_bad=explains, earlier=confirmed.earlier)
             commit = confirmed.culprit.commit.commit

@@ -159,8 +159,8 @@ def _asked_of(scheduler: Scheduler, interval: Interval) -> int:
 
 def _shorter(scheduler: Scheduler, interval: Interval, last: Trace) -> list[str]:
     """Tell where BAD makes fewer steps than GOOD, which moves no number."""
-    good, made = _asked_of(scheduler, interval), len(last.steps)
-    if made >= good:
+    history, good, made = scheduler.history, _asked_of(scheduler, interval), len(last.steps)
+    if made >= good or (interval.good, interval.bad) != (history.good, history.bad):  # part of a range, with --all
         return []
     text = f"BAD {short(interval.bad)} makes {made} of GOOD's {good} steps: no more are compared"
     scheduler.say(text)
