@@ -39,3 +39,26 @@ def test_a_share_of_each_part_holds(tmp_path: Path, part: str) -> None:
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{line}: {done.stdout[-3000:]} {done.stderr[-3000:]}"
     assert all(promise["tried"] for promise in json.loads(out.read_text())[part]["promises"])
+
+
+@pytest.mark.whole
+def test_a_part_that_was_ended_goes_on(tmp_path: Path) -> None:
+    """What was answered is kept, and nothing is said of a part before all of it is answered."""
+    out, kept = tmp_path / "campaign.json", tmp_path / "kept"
+    out.write_text('{"planted": {"promises": []}}')
+    line = [sys.executable, str(SCRIPT), "planted", "--only", "plain loop", "--share", "0.01", "--out", str(out)]
+    line += ["--resume", str(kept)]
+
+    def done(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*line, *more], capture_output=True, text=True, check=False)
+
+    ended = done("--limit", "0")
+    assert ended.returncode == 3 and "0 of 11 changes" in ended.stdout
+    assert done().returncode == 0
+    (answers,) = kept.rglob("loop.jsonl")
+    first = answers.read_text().splitlines()
+    assert len(first) == 11
+    answers.write_text("\n".join(first[:5]) + "\n" + first[5][:20])  # the last line was being written
+    again = done()
+    assert again.returncode == 0, again.stderr
+    assert answers.read_text().splitlines()[:5] == first[:5] and len(answers.read_text().splitlines()) == 11

@@ -2,7 +2,8 @@
 
 Each part is a file beside this one with one function, `promises(asked)`, which yields a `Promise` for each thing that
 it tried. What they say goes to docs/benchmarks/campaign.json, and from there into the tables of campaign.md. The whole
-is share 1; a small share tries the same kinds of things, fewer of each. The status is 1 where a promise did not hold.
+is share 1; a small share tries the same kinds of things, fewer of each. The status is 1 where a promise did not hold,
+3 where the time was up.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import platform
 import subprocess
@@ -27,7 +29,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 sys.path += [str(HERE), str(ROOT / "tests")]  # the other parts, and the tests' kits
 
-from promise import Asked  # noqa: E402
+from promise import Asked, Unfinished  # noqa: E402
 
 DATA, PAGE = ROOT / "docs" / "benchmarks" / "campaign.json", ROOT / "docs" / "benchmarks" / "campaign.md"
 PARTS = {
@@ -43,7 +45,7 @@ PARTS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try the parts that are asked for, keep what they say, write the page; 1 where a promise did not hold."""
+    """Try the parts that are asked for, keep what they say, write the page; see above for what it returns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--seed", type=int, default=7)
@@ -51,6 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument(
         "--only", default="", help="of a part that was run before, try again the promises with this text"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=math.inf, metavar="SECONDS", help="end then, where a part can go on later"
+    )
+    parser.add_argument(
+        "--resume", type=Path, metavar="FOLDER", help="keep here what was answered, and go on from what was kept"
     )
     parser.add_argument("--out", type=Path, default=DATA, help="where the results are kept; the page is beside it")
     parser.add_argument("--page", action="store_true", help="write the page alone")
@@ -60,12 +68,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     if options.only and (lacking := set(options.parts or PARTS) - results.keys()):
         parser.error(f"{', '.join(sorted(lacking))} was not run before: leave out --only")
-    broken, facts = 0, about(options)  # before the results make this checkout another than the commit
+    if math.isfinite(options.limit) and not options.resume:
+        parser.error("--limit needs --resume, or what was answered is lost")
+    status, facts = 0, about(options)  # before the results make this checkout another than the commit
     for part in [] if options.page else options.parts or PARTS:
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix=f"campaign-{part}-") as work:
-            asked = Asked(options.seed, options.share, Path(work), options.jobs, options.only)
-            promises = []
+        try:
+            held = tried(part, options, facts, results)
+        except Unfinished as far:
+            print(f"{part}: the time is up: {far}; the same command goes on", flush=True)
+            return 3
+        if held is None:
+            parser.error(f"nothing of {part} has {options.only!r} in its line")
+        status |= not held
+    page = options.out.with_suffix(".md")
+    page.write_text(filled(PAGE.read_text(), results))
+    return status
+
+
+def tried(part: str, options: argparse.Namespace, facts: Mapping[str, Any], results: dict[str, Any]) -> bool | None:
+    """Try a part, and keep what it says; whether every promise held, None where none was tried."""
+    kept = options.resume / str(facts["commit"]) / f"{part} {options.only}".strip() if options.resume else None
+    if kept:
+        kept.mkdir(parents=True, exist_ok=True)
+    spent = kept / "seconds" if kept else Path(os.devnull)
+    now = time.monotonic()
+    began, until = now - float(spent.read_text() or 0 if spent.exists() else 0), now + options.limit
+    promises: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix=f"campaign-{part}-") as work:
+        asked = Asked(options.seed, options.share, Path(work), options.jobs, options.only, kept, until)
+        try:
             for promise in importlib.import_module(part).promises(asked):
                 if options.only not in promise.what:
                     continue
@@ -73,18 +104,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 new = {"about": facts, "seconds": time.monotonic() - began, "promises": promises}
                 results[part] = again(results[part], new) if options.only else new
                 options.out.write_text(json.dumps(results, indent=1) + "\n")
-                print(
-                    f"{part}: {promise.what}: {promise.held} of {promise.tried}",
-                    *promise.broken,
-                    sep="\n  ",
-                    flush=True,
-                )
-                broken += promise.tried != promise.held or not promise.tried
-            if not promises:
-                parser.error(f"nothing of {part} has {options.only!r} in its line")
-    page = options.out.with_suffix(".md")
-    page.write_text(filled(PAGE.read_text(), results))
-    return int(broken > 0)
+                line = f"{part}: {promise.what}: {promise.held} of {promise.tried}"
+                print(line, *promise.broken, sep="\n  ", flush=True)
+        finally:
+            spent.write_text(str(time.monotonic() - began))
+    return all(promise["tried"] and promise["tried"] == promise["held"] for promise in promises) if promises else None
 
 
 def again(before: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

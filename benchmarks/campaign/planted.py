@@ -15,14 +15,17 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from statistics import median
+from threading import Lock
 from typing import Any
 
 from planted_faults import HOW, WHERE
 from planted_judge import STATE, UNSHOWN
-from promise import Asked, Promise
+from promise import Asked, Promise, Unfinished
 
-__all__ = ["PROGRAMS", "Server", "promises"]
+__all__ = ["PROGRAMS", "Server", "drawn", "places_of", "promises"]
 
 PROGRAMS = {
     "loop": ("plain loop", 1100),
@@ -32,7 +35,8 @@ PROGRAMS = {
     "tp2": ("Megatron, TP2", 400),
     "pp2": ("Megatron, PP2", 400),
 }
-"""What changes are planted in, what it is called, and how many changes the whole campaign plants there."""
+"""What changes are planted in, what it is called, and the number that a share is a share of; the whole campaign plants
+as many, and then at each operation where it has not yet."""
 
 _WEIGHTS = {"operation": 60, "weight": 9, "gradient": 7, "state": 6, "buffer": 4, "input": 6, "generator": 2,
     "number": 5, "nothing": 1}  # fmt: skip
@@ -48,27 +52,79 @@ def promises(asked: Asked) -> Iterator[Promise]:
     for program, (title, whole) in PROGRAMS.items():
         if not asked.wants(title):
             continue
-        began = time.monotonic()
-        clean, judged = planted(asked, program, asked.count(whole))
-        yield from _rows(title, clean, judged, time.monotonic() - began)
+        yield from _rows(title, *planted(asked, program, asked.count(whole)))
 
 
 def planted(asked: Asked, program: str, count: int) -> tuple[dict[str, Any], list[tuple[Change, dict[str, Any]]]]:
-    """The answer of the clean run; each change that was planted in a program, and the answer of its run."""
-    servers = max(1, asked.jobs)
+    """The answer of the clean run; each change that was planted in a program, and the answer of its run.
 
-    def part(number: int) -> tuple[dict[str, Any], list[tuple[Change, dict[str, Any]]]]:
-        folder = asked.work / f"{program}-{number}"
+    Raises:
+        Unfinished: The time was up.
+    """
+    folders = [asked.work / f"{program}-{number}" for number in range(max(1, asked.jobs))]
+    for folder in folders:
         folder.mkdir()
-        with Server(program, folder) as server:
-            clean = server.ask(None)
-            lacking = _LACKING.get(program, ())
-            changes = drawn(asked.random("planted", program), clean, count, lacking)[number::servers]
-            return clean, [(change, server.ask(change)) for change in changes]
+    with Server(program, folders[0]) as first:
+        clean = first.ask(None)
+        draw, lacking = asked.random("planted", program), _LACKING.get(program, ())
+        changes = drawn(draw, clean, count, lacking, every=asked.share >= 1)
+        with Answers(asked.kept / f"{program}.jsonl" if asked.kept else None) as answers:
+            left = iter([change for change in changes if answers.of(change) is None])
 
-    with ThreadPoolExecutor(servers) as pool:
-        parts = list(pool.map(part, range(servers)))
-    return parts[0][0], [pair for _, pairs in parts for pair in pairs]
+            def serve(server: Server) -> None:
+                while time.monotonic() < asked.until and (change := next(left, None)) is not None:
+                    began = time.monotonic()
+                    answer = server.ask(change)
+                    answers.add(change, answer | {"seconds": time.monotonic() - began})
+
+            def beside(folder: Path) -> None:
+                with Server(program, folder, folders[0] / "0") as server:
+                    serve(server)
+
+            with ThreadPoolExecutor(len(folders)) as pool:
+                list(pool.map(lambda work: work(), [partial(serve, first), *(partial(beside, f) for f in folders[1:])]))
+            pairs = [(change, answer) for change in changes if (answer := answers.of(change)) is not None]
+    if len(pairs) < len(changes):
+        raise Unfinished(f"{PROGRAMS[program][0]}: {len(pairs):,} of {len(changes):,} changes")
+    return clean, pairs
+
+
+class Answers:
+    """The answers to changes, each written as it comes.
+
+    Args:
+        file: Where they are kept, one JSON line each, and found again; None for nowhere.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        lines = file.read_text().splitlines(keepends=True) if file and file.exists() else []
+        self._known = dict(json.loads(line) for line in lines if line.endswith("\n"))
+        self._lock = Lock()
+        self._file = file.open("w") if file else None
+        for key, answer in self._known.items():
+            self._write(key, answer)
+
+    def __enter__(self) -> Answers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file:
+            self._file.close()
+
+    def of(self, change: Change) -> dict[str, Any] | None:
+        """The answer to a change, if there is one."""
+        return self._known.get(json.dumps(change))
+
+    def add(self, change: Change, answer: dict[str, Any]) -> None:
+        """Keep an answer."""
+        key = json.dumps(change)
+        with self._lock:
+            self._known[key] = answer
+            self._write(key, answer)
+
+    def _write(self, key: str, answer: Mapping[str, Any]) -> None:
+        if self._file:
+            print(json.dumps([key, answer]), file=self._file, flush=True)
 
 
 class Server:
@@ -115,16 +171,24 @@ class Server:
         return answer
 
 
-def drawn(draw: random.Random, clean: dict[str, Any], count: int, lacking: Sequence[str] = ()) -> list[Change]:
+def drawn(
+    draw: random.Random, clean: dict[str, Any], count: int, lacking: Sequence[str] = (), *, every: bool = False
+) -> list[Change]:
     """Changes: operations in even steps through the run, the rest where it matters, but in nothing that is lacking.
 
-    Each operation whose result can be changed is changed once where there are as many changes of operations.
+    Args:
+        draw: What they are drawn by.
+        clean: The answer of the clean run.
+        count: How many.
+        lacking: Kinds of `WHERE` that the program does not have.
+        every: Add as many as it takes to change every operation whose result can be changed.
     """
     weights = {where: weight for where, weight in _WEIGHTS.items() if where not in lacking}
     wheres = draw.choices(list(weights), list(weights.values()), k=count)
     wheres[0] = "nothing"
-    operations, number, first = wheres.count("operation"), 0, draw.random()
     places = places_of(clean)
+    wheres += ["operation"] * (len(places) - wheres.count("operation") if every else 0)
+    operations, number, first = wheres.count("operation"), 0, draw.random()
     changes = []
     for where in wheres:
         rank = draw.randrange(len(clean.get("ranks", "1")))
@@ -145,9 +209,7 @@ def drawn(draw: random.Random, clean: dict[str, Any], count: int, lacking: Seque
     return changes
 
 
-def _rows(
-    title: str, clean: dict[str, Any], judged: Sequence[tuple[Change, dict[str, Any]]], seconds: float
-) -> list[Promise]:
+def _rows(title: str, clean: dict[str, Any], judged: Sequence[tuple[Change, dict[str, Any]]]) -> list[Promise]:
     seen = Promise(f"{title}: what changes a parameter, a buffer, optimizer state or a logged number is seen")
     step = Promise(f"{title}: at the step at which it first does")
     signal = Promise(f"{title}: with the first phase and signal that differ")
@@ -189,7 +251,8 @@ def _rows(
         "changes planted": f"{made:,}",
         **{kind: f"{n:,}" for kind, n in sorted(kinds.items())},
     }
-    seen.figures |= {"broke the program": str(ended), "each": f"{seconds / max(1, len(judged)) * 1000:.0f} ms"}
+    typical = median(answer["seconds"] for _, answer in judged)
+    seen.figures |= {"broke the program": f"{ended:,}", "median of a run": f"{typical:.2f} s"}
     if unshown:
         seen.figures["changed only a reference or padding, which are shown to nobody"] = str(unshown)
     done = [(change, answer["done"]) for change, answer in judged if answer.get("done")]

@@ -16,7 +16,7 @@ import pickle
 import signal
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -45,24 +45,28 @@ CONFIG = {
     "max_response_len": 3,
     "kl_loss_coef": 0.1,
 }
-_MEGATRON = {**CONFIG, "policy": "megatron", "model": {**MODEL, "num_hidden_layers": 2}}
+_MEGATRON = {**CONFIG, "policy": "megatron"}
+_TWO_LAYERS = {**MODEL, "num_hidden_layers": 2}
 PROGRAMS: dict[str, dict[str, Any]] = {
     "core": CONFIG,
     "tp2": {**_MEGATRON, "megatron": {"tensor_model_parallel_size": 2}},
-    "pp2": {**_MEGATRON, "megatron": {"pipeline_model_parallel_size": 2}},
+    "pp2": {**_MEGATRON, "model": _TWO_LAYERS, "megatron": {"pipeline_model_parallel_size": 2}},
 }
 RANKS = 2
 _OF_VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
 """Ends the names of Megatron's tensors with a row for each token."""
 _PATIENCE = 60
-"""Seconds after which ranks that wait for each other are ended."""
+"""Seconds after which a rank is ended."""
+_IDLE = 5
+"""Seconds in which ranks that use hardly any of the processor are taken to wait for each other."""
 
 _rollouts: list[Any] = []
 
 
 def warm(program: str) -> None:
     """Import what a run will, and sample its rollouts."""
-    for name in ("repro_golden.replay.child", "repro_core.train.trainer", "repro_golden.case.identity"):
+    for name in ("repro_golden.replay.child", "repro_core.train.trainer", "repro_golden.case.identity",
+        "pyarrow.parquet", "pandas"):  # fmt: skip
         importlib.import_module(name)
     if program != "core":
         from repro_core.engines.megatron import cpu
@@ -233,15 +237,7 @@ def _by_ranks(program: str, place: Path, asked: Mapping[str, Any] | None) -> tup
         if not child:
             _rank(program, place, asked if asked and asked["rank"] == rank else None, rank, port)
         children.append(child)
-    code = 0
-    for _ in children:
-        ended, status = os.wait()
-        if status and not code:
-            code = 1
-            for other in children:
-                if other != ended:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(other, signal.SIGKILL)
+    code = _waited(children)
     counts: dict[str, Any] = {"done": "", "ranks": []}
     signals: Signals = {}
     for rank in range(RANKS):
@@ -259,6 +255,32 @@ def _by_ranks(program: str, place: Path, asked: Mapping[str, Any] | None) -> tup
         with contextlib.closing(Gathering(raw, place / "trace", _header, RANKS)) as gathering:
             gathering.finish(["the trainer"], 0)
     return code, counts, signals
+
+
+def _waited(children: Sequence[int]) -> int:
+    """Wait for ranks; 1 where one failed, or where those that are left wait for each other: that ends them all."""
+    left, code = set(children), 0
+    used, since = 0.0, time.monotonic()
+    while left:
+        ended, status = os.waitpid(-1, os.WNOHANG)
+        left.discard(ended)
+        failed = bool(ended and status)
+        if not ended:
+            time.sleep(0.005)
+        if time.monotonic() - since > _IDLE:
+            before, used, since = used, _cpu_seconds(left), time.monotonic()
+            failed = failed or used - before < _IDLE / 20
+        if failed and not code:
+            code = 1
+            for child in left:
+                os.kill(child, signal.SIGKILL)  # not waited for yet, so its number is still its own
+    return code
+
+
+def _cpu_seconds(processes: Iterable[int]) -> float:
+    """What they used so far."""
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in processes]
+    return sum(int(user) + int(system) for stat in stats for user, system in [stat[11:13]]) / os.sysconf("SC_CLK_TCK")
 
 
 def _header(about: Mapping[str, Any], _: int) -> Header:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,10 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
+
+
+class Unfinished(Exception):  # noqa: N818 - no error
+    """The time was up before all was tried; it says how far it came."""
 
 
 @dataclass
@@ -47,6 +52,8 @@ class Asked:
         work: An empty folder.
         jobs: Processes at once.
         only: A part of the line of each promise that is tried; empty for all.
+        kept: A folder for answers that are not asked for twice; None for none.
+        until: The time by `time.monotonic` from which on nothing new is asked.
     """
 
     seed: int
@@ -54,6 +61,8 @@ class Asked:
     work: Path
     jobs: int
     only: str = ""
+    kept: Path | None = None
+    until: float = math.inf
 
     def wants(self, what: str) -> bool:
         """Whether promises about this are tried."""
