@@ -246,7 +246,8 @@ def _by_ranks(program: str, place: Path, asked: Mapping[str, Any] | None) -> tup
             code = 1
             continue
         own, held = pickle.loads(kept.read_bytes())  # noqa: S301 - our own
-        counts["ranks"].append(own)
+        if asked is None:
+            counts["ranks"].append(own)
         counts["done"] = counts["done"] or own["done"]
         for (step, phase, name), value in held.items():
             name = f"{name} of rank {rank}" if name.startswith((STATE, UNSHOWN)) else name
