@@ -8,6 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from repro_golden.fingerprint import collector
+from repro_golden.fingerprint.collector import Collector
+from repro_golden.fingerprint.cpu import content
+from repro_golden.fingerprint.definition import reference
 from repro_golden.trace.frames import pack, unpack
 from repro_golden.trace.model import PHASES
 from repro_golden.trace.signals import Signals
@@ -42,6 +46,29 @@ def test_packed_together_or_one_by_one(taken: list[tuple[str, str, dict[str, tor
         rows = signals.rows()
         assert signals.pack(step, "label", lambda row: row, late) == pack(step, [*rows, *late], "label")
         assert all(row in rows for row in signals.loose)
+
+
+@given(groups(), st.integers(2, 4))
+def test_what_was_read_before_is_read_anew(taken: tuple[str, str, dict[str, torch.Tensor]], steps: int) -> None:
+    """A list like one before has the lanes of its own bytes, wherever it lies; so has what was written in place."""
+    phase, name, tensors = taken
+    for step in range(steps):
+        tensors = {key: tensor.clone() for key, tensor in tensors.items()} if step % 2 else tensors
+        for tensor in tensors.values():
+            tensor.add_(1)
+        signals = Signals()
+        signals.take(phase, name, tensors)
+        expected = {name + key: reference(content(tensor).tobytes()) for key, tensor in tensors.items()}
+        assert {row.name: row.lanes for row in signals.rows()} == expected
+
+
+def test_many_short_lists_leave_a_long_one_known() -> None:
+    """Signals that a program shows one by one, each of another shape, do not make a step's long lists unknown."""
+    tensors = [torch.ones(3) for _ in range(9)]
+    Collector().add(tensors)
+    for size in range(200):
+        Collector().add([torch.ones(size)])
+    assert collector._long.find(tensors, (True, False)) is not None
 
 
 def test_rows_may_be_changed_on_their_way() -> None:

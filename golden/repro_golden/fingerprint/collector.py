@@ -83,7 +83,7 @@ class Pending:
         self, batches: list[Batch], waits: dict[int, tuple[Callable[[], bool], Callable[[], Results]]]
     ) -> None:
         self._batches, self._waits = batches, waits
-        self._homes: dict[int, _Home] = {}
+        self._homes: dict[int, _Home] = {}  # of whole lanes
 
     def ready(self) -> bool:
         """Whether `result` would return at once."""
@@ -112,10 +112,18 @@ class Pending:
 
     def scans(self, batch: Batch) -> list[list[Scan]]:
         """What `result` has for one call of `add`."""
+        home = self._home(batch)
+        return [_scans(entry, batch, home) for entry in batch.entries]
+
+    def _home(self, batch: Batch) -> _Home:
+        """The numbers of a batch that a recipe is all of; of any other those of its whole lane, made once."""
+        results = self._waits[id(batch.lane)][1]()
+        if batch.recipe is not None:
+            return _Home(results, batch.slots, batch.recipe.slots, batch.words, batch.recipe.words)
         home = self._homes.get(id(batch.lane))
         if home is None:
-            home = self._homes[id(batch.lane)] = _Home(self._waits[id(batch.lane)][1]())
-        return [_scans(entry, batch, home) for entry in batch.entries]
+            home = self._homes[id(batch.lane)] = _Home(results, 0, len(results.lanes), 0, len(results.words))
+        return home
 
     def fingerprints(self) -> list[str]:
         """For each tensor, in the order added, its fingerprint.
@@ -131,7 +139,7 @@ class Pending:
                 raw = results.lanes[batch.slots : batch.slots + len(batch.frames)].tobytes()
                 out += [digest(f + raw[k : k + 16]) for f, k in zip(batch.frames, range(0, len(raw), 16), strict=True)]
                 continue
-            home = _Home(results)
+            home = self._home(batch)
             for entry in batch.entries:
                 first = _scans(entry, batch, home)[0]
                 out.append(first.share.fingerprint if first.share else digest(entry.frame + first.lanes.to_bytes()))
@@ -169,11 +177,12 @@ class Collector:
         """
         before = len(self._batches)
         how = (self._statistics, keep)
-        recipe = _recipes.find(tensors, how) if placements is None else None
+        recipes = _short if len(tensors) < _SHORT else _long
+        recipe = recipes.find(tensors, how) if placements is None else None
         if recipe is None:
             recipe = self._read(tensors, placements or [None] * len(tensors), keep=keep)
             if recipe is not None and placements is None:
-                _recipes.put(tensors, how, recipe)
+                recipes.put(tensors, how, recipe)
         elif recipe.entries:
             lane = self._lane(tensors[0].device)
             for tensor in tensors if keep else ():
@@ -225,25 +234,32 @@ class Collector:
         return lane
 
 
-_recipes = Recipes()
+_SHORT = 8
+_short, _long = Recipes(), Recipes()  # apart, or many short lists of a step would drive out its long ones
 
 
 class _Home:
-    """Results as Python's numbers and bytes, made once for all tensors."""
+    """Results as Python's numbers and bytes: those of some slots and words in a row."""
 
-    def __init__(self, results: Results) -> None:
-        arrays = (results.lanes, results.nonfinite, results.absmax, results.squares)
-        self.slots: list[tuple[list[int], int, float, float]] = list(zip(*(a.tolist() for a in arrays), strict=True))
-        self.kept = results.kept
-        self._words = results.words
+    def __init__(self, results: Results, slot: int, slots: int, word: int, words: int) -> None:
+        figures = (results.lanes, results.nonfinite, results.absmax, results.squares)
+        columns = (figure[slot : slot + slots].tolist() for figure in figures)
+        self._slots: list[tuple[list[int], int, float, float]] = list(zip(*columns, strict=True))
+        self._slot, self._word = slot, word
+        self._words = results.words[word : word + words]
         self._packed: dict[int, bytes] = {}
+        self.kept = results.kept
+
+    def slot(self, number: int) -> tuple[list[int], int, float, float]:
+        """Both lanes, non-finite count, absmax and sum of squares."""
+        return self._slots[number - self._slot]
 
     def words(self, begin: int, end: int, item: int) -> bytes:
         """Gathered words as elements of `item` bytes; those of more than 8 were gathered in parts."""
         item = min(item, 8)
         if item not in self._packed:
             self._packed[item] = self._words.astype(f"<u{item}").tobytes()
-        return self._packed[item][begin * item : end * item]
+        return self._packed[item][(begin - self._word) * item : (end - self._word) * item]
 
 
 def _scans(entry: Entry, batch: Batch, home: _Home) -> list[Scan]:
@@ -255,7 +271,7 @@ def _scans(entry: Entry, batch: Batch, home: _Home) -> list[Scan]:
         edges.setdefault(place, []).append(Edge(at, raw))
     out = []
     for place, own_slot in enumerate(entry.slots):
-        lanes, bad, top, squares = home.slots[batch.slots + own_slot]
+        lanes, bad, top, squares = home.slot(batch.slots + own_slot)
         total = Lanes(*lanes)
         left: tuple[Edge, ...] = ()
         cover = None if entry.covers is None else entry.covers[place]

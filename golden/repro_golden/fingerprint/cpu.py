@@ -62,13 +62,13 @@ class Cpu:
 
     def run(self, jobs: Table, base: int) -> None:
         """Carry out `jobs` [n, 10]; see `Backend`."""
-        kernels = _kernels()
-        jobs = split(jobs, self._PIECE)
+        kernels, total = _kernels(), np.dot(jobs[:, 1], jobs[:, 2])
+        if total > self._PIECE:  # else no job is of more
+            jobs = split(jobs, self._PIECE)
         sums, stats, tables = np.empty((len(jobs), 2), np.uint64), np.zeros((len(jobs), 3)), luts()
-        work = jobs[:, 1] * jobs[:, 2]
-        threads = threads_of_this_process()
-        if threads > 1 and work.sum() >= self._SHARED:
-            shares = np.searchsorted(np.cumsum(work), np.linspace(0, work.sum(), threads + 1)[1:-1])
+        if total >= self._SHARED and (threads := threads_of_this_process()) > 1:
+            work = jobs[:, 1] * jobs[:, 2]
+            shares = np.searchsorted(np.cumsum(work), np.linspace(0, total, threads + 1)[1:-1])
             ends = [0, *shares.tolist(), len(jobs)]
             tasks = [_started(kernels.run, jobs[a:b], tables, sums[a:b], stats[a:b])
                      for a, b in itertools.pairwise(ends[1:])]  # fmt: skip

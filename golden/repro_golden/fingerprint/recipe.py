@@ -9,7 +9,6 @@ import operator
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -58,11 +57,13 @@ class Recipe:
     """Everything but the reading: the jobs [n, 10] and words to gather [m, 2] of a list, and how much they fill.
 
     `frames` holds what each tensor's lanes are bound to; None unless every tensor is whole in one slot of its own.
+    `sketched` holds the bytes of each tensor's sketch; None unless they are also of items of one size, and not kept.
     `owners` says which tensor of the list each job, and each word, is of.
     """
 
     entries: list[Entry]
     frames: list[bytes] | None
+    sketched: list[int] | None
     jobs: Table
     table: Table
     owners: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -77,15 +78,9 @@ class Recipe:
             table[:, 0] += bytes_[owners]
         return replace(self, jobs=tables[0], table=tables[1])
 
-    @cached_property
-    def sketched(self) -> list[int] | None:
-        """Bytes of each tensor's sketch, where all tensors are whole, of items of one size, and not kept."""
-        sizes = {entry.dtype.itemsize for entry in self.entries}
-        if self.frames is None or len(sizes) != 1 or any(entry.kept is not None for entry in self.entries):
-            return None
-        return [sum(b - a for a, b in entry.sketch) * min(*sizes, 8) for entry in self.entries]
 
-
+_MANY = 8
+"""Tensors from which on the compiler's check is worth making."""
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _layout, _looks = operator.attrgetter("layout"), operator.attrgetter("dtype", "shape", "device")
 
@@ -108,7 +103,6 @@ class Recipes:
     """
 
     _KEPT = 64
-    _WORTH = 8  # shorter lists are read as fast as they are found
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[object, ...], _Known] = OrderedDict()
@@ -117,18 +111,18 @@ class Recipes:
 
     def find(self, tensors: Sequence[torch.Tensor], how: tuple[bool, ...]) -> Recipe | None:
         """The recipe of a list that is just like one before."""
-        if len(tensors) < self._WORTH:
+        if not tensors:
             return None
         try:
-            addresses = list(map(torch.Tensor.data_ptr, tensors))
-        except RuntimeError:  # a tensor without memory of its own: `distributed` says what to do
+            addresses, first = list(map(torch.Tensor.data_ptr, tensors)), _first(tensors, how)
+        except RuntimeError:  # a tensor without memory or a shape of its own: `distributed` says what to do
             return None
         key = (*how, len(addresses), *addresses[:1])
         known = self._known.get(key)
         if known is not None and known.addresses == addresses and known.fits(tensors):
             self._known.move_to_end(key)
             return known.recipe
-        alike = self._alike.get(_first(tensors, how))
+        alike = self._alike.get(first)
         if alike is None or not alike.fits(tensors):
             return None
         moved = alike.recipe.moved(np.subtract(addresses, alike.addresses))
@@ -139,7 +133,7 @@ class Recipes:
 
     def put(self, tensors: Sequence[torch.Tensor], how: tuple[bool, ...], recipe: Recipe) -> None:
         """Remember a recipe; not of lists with tensors that are more than memory with a shape."""
-        if len(tensors) < self._WORTH or (looks := _appearance(tensors)) is None:
+        if not tensors or (looks := _appearance(tensors)) is None:
             return
         addresses = list(map(torch.Tensor.data_ptr, tensors))
         known = _Known(addresses, looks, _guard(tensors), recipe)
@@ -173,8 +167,10 @@ def _appearance(tensors: Sequence[torch.Tensor]) -> list[object] | None:
 def _guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """The compiler's own check that tensors look as they did, in one call for all of them.
 
-    It is not a public interface of torch: where it is another one, asking each serves.
+    It is not a public interface of torch: where it is another one, asking each serves, and so it does for a few.
     """
+    if len(tensors) < _MANY:
+        return lambda *_: False
     try:
         from torch._C._dynamo.guards import TensorGuards
 
@@ -227,7 +223,9 @@ class Work:
         jobs, table, owners = self._take()
         whole = all(e.covers is None and not e.cuts for e in entries)
         frames = [e.frame for e in entries] if whole else None
-        return Recipe(entries, frames, jobs, table, owners, self.slots, self.words, self.kept)
+        alike = whole and len({e.dtype.itemsize for e in entries}) == 1 and all(e.kept is None for e in entries)
+        sketched = [sum(b - a for a, b in e.sketch) * min(e.dtype.itemsize, 8) for e in entries] if alike else None
+        return Recipe(entries, frames, sketched, jobs, table, owners, self.slots, self.words, self.kept)
 
     def _order(self, entry: Entry, plans: dict[str, Plan], address: int) -> None:
         """Put the work of one tensor, or of a copied stretch of it, in line."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Signals", "collector"]
 
 _KEEPS_VALUES = ("input", "forward", "loss")
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 def collector() -> Collector | PlainCollector:
@@ -100,11 +101,12 @@ class Signals:
             return
         group: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"": value}
         where = placement if isinstance(value, Mapping) else {"": placement}
-        for key, tensor in group.items():
-            if not isinstance(tensor, torch.Tensor):
-                raise ReproError(
-                    f"signal {name + key!r} is a {type(tensor).__name__}: observe takes tensors and floats"
-                )
+        if not set(map(type, group.values())) <= _PLAIN:  # a hundred times a step, so not one by one
+            for key, tensor in group.items():
+                if not isinstance(tensor, torch.Tensor):
+                    raise ReproError(
+                        f"signal {name + key!r} is a {type(tensor).__name__}: observe takes tensors and floats"
+                    )
         small: dict[str, torch.Tensor] = {}
         if phase in _KEEPS_VALUES:
             small = {key: tensor for key, tensor in group.items() if tensor.ndim <= 1}
@@ -146,18 +148,20 @@ class Signals:
             more: Rows after all others.
         """
         pending, parts = self._home(), list[Packed]()
-        at = 0
+        at, rows = 0, list[Row]()  # rows that are packed together before the next that are packed without any
         for seen in self._seen:
-            packed = None if isinstance(seen, Row) else _packed(seen, pending)
-            if packed is None:
-                rows = [
-                    change(row) for row in ([seen] if isinstance(seen, Row) else seen.rows(_scans(seen, pending, at)))
-                ]
+            if isinstance(seen, Row):
+                rows.append(change(seen))
+                continue
+            if packed := _packed(seen, pending):
+                parts += [pack_rows(rows), packed] if rows else [packed]
                 self.loose += rows
-                packed = pack_rows(rows)
-            at += 0 if isinstance(seen, Row) else len(seen.tensors)
-            parts.append(packed)
-        return join(step, [*parts, pack_rows(more)], label)
+                rows = []
+            else:
+                rows += map(change, seen.rows(_scans(seen, pending, at)))
+            at += len(seen.tensors)
+        self.loose += rows
+        return join(step, [*parts, pack_rows([*rows, *more])], label)
 
     def _home(self) -> Pending | PlainPending:
         if self._pending is None:
