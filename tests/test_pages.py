@@ -194,3 +194,11 @@ def test_a_page_runs(page: Path, tmp_path: Path) -> None:
     if "lightning" in page.name:
         pytest.importorskip("lightning", reason="an extra of the whole tier")
     assert len(pages_kit.run(page, tmp_path)) > 2
+
+
+def test_the_page_of_the_recorder_is_of_its_samples(tmp_path: Path) -> None:
+    """What recording costs on a GPU stands there as it follows from the samples beside it."""
+    page, written = SOURCE / "docs" / "benchmarks" / "trace.md", tmp_path / "trace.md"
+    script = [sys.executable, str(SOURCE / "benchmarks" / "recorder.py"), "--from", str(page.with_suffix(".json"))]
+    subprocess.run([*script, "--page", str(written)], check=True, capture_output=True)
+    assert written.read_text() == page.read_text()
