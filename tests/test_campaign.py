@@ -54,6 +54,7 @@ def test_a_part_that_was_ended_goes_on(tmp_path: Path) -> None:
 
     ended = done("--limit", "0")
     assert ended.returncode == 3 and "0 of 11 changes" in ended.stdout
+    assert json.loads(out.read_text()) == {"planted": {"promises": []}}
     assert done().returncode == 0
     (answers,) = kept.rglob("loop.jsonl")
     first = answers.read_text().splitlines()

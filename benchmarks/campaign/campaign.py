@@ -9,6 +9,7 @@ is share 1; a small share tries the same kinds of things, fewer of each. The sta
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib
 import json
 import math
@@ -58,7 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--limit", type=float, default=math.inf, metavar="SECONDS", help="end then, where a part can go on later"
     )
     parser.add_argument(
-        "--resume", type=Path, metavar="FOLDER", help="keep here what was answered, and go on from what was kept"
+        "--resume",
+        type=Path,
+        metavar="FOLDER",
+        help="keep answers here, and go on from those of the same files",
     )
     parser.add_argument("--out", type=Path, default=DATA, help="where the results are kept; the page is beside it")
     parser.add_argument("--page", action="store_true", help="write the page alone")
@@ -87,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def tried(part: str, options: argparse.Namespace, facts: Mapping[str, Any], results: dict[str, Any]) -> bool | None:
     """Try a part, and keep what it says; whether every promise held, None where none was tried."""
-    kept = options.resume / str(facts["commit"]) / f"{part} {options.only}".strip() if options.resume else None
+    kept = options.resume / rests_on(facts) / f"{part} {options.only}".strip() if options.resume else None
     if kept:
         kept.mkdir(parents=True, exist_ok=True)
     spent = kept / "seconds" if kept else Path(os.devnull)
@@ -109,6 +113,18 @@ def tried(part: str, options: argparse.Namespace, facts: Mapping[str, Any], resu
         finally:
             spent.write_text(str(time.monotonic() - began))
     return all(promise["tried"] and promise["tried"] == promise["held"] for promise in promises) if promises else None
+
+
+def rests_on(facts: Mapping[str, Any]) -> str:
+    """What stands for all that an answer rests on: the files of this checkout as they are, seed, machine, versions."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", ".", ":!docs"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    seen = hashlib.sha256(json.dumps([facts[key] for key in ("seed", "machine", "versions")]).encode())
+    for path in sorted({ROOT / name for name in names if name}):
+        if path.is_file():
+            content = path.read_bytes()
+            seen.update(f"{path.relative_to(ROOT)} {len(content)}\n".encode() + content)
+    return seen.hexdigest()[:16]
 
 
 def again(before: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

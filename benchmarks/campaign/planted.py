@@ -25,7 +25,7 @@ from planted_faults import HOW, WHERE
 from planted_judge import STATE, UNSHOWN
 from promise import Asked, Promise, Unfinished
 
-__all__ = ["PROGRAMS", "Server", "drawn", "places_of", "promises"]
+__all__ = ["PROGRAMS", "Server", "promises"]
 
 PROGRAMS = {
     "loop": ("plain loop", 1100),

@@ -264,9 +264,11 @@ def _waited(children: Sequence[int]) -> int:
     used, since = 0.0, time.monotonic()
     while left:
         ended, status = os.waitpid(-1, os.WNOHANG)
-        left.discard(ended)
         failed = bool(ended and status)
-        if not ended:
+        if ended:
+            left.discard(ended)
+            used, since = _cpu_seconds(left), time.monotonic()  # what it used is not counted any more
+        else:
             time.sleep(0.005)
         if time.monotonic() - since > _IDLE:
             before, used, since = used, _cpu_seconds(left), time.monotonic()

@@ -19,7 +19,7 @@ from repro_golden.fingerprint.distributed import local_of
 from repro_golden.fingerprint.gpu import stream_id
 from repro_golden.fingerprint.kinds import dtype_name
 from repro_golden.fingerprint.placement import read
-from repro_golden.fingerprint.recipe import Entry, Recipe, Recipes, Work, start
+from repro_golden.fingerprint.recipe import Entry, Recipe, Work, recipes_of, start
 from repro_golden.fingerprint.share import Edge, Share, complete
 from repro_golden.fingerprint.views import Scan
 
@@ -177,7 +177,7 @@ class Collector:
         """
         before = len(self._batches)
         how = (self._statistics, keep)
-        recipes = _short if len(tensors) < _SHORT else _long
+        recipes = recipes_of(len(tensors))
         recipe = recipes.find(tensors, how) if placements is None else None
         if recipe is None:
             recipe = self._read(tensors, placements or [None] * len(tensors), keep=keep)
@@ -232,10 +232,6 @@ class Collector:
             home = (backend.device, stream if backend.device == device else 0)
             lane = self._lanes[device, stream] = self._lanes.get(home) or _Lane(backend)
         return lane
-
-
-_SHORT = 8
-_short, _long = Recipes(), Recipes()  # apart, or many short lists of a step would drive out its long ones
 
 
 class _Home:

@@ -22,7 +22,7 @@ from repro_golden.fingerprint.placement import Placement
 from repro_golden.fingerprint.plan import Cover, Plan, fitting, plan_parts, plan_view, plan_window
 from repro_golden.fingerprint.views import carried, in_words, sketch_offsets, sketch_positions, views
 
-__all__ = ["Entry", "Recipe", "Recipes", "Work", "start"]
+__all__ = ["Entry", "Recipe", "Work", "recipes_of", "start"]
 
 
 @dataclass(slots=True)
@@ -79,8 +79,9 @@ class Recipe:
         return replace(self, jobs=tables[0], table=tables[1])
 
 
-_MANY = 8
-"""Tensors from which on the compiler's check is worth making."""
+_FEW = 8
+"""Shorter lists are kept apart, or the many of a step would drive out its long ones; the compiler's check is of long
+ones."""
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _layout, _looks = operator.attrgetter("layout"), operator.attrgetter("dtype", "shape", "device")
 
@@ -140,6 +141,14 @@ class Recipes:
         _put(self._alike, _first(tensors, how), known, self._KEPT)
 
 
+_short, _long = Recipes(), Recipes()
+
+
+def recipes_of(count: int) -> Recipes:
+    """Where those of lists of so many tensors are."""
+    return _short if count < _FEW else _long
+
+
 def _first(tensors: Sequence[torch.Tensor], how: tuple[bool, ...]) -> tuple[object, ...]:
     """What tells lists apart quickly that do not look alike."""
     return (*how, len(tensors), tensors[0].requires_grad, *_looks(tensors[0]), *_looks(tensors[-1]))
@@ -169,7 +178,7 @@ def _guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
 
     It is not a public interface of torch: where it is another one, asking each serves, and so it does for a few.
     """
-    if len(tensors) < _MANY:
+    if len(tensors) < _FEW:
         return lambda *_: False
     try:
         from torch._C._dynamo.guards import TensorGuards
