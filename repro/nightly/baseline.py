@@ -274,7 +274,7 @@ def _replayed(tonight: Tonight, commit: str, *, fresh: bool, run: int) -> tuple[
     with session(tonight.checkout, case, axis, Bitwise(), tonight.watch, options) as (scheduler, _):
         scheduler.say(f"replaying {case.name} at {short(commit)}")
         (answer,) = scheduler.ask(Request(commit, case.steps, stage="ends", run=run, full=True))
-        return answer, scheduler.prober.cost.reused > 0
+        return answer, scheduler.cost.reused > 0
 
 
 def _same_code(tonight: Tonight, baseline: Baseline, name: str) -> Judgement:

@@ -69,7 +69,7 @@ class Bisection(Searching[BisectResult]):
 
     def _ahead(self, slots: int) -> Sequence[str]:
         """Where the search will begin, unless its probes start from a state, which only both ends together give."""
-        if isinstance(self.predicate, Bitwise) and self.prober.case.subject.saves_state:
+        if isinstance(self.predicate, Bitwise) and self.scheduler.case.subject.saves_state:
             return []
         dag = Dag.between(self.history.parents, [self.history.good], self.history.bad)
         known = {self.history.tree(end) for end in (self.history.good, self.history.bad)}
@@ -83,7 +83,7 @@ class Bisection(Searching[BisectResult]):
             self.scheduler.say(f"one replay proves nothing, for {noise}: weighing repeated replays")
         if isinstance(self.predicate, Exit):
             sure = SURE
-        steps, confidence = self.prober.case.steps, self.options.confidence
+        steps, confidence = self.scheduler.case.steps, self.options.confidence
         search = NoisySearch(self.scheduler, self.ends.baseline, steps, noise, confidence, sure=sure, presumed=untried)
         noisy = search.run()
         self.ends.end = noisy.end
@@ -215,7 +215,7 @@ class Bisection(Searching[BisectResult]):
             goods_own = goods_own or (lacks_good and (parent not in history.parents or parent in after_good))
             if parent not in history.parents:
                 continue
-            (answer,) = self.scheduler.ask(Request(parent, self.prober.case.steps, full=True, run=2))
+            (answer,) = self.scheduler.ask(Request(parent, self.scheduler.case.steps, full=True, run=2))
             if isinstance(answer, Trace) and baseline and first_violation(self.predicate, baseline, answer):
                 brought.append(Interval(history.good, parent, baseline, answer))
         return brought if brought or goods_own else None
@@ -241,7 +241,7 @@ class Bisection(Searching[BisectResult]):
 
     def _git_seconds(self, tests: int | None) -> float | None:
         """What so many full tests would take, by what the ends took."""
-        ends, steps = self.prober.cost.ends, self.prober.case.steps
+        ends, steps = self.scheduler.cost.ends, self.scheduler.case.steps
         if tests is None or not ends.probes:
             return None
         if isinstance(self.predicate, Exit):

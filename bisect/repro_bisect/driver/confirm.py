@@ -94,7 +94,7 @@ def confirm(
     Raises:
         ReproError: the commit cannot be tested any more.
     """
-    info, history, predicate = scheduler.history.info(commit), scheduler.history, scheduler.prober.predicate
+    info, history, predicate = scheduler.history.info(commit), scheduler.history, scheduler.predicate
     if interval.baseline is None or end is None:
         return _by_exit_code(scheduler, info, interval)
     scheduler.say(f"confirming {short(commit)} {info.subject}: full replays of it, its parent and BAD")
@@ -102,7 +102,7 @@ def confirm(
     first = trace_of(tested.answer, "the culprit")
     outcome = range_search.divergence(tested)
     divergence = outcome if isinstance(outcome, Divergence) else end
-    steps, parent = scheduler.prober.case.steps, point_before(history, commit, interval.good)
+    steps, parent = scheduler.case.steps, point_before(history, commit, interval.good)
     judged = interval.baseline if parent == interval.good else _straight(range_search, parent)
     asked = [
         Request(c, steps, stage="confirmation", run=2, partial=True, dump=divergence.signals) for c in (parent, commit)
@@ -154,7 +154,7 @@ def confirm(
 
 def _asked_of(scheduler: Scheduler, interval: Interval) -> int:
     """How many steps GOOD makes of those that are asked for; its golden run may have more."""
-    return min(len(interval.baseline.steps), scheduler.prober.case.steps) if interval.baseline else 0
+    return min(len(interval.baseline.steps), scheduler.case.steps) if interval.baseline else 0
 
 
 def _shorter(scheduler: Scheduler, interval: Interval, last: Trace) -> list[str]:
@@ -220,7 +220,7 @@ def _replays(
 
 def _recordable(scheduler: Scheduler, straight: tuple[Trace | None, Trace]) -> tuple[int, int] | None:
     """The steps whose operations explain what was judged; None where they are not known, or cannot be recorded."""
-    case, (before, after) = scheduler.prober.case, straight
+    case, (before, after) = scheduler.case, straight
     if before is None or not case.subject.recorded:
         return None
     differs = first_difference(before, after, strict=case.compare.strict)
@@ -248,7 +248,7 @@ def _by_exit_code(scheduler: Scheduler, info: PointInfo, interval: Interval) -> 
     """Run culprit and parent once more: flaky where a code says something else than before."""
     parent = point_before(scheduler.history, info.commit, interval.good)
     scheduler.say(f"confirming {short(info.commit)} {info.subject}: running it and its parent once more")
-    steps, points = scheduler.prober.case.steps, (info.commit, parent)
+    steps, points = scheduler.case.steps, (info.commit, parent)
     answers = scheduler.ask(*(Request(point, steps, stage="confirmation", run=1) for point in points))
     codes = [answer.code for answer in answers if isinstance(answer, Code)]
     flaky = len(codes) < len(answers) or codes[0] == 0 or codes[1] != 0

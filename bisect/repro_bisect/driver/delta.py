@@ -105,7 +105,7 @@ class _Reduction(Searching[SetResult]):
 
     @property
     def _slots(self) -> int:
-        return self.prober.executor.slots
+        return self.scheduler.slots
 
     def _ask(self, range_search: RangeSearch, subsets: Sequence[frozenset[int]]) -> list[Response]:
         """Several sets at once."""

@@ -51,7 +51,7 @@ class Endpoints:
             open_end: The case has as many steps as GOOD makes.
             quick: What is found will not be confirmed.
         """
-        self.scheduler, self.prober, self.golden, self._open_end = scheduler, scheduler.prober, golden, open_end
+        self.scheduler, self.golden, self._open_end = scheduler, golden, open_end
         self._quick = quick
         self._folder = states
         self._held: dict[str, States] = {}
@@ -97,7 +97,7 @@ class Endpoints:
 
     def _exit_verdicts(self, asked: Sequence[tuple[str, int]]) -> list[Verdict]:
         """What so many runs of ends say."""
-        steps, verdicts = self.prober.case.steps, list[Verdict]()
+        steps, verdicts = self.scheduler.case.steps, list[Verdict]()
         answers = self.scheduler.ask(*(Request(c, steps, stage="ends", run=run) for c, run in asked))
         for (commit, _), answer in zip(asked, answers, strict=True):
             if not isinstance(answer, Code) or verdict_of_code(answer.code)[0] is Verdict.SKIP:
@@ -115,9 +115,9 @@ class Endpoints:
             ReproError: an end cannot be tested, or GOOD itself is BAD.
         """
         good, bad, named = self.scheduler.history.good, self.scheduler.history.bad, self.scheduler.history.named
-        predicate = self.prober.predicate
+        predicate = self.scheduler.predicate
         self._tell_base()
-        steps = self.prober.case.steps
+        steps = self.scheduler.case.steps
         baseline, again = self._good(good)
         self.baseline = baseline
         if refused := first_violation(predicate, baseline, baseline):
@@ -125,14 +125,14 @@ class Endpoints:
         if again and self._noise(baseline, again, steps):
             return None
         self.scheduler.say(f"BAD {short(bad)}: replaying it")
-        steps, slots = self.prober.case.steps, self.prober.executor.slots
+        steps, slots = self.scheduler.case.steps, self.scheduler.slots
         # with a slot to spare BAD goes on beside the others, and need not be replayed once more
         # one step more than all of GOOD's tells whether it goes on
         whole = slots > 1 or (not self._quick and self._starts_longer_than_it_trains(baseline))
         asked = Request(bad, steps + self._open_end, baseline, stage="ends", full=whole)
-        if (known := self.prober.known(asked)) is None:
+        if (known := self.scheduler.prober.known(asked)) is None:
             shorter = replace(asked, full=False)
-            if (known := self.prober.known(shorter)) is not None:
+            if (known := self.scheduler.prober.known(shorter)) is not None:
                 asked = shorter
         waiting, spare = {"BAD": asked}, slots > 1 and known is None
         if spare and again is None:
@@ -154,7 +154,7 @@ class Endpoints:
         if "named" in answers:
             self._same_as_named(baseline, trace_of(answers["named"], f"GOOD {short(named)}"))
         self.scheduler.record(good, Verdict.GOOD)
-        outcome = judge(predicate, baseline, last, self.prober.case.steps)
+        outcome = judge(predicate, baseline, last, self.scheduler.case.steps)
         if isinstance(outcome, Skip):
             raise ReproError(
                 f"BAD {short(bad)} cannot be judged: {outcome.reason}; ask for fewer steps, or use --when exit"
@@ -173,7 +173,7 @@ class Endpoints:
 
     def _starts_longer_than_it_trains(self, baseline: Trace) -> bool:
         """Whether all of a replay's steps take less than its start: then BAD's others are cheaper now than later."""
-        ends, usage = self.prober.cost.ends, spent_of(baseline.end)
+        ends, usage = self.scheduler.cost.ends, spent_of(baseline.end)
         if not (ends.probes and usage and usage.step_seconds is not None):
             return False
         return 2 * usage.step_seconds * len(baseline.steps) <= ends.seconds / ends.probes
@@ -201,16 +201,16 @@ class Endpoints:
         """GOOD's golden run, or its first replay, which saves states on its way; and a second one made beside it."""
         if self.golden:
             self.scheduler.say(f"GOOD {short(good)}: its golden run is at hand; replaying it once")
-            self.prober.give(good, self.golden.trace)
+            self.scheduler.prober.give(good, self.golden.trace)
             return self.golden.trace, None
         self.scheduler.say(f"GOOD {short(good)}: replaying it twice")
-        case, beside = self.prober.case, self.prober.executor.slots > 1
-        keep = (chosen_steps(case), self.states(good)) if isinstance(self.prober.predicate, Bitwise) else None
+        case, beside = self.scheduler.case, self.scheduler.slots > 1
+        keep = (chosen_steps(case), self.states(good)) if isinstance(self.scheduler.predicate, Bitwise) else None
         asked = [Request(good, case.steps, stage="ends", run=run) for run in range(2 if beside else 1)]
         asked[0] = replace(asked[0], keep=keep)
         baseline, *again = (trace_of(answer, "GOOD") for answer in self.scheduler.ask(*asked))
         if self._open_end and len(baseline.steps) < case.steps:
-            self.prober.shorten(len(baseline.steps))
+            self.scheduler.prober.shorten(len(baseline.steps))
         self.remarks += self.scheduler.tell_length("GOOD", baseline)
         return baseline, again[0] if again else None
 
@@ -220,8 +220,8 @@ class Endpoints:
         Raises:
             ReproError: it has not.
         """
-        history, predicate = self.scheduler.history, self.prober.predicate
-        outcome = judge(predicate, baseline, other, self.prober.case.steps)
+        history, predicate = self.scheduler.history, self.scheduler.predicate
+        outcome = judge(predicate, baseline, other, self.scheduler.case.steps)
         if outcome is not None:
             base, why = short(history.good), outcome.reason if isinstance(outcome, Skip) else str(outcome)
             raise ReproError(
@@ -241,9 +241,9 @@ class Endpoints:
 
         It saves on its way the state that probes may start from.
         """
-        case, keep = self.prober.case, None
-        steps, violation = case.steps, first_violation(self.prober.predicate, baseline, last)
-        if violation and isinstance(self.prober.predicate, Bitwise):
+        case, keep = self.scheduler.case, None
+        steps, violation = case.steps, first_violation(self.scheduler.predicate, baseline, last)
+        if violation and isinstance(self.scheduler.predicate, Bitwise):
             steps = violation.step - baseline.header.first_step + 1
             keep = ([violation.step] if chosen_steps(case) and violation.step else [], self.states(good))
         (answer,) = self.scheduler.ask(Request(good, steps, baseline, stage="ends", run=1, keep=keep))
@@ -259,7 +259,7 @@ class Endpoints:
         if tree is None:
             raise ReproError(f"GOOD {short(commit)} has none of {', '.join(self.scheduler.history.paths)}")
         if tree not in self._held:
-            self._held[tree] = States(self._folder, state_key(self.prober.case, self.prober.key(commit)))
+            self._held[tree] = States(self._folder, state_key(self.scheduler.case, self.scheduler.prober.key(commit)))
         return self._held[tree]
 
     def golden_states(self) -> dict[int, Path]:
@@ -269,4 +269,4 @@ class Endpoints:
     def close(self) -> None:
         """Let go of the states."""
         for states in self._held.values():
-            states.close(self.prober.case.case.states_budget)
+            states.close(self.scheduler.case.case.states_budget)

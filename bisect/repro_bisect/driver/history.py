@@ -65,13 +65,7 @@ class _Job:
 
 class _History:
     def __init__(self, scheduler: Scheduler, golden: GoldenRun | None, *, every: bool) -> None:
-        self.scheduler, self.prober, self.axis, self.golden, self.every = (
-            scheduler,
-            scheduler.prober,
-            scheduler.history,
-            golden,
-            every,
-        )
+        self.scheduler, self.axis, self.golden, self.every = scheduler, scheduler.history, golden, every
         self.began = time.monotonic()
         self.numbers: dict[Hashable, Trace] = {}  # by the chain of the first trace that had them
         self.log = Changelog(
@@ -82,19 +76,18 @@ class _History:
             every=every,
             moved=lambda a, b: a != b and self._moved(self.numbers[a], self.numbers[b]),
         )
-        self.strict = self.prober.case.compare.strict
+        self.strict = self.scheduler.case.compare.strict
         self.traces: dict[Hashable, Trace] = {}
         self.replays: dict[tuple[Hashable, Signal | None, bool], Answer] = {}
         self.flaky: dict[Hashable, tuple[str, str]] = {}
         self.lost: set[Hashable] = set()  # keys of what lies after noise that stays
         self.survey = Survey()
-        self.steps = self.prober.case.steps
+        self.steps = self.scheduler.case.steps
         self.noise = self.ended = ""
 
     def run(self) -> HistoryResult:
         """Both ends, the searches, and a replay of both sides of every change."""
-        if self.prober.journalled:
-            self.scheduler.say(f"resuming: {self.prober.journalled} finished probes are in the journal")
+        self.scheduler.begin()
         agree = self._ends()
         self.scheduler.drive(self._plan, self._take, lambda: next(iter(self.survey.searches), None))
         assert self.survey.done
@@ -104,7 +97,7 @@ class _History:
         """GOOD twice, BAD once; whether they agree."""
         good, bad = self.axis.good, self.axis.bad
         if self.golden:
-            self.prober.give(good, self.golden.trace)
+            self.scheduler.prober.give(good, self.golden.trace)
         once = "its golden run is at hand; replaying it once" if self.golden else "replaying it twice"
         self.scheduler.say(f"GOOD {short(good)}: {once}; BAD {short(bad)}: once")
         twins = self.axis.tree(good) == self.axis.tree(bad)
@@ -177,7 +170,7 @@ class _History:
         return bool(pending)
 
     def _submit(self, job: _Job) -> None:
-        asked = Request(job.point, self.prober.case.steps)
+        asked = Request(job.point, self.scheduler.case.steps)
         if job.again:
             asked = replace(asked, stage="confirmation", run=1)
         if job.signal:
@@ -317,7 +310,7 @@ class _History:
         return HistoryResult(
             good=self.axis.good,
             bad=self.axis.bad,
-            case=self.prober.case.name,
+            case=self.scheduler.case.name,
             what=self.axis.what,
             rows=rows,
             skips={point: self.scheduler.skips[point] for point in in_order(self.scheduler.skips, self.axis.parents)},
@@ -327,13 +320,13 @@ class _History:
             every=self.every,
             noise=self.noise,
             steps=self.steps,
-            cost=self.prober.cost,
+            cost=self.scheduler.cost,
             seconds=time.monotonic() - self.began,
-            machine=self.prober.machine,
+            machine=self.scheduler.machine,
             golden=str(self.golden.directory) if self.golden else None,
             renames=self._renames(),
             ended=self.ended,
-            looked=looked_between(self.prober.predicate, *(self._trace(p) for p in (self.axis.good, self.axis.bad))),
+            looked=looked_between(self.scheduler.predicate, *(self._trace(p) for p in (self.axis.good, self.axis.bad))),
             ends=[self.axis.info(self.axis.good), self.axis.info(self.axis.bad)],
         )
 

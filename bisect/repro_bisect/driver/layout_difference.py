@@ -118,7 +118,7 @@ class _Sides:
     def __init__(self, scheduler: Scheduler, axis: LayoutLine, case: Case, tolerance: float) -> None:
         self.scheduler, self.axis, self.case, self.tolerance = scheduler, axis, case, tolerance
         self.began = time.monotonic()
-        self.steps = scheduler.prober.case.steps
+        self.steps = scheduler.case.steps
 
     def run(self) -> LayoutResult:
         """Both ends twice, then what is between."""
@@ -225,7 +225,7 @@ class _Sides:
             flaky=flaky,
             comparison=comparison,
             between=between,
-            cost=self.scheduler.prober.cost,
+            cost=self.scheduler.cost,
             seconds=time.monotonic() - self.began,
-            machine=self.scheduler.prober.machine,
+            machine=self.scheduler.machine,
         )

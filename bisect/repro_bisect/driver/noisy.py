@@ -192,7 +192,7 @@ class NoisySearch:
             return Skip(detail) if verdict is Verdict.SKIP else detail if verdict is Verdict.BAD else None
         if isinstance(outcome, Skip) or self.baseline is None:
             return outcome if isinstance(outcome, Skip) else Skip("it left no exit code")
-        return judge(self.scheduler.prober.predicate, self.baseline, outcome, self.steps)
+        return judge(self.scheduler.predicate, self.baseline, outcome, self.steps)
 
     def _refuse(self) -> None:
         goods = self.search.observations.get(self.scheduler.history.good)
@@ -201,7 +201,7 @@ class NoisySearch:
             raise NotVerifiableError(f"{self._doubt()}: {_CURE}")
 
     def _doubt(self) -> str:
-        predicate, history = self.scheduler.prober.predicate.text, self.scheduler.history
+        predicate, history = self.scheduler.predicate.text, self.scheduler.history
         tests = [self.search.observations.get(c) for c in (history.good, history.bad)]
         tally = " and ".join(
             f"{name} is BAD in {n.bads if n else 0} of {n.bads + n.goods if n else 0} replays"

@@ -68,7 +68,7 @@ class RangeSearch:
             shortcut,
         )
         self.tested: dict[str, Tested] = {}
-        bitwise = isinstance(scheduler.prober.predicate, Bitwise)
+        bitwise = isinstance(scheduler.predicate, Bitwise)
         self._sought = _sought(baseline, end) if bitwise and baseline and end else None
 
     def run(self) -> Found[str] | Ambiguous[str]:
@@ -130,7 +130,7 @@ class RangeSearch:
         """What makes a tested commit BAD, or why nothing can be said of it."""
         assert isinstance(tested.answer, Trace)
         assert tested.baseline is not None
-        return judge(self.scheduler.prober.predicate, tested.baseline, tested.answer, tested.bound)
+        return judge(self.scheduler.predicate, tested.baseline, tested.answer, tested.bound)
 
     def take(self, commit: str, tested: Tested) -> None:
         """Judge a commit, and those with the same code."""
@@ -165,7 +165,7 @@ class RangeSearch:
 
     def _lacking(self, tested: Tested) -> str:
         """The object in which the bad end differs, where a commit agrees for want of it; "" elsewhere."""
-        predicate, baseline = self.scheduler.prober.predicate, tested.baseline
+        predicate, baseline = self.scheduler.predicate, tested.baseline
         if self._sought is None or baseline is None or not isinstance(predicate, Bitwise):
             return ""
         assert isinstance(tested.answer, Trace)

@@ -41,7 +41,7 @@ class Searching(ABC, Generic[R]):
     def __init__(self, scheduler: Scheduler, ends: Endpoints) -> None:
         """Search the scheduler's axis; its clock starts with the scheduler's."""
         self.scheduler, self.ends = scheduler, ends
-        self.history, self.prober, self.predicate = scheduler.history, scheduler.prober, scheduler.prober.predicate
+        self.history, self.predicate = scheduler.history, scheduler.predicate
         self.one_step = False
         self.answered: float | None = None
         self.recorded: dict[str, Recorded] = {}
@@ -54,8 +54,7 @@ class Searching(ABC, Generic[R]):
     def run(self) -> R:
         """`search`, which takes what the journal knows, and gives back what the ends hold."""
         try:
-            if self.prober.journalled:
-                self.scheduler.say(f"resuming: {self.prober.journalled} finished probes are in the journal")
+            self.scheduler.begin()
             return self.search()
         finally:
             self.ends.close()
@@ -67,7 +66,7 @@ class Searching(ABC, Generic[R]):
             return result
         culprits = [self._why(checkout, culprit) for culprit in result.culprits]
         seconds = time.monotonic() - self._began
-        return replace(result, culprits=culprits, cost=self.prober.cost, seconds=seconds)
+        return replace(result, culprits=culprits, cost=self.scheduler.cost, seconds=seconds)
 
     def _why(self, checkout: Checkout, culprit: Culprit) -> Culprit:
         info, divergence = culprit.commit, culprit.divergence
@@ -104,7 +103,7 @@ class Searching(ABC, Generic[R]):
         self, interval: Interval, search: Search[str], end: Divergence | None, shortcut: Shortcut | None
     ) -> RangeSearch:
         """What tests the points of an interval and judges them, with what is known of its bad end."""
-        bound = self.prober.case.steps
+        bound = self.scheduler.case.steps
         if end and interval.baseline:
             bound = 1 + next(i for i, record in enumerate(interval.baseline.steps) if record.step == end.step)
         range_search = RangeSearch(self.scheduler, search, interval.baseline, bound, shortcut, end)
@@ -139,7 +138,7 @@ class Searching(ABC, Generic[R]):
             good=good,
             named=self.history.named,
             bad=bad,
-            case=self.prober.case.name,
+            case=self.scheduler.case.name,
             predicate=self.predicate.text,
             culprits=list(culprits),
             end=self.ends.end,
@@ -148,15 +147,15 @@ class Searching(ABC, Generic[R]):
             diagnoses=dict(scheduler.diagnoses),
             parents={point: list(before) for point, before in parents.items()},
             subjects=self.history.subjects(list(dict.fromkeys([good, bad, *scheduler.verdicts]))),
-            cost=self.prober.cost,
-            git_steps=self.prober.case.steps,
+            cost=self.scheduler.cost,
+            git_steps=self.scheduler.case.steps,
             accepted=accepted or {good: "GOOD", bad: "BAD"},
             one_step=self.one_step,
             looked=looked_between(self.predicate, self.ends.baseline, self.ends.last),
             remarks=self.ends.remarks,
             seconds=time.monotonic() - self._began,
             answered=self.answered,
-            machine=self.prober.machine,
+            machine=self.scheduler.machine,
             golden=str(self.ends.golden.directory) if self.ends.golden else None,
             renames=self.ends.renames,
             ends=[self.history.info(good), self.history.info(bad)],

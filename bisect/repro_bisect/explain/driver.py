@@ -93,7 +93,7 @@ class _Explainer:
     ) -> None:
         self.recorded = recorded
         self.scheduler, self.checkout, self.points, self.golden = scheduler, checkout, points, golden
-        self.steps = scheduler.prober.case.steps if until is None else until + 1
+        self.steps = scheduler.case.steps if until is None else until + 1
         self.axis: Axis = scheduler.history
         self.subjects = self.axis.subjects(points)
         self.commits = a, b = (self.axis.commit(points[0]), self.axis.commit(points[1]))
@@ -105,7 +105,7 @@ class _Explainer:
     def run(self) -> Explanation:
         """From two traces to an answer."""
         traces = self._traces()
-        divergence = first_difference(*traces, strict=self.scheduler.prober.case.compare.strict)
+        divergence = first_difference(*traces, strict=self.scheduler.case.compare.strict)
         alignment = aligned(*traces)
         environment = [str(change) for change in environment_changes(traces[0].header, traces[1].header)]
         before, after = (Version(point, self.subjects.get(point, ""), 0, None) for point in self.points)
@@ -122,7 +122,7 @@ class _Explainer:
         )
         if divergence is None:
             return explanation
-        if not self.scheduler.prober.case.subject.recorded:
+        if not self.scheduler.case.subject.recorded:
             raise NotVerifiableError(
                 "operations are seen by the recorder alone, and the case says recorder = false: set it to true"
             )
@@ -149,7 +149,7 @@ class _Explainer:
 
     @property
     def _case(self) -> str:
-        return self.scheduler.prober.case.name
+        return self.scheduler.case.name
 
     # -- replays
 
@@ -238,7 +238,7 @@ class _Explainer:
 
     def _same_code(self) -> bool:
         """Whether no file of the subject's code differs, but for those that say what environment it wants."""
-        subject, paths = self.scheduler.prober.case.subject, [PurePosixPath(path) for path in self.axis.paths]
+        subject, paths = self.scheduler.case.subject, [PurePosixPath(path) for path in self.axis.paths]
         locks = subject.locks
         files = [PurePosixPath(file) for file in {*self.diff.before, *self.diff.after} - set(locks)]
         return not any(file.is_relative_to(path) for file in files for path in paths)

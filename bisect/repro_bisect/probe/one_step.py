@@ -102,11 +102,9 @@ def prepare(
         step: The bad end's first divergent step.
         traces: Straight runs of both.
     """
-    if step == 0 or not scheduler.prober.case.subject.saves_state:
+    if step == 0 or not scheduler.case.subject.saves_state:
         return None
-    state = _state(
-        scheduler, ends[0], states, golden, step, state_key(scheduler.prober.case, scheduler.prober.key(ends[0]))
-    )
+    state = _state(scheduler, ends[0], states, golden, step, state_key(scheduler.case, scheduler.prober.key(ends[0])))
     if state is None:
         return None
     answers = scheduler.ask(*(Request(commit, 1, start=state) for commit in ends))
@@ -138,7 +136,7 @@ def _state(
     at = dict(golden) | {n: states.at(n) for n in states.steps()}
     nearest = max((n for n in at if n <= step), default=0)
     if nearest != step:
-        between = nearest and scheduler.prober.case.subject.saves_between
+        between = nearest and scheduler.case.subject.saves_between
         start = State(nearest, at[nearest], digest(key, str(nearest))) if between else None
         scheduler.say(f"making GOOD's state before step {step}, from step {start.step if start else 0}")
         future = scheduler.start(

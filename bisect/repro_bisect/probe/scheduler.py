@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from repro_bisect.axes.axis import Axis
+from repro_bisect.predicates.predicates import Predicate
 from repro_bisect.probe.answers import Answer
+from repro_bisect.probe.cost import Cost
 from repro_bisect.probe.prober import Prober
 from repro_bisect.probe.progress import Event, Running, Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.search.first_bad import Search, Verdict
 from repro_golden.case.command_line import OPEN_END
+from repro_golden.case.file import Case
 from repro_golden.replay.children import CancelledError
 from repro_golden.trace import Trace
 
@@ -76,6 +79,36 @@ class Scheduler:
         self.diagnoses: dict[str, str] = {}
         self.rounds: list[float] = []
 
+    @property
+    def case(self) -> Case:
+        """What is run."""
+        return self.prober.case
+
+    @property
+    def predicate(self) -> Predicate:
+        """What makes a point BAD."""
+        return self.prober.predicate
+
+    @property
+    def slots(self) -> int:
+        """How many probes run side by side."""
+        return self.prober.executor.slots
+
+    @property
+    def cost(self) -> Cost:
+        """What was spent."""
+        return self.prober.cost
+
+    @property
+    def machine(self) -> str:
+        """Short name of the machine that answers hold for."""
+        return self.prober.machine
+
+    def begin(self) -> None:
+        """Say what the journal knows already."""
+        if self.prober.journalled:
+            self.say(f"resuming: {self.prober.journalled} finished probes are in the journal")
+
     def submit(self, request: Request, job: Any = None) -> Future[Answer]:
         """Start a probe that can be cancelled."""
         return self.start(request.point, lambda pending: self.prober.probe(request, **pending.ways), job)
@@ -97,7 +130,7 @@ class Scheduler:
             take: Given what came of a probe, as it ends.
             search: What whoever watches is told of, as time goes by.
         """
-        while plan(self.prober.executor.slots - len(self.pending_probes)):
+        while plan(self.slots - len(self.pending_probes)):
             for pending, outcome in self._finished(search()):
                 take(pending, outcome)
         self.clear()
@@ -173,7 +206,7 @@ class Scheduler:
     def say(self, text: str, search: Search[str] | None = None, posterior: Mapping[str, float] | None = None) -> None:
         """Tell whoever watches."""
         suspects = len(search.suspects) if search else 0
-        rounds = search.bound(self.prober.executor.slots) if search and text else 0
+        rounds = search.bound(self.slots) if search and text else 0
         took = sorted(self.rounds)[len(self.rounds) // 2] if self.rounds else None
         self.watch(
             Event(
