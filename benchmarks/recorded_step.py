@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import optimizer as optimizers
+from torch.profiler import ProfilerActivity, profile
 
 from repro_golden.case.identity import collect
 from repro_golden.fingerprint import fingerprints
@@ -31,7 +32,8 @@ WARM, ROUNDS, SLOW_ROUNDS, SHA_ROUNDS = 5, 8, 5, 3
 FAST = [("bare", 5), ("recorded", 5), ("bare", 5), ("hash_tensor", 5), ("bare", 5), ("DebugMode", 1),
         ("flowing bare", 10), ("flowing", 10), ("long bare", 4), ("long", 4)]  # fmt: skip
 ALONE = [("flowing bare", 10), ("flowing", 10)]
-RECORDED = ("recorded", "flowing", "long")
+BUSY = [("busy bare", 2), ("busy", 2)]  # of a GPU: the time in which it is at work, whatever the host does
+RECORDED = ("recorded", "flowing", "long", "busy")
 MICRO = 8  # micro-batches of a long step
 SLOW = [("bare", 5), ("torch.save", 1), ("bare", 5), ("sha256", 1)]
 HOOKS: list[dict[int, Any]] = [optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks]
@@ -169,7 +171,7 @@ class Bench:
 
     Attributes:
         blocks: For each block its kind, round (-1 for warming up), seconds of a step (one figure for all steps where
-            the device is waited for only after the last), and on a GPU its peaks of
+            the device is waited for only after the last; of `busy` ones the device's own), and on a GPU its peaks of
             allocated and reserved bytes and the bytes that were free after it.
         failed: Rivals that this torch cannot run, with the reason.
         facts: What the rivals did: calls hashed, bytes saved.
@@ -184,6 +186,8 @@ class Bench:
             "flowing": trainer.step,
             "long bare": lambda: trainer.step(MICRO),
             "long": lambda: trainer.step(MICRO),
+            "busy bare": trainer.step,
+            "busy": trainer.step,
             "hash_tensor": self._hash_tensor,
             "DebugMode": self._debug_mode,
             "torch.save": self._save,
@@ -206,7 +210,9 @@ class Bench:
         switch(kind in RECORDED)
         together = steps if kind.startswith(("flowing", "long")) else 1
         try:
-            for _ in range(steps // together):
+            if kind.startswith("busy"):
+                seconds.append(self._busy(kind, steps) / steps)
+            for _ in range(0 if seconds else steps // together):
                 began = time.perf_counter()
                 for _ in range(together):
                     self._kinds[kind]()
@@ -232,6 +238,15 @@ class Bench:
     def _done(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+    def _busy(self, kind: str, steps: int) -> float:
+        """Seconds in which the device computes or copies in these steps."""
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            for _ in range(steps):
+                self._kinds[kind]()
+            self._done()
+        on_device = [e for e in seen.events() or [] if e.device_type == torch.autograd.DeviceType.CUDA]
+        return sum(e.time_range.elapsed_us() for e in on_device) / 1e6
 
     def _hash_tensor(self) -> None:
         self._trainer.step()
@@ -297,7 +312,7 @@ def main(samples: Path, dumps: Path, limit: float) -> None:
         bench.block("bare", WARM, -1)
         bench.block(kind, 1 if kind == "DebugMode" else WARM, -1)
     for number in range(ROUNDS):
-        for kind, steps in FAST if limit else ALONE:
+        for kind, steps in [*FAST, *(BUSY if device.type == "cuda" else [])] if limit else ALONE:
             bench.block(kind, steps, number)
         write()
     for number in range(ROUNDS, ROUNDS + SLOW_ROUNDS) if limit else ():

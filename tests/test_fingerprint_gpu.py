@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from examples_kit import at_most
@@ -24,7 +25,8 @@ from view_kit import CPU, CUDA, DEVICE, DTYPES, INTERPRETED, QUANTIZED, View, ag
 
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import Collector, dtype_name, fingerprint, gpu, merge, scan
-from repro_golden.fingerprint.gpu import Gpu, _memory
+from repro_golden.fingerprint.backends import Table
+from repro_golden.fingerprint.gpu import Gpu, _memory, _Tables
 from repro_golden.fingerprint.placement import box, padding, stack
 from repro_golden.fingerprint.tensors import Singles
 
@@ -188,6 +190,33 @@ def test_later_steps_see_what_is_there_then() -> None:
     assert [s[0].values for s in later] == [s[0].values for s in copies] != [s[0].values for s in first]
     assert [s[0].lanes for s in later] == [s[0].lanes for s in copies]
     assert list(map(id, memory.free)) == room and list(memory.prepared) == tables
+
+
+def test_the_tables_of_the_last_two_steps_stay_and_the_oldest_others_go() -> None:
+    """Tables that the device holds are bounded in number and bytes, but for those that the last two steps asked for."""
+    made: list[int] = []
+
+    def make(table: Table) -> Table:
+        made.append(int(table[0]))
+        return table
+
+    tables = _Tables(make, lambda table: table.nbytes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("repro_golden.fingerprint.gpu._BYTES", 40)  # five tables of eight bytes
+        for step in range(6):
+            for number in (0, 10 + step, 20 + step):  # one of every step, and two of this
+                assert tables.of(np.array([number])).tolist() == [number]
+            tables.stepped()
+        assert made.count(0) == 1 and len(made) == 13
+        assert {int.from_bytes(key, "little") for key in tables} == {0, 14, 15, 24, 25}
+        for number in range(9):  # more than there is room for, in each of two steps
+            tables.of(np.array([100 + number]))
+        tables.stepped()
+        count = len(made)
+        for number in range(9):
+            tables.of(np.array([100 + number]))
+        tables.stepped()
+        assert len(made) == count and len(list(tables)) == 9
 
 
 @kernels

@@ -11,7 +11,7 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ _BLOCK = 256
 _ROW = 1 << 11  # a row of so many words is a piece by itself
 _SHAPES = {False: (16, 4), True: (8, 8)}  # blocks in flight and warps, without and with statistics
 _OF_ROWS = (2, 4)
-_KEPT = 256  # tables of jobs that stay on the device
+_KEPT, _BYTES = 256, 24 << 20  # tables of jobs, and of words, that stay on the device, and their bytes
 _ROOM = 1 << 16  # results that a step's chunk holds at first
 
 
@@ -44,12 +44,52 @@ class _Chunk:
         self.used = 0
 
 
+_Made = TypeVar("_Made")
+
+
 class _Prepared(NamedTuple):
     table: torch.Tensor
     pieces: int
     order: Order
     launches: list[tuple[int, int, int, bool, int]]  # begin, end, kind, whether of rows, alignment in bytes
     width: int  # results of a piece
+
+
+class _Tables(Generic[_Made]):
+    """What lies on the device for the last tables that were asked for: a step asks for most of the one before's again.
+
+    Args:
+        make: Puts a table on the device.
+        size: Bytes on the device of what it made.
+    """
+
+    def __init__(self, make: Callable[[Table], _Made], size: Callable[[_Made], int]) -> None:
+        self._make, self._size = make, size
+        self._kept: OrderedDict[bytes, tuple[_Made, int]] = OrderedDict()  # and the step that asked for it last
+        self._bytes = self._step = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._kept)
+
+    def of(self, table: Table) -> _Made:
+        """What was made of a table with this content."""
+        key = table.tobytes()
+        made, _ = self._kept.pop(key, (None, 0))
+        if made is None:
+            made = self._make(table)
+            self._bytes += self._size(made)
+        self._kept[key] = made, self._step
+        return made
+
+    def stepped(self) -> None:
+        """A step is read: of what neither it nor the one before asked for, the oldest goes where there is too much."""
+        self._step += 1
+        while len(self._kept) > _KEPT or self._bytes > _BYTES:
+            key, (made, last) = next(iter(self._kept.items()))
+            if last >= self._step - 2:
+                break
+            self._bytes -= self._size(made)  # kernels in flight read it in stream order, so its memory may go now
+            del self._kept[key]
 
 
 class _Memory:
@@ -59,7 +99,8 @@ class _Memory:
         self.device = device
         self.free: list[_Chunk] = []
         self._size = _ROOM
-        self.prepared: OrderedDict[bytes, _Prepared] = OrderedDict()
+        self.prepared = _Tables(self._prepare, lambda ready: ready.table.nbytes)
+        self.fetched = _Tables(self.upload, lambda table: table.nbytes)
         self.compiled: dict[object, Any] = {}
         self.bounce: torch.Tensor | None = None
         self._luts: torch.Tensor | None = None
@@ -76,13 +117,11 @@ class _Memory:
         """Chunks of a step that is read. One that needed several gets a chunk for all the next time: one copy home."""
         self._size = max(self._size, 1 << (sum(c.used for c in chunks) - 1).bit_length() if chunks else 0)
         self.free += chunks
+        self.prepared.stepped()
+        self.fetched.stepped()
 
-    def prepare(self, jobs: Table) -> _Prepared:
-        """Jobs as pieces on the device; a step asks for the same ones again."""
-        key = jobs.tobytes()
-        if key in self.prepared:
-            self.prepared.move_to_end(key)
-            return self.prepared[key]
+    def _prepare(self, jobs: Table) -> _Prepared:
+        """Jobs as pieces on the device."""
         pieces = split(jobs, _PIECE, _ROW)
         rows = pieces[:, 1] != 1
         begins = pieces[:, 0] | np.where(rows, pieces[:, 3], 0)
@@ -95,10 +134,7 @@ class _Memory:
             for a, b in itertools.pairwise(ends)
         ]
         width = 5 if np.any(pieces[:, 8]) else 2
-        self.prepared[key] = _Prepared(self.upload(pieces), len(pieces), Order.of(pieces[:, 7]), launches, width)
-        if len(self.prepared) > _KEPT:  # kernels in flight read it in stream order, so its memory may go now
-            self.prepared.popitem(last=False)
-        return self.prepared[key]
+        return _Prepared(self.upload(pieces), len(pieces), Order.of(pieces[:, 7]), launches, width)
 
     def upload(self, table: npt.NDArray[np.generic]) -> torch.Tensor:
         """The table on the device."""
@@ -164,7 +200,7 @@ class Gpu:
         """Launch: one kernel for each kind of job and each way in which its bytes lie."""
         from repro_golden.fingerprint import _triton
 
-        ready = self._memory.prepare(jobs)
+        ready = self._memory.prepared.of(jobs)
         tables = self._memory.tables()
         chunk, at = self._room(ready.pieces * ready.width)
         for begin, end, kind, rows, aligned in ready.launches:
@@ -180,7 +216,8 @@ class Gpu:
 
         chunk, at = self._room(len(table))
         block = 256
-        self._launch(_triton.gather, -(-len(table) // block), self._memory.upload(table), chunk.device[at:], len(table),
+        fetched = self._memory.fetched.of(table)
+        self._launch(_triton.gather, -(-len(table) // block), fetched, chunk.device[at:], len(table),
                      warps=4, BLOCK=block)  # fmt: skip
         self._words.append((chunk, at, len(table)))
 

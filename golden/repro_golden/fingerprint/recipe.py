@@ -17,7 +17,7 @@ import torch
 
 from repro_golden.fingerprint.backends import BUFFER, Backend, Table
 from repro_golden.fingerprint.definition import frame
-from repro_golden.fingerprint.kinds import NONE, dtype_name, kind_of
+from repro_golden.fingerprint.kinds import NONE, PLAIN_TENSORS, dtype_name, kind_of
 from repro_golden.fingerprint.placement import Placement
 from repro_golden.fingerprint.plan import Cover, Plan, fitting, plan_parts, plan_view, plan_window
 from repro_golden.fingerprint.views import carried, in_words, sketch_offsets, sketch_positions, views
@@ -82,7 +82,6 @@ class Recipe:
 _FEW = 8
 """Shorter lists are kept apart, or the many of a step would drive out its long ones; the compiler's check is of long
 ones."""
-_PLAIN = {torch.Tensor, torch.nn.Parameter}
 _layout, _looks = operator.attrgetter("layout"), operator.attrgetter("dtype", "shape", "device")
 
 
@@ -166,7 +165,7 @@ def _put(kept: OrderedDict[tuple[object, ...], _Kept], key: tuple[object, ...], 
 
 def _appearance(tensors: Sequence[torch.Tensor]) -> list[object] | None:
     """All that a recipe rests on beside addresses; None for a list with tensors that are not plain."""
-    if not set(map(type, tensors)) <= _PLAIN or set(map(_layout, tensors)) != {torch.strided}:
+    if not set(map(type, tensors)) <= PLAIN_TENSORS or set(map(_layout, tensors)) != {torch.strided}:
         return None
     if any(map(torch.Tensor.is_conj, tensors)) or any(map(torch.Tensor.is_neg, tensors)):
         return None

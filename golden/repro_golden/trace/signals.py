@@ -16,6 +16,7 @@ import torch
 
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import Scan, dtype_name
+from repro_golden.fingerprint.kinds import PLAIN_TENSORS
 from repro_golden.trace.frames import ABSENT, Packed, join, json_column, pack_rows
 from repro_golden.trace.model import Row
 from repro_golden.trace.writer import metric_row
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["Signals", "collector"]
 
 _KEEPS_VALUES = ("input", "forward", "loss")
-_PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 def collector() -> Collector | PlainCollector:
@@ -101,7 +101,7 @@ class Signals:
             return
         group: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"": value}
         where = placement if isinstance(value, Mapping) else {"": placement}
-        if not set(map(type, group.values())) <= _PLAIN:  # else there is nothing to look for
+        if not set(map(type, group.values())) <= PLAIN_TENSORS:  # else there is nothing to look for
             for key, tensor in group.items():
                 if not isinstance(tensor, torch.Tensor):
                     raise ReproError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import operator
 import sys
 import weakref
 from collections import Counter
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from repro_golden.fingerprint.kinds import PLAIN_TENSORS
 from repro_golden.recording.attach.copies import CopyTest, Owned, shapes_of, tensors_in, unused
 from repro_golden.recording.attach.module_plan import ModulePlan, Part, Root
 from repro_golden.recording.attach.names import modules_of, walk
@@ -29,6 +31,7 @@ _WIDE = 4
 """How many times as many tensors as there are parameters a container may have that is tested at every step."""
 _OFTEN = 16
 """Searches for what is new from which on they are made at every power of two of steps only."""
+_MEMORY_SAVER = "torch_memory_saver"
 
 
 class Beside:
@@ -138,19 +141,8 @@ class Beside:
         if end:
             self._find_generators(end=True)
         read = set(self._held)
-        out: dict[str, Reading] = {}
         self.unread = {}
-        for whole, path, reference, place, managed in self._plan.owned(self._roots, self._held):
-            owned = reference()
-            named = whole[:-1] if whole.startswith("module/") else f"{whole}{path}"
-            if owned is None or id(owned) in read or not self._readable(named, owned, managed=managed):
-                continue
-            read.add(id(owned))
-            if whole not in out:
-                out[whole] = Reading(Tensors(), Places())
-            out[whole].tensors[path] = owned
-            if place is not None:
-                out[whole].places[path] = place
+        out = self._of_modules(read)
         for name, container in self._copies:
             tensors = Tensors()
             for key, tensor in tensors_in(container):
@@ -170,6 +162,25 @@ class Beside:
         out["scaler/"] = Reading(dict(self._scales()), {})
         yield from sorted(out.items())
 
+    def _of_modules(self, read: set[int]) -> dict[str, Reading]:
+        """What modules own, but for what was read; ids of what is read are added to that."""
+        out: dict[str, Reading] = {}
+        there = [(own, t) for own in self._plan.owned(self._roots, self._held) if (t := own.tensor()) is not None]
+        sure = _MEMORY_SAVER not in sys.modules and all_readable([tensor for _, tensor in there])
+        for (whole, path, _, place, managed), tensor in there:
+            if id(tensor) in read:
+                continue
+            named = whole[:-1] if whole.startswith("module/") else f"{whole}{path}"
+            if not sure and not self._readable(named, tensor, managed=managed):
+                continue
+            read.add(id(tensor))
+            if whole not in out:
+                out[whole] = Reading(Tensors(), Places())
+            out[whole].tensors[path] = tensor
+            if place is not None:
+                out[whole].places[path] = place
+        return out
+
     def _scales(self) -> Iterator[tuple[str, torch.Tensor]]:
         for number, known in enumerate(self._scalers):
             scaler = known()
@@ -180,7 +191,7 @@ class Beside:
 
     def _readable(self, name: str, tensor: torch.Tensor, *, managed: bool = True) -> bool:
         why = unreadable(tensor)
-        if not why and managed and tensor.is_cuda and "torch_memory_saver" in sys.modules:
+        if not why and managed and tensor.is_cuda and _MEMORY_SAVER in sys.modules:
             why, word = "torch_memory_saver may have taken its memory away", name.partition("/")[0]
             name = word if word in ("buffer", "unsaved", "frozen") else name  # of these it is all of them
         if why:
@@ -368,7 +379,7 @@ def _kind(type_: type) -> int:
         return 0
     if issubclass(type_, torch.optim.Optimizer):
         return 1
-    if type_ in (torch.Tensor, torch.nn.Parameter):
+    if type_ in PLAIN_TENSORS:
         return 2
     return 3 if issubclass(type_, dict) else 4 if type_ is list else -1
 
@@ -401,24 +412,36 @@ class _Called:
         return name if referent() is item else None
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_DEVICES = {"cpu", "cuda"}
+_device, _layout, _is_nested = map(operator.attrgetter, ("device", "layout", "is_nested"))
 
 
 def unreadable(tensor: torch.Tensor) -> str:
     """Why a tensor has no bytes that can be read; '' where it has."""
     local = False
-    if type(tensor) not in _PLAIN:
+    if type(tensor) not in PLAIN_TENSORS:
         if isinstance(tensor, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
             return "its shape is not known yet"
         local = hasattr(tensor, "to_local")
         if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not local:
             return f"it is a {type(tensor).__name__}"
-    if tensor.device.type not in ("cpu", "cuda"):
+    if tensor.device.type not in _DEVICES:
         return f"it is on {tensor.device.type}"
     if tensor.is_nested:
         return "it is nested"
     if tensor.layout != torch.strided:
         return f"its layout is {str(tensor.layout).removeprefix('torch.')}"
-    if not local and tensor.numel() and not tensor.untyped_storage().size():
+    if not local and tensor.numel() and not tensor.untyped_storage().nbytes():
         return "its memory was given back"
     return ""
+
+
+def all_readable(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether `unreadable` has nothing against any, seen at once; where it is False, each must be asked."""
+    return (
+        set(map(type, tensors)) <= PLAIN_TENSORS
+        and not any(map(_is_nested, tensors))
+        and set(map(_layout, tensors)) <= {torch.strided}
+        and {device.type for device in set(map(_device, tensors))} <= _DEVICES
+        and all(map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors)))
+    )

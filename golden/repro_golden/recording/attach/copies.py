@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -78,7 +79,7 @@ class CopyTest:
     @cached_property
     def _near(self) -> set[int]:
         """Ids of the parameters and their gradients; most programs have no container that is looked at so closely."""
-        return {id(t) for p in self._parameters for t in (p, p.grad)} - {id(None)}
+        return {*map(id, self._parameters), *map(id, map(_grad, self._parameters))} - {id(None)}
 
     def passes(self, container: Any, *, named: bool) -> bool:
         """Whether it has one of each parameter's shape, or is a mapping by text of nothing but such.
@@ -90,9 +91,10 @@ class CopyTest:
         is_list = type(container) is list
         if not self._wholes or (is_list and len(container) < self._least):
             return False
-        tensors = tensors_in(container)
-        if not self._near.isdisjoint([id(t) for _, t in tensors]):
+        # the first of them tells it mostly; what is no tensor is none of them
+        if not self._near.isdisjoint(map(id, _values(container))):
             return False
+        tensors = tensors_in(container)
         looks = shapes_of(t for _, t in tensors if not t.requires_grad and is_leaf(t))
         whole = any(_within(shapes, looks) for shapes in self._wholes)
         if not whole and (is_list or not named or not self._some(tensors, looks)):
@@ -133,6 +135,9 @@ def unused(name: str, copies: Iterable[tuple[str, Any]]) -> str:
     return name if name not in used else next(label for label in numbers if label not in used)
 
 
+_grad = operator.attrgetter("grad")
+
+
 def shapes_of(tensors: Iterable[torch.Tensor]) -> Counter[tuple[int, ...]]:
     """How many tensors have each shape. One whose shape is of symbols is part of a program, not of its numbers."""
     shapes = [t.shape for t in tensors if not t.is_nested]  # one of those has no shape
@@ -144,6 +149,10 @@ def shapes_of(tensors: Iterable[torch.Tensor]) -> Counter[tuple[int, ...]]:
 
 def _within(few: Counter[tuple[int, ...]], many: Counter[tuple[int, ...]]) -> bool:
     return all(many.get(shape, 0) >= number for shape, number in few.items())
+
+
+def _values(container: Any) -> list[Any]:
+    return list(dict.values(container) if issubclass(type(container), dict) else container)
 
 
 def tensors_in(container: Any) -> list[tuple[Any, torch.Tensor]]:

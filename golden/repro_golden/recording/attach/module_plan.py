@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
-from collections.abc import Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -58,7 +59,7 @@ class ModulePlan:
     """What modules own; walking through hundreds of them at every step would cost more than the step's own work."""
 
     def __init__(self) -> None:
-        self._looks: list[_Look] = []
+        self._look: _Look | None = None
         self._owned: list[Owning] = []
 
     def owned(self, roots: list[Root], held: Set[int]) -> list[Owning]:
@@ -68,52 +69,58 @@ class ModulePlan:
             roots: The modules, the same at every call.
             held: Ids of what optimizers hold, which is left out.
         """
-        if not self._looks or not all(look.same() for look in self._looks):
+        if self._look is None or not self._look.same():
             alive = [(root, part, m) for root in roots for part in root.parts if (m := part.module()) is not None]
-            self._looks = [_Look.of(module) for _, _, module in alive]
+            self._look = _Look.of([module for _, _, module in alive])
             self._owned = [one for root, part, module in alive for one in _owned_by(root, part, module, held)]
         return self._owned
 
 
 class _Look(NamedTuple):
-    """What a module owned when it was looked at, by which it is known again.
+    """What modules owned when they were looked at, by which it is known again.
 
     Attributes:
-        module: The module.
-        keys: Of its parameters, then of its buffers.
-        tensors: With these, None where there was None.
-        transient: Its buffers that are not saved.
+        modules: The modules.
+        keys: Of each one's parameters, then of its buffers, then those of its buffers that are not saved.
+        tensors: The parameters and buffers, None where there was None.
     """
 
-    module: weakref.ref[torch.nn.Module]
-    keys: tuple[str, ...]
-    tensors: tuple[weakref.ref[torch.Tensor] | None, ...]
-    transient: frozenset[str]
+    modules: list[weakref.ref[torch.nn.Module]]
+    keys: list[Any]
+    tensors: Sequence[Callable[[], torch.Tensor | None]]
 
     @classmethod
-    def of(cls, module: torch.nn.Module) -> _Look:
-        tensors = (*module._parameters.values(), *module._buffers.values())
-        return cls(
-            weakref.ref(module),
-            _keys(module),
-            tuple(tensor if tensor is None else weakref.ref(tensor) for tensor in tensors),
-            frozenset(module._non_persistent_buffers_set),
-        )
+    def of(cls, modules: Sequence[torch.nn.Module]) -> _Look:
+        keys, tensors = _owns(modules)
+        known = [_none if tensor is None else weakref.ref(tensor) for tensor in tensors]
+        return cls([weakref.ref(module) for module in modules], keys, known)
 
     def same(self) -> bool:
-        """Whether it owns these still, by these names."""
-        module = self.module()
-        if module is None or _keys(module) != self.keys:
+        """Whether they own these still, by these names."""
+        modules = [module for known in self.modules if (module := known()) is not None]
+        if len(modules) < len(self.modules):
             return False
-        now = (*module._parameters.values(), *module._buffers.values())
-        return module._non_persistent_buffers_set == self.transient and all(
-            tensor is (known if known is None else known()) for tensor, known in zip(now, self.tensors, strict=True)
-        )
+        keys, tensors = _owns(modules)  # with equal keys there are as many tensors
+        return keys == self.keys and all(map(operator.is_, tensors, [known() for known in self.tensors]))
 
 
-def _keys(module: torch.nn.Module) -> tuple[str, ...]:
-    """Of its parameters and buffers. A scripted module's mappings cannot be iterated over themselves."""
-    return (*module._parameters.keys(), *module._buffers.keys())
+def _none() -> None:
+    """What stands for a reference to nothing."""
+
+
+def _owns(modules: Iterable[torch.nn.Module]) -> tuple[list[Any], list[torch.Tensor | None]]:
+    """All keys, a list for each module's parameters and buffers, and all tensors; it runs at every step."""
+    keys: list[Any] = []
+    tensors: list[torch.Tensor | None] = []
+    for module in modules:
+        # a scripted module's mappings cannot be iterated over themselves
+        parameters, buffers = module._parameters, module._buffers
+        keys += [*parameters.keys()], [*buffers.keys()]
+        if unsaved := module._non_persistent_buffers_set:
+            keys.append(set(unsaved))
+        tensors += parameters.values()
+        tensors += buffers.values()
+    return keys, tensors
 
 
 def _owned_by(root: Root, part: Part, module: torch.nn.Module, held: Set[int]) -> list[Owning]:

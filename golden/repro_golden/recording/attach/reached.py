@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from repro_golden.fingerprint.kinds import PLAIN_TENSORS
 from repro_golden.recording.attach.variables import NOT_HOLDERS, attributes, variables
 
 __all__ = ["Reached", "is_tensor"]
@@ -135,4 +136,5 @@ def is_tensor(value: Any) -> bool:
 
     What stands for a tensor while torch traces a program is none: it has no bytes, and its shape may be of symbols.
     """
-    return issubclass(type(value), torch.Tensor) and type(value).__module__ not in _STANDING_IN
+    kind = type(value)
+    return kind in PLAIN_TENSORS or (issubclass(kind, torch.Tensor) and kind.__module__ not in _STANDING_IN)

@@ -87,20 +87,21 @@ class Held:
         mains = self._mains()
         for name, parameter in self.parameters.items():
             grad = getattr(parameter, "main_grad", None)
-            grad = parameter.grad if grad is None else grad
-            if grad is None:
+            if grad is None and (grad := parameter.grad) is None:
                 continue
-            if grad.layout == torch.sparse_coo:
+            if grad.is_sparse:
                 out |= {f"{name}.indices": grad._indices(), f"{name}.values": grad._values()}
-            else:
+            elif mains:
                 self._put(out, places, name, grad, mains.get(id(parameter)), parameter)
-        return Reading(out, places)
+            else:
+                out[name] = grad
+        return Reading(out, places if mains else {name: p for name, p in self._places.items() if name in out})
 
     def mains(self) -> Reading:
         """The fp32 copies of parameters, or this rank's slices of them."""
         out, places = Tensors(), Places()
         mains = self._mains()
-        for name, parameter in self.parameters.items():
+        for name, parameter in self.parameters.items() if mains else ():
             main = mains.get(id(parameter))
             if main is not None and main.tensor is not None and main.tensor.dtype != parameter.dtype:
                 self._shard(out, places, name, main.tensor, parameter, main.flat)
@@ -207,8 +208,9 @@ def handed_to(optimizer: Any) -> list[Any]:
 
 def _alike(states: Mapping[Any, Any], parameters: Tensors) -> dict[str, Tensors] | None:
     """The state of parameters that all have tensors of the same kinds, as nearly always; None where they have not."""
-    held: list[Any] = [states.get(parameter) for parameter in parameters.values()]
-    if not held or any(type(values) is not dict or values.keys() != held[0].keys() for values in held):
+    known: dict[int, Any] = dict(zip(map(id, states), states.values(), strict=True))  # a tensor's hash is dear
+    held: list[Any] = [known.get(id(parameter)) for parameter in parameters.values()]
+    if set(map(type, held)) != {dict} or len(set(map(tuple, held))) > 1:
         return None
     kinds = {kind: [values[kind] for values in held] for kind in held[0]}
     if any(type(kind) is not str or set(map(type, values)) != {torch.Tensor} for kind, values in kinds.items()):
