@@ -241,7 +241,7 @@ class Bench:
 
     def _busy(self, kind: str, steps: int) -> float:
         """Seconds in which the device computes or copies in these steps."""
-        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
             for _ in range(steps):
                 self._kinds[kind]()
             self._done()
@@ -328,7 +328,6 @@ def main(samples: Path, dumps: Path, limit: float) -> None:
         sys.exit("recorded_step: the loss is not finite")
     write(
         parameters=sum(p.numel() for p in trainer.main.parameters()),
-        bytes=sum(t.numel() * t.element_size() for t in tensors.values()),
         recorded=sum(b["steps"] for b in bench.blocks if b["kind"] in RECORDED),
         fingerprints=now,
         elapsed=time.monotonic() - began,

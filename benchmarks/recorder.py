@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -17,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from repro_golden.base.observed import ALL_SIGNALS, state_after
 from repro_golden.recording.attach.run import run_traced
@@ -28,6 +31,7 @@ PROGRAM = Path(__file__).with_name("recorded_step.py")
 MIB, GIB = 1 << 20, 1 << 30
 LIMIT = 170  # seconds after which no slow rival is begun
 LIGHT = "light:10"
+USUAL = 9  # a step after which nothing was saved, and which is neither the first nor the last
 READ = ("grad", "update")  # the phases that every step has; the first also tells what it started from
 Samples = dict[str, Any]
 
@@ -69,7 +73,10 @@ def measure(path: Path, commit: str) -> None:
         check([part.rows(k) for k in range(len(part.steps))], spared, LIGHT)
     kinds = {"flowing": "light", "flowing bare": "light bare"}
     samples["blocks"] += [{**b, "kind": kinds[b["kind"]]} for b in spared["blocks"] if b["kind"] in kinds]
-    samples["trace"] = {"steps": len(trace.steps), "tensors": len(samples.pop("fingerprints")), "bytes": size}
+    rows = [row for row in trace.rows(USUAL) if row.dtype != "metric"]
+    samples["bytes"] = sum(math.prod(row.shape) * getattr(torch, row.dtype).itemsize for row in rows)
+    samples["trace"] = {"steps": len(trace.steps), "tensors": len(rows), "bytes": size}
+    samples["compared"] = len(samples.pop("fingerprints"))
     samples |= {"commit": commit, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
     path.write_text(json.dumps(samples, indent=1), encoding="utf-8")
 
@@ -247,7 +254,8 @@ def memory_row(samples: Samples) -> list[str]:
 def records(samples: Samples) -> list[str]:
     """The row of what the trace holds: `check` has seen that it is all."""
     trace = samples["trace"]
-    how = f"{trace['tensors']:,} tensors in each; the last step's fingerprints are those of the tensors in memory; "
+    how = f"{trace['tensors']:,} tensors in each; of the last step, the fingerprints of the optimizer's "
+    how += f"{samples['compared']:,} are those of the tensors in memory; "
     result = f"{trace['steps']} of {samples['recorded']}"
     size = f"{trace['bytes'] / trace['steps'] / 1024:,.0f} KiB a step"
     return ["recorded steps found in the trace", result, how + size, "all"]

@@ -75,6 +75,10 @@ def test_what_a_module_owns_is_read_as_it_is_now() -> None:
     known = [p for p in model.parameters() if p is not gain]
     found = {prefix + n: t for prefix, reading in beside.readings(7, known) for n, t in reading.tensors.items()}
     assert found["frozen/bn.gain"] is gain
+    for other in (nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))):
+        model.bn._parameters["gain"] = other
+        found = {prefix + n: t for prefix, reading in beside.readings(7, known) for n, t in reading.tensors.items()}
+        assert found["frozen/bn.gain"] is other
     model._buffers["cover"] = None
     assert not beside.changed
     assert {"buffer/cover", "frozen/bn.gain"} & read(beside, 7, model).keys() == {"frozen/bn.gain"}
