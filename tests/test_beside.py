@@ -84,6 +84,48 @@ def test_what_a_module_owns_is_read_as_it_is_now() -> None:
     assert {"buffer/cover", "frozen/bn.gain"} & read(beside, 7, model).keys() == {"frozen/bn.gain"}
 
 
+class Tagged(torch.Tensor):
+    """A tensor whose operations are its own."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> object:
+        raise NotImplementedError
+
+
+def freed() -> torch.Tensor:
+    """A tensor whose memory was given back."""
+    tensor = torch.ones(4)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+UNREADABLE = {
+    "it is a Tagged": lambda: torch.Tensor._make_subclass(Tagged, torch.ones(2)),
+    "it is on meta": lambda: torch.ones(2, device="meta"),
+    "it is nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "its layout is sparse_coo": lambda: torch.eye(3).to_sparse(),
+    "its memory was given back": freed,
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("why", UNREADABLE)
+def test_the_only_buffer_that_cannot_be_read_is_told(why: str) -> None:
+    """Among tensors that can all be read, which one look tells of all, the one that cannot is left out, with why."""
+    model, beside = Network(), Beside()
+    model.register_buffer("odd", UNREADABLE[why]())
+    found = read(beside, 3, model)
+    assert "buffer/odd" not in found and "unsaved/mask" in found
+    assert beside.unread == {"buffer/odd": why}
+
+
+def test_empty_tensors_are_read() -> None:
+    """A tensor without elements has no memory, and is none whose memory was given back."""
+    model, beside = Network(), Beside()
+    model.register_buffer("odd", torch.empty(0))
+    assert "buffer/odd" in read(beside, 3, model) and not beside.unread
+
+
 def test_a_leaf_whose_optimizer_was_let_go() -> None:
     """It is read from the first search on that finds it without one: what trained it once may be changed by hand."""
     model, prompt = Network(), nn.Parameter(torch.ones(3))

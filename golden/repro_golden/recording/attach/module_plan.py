@@ -97,10 +97,8 @@ class _Look(NamedTuple):
 
     def same(self) -> bool:
         """Whether they own these still, by these names."""
-        modules = [module for known in self.modules if (module := known()) is not None]
-        if len(modules) < len(self.modules):
-            return False
-        keys, tensors = _owns(modules)  # with equal keys there are as many tensors
+        # equal keys are of as many modules, and of as many tensors
+        keys, tensors = _owns(module for known in self.modules if (module := known()) is not None)
         return keys == self.keys and all(map(operator.is_, tensors, [known() for known in self.tensors]))
 
 
