@@ -268,6 +268,24 @@ def test_state_is_read_to_any_depth() -> None:
     assert list(leaves({"a": [1, "text", None]})) == [("a.0", 1)]
 
 
+def test_parameters_whose_states_differ_are_each_read() -> None:
+    """A kind that only some parameters have is read of these; and the order of kinds plays no part."""
+    first, second, fresh = (nn.Parameter(torch.zeros(2)) for _ in range(3))
+    optimizer = torch.optim.SGD([second, first, fresh], lr=0.1)
+    optimizer.state[second] = {"b": torch.ones(1), "a": torch.ones(2)}
+    optimizer.state[first] = {"a": torch.zeros(2), "b": torch.zeros(1)}
+    whole = Held(optimizer, {"first": first, "second": second}, {}).state()
+    assert {k: {n: t.tolist() for n, t in r.tensors.items()} for k, r in whole.items()} == {
+        "a": {"first": [0, 0], "second": [1, 1]}, "b": {"first": [0], "second": [1]},
+    }  # fmt: skip
+    optimizer.state[second]["more"] = torch.full((1,), 2.0)
+    for known in ({"first": first, "second": second}, {"first": first, "second": second, "fresh": fresh}):
+        some = Held(optimizer, known, {}).state()
+        assert {k: list(r.tensors) for k, r in some.items()} == {
+            "a": ["first", "second"], "b": ["first", "second"], "more": ["second"],
+        }  # fmt: skip
+
+
 # -- threads
 
 
