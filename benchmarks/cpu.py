@@ -5,6 +5,7 @@ Ratios are taken side by side: both sides of one run alternate in one process or
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import shutil
@@ -16,6 +17,7 @@ import time
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE
 
 from fingerprint import avalanche, collisions, speed
 
@@ -30,9 +32,9 @@ from repro_golden.trace import Trace, seal
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks" / "cpu.md"
-ROUNDS = 7
-PAIRS = 5
-"""Of whole processes, one that is recorded and one that is not."""
+ROUNDS = 5
+TURNS = 12
+"""Of two processes, one that is recorded and one that is not; the first turn warms up."""
 
 
 def main() -> None:
@@ -119,21 +121,22 @@ def recorder_overhead(case: Case, folder: Path) -> list[list[str]]:
 
 
 STEPS = """
-import statistics, time, torch
+import statistics, sys, time, torch
 torch.manual_seed(0)
 torch.set_num_threads(1)
 {model}
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-seconds = []
-for _ in range({steps}):
-    began = time.perf_counter()
-    loss = model(torch.randn({shape})).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    seconds.append(time.perf_counter() - began)
-print(statistics.median(seconds[5:]))
+for steps in sys.stdin:
+    seconds = []
+    for _ in range(int(steps)):
+        began = time.perf_counter()
+        loss = model(torch.randn({shape})).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        seconds.append(time.perf_counter() - began)
+    print(statistics.median(seconds), flush=True)
 """
 
 
@@ -141,34 +144,48 @@ PROGRAMS = {
     "4 layers of 128": (
         """layer = torch.nn.TransformerEncoderLayer(128, 4, 512, batch_first=True, dropout=0.0)
 model = torch.nn.Sequential(torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), torch.nn.Linear(128, 64))
-""", 30, "16, 64, 128", "under 5 %",
+""", 5, "16, 64, 128", "under 5 %",
     ),
     "15 layers of 16, 150 tensors": (
-        "model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(15)))", 300, "8, 16", "under 10 %",
+        "model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(15)))", 50, "8, 16", "under 10 %",
     ),
 }  # fmt: skip
-"""Programs: the model, steps, the shape of a batch, and what its recording is to cost."""
+"""Programs: the model, steps in a turn, the shape of a batch, and what its recording is to cost."""
 
 
 def attach_overhead(folder: Path, name: str) -> list[list[str]]:
-    """Step time of a program under `repro trace` over that without it: whole processes, alternating."""
+    """Step time of a program under `repro trace` over that without it: two processes that take turns."""
     model, steps, shape, goal = PROGRAMS[name]
     folder = folder / name.replace(" ", "-")
     folder.mkdir()
     program = folder / "steps.py"
-    program.write_text(STEPS.format(model=model, steps=steps, shape=shape))
+    program.write_text(STEPS.format(model=model, shape=shape))
     plain = [sys.executable, str(program)]
-    bare, traced = [], []
-    for k in range(PAIRS):
-        recorded = [sys.executable, "-m", "repro", "trace", "--out", str(folder / f"trace-{k}"), "--", *plain]
-        for times, command in ((bare, plain), (traced, recorded)):
-            done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder)
-            times.append(float(done.stdout))
-    ratios = [t / b for t, b in zip(traced, bare, strict=True)]
-    how = f"{statistics.median(bare) * 1e3:.1f} ms bare, {statistics.median(traced) * 1e3:.1f} ms recorded; ratio "
+    recorded = [sys.executable, "-m", "repro", "trace", "--out", str(folder / "trace"), "--", *plain]
+    turns: list[dict[bool, float]] = []
+    with contextlib.ExitStack() as stack:
+        sides = {
+            traced: stack.enter_context(subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, cwd=folder))
+            for traced, command in ((False, plain), (True, recorded))
+        }
+        for number in range(1 + TURNS):
+            turns.append({})
+            for traced in (False, True) if number % 2 else (True, False):
+                asked, told = sides[traced].stdin, sides[traced].stdout
+                assert asked
+                assert told
+                print(steps, file=asked, flush=True)
+                turns[-1][traced] = float(told.readline())
+        for process in sides.values():
+            process.communicate()
+            assert process.returncode == 0
+    assert len(Trace(folder / "trace").steps) == steps * len(turns)
+    bare, seen = ([turn[traced] for turn in turns[1:]] for traced in (False, True))
+    ratios = [t / b for t, b in zip(seen, bare, strict=True)]
+    how = f"{statistics.median(bare) * 1e3:.1f} ms bare, {statistics.median(seen) * 1e3:.1f} ms recorded; ratio "
     what = f"`repro trace` overhead per step, {name}, AdamW, one thread"
     return [[what, f"{statistics.median(ratios) - 1:+.1%}",
-             f"{how}{min(ratios):.3f}-{max(ratios):.3f} over {PAIRS} pairs of processes", goal]]  # fmt: skip
+             f"{how}{min(ratios):.3f}-{max(ratios):.3f} over {TURNS} turns of {steps} steps", goal]]  # fmt: skip
 
 
 OBSERVE = """
