@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from repro_golden.recording.attach.readings import Held
 from repro_golden.trace import Trace
 
 PROGRAM = """
@@ -91,3 +92,12 @@ def test_megatron_steps(tmp_path: Path, precision: str) -> None:
     assert {r.name for r in updated} == {f"exp_avg/{name}" for name in names}
     copies = {r.name for r in trace.rows(1) if r.name.startswith("main/")}
     assert copies == ({f"main/{name}" for name in names} if precision == "bf16" else set())
+
+
+def test_optimizers_of_which_a_rank_has_no_part() -> None:
+    """A chain of no optimizers, as on a rank that trains nothing, holds nothing: its state only looks like a dict."""
+    optimizers = pytest.importorskip("megatron.core.optimizer.optimizer")
+    chain = optimizers.ChainedOptimizer([])
+    held = Held(chain, {}, {})
+    assert not hasattr(chain.state, "values")
+    assert held.state() == {} and held.gradients() == held.mains() == ({}, {})

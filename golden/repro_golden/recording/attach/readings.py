@@ -208,6 +208,8 @@ def handed_to(optimizer: Any) -> list[Any]:
 
 def _alike(states: Mapping[Any, Any], parameters: Tensors) -> dict[str, Tensors] | None:
     """The state of parameters that all have tensors of the same kinds, as nearly always; None where they have not."""
+    if not parameters or not isinstance(states, dict):  # Megatron's of several optimizers only looks like one
+        return None
     known: dict[int, Any] = dict(zip(map(id, states), states.values(), strict=True))  # a tensor's hash is dear
     held: list[Any] = [known.get(id(parameter)) for parameter in parameters.values()]
     if set(map(type, held)) != {dict} or len(set(map(tuple, held))) > 1:
