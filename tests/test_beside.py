@@ -10,6 +10,7 @@ import sys
 import threading
 import types
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,10 @@ def test_what_a_module_owns_is_read_as_it_is_now() -> None:
         model.bn._parameters["gain"] = other
         found = {prefix + n: t for prefix, reading in beside.readings(7, known) for n, t in reading.tensors.items()}
         assert found["frozen/bn.gain"] is other
+    del model.bn._parameters["bias"]
+    model.bn._buffers = {"gain": model.bn._parameters.pop("gain"), **model.bn._buffers}
+    assert read(beside, 7, model)["buffer/bn.gain"] is other
+    model.bn._parameters["gain"] = model.bn._buffers.pop("gain")
     model._buffers["cover"] = None
     assert not beside.changed
     assert {"buffer/cover", "frozen/bn.gain"} & read(beside, 7, model).keys() == {"frozen/bn.gain"}
@@ -124,6 +129,19 @@ def test_empty_tensors_are_read() -> None:
     model, beside = Network(), Beside()
     model.register_buffer("odd", torch.empty(0))
     assert "buffer/odd" in read(beside, 3, model) and not beside.unread
+
+
+def test_a_buffer_without_elements_in_vmap_is_read() -> None:
+    """What stands for a tensor there shows no memory, and needs none."""
+    model, beside, found = Network(), Beside(), set[str]()
+
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        model.register_buffer("odd", x)
+        found.update(read(beside, 3, model))
+        return x
+
+    torch.func.vmap(inside)(torch.empty(2, 0))
+    assert {"buffer/odd", "unsaved/mask"} <= found and not beside.unread
 
 
 def test_a_leaf_whose_optimizer_was_let_go() -> None:
@@ -284,6 +302,26 @@ def test_parameters_whose_states_differ_are_each_read() -> None:
         assert {k: list(r.tensors) for k, r in some.items()} == {
             "a": ["first", "second"], "b": ["first", "second"], "more": ["second"],
         }  # fmt: skip
+
+
+class Lent(dict[torch.Tensor, dict[str, torch.Tensor]]):
+    """A state that gives other values than it holds, and does not tell all of its keys."""
+
+    def get(self, key: torch.Tensor, default: object = None) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        """A hundred times what it holds."""
+        del default
+        return {name: tensor * 100 for name, tensor in self[key].items()}
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(())
+
+
+def test_a_state_that_answers_otherwise_than_it_holds() -> None:
+    """Of a kind of mapping that is not Python's own, what it gives for a parameter is read."""
+    parameter = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    optimizer.state = Lent({parameter: {"a": torch.ones(1)}})  # type: ignore[assignment]
+    assert Held(optimizer, {"w": parameter}, {}).state()["a"].tensors == {"w": torch.full((1,), 100.0)}
 
 
 # -- threads

@@ -192,8 +192,8 @@ def test_later_steps_see_what_is_there_then() -> None:
     assert list(map(id, memory.free)) == room and list(memory.prepared) == tables
 
 
-def test_the_tables_of_the_last_two_steps_stay_and_the_oldest_others_go() -> None:
-    """Tables that the device holds are bounded in number and bytes, but for those that the last two steps asked for."""
+def test_the_tables_of_the_last_turns_stay_and_the_oldest_others_go() -> None:
+    """Tables that the device holds are bounded in number and bytes, at some more for those of the last turns."""
     made: list[int] = []
 
     def make(table: Table) -> Table:
@@ -203,20 +203,27 @@ def test_the_tables_of_the_last_two_steps_stay_and_the_oldest_others_go() -> Non
     tables = _Tables(make, lambda table: table.nbytes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("repro_golden.fingerprint.gpu._BYTES", 40)  # five tables of eight bytes
+        patch.setattr("repro_golden.fingerprint.gpu._TURNS", 2)
         for step in range(6):
             for number in (0, 10 + step, 20 + step):  # one of every step, and two of this
                 assert tables.of(np.array([number])).tolist() == [number]
-            tables.stepped()
+            tables.read()
         assert made.count(0) == 1 and len(made) == 13
         assert {int.from_bytes(key, "little") for key in tables} == {0, 14, 15, 24, 25}
         for number in range(9):  # more than there is room for, in each of two steps
             tables.of(np.array([100 + number]))
-        tables.stepped()
+        tables.read()
         count = len(made)
         for number in range(9):
             tables.of(np.array([100 + number]))
-        tables.stepped()
+        tables.read()
         assert len(made) == count and len(list(tables)) == 9
+        for number in range(100):  # which nobody reads
+            tables.of(np.array([200 + number]))
+        assert len(list(tables)) == 20
+        patch.setattr("repro_golden.fingerprint.gpu._KEPT", 4)
+        tables.of(np.array([200]))
+        assert len(list(tables)) == 16
 
 
 @kernels

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -31,6 +32,8 @@ _ROW = 1 << 11  # a row of so many words is a piece by itself
 _SHAPES = {False: (16, 4), True: (8, 8)}  # blocks in flight and warps, without and with statistics
 _OF_ROWS = (2, 4)
 _KEPT, _BYTES = 256, 24 << 20  # tables of jobs, and of words, that stay on the device, and their bytes
+_TURNS = 6  # those of the last turns stay also beyond that: a step is one, and each file and number that it brings late
+_MOST = 4  # times as many in any case, for what is asked for may never be read
 _ROOM = 1 << 16  # results that a step's chunk holds at first
 
 
@@ -65,8 +68,8 @@ class _Tables(Generic[_Made]):
 
     def __init__(self, make: Callable[[Table], _Made], size: Callable[[_Made], int]) -> None:
         self._make, self._size = make, size
-        self._kept: OrderedDict[bytes, tuple[_Made, int]] = OrderedDict()  # and the step that asked for it last
-        self._bytes = self._step = 0
+        self._kept: OrderedDict[bytes, tuple[_Made, int]] = OrderedDict()  # and the turn that asked for it last
+        self._bytes = self._turn = 0
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._kept)
@@ -78,15 +81,20 @@ class _Tables(Generic[_Made]):
         if made is None:
             made = self._make(table)
             self._bytes += self._size(made)
-        self._kept[key] = made, self._step
+        self._kept[key] = made, self._turn
+        self._drop(_MOST)
         return made
 
-    def stepped(self) -> None:
-        """A step is read: of what neither it nor the one before asked for, the oldest goes where there is too much."""
-        self._step += 1
-        while len(self._kept) > _KEPT or self._bytes > _BYTES:
+    def read(self) -> None:
+        """Results are read: what the last turns did not ask for goes, the oldest first, where there is too much."""
+        self._turn += 1
+        self._drop(1, before=self._turn - _TURNS)
+
+    def _drop(self, times: int, before: float = math.inf) -> None:
+        """Let the oldest go as long as there is so many times too much, of those that were asked for before a turn."""
+        while len(self._kept) > times * _KEPT or (self._bytes > times * _BYTES and len(self._kept) > 1):
             key, (made, last) = next(iter(self._kept.items()))
-            if last >= self._step - 2:
+            if last >= before:
                 break
             self._bytes -= self._size(made)  # kernels in flight read it in stream order, so its memory may go now
             del self._kept[key]
@@ -117,8 +125,8 @@ class _Memory:
         """Chunks of a step that is read. One that needed several gets a chunk for all the next time: one copy home."""
         self._size = max(self._size, 1 << (sum(c.used for c in chunks) - 1).bit_length() if chunks else 0)
         self.free += chunks
-        self.prepared.stepped()
-        self.fetched.stepped()
+        self.prepared.read()
+        self.fetched.read()
 
     def _prepare(self, jobs: Table) -> _Prepared:
         """Jobs as pieces on the device."""

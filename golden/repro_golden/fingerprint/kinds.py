@@ -36,7 +36,7 @@ __all__ = [
 NONE, F32, BF16, F16, F64, BYTES, I16, U16, I32, U32, I64, U64 = range(12)
 """No statistics; floating-point formats; one byte looked up in a table; integers. Complex numbers are their parts."""
 
-PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter}
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 """Types whose tensors are memory with a shape, and no more, where they are strided."""
 NUMBERS = {
     F32: torch.float32, BF16: torch.bfloat16, F16: torch.float16, F64: torch.float64, BYTES: torch.uint8,

@@ -165,7 +165,7 @@ def _put(kept: OrderedDict[tuple[object, ...], _Kept], key: tuple[object, ...], 
 
 def _appearance(tensors: Sequence[torch.Tensor]) -> list[object] | None:
     """All that a recipe rests on beside addresses; None for a list with tensors that are not plain."""
-    if not set(map(type, tensors)) <= PLAIN_TENSORS or set(map(_layout, tensors)) != {torch.strided}:
+    if not set(map(type, tensors)).issubset(PLAIN_TENSORS) or set(map(_layout, tensors)) != {torch.strided}:
         return None
     if any(map(torch.Tensor.is_conj, tensors)) or any(map(torch.Tensor.is_neg, tensors)):
         return None

@@ -101,7 +101,7 @@ class Signals:
             return
         group: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"": value}
         where = placement if isinstance(value, Mapping) else {"": placement}
-        if not set(map(type, group.values())) <= PLAIN_TENSORS:  # else there is nothing to look for
+        if not set(map(type, group.values())).issubset(PLAIN_TENSORS):  # else there is nothing to look for
             for key, tensor in group.items():
                 if not isinstance(tensor, torch.Tensor):
                     raise ReproError(

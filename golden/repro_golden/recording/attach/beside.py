@@ -438,10 +438,13 @@ def unreadable(tensor: torch.Tensor) -> str:
 
 def all_readable(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether `unreadable` has nothing against any, seen at once; where it is False, each must be asked."""
-    return (
-        set(map(type, tensors)) <= PLAIN_TENSORS
-        and not any(map(_is_nested, tensors))
-        and set(map(_layout, tensors)) <= {torch.strided}
-        and {device.type for device in set(map(_device, tensors))} <= _DEVICES
-        and all(map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors)))
-    )
+    try:
+        return (
+            set(map(type, tensors)).issubset(PLAIN_TENSORS)
+            and not any(map(_is_nested, tensors))
+            and set(map(_layout, tensors)) <= {torch.strided}
+            and {device.type for device in set(map(_device, tensors))} <= _DEVICES
+            and all(map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors)))
+        )
+    except RuntimeError:  # what stands for a tensor in `vmap` shows no memory, also where it has no elements
+        return False

@@ -7,7 +7,7 @@ import fnmatch
 import hashlib
 import operator
 import weakref
-from collections import Counter, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -95,7 +95,9 @@ class Held:
                 self._put(out, places, name, grad, mains.get(id(parameter)), parameter)
             else:
                 out[name] = grad
-        return Reading(out, places if mains else {name: p for name, p in self._places.items() if name in out})
+                if name in self._places:
+                    places[name] = self._places[name]
+        return Reading(out, places)
 
     def mains(self) -> Reading:
         """The fp32 copies of parameters, or this rank's slices of them."""
@@ -206,9 +208,13 @@ def handed_to(optimizer: Any) -> list[Any]:
     return [optimizer] if own - held or optimizer.state or Held(optimizer, {}, {}).state() else inner
 
 
+_DICTS = (dict, defaultdict, OrderedDict)
+"""Whose values are those that they give by key: what derives from them may answer otherwise."""
+
+
 def _alike(states: Mapping[Any, Any], parameters: Tensors) -> dict[str, Tensors] | None:
     """The state of parameters that all have tensors of the same kinds, as nearly always; None where they have not."""
-    if not parameters or not isinstance(states, dict):  # Megatron's of several optimizers only looks like one
+    if not parameters or type(states) not in _DICTS:  # Megatron's of several optimizers only looks like one
         return None
     known: dict[int, Any] = dict(zip(map(id, states), states.values(), strict=True))  # a tensor's hash is dear
     held: list[Any] = [known.get(id(parameter)) for parameter in parameters.values()]
