@@ -85,8 +85,8 @@ def test_scripted_modules(recorded: Recorded) -> None:
     layers = [f"layers.{n}" for n in NETWORK]
     assert [names(trace, step, "grad") for step in range(4)] == [layers] * 4
     held = [{row.name: row.fingerprint for row in trace.rows(step)} for step in range(4)]
-    assert len({step["buffer/Net/seen"] for step in held}) == 4
-    assert len({step["frozen/Net/frozen.weight"] for step in held}) == 1
+    assert len({step["buffer/model/seen"] for step in held}) == 4
+    assert len({step["frozen/model/frozen.weight"] for step in held}) == 1
 
 
 def test_a_step_that_the_scaler_skips_is_a_step(recorded: Recorded) -> None:

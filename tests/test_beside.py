@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from beside_kit import Network, read
 from torch import nn
 
 from repro_golden.base.errors import ReproError
@@ -34,114 +35,10 @@ from repro_golden.trace.model import RECORDER
 from repro_golden.trace.writer import digest_row, metric_row
 
 
-class Network(nn.Module):
-    """A linear layer whose statistics are normalized, and a mask that no checkpoint holds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.bn = nn.Linear(3, 4), nn.BatchNorm1d(4)
-        self.register_buffer("mask", torch.ones(4), persistent=False)
-
-
-def read(beside: Beside, step: int, model: nn.Module) -> dict[str, torch.Tensor]:
-    """All that is read, by its whole name."""
-    found = beside.readings(step, list(model.parameters()))
-    return {prefix + name: tensor for prefix, reading in found for name, tensor in reading.tensors.items()}
-
-
 def read_end(beside: Beside, model: nn.Module) -> set[str]:
     """The names of all that is read at the end."""
     found = beside.readings(3, list(model.parameters()), end=True)
     return {prefix + name for prefix, reading in found for name in reading.tensors}
-
-
-def test_what_a_module_owns_is_read_as_it_is_now() -> None:
-    """Between searches too, and where no hook of torch's is told: another tensor, name, kind, memory, another owner."""
-    model, beside = Network(), Beside()
-    assert read(beside, 4, model)["unsaved/mask"] is model.mask
-    assert not beside.changed  # and 5, 6 and 7 are no powers of two: nothing is searched below
-    for other in (torch.zeros(4), torch.zeros(5)):
-        model._buffers["mask"] = other
-        assert read(beside, 5, model)["unsaved/mask"] is other
-    model._non_persistent_buffers_set.discard("mask")
-    assert "buffer/mask" in read(beside, 5, model)
-    model._buffers["cover"] = model._buffers.pop("mask")
-    assert read(beside, 6, model)["buffer/cover"] is other
-    other.untyped_storage().resize_(0)
-    assert "buffer/cover" not in read(beside, 6, model)
-    assert "buffer/cover" in beside.unread
-    other.untyped_storage().resize_(20)
-    assert read(beside, 6, model)["buffer/cover"] is other
-    model.bn._parameters["gain"] = gain = nn.Parameter(torch.ones(2))
-    known = [p for p in model.parameters() if p is not gain]
-    found = {prefix + n: t for prefix, reading in beside.readings(7, known) for n, t in reading.tensors.items()}
-    assert found["frozen/bn.gain"] is gain
-    for other in (nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))):
-        model.bn._parameters["gain"] = other
-        found = {prefix + n: t for prefix, reading in beside.readings(7, known) for n, t in reading.tensors.items()}
-        assert found["frozen/bn.gain"] is other
-    del model.bn._parameters["bias"]
-    model.bn._buffers = {"gain": model.bn._parameters.pop("gain"), **model.bn._buffers}
-    assert read(beside, 7, model)["buffer/bn.gain"] is other
-    model.bn._parameters["gain"] = model.bn._buffers.pop("gain")
-    model._buffers["cover"] = None
-    assert not beside.changed
-    assert {"buffer/cover", "frozen/bn.gain"} & read(beside, 7, model).keys() == {"frozen/bn.gain"}
-
-
-class Tagged(torch.Tensor):
-    """A tensor whose operations are its own."""
-
-    @classmethod
-    def __torch_dispatch__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> object:
-        raise NotImplementedError
-
-
-def freed() -> torch.Tensor:
-    """A tensor whose memory was given back."""
-    tensor = torch.ones(4)
-    tensor.untyped_storage().resize_(0)
-    return tensor
-
-
-UNREADABLE = {
-    "it is a Tagged": lambda: torch.Tensor._make_subclass(Tagged, torch.ones(2)),
-    "it is on meta": lambda: torch.ones(2, device="meta"),
-    "it is nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-    "its layout is sparse_coo": lambda: torch.eye(3).to_sparse(),
-    "its memory was given back": freed,
-}
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("why", UNREADABLE)
-def test_the_only_buffer_that_cannot_be_read_is_told(why: str) -> None:
-    """Among tensors that can all be read, which one look tells of all, the one that cannot is left out, with why."""
-    model, beside = Network(), Beside()
-    model.register_buffer("odd", UNREADABLE[why]())
-    found = read(beside, 3, model)
-    assert "buffer/odd" not in found and "unsaved/mask" in found
-    assert beside.unread == {"buffer/odd": why}
-
-
-def test_empty_tensors_are_read() -> None:
-    """A tensor without elements has no memory, and is none whose memory was given back."""
-    model, beside = Network(), Beside()
-    model.register_buffer("odd", torch.empty(0))
-    assert "buffer/odd" in read(beside, 3, model) and not beside.unread
-
-
-def test_a_buffer_without_elements_in_vmap_is_read() -> None:
-    """What stands for a tensor there shows no memory, and needs none."""
-    model, beside, found = Network(), Beside(), set[str]()
-
-    def inside(x: torch.Tensor) -> torch.Tensor:
-        model.register_buffer("odd", x)
-        found.update(read(beside, 3, model))
-        return x
-
-    torch.func.vmap(inside)(torch.empty(2, 0))
-    assert {"buffer/odd", "unsaved/mask"} <= found and not beside.unread
 
 
 def test_a_leaf_whose_optimizer_was_let_go() -> None:

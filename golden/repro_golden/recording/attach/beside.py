@@ -242,10 +242,13 @@ class Beside:
         alone = sum(stepped for _, stepped, _ in roots) == 1
         names = self._called.of([root for root, _, _ in roots], "")
         self._plan = ModulePlan()
-        self._roots = [
-            Root("" if stepped and alone else name, stepped, holders)
-            for (name, _), (_, stepped, holders) in zip(names, roots, strict=True)
+        named = [
+            (name.partition("#")[0] == type(root).__name__, Root("" if stepped and alone else name, stepped, holders))
+            for (name, root), (_, stepped, holders) in zip(names, roots, strict=True)
         ]
+        # a tensor of several is read as that of one that has a name: the order in which the collector knows them says
+        # when it last ran
+        self._roots = [root for _, root in sorted(named, key=lambda pair: pair[0])]
 
     def _find_leaves(self, tensors: Iterable[torch.Tensor], owned: set[int], trained: set[int]) -> None:
         before = [leaf() for _, leaf in self._leaves]
