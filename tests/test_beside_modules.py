@@ -123,3 +123,32 @@ def test_tensors_of_several_modules_have_the_name_of_a_variable(collected: bool)
     finally:
         gc.enable()
     assert found["unsaved/model/mask"] is model.mask and not any("Twin" in name for name in found)
+
+
+class Critic(nn.Linear):
+    """A module that only a tuple in a list holds, so that no variable leads to it by name."""
+
+
+@pytest.mark.parametrize("collected", [False, True])
+def test_what_has_no_name_is_numbered_as_it_was_made(collected: bool) -> None:
+    """Also where the collector ran meanwhile: two recordings of one program must not have these names changed round."""
+    model, beside, held = Network(), Beside(), list[tuple[Critic, torch.Tensor]]()
+
+    def make() -> None:
+        held.append((Critic(2, 1), torch.ones(1, requires_grad=True)))
+
+    gc.disable()
+    try:
+        make()
+        if collected:
+            gc.collect()
+        make()
+        read(beside, 0, model)
+        found = read(beside, 1, model)  # a leaf is read that was there before
+    finally:
+        gc.enable()
+    assert found["module/Critic/weight"] is held[0][0].weight
+    assert found["module/Critic#1/weight"] is held[1][0].weight
+    names = {id(tensor): name for name, tensor in found.items()}
+    first, second = (int(names[id(leaf)].partition("#")[2] or 0) for _, leaf in held)
+    assert first < second

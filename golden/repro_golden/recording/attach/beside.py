@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import operator
 import sys
 import weakref
@@ -357,7 +358,8 @@ class _Alive(NamedTuple):
         """Look."""
         places: tuple[list[Any], ...] = ([], [], [], [], [])
         kinds: dict[type, int] = {}
-        for item in gc.get_objects():
+        # the oldest generation first: so they come as they were made, whenever the collector ran
+        for item in itertools.chain.from_iterable(map(gc.get_objects, (2, 1, 0))):
             known = kinds.get(type(item))
             if known is None:
                 known = kinds[type(item)] = _kind(type(item))
