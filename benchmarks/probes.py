@@ -61,10 +61,7 @@ def main() -> None:
 
 
 def measured(root: Path, about: dict[str, Any]) -> dict[str, list[float]]:
-    """Seconds of the program alone, of the search's first probe, and of its others.
-
-    The first probe makes the worktree and what Python compiles.
-    """
+    """Seconds of the program alone, of the search's first probe, and of those others that made all of its steps."""
     command = [sys.executable, "train.py"]
     history(root, about)
     out: dict[str, list[float]] = {"alone": [], "first": [], "others": []}
@@ -77,8 +74,8 @@ def measured(root: Path, about: dict[str, Any]) -> dict[str, list[float]]:
         if done.returncode != 0 or moved not in done.stdout:
             sys.exit(f"probes: the culprit {moved} was not named:\n{done.stdout}{done.stderr}")
         first, *others = probes(root)[known:]
-        out["first"].append(first)
-        out["others"] += others
+        out["first"].append(first["seconds"])
+        out["others"] += [probe["seconds"] for probe in others if probe["steps"] == about["steps"]]
         out["alone"].append(alone(command, root))
     return out
 
@@ -96,9 +93,8 @@ def history(root: Path, about: dict[str, Any]) -> None:
 
 def git(root: Path, *arguments: str) -> str:
     """What git prints."""
-    return subprocess.run(
-        ["git", *arguments], cwd=root, capture_output=True, text=True, check=True
-    ).stdout.strip()  # fmt: skip
+    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def alone(command: list[str], root: Path) -> float:
@@ -108,11 +104,11 @@ def alone(command: list[str], root: Path) -> float:
     return time.perf_counter() - began
 
 
-def probes(root: Path) -> list[float]:
-    """Seconds of all probes in the journal, each from the checkout of its commit to its trace."""
+def probes(root: Path) -> list[dict[str, Any]]:
+    """All probes in the journal; `seconds` of each go from the checkout of its commit to its trace."""
     journal = root / ".git" / "repro" / "journal.jsonl"
     lines = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
-    return [json.loads(line)["seconds"] for line in lines]
+    return [json.loads(line) for line in lines]
 
 
 def row(name: str, seconds: dict[str, list[float]]) -> list[str]:
@@ -137,8 +133,8 @@ def page(rows: list[list[str]]) -> str:
             "# What a probe costs",
             "",
             "Written by `python benchmarks/probes.py`. A probe is timed from the checkout of its commit to its trace,",
-            "the program from its start to its end; both take turns, and medians are compared. A probe",
-            "ends as soon as it is known to be bad: those of the second program make a few of their 30 steps.",
+            "the program from its start to its end; both take turns, and medians are compared. Probes of bad commits",
+            "end before the program does: only those that made all steps are counted.",
             "",
             *(f"- {fact}" for fact in facts),
             "",
