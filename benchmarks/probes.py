@@ -135,7 +135,7 @@ def page(rows: list[list[str]]) -> str:
             "",
             "Written by `python benchmarks/probes.py`. A probe is timed from the checkout of its commit to its trace,",
             "the program from its start to its end; both take turns, and medians are compared. A search's first",
-            "probe makes all steps of GOOD; the others make those that decide, here the first, and end then.",
+            "probe makes all steps of GOOD; the others make those that decide, here one or two, and end then.",
             "",
             *(f"- {fact}" for fact in facts),
             "",
