@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -33,19 +35,27 @@ def less(a: Lanes, b: Lanes) -> Lanes:
 
 @st.composite
 def jobs(draw: st.DrawFn) -> list[int]:
-    """A job over 4 KiB: one stretch with a tail, or several rows that may overlap."""
+    """A job over 4 KiB: one stretch with a tail, or several rows that may overlap, or rows of scattered elements."""
     rows = draw(st.integers(1, 7))
     words, tail = draw(st.integers(0 if rows == 1 else 1, 60)), draw(st.integers(0, 7)) if rows == 1 else 0
     offset, stride = draw(st.integers(0, 99)), draw(st.integers(0, 500))
     first, step = draw(st.integers(0, 2**40)), draw(st.integers(0, 99))
-    return [offset, rows, words, stride, first, step, tail, draw(st.integers(0, 3)), *kind_of(torch.uint8)]
+    item, pitch = draw(st.sampled_from([(0, 0), *itertools.product((1, 2, 4, 8), (0, 1, 2, 6, 9))]))
+    if item:
+        words, tail, stride = words % 30, 0, stride % 9
+    slot = draw(st.integers(0, 3))
+    return [offset, rows, words, stride, first, step, tail, slot, *kind_of(torch.uint8), item, pitch]
 
 
-def words_of(job: list[int]) -> list[tuple[int, int, int, int]]:
-    """Address, bytes, index and slot of each word that a job reads."""
-    address, rows, words, stride, first, step, tail, slot = job[:8]
-    found = [(address + r * stride + 8 * w, 8, first + r * step + w, slot) for r in range(rows) for w in range(words)]
-    return found + [(address + 8 * words, tail, first + words, slot)] * (tail > 0)
+def words_of(job: list[int]) -> list[tuple[list[int], int, int, int]]:
+    """Addresses of its parts, their bytes, index and slot of each word that a job reads."""
+    address, rows, words, stride, first, step, tail, slot, *_, item, pitch = job
+    item, pitch = (item, pitch) if item else (8, 8)
+    read = []
+    for r, w in itertools.product(range(rows), range(words)):
+        parts = [address + r * stride + k * pitch for k in range(8 // item * w, 8 // item * (w + 1))]
+        read.append((parts, item, first + r * step + w, slot))
+    return read + [([address + 8 * words], tail, first + words, slot)] * (tail > 0)
 
 
 def carried_out(table: backends.Table, content: np.ndarray) -> list[list[float]]:
@@ -69,6 +79,19 @@ def test_split_work_is_the_same_work(given: list[list[int]], piece: int) -> None
     assert sorted(before) == sorted(after)
     content = np.random.default_rng(piece).integers(0, 256, 4096, np.uint8)
     assert carried_out(table, content) == carried_out(pieces, content)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_scattered_elements_are_read_where_they_lie(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transposed, permuted, expanded and skipping views are read without a copy: as what a copy of them holds."""
+    x = torch.randn(12, 80, 72, generator=torch.Generator().manual_seed(1)).mul(9).to(dtype)
+    views = [x[0].T, x.permute(2, 0, 1), x.permute(0, 2, 1), x[:, :, ::2], x[0, :, :1].expand(80, 72), x[..., 5]]
+    copies = [scan(v.clone(memory_format=torch.contiguous_format)) for v in views]
+    monkeypatch.setattr(Cpu, "buffer", lambda _: pytest.fail("copied"))
+    for read, copied in zip(map(scan, views), copies, strict=True):
+        assert math.isclose(read.l2, copied.l2, rel_tol=1e-12)
+        read.l2 = copied.l2  # of which the order of the sum is another
+        assert read == copied
 
 
 def test_threads_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +126,7 @@ def test_cores_are_shared_between_the_ranks_of_a_machine(monkeypatch: pytest.Mon
 def test_threads_that_fingerprint_at_once_do_not_meet() -> None:
     """Threads of a trainer may fingerprint at the same time, also tensors that are copied together first."""
     generator = torch.Generator().manual_seed(1)
-    tensors = [torch.randn(1000, 1601, generator=generator).T for _ in range(8)]
+    tensors = [torch.randn(1001, 1600, generator=generator).T for _ in range(8)]
     expected = [fingerprint(t) for t in tensors]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(fingerprint, tensors * 3)) == expected * 3

@@ -27,6 +27,7 @@ from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import Collector, dtype_name, fingerprint, gpu, merge, scan
 from repro_golden.fingerprint.backends import Table
 from repro_golden.fingerprint.gpu import Gpu, _memory, _Tables
+from repro_golden.fingerprint.kinds import NONE, WIDTHS
 from repro_golden.fingerprint.placement import box, padding, stack
 from repro_golden.fingerprint.tensors import Singles
 
@@ -79,11 +80,13 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_here(kind: int) -> None:
 
     from repro_golden.fingerprint import _triton
 
-    for rows, aligned in itertools.product((False, True), (1, 8, 16)):
+    scattered = [i for i in (1, 2, 4, 8) if kind == NONE or i in (WIDTHS[kind], 2 * WIDTHS[kind])]
+    ways = [*itertools.product((0, 1), (1, 8, 16), [0], [0]), *itertools.product([1], [1], scattered, (0, 1))]
+    for rows, aligned, item, across in ways:
         unroll, warps = gpu._OF_ROWS if rows else gpu._SHAPES[kind > 0]
         constants = {
-            "KIND": kind, "WIDTH": 5 if kind else 2, "ROWS": rows, "ALIGNED": aligned, "BLOCK": 256, "UNROLL": unroll,
-            "STEP": gpu._step(256),
+            "KIND": kind, "WIDTH": 5 if kind else 2, "ROWS": rows, "ALIGNED": aligned, "ITEM": item, "ACROSS": across,
+            "BLOCK": 256, "UNROLL": unroll, "STEP": gpu._step(256),
         }  # fmt: skip
         pointers = {"table": "*i64", "out": "*i64", "luts": "*fp64", "begin": "i32"}
         source = ASTSource(
@@ -126,9 +129,12 @@ def test_any_views_of_mixed_dtypes(given: list[View]) -> None:
 @pytest.mark.parametrize("name", ["uint8", "bfloat16", "float32", "complex64"])
 def test_views_of_several_pieces(name: str) -> None:
     """Flat, transposed, expanded, permuted and skipping views, and rows of a wider matrix, each of several pieces."""
-    shapes = [[3001], [70, 50], [40, 96], [40, 96], [60, 72], [9, 20, 24], [900], [], [3, 0]]
-    strides = [[1], [1, 70], [0, 1], [1, 0], [80, 1], [24, 300, 1], [3], [], [1, 1]]
-    agree([view(getattr(torch, name), *v) for v in zip(shapes, strides, [3, 0, 8, 1, 5, 0, 1, 5, 0], strict=True)])
+    shapes = [[3001], [70, 50], [40, 96], [40, 96], [60, 72], [9, 20, 24], [900], [], [3, 0],
+              [40, 32], [7, 160], [3, 20, 24], [6, 15, 16], [1200]]  # fmt: skip
+    strides = [[1], [1, 70], [0, 1], [1, 0], [80, 1], [24, 300, 1], [3], [], [1, 1],
+               [1, 40], [1, 7], [1, 60, 3], [240, 1, 15], [2]]  # fmt: skip
+    offsets = [3, 0, 8, 1, 5, 0, 1, 5, 0, 1, 0, 3, 0, 2]
+    agree([view(getattr(torch, name), *v) for v in zip(shapes, strides, offsets, strict=True)])
 
 
 @kernels

@@ -19,11 +19,15 @@ def test_numpy_serves_where_numba_is_missing(dtype: torch.dtype) -> None:
     memory = np.random.default_rng(1).integers(0, 256, 40_000, dtype=np.uint8)
     kind, lut = kinds.kind_of(dtype)
     at = memory.ctypes.data
-    jobs = [[at + 3, 3, 401, 4004, 7, 501, 0, 0, kind, lut], [at, 1, 11, 0, 0, 0, 0, 1, kind, lut],
-            [at + 1, 1, 0, 0, 5, 0, 0, 2, kind, lut], [at, 1, 3, 0, 2, 0, 5, 3, 0, 0]]  # fmt: skip
+    item = min(dtype.itemsize, 8)
+    jobs = [[at + 3, 3, 401, 4004, 7, 501, 0, 0, kind, lut, 0, 0], [at, 1, 11, 0, 0, 0, 0, 1, kind, lut, 0, 0],
+            [at + 1, 1, 0, 0, 5, 0, 0, 2, kind, lut, 0, 0], [at, 1, 3, 0, 2, 0, 5, 3, 0, 0, 0, 0],
+            [at + 5, 90, 40, item, 7, 40, 0, 4, kind, lut, item, 91],
+            [at + 2, 3, 400, 900, 1, 7, 0, 5, kind, lut, 1, 2],
+            [at + 2, 1, 300, 0, 9, 0, 0, 6, kind, lut, item, 0]]  # fmt: skip
     found = []
     for module in (_numba, _numpy):
-        sums, stats, words = np.zeros((4, 2), np.uint64), np.zeros((4, 3)), np.zeros(8, np.uint64)
+        sums, stats, words = np.zeros((7, 2), np.uint64), np.zeros((7, 3)), np.zeros(8, np.uint64)
         module.run(np.array(jobs), kinds.luts(), sums, stats)
         module.gather(np.array([[at + k, k + 1] for k in range(8)]), words)
         found.append((sums.tolist(), stats[:, :2].tolist(), words.tolist(), stats[:, 2].tolist()))

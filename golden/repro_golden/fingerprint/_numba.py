@@ -30,6 +30,8 @@ _C1, _C2, _C3, _C4 = np.uint64(C1), np.uint64(C2), np.uint64(C3), np.uint64(C4)
 _S3, _S29, _S32, _S33, _ONE = np.uint64(3), np.uint64(29), np.uint64(32), np.uint64(33), np.uint64(1)
 _NEAR = 4096
 """Words (32 KiB) that are mixed and then, still in the cache, measured."""
+_LINE = 64
+"""Elements that lie close together and are read together."""
 
 Table = npt.NDArray[np.int64]
 
@@ -45,22 +47,28 @@ def _same(value: int) -> ir.Constant:
     return ir.Constant(_VECTOR, [value & MASK] * _WIDTH)
 
 
+def _spread(builder: Any, value: Any) -> Any:
+    """A vector of one value."""
+    empty = ir.Constant(_VECTOR, ir.Undefined)
+    first = builder.insert_element(empty, value, ir.Constant(_I32, 0))
+    return builder.shuffle_vector(first, empty, ir.Constant(ir.VectorType(_I32, _WIDTH), [0] * _WIDTH))
+
+
 @intrinsic
-def _mix_blocks(_: Any, address: Any, blocks: Any, key: Any) -> Any:
-    """Both lanes of ``blocks * _BLOCK`` words from `address` on, any alignment; `key` is the first word's key."""
-    signature = types.UniTuple(types.uint64, 2)(types.uint64, types.int64, types.uint64)
-    del address, blocks, key
+def _mix_blocks(_: Any, address: Any, blocks: Any, key: Any, step: Any) -> Any:
+    """Both lanes of ``blocks * _BLOCK`` words from `address` on, any alignment, with keys from `key` on by `step`."""
+    signature = types.UniTuple(types.uint64, 2)(types.uint64, types.int64, types.uint64, types.uint64)
+    del address, blocks, key, step
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        address, blocks, key = arguments
+        address, blocks, *parts = arguments
         base = builder.inttoptr(address, _VECTOR.as_pointer())
-        first = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), key, ir.Constant(_I32, 0))
-        spread = ir.Constant(ir.VectorType(_I32, _WIDTH), [0] * _WIDTH)
-        first = builder.shuffle_vector(first, ir.Constant(_VECTOR, ir.Undefined), spread)
+        first, step = (_spread(builder, part) for part in parts)
+        further = builder.mul(step, _same(_BLOCK))
         sums, keys = [], []
         for u in range(_UNROLL):
-            steps = ir.Constant(_VECTOR, [(u * _WIDTH + j) * C1 & MASK for j in range(_WIDTH)])
-            keys.append(cgutils.alloca_once_value(builder, builder.add(first, steps)))
+            places = ir.Constant(_VECTOR, list(range(u * _WIDTH, (u + 1) * _WIDTH)))
+            keys.append(cgutils.alloca_once_value(builder, builder.add(first, builder.mul(step, places))))
             sums.append([cgutils.alloca_once_value(builder, _same(0)) for _ in "ab"])
         with cgutils.for_range(builder, blocks, intp=_I64) as loop:
             for u in range(_UNROLL):
@@ -69,7 +77,7 @@ def _mix_blocks(_: Any, address: Any, blocks: Any, key: Any) -> Any:
                 word.align = 1
                 for total, mixed in zip(sums[u], _mixed(builder, word, builder.load(keys[u])), strict=True):
                     builder.store(builder.add(builder.load(total), mixed), total)
-                builder.store(builder.add(builder.load(keys[u]), _same(_BLOCK * C1)), keys[u])
+                builder.store(builder.add(builder.load(keys[u]), further), keys[u])
         lanes = []
         for lane in range(2):
             total = _same(0)
@@ -116,7 +124,8 @@ def _loader(result: Any, bits: int) -> Any:
     return load
 
 
-_load8, _load64 = _loader(types.uint8, 8), _loader(types.uint64, 64)
+_load8, _load16 = _loader(types.uint8, 8), _loader(types.uint16, 16)
+_load32, _load64 = _loader(types.uint32, 32), _loader(types.uint64, 64)
 
 
 def _measurer(kind: int) -> Any:
@@ -203,7 +212,7 @@ _measure_u32, _measure_i64, _measure_u64 = (_measurer(k) for k in (U32, I64, U64
 
 @numba.njit(nogil=True, cache=True)
 def run(jobs: Table, luts: npt.NDArray[np.float64], sums: npt.NDArray[np.uint64], stats: Any) -> None:
-    """Carry out `jobs` [n, 10] (see `plan.Job`).
+    """Carry out `jobs` [n, 12] (see `backends.JOB`).
 
     Lanes go into `sums` [n, 2]; non-finite count, absmax and sum of squares into `stats` [n, 3] where a job's kind asks
     for them. `luts` [m, 256, 2] holds magnitude and square of each 8-bit pattern.
@@ -214,10 +223,15 @@ def run(jobs: Table, luts: npt.NDArray[np.float64], sums: npt.NDArray[np.uint64]
         key, key_step = (np.uint64(jobs[k, 4]) + _ONE) * _C1, np.uint64(jobs[k, 5]) * _C1
         a = b = np.uint64(0)
         bad, top, squares = 0, 0.0, 0.0
-        for _ in range(jobs[k, 1]):
+        rows = jobs[k, 1]
+        if jobs[k, 10]:
+            a, b, bad, top, squares = _scattered(address, rows, words, stride, jobs[k, 10], np.uint64(jobs[k, 11]),
+                                                 key, key_step, kind, luts[lut])  # fmt: skip
+            rows = 0
+        for _ in range(rows):
             for near in range(0, max(words, 1), _NEAR):
                 here, count = address + (np.uint64(near) << _S3), min(words - near, _NEAR)
-                c, d = _mix(here, count, key + np.uint64(near) * _C1)
+                c, d = _mix(here, count, key + np.uint64(near) * _C1, _C1)
                 a, b = a + c, b + d
                 extra = tail if near + count == words else 0
                 if extra:
@@ -234,10 +248,89 @@ def run(jobs: Table, luts: npt.NDArray[np.float64], sums: npt.NDArray[np.uint64]
 
 
 @numba.njit(nogil=True, cache=True)
+def _scattered(
+    address: Any,
+    rows: int,
+    words: int,
+    stride: Any,
+    item: int,
+    pitch: Any,
+    key: Any,
+    key_step: Any,
+    kind: int,
+    lut: Any,
+) -> tuple[Any, Any, int, float, float]:
+    """`run` for one job of scattered elements: what lies close together is read together, a cacheful at a time."""
+    slow, slow_at, slow_key, wide = rows, stride, key_step, _NEAR
+    fast, fast_at, fast_key = words, np.uint64(8 // item) * pitch, _C1
+    if rows > 1 and stride < pitch:
+        slow, slow_at, slow_key, fast, fast_at, fast_key = fast, fast_at, fast_key, slow, slow_at, slow_key
+        wide = _LINE
+    near = np.empty(_NEAR, np.uint64)
+    start = np.uint64(near.ctypes.data)
+    a = b = np.uint64(0)
+    bad, top, squares = 0, 0.0, 0.0
+    for left in range(0, fast, wide):
+        width = min(wide, fast - left)
+        high = _NEAR // width
+        for up in range(0, slow, high):
+            height = min(high, slow - up)
+            for i in range(height):
+                here = address + np.uint64(up + i) * slow_at + np.uint64(left) * fast_at
+                _collect(here, width, fast_at, item, pitch, near[i * width :])
+                now = key + np.uint64(up + i) * slow_key + np.uint64(left) * fast_key
+                c, d = _mix(start + np.uint64(i * width * 8), width, now, fast_key)
+                a, b = a + c, b + d
+            if kind:
+                e, f, g = _measure(start, height * width * 8, kind, lut)
+                bad, top, squares = bad + e, max(top, f), squares + g
+    return a, b, bad, top, squares
+
+
+@numba.njit(nogil=True, cache=True)
+def _collect(address: Any, count: int, step: Any, item: int, pitch: Any, out: Any) -> None:
+    """Words of elements `pitch` bytes apart, each word `step` bytes further, into `out`."""
+    if item == 1:
+        _collect8(address, count, step, pitch, out)
+    elif item == 2:
+        _collect16(address, count, step, pitch, out)
+    elif item == 4:
+        _collect32(address, count, step, pitch, out)
+    else:
+        for j in range(count):
+            out[j] = _load64(address + np.uint64(j) * step, 0)
+
+
+def _collector(load: Any, item: int) -> Any:
+    bits, most, size = np.uint64(8 * item), 8 // item, np.uint64(item)
+
+    @numba.njit(nogil=True, cache=True)
+    def collect(address: Any, count: int, step: Any, pitch: Any, out: Any) -> None:
+        if step == size:
+            for j in range(count):
+                out[j] = np.uint64(load(address, j))
+            for k in range(1, most):
+                for j in range(count):
+                    out[j] |= np.uint64(load(address + np.uint64(k) * pitch, j)) << (bits * np.uint64(k))
+        else:
+            for j in range(count):
+                word = np.uint64(0)
+                for k in range(most):
+                    word |= np.uint64(load(address + np.uint64(k) * pitch, 0)) << (bits * np.uint64(k))
+                out[j] = word
+                address += step
+
+    return collect
+
+
+_collect8, _collect16, _collect32 = (_collector(load, item) for load, item in ((_load8, 1), (_load16, 2), (_load32, 4)))
+
+
+@numba.njit(nogil=True, cache=True)
 def lanes(address: int, words: int, tail: int) -> tuple[Any, Any]:
     """The two lanes of so many words at an address, and of `tail` bytes behind them: `run` for one small buffer."""
     start = np.uint64(address)
-    a, b = _mix(start, words, _C1)
+    a, b = _mix(start, words, _C1, _C1)
     if tail:
         c, d = _mix_tail(start, words, tail, (np.uint64(words) + _ONE) * _C1)
         a, b = a + c, b + d
@@ -265,14 +358,14 @@ def _mix_one(word: Any, key: Any) -> tuple[Any, Any]:
 
 
 @numba.njit(nogil=True, cache=True)
-def _mix(address: Any, words: int, key: Any) -> tuple[Any, Any]:
+def _mix(address: Any, words: int, key: Any, step: Any) -> tuple[Any, Any]:
     blocks = words // _BLOCK
-    a, b = _mix_blocks(address, blocks, key)
-    key += np.uint64(blocks * _BLOCK) * _C1
+    a, b = _mix_blocks(address, blocks, key, step)
+    key += np.uint64(blocks * _BLOCK) * step
     for i in range(blocks * _BLOCK, words):
         c, d = _mix_one(_load64(address, i), key)
         a, b = a + c, b + d
-        key += _C1
+        key += step
     return a, b
 
 

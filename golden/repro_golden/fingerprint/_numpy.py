@@ -21,16 +21,28 @@ def run(
     jobs: Table, luts: npt.NDArray[np.float64], sums: npt.NDArray[np.uint64], stats: npt.NDArray[np.float64]
 ) -> None:
     """See `_numba.run`."""
-    for k, (address, rows, words, stride, first, step, tail, _, kind, lut) in enumerate(jobs.tolist()):
+    for k, (address, rows, words, stride, first, step, tail, _, kind, lut, item, pitch) in enumerate(jobs.tolist()):
         a = b = 0
+        size, content = words * 8 + tail, b""
+        if item:
+            content = _collected(address, (rows, size // item, item), (stride, pitch, 1))
+            if step == words:  # all in a row
+                rows, size = 1, len(content)
         for row in range(rows):
-            raw = ctypes.string_at(address + row * stride, words * 8 + tail) if words or tail else b""
+            raw = content[row * size :][:size] if item else ctypes.string_at(address + row * stride, size)
             lanes = reference(raw, first + row * step)
             a, b = (a + lanes.a) & MASK, (b + lanes.b) & MASK
             if kind:
                 bad, top, squares = _measure(raw, kind, luts[lut])
                 stats[k] = stats[k, 0] + bad, max(stats[k, 1], top), stats[k, 2] + squares
         sums[k] = a, b
+
+
+def _collected(address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> bytes:
+    """The bytes of a scattered box in memory."""
+    size = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
+    memory = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+    return np.ndarray(shape, np.uint8, memory, strides=strides).tobytes()
 
 
 def gather(table: Table, out: npt.NDArray[np.uint64]) -> None:

@@ -59,6 +59,17 @@ def _cut(address, size, mask):
 
 
 @triton.jit
+def _collected(address, pitch, mask, ITEM: tl.constexpr):
+    """The elements of `ITEM` bytes at an address and each `pitch` further as a word."""
+    bits: tl.constexpr = tl.uint8 if ITEM == 1 else tl.uint16 if ITEM == 2 else tl.uint32 if ITEM == 4 else tl.uint64
+    word = tl.load(address.to(tl.pointer_type(bits)), mask=mask, other=0).to(tl.int64)
+    for k in tl.static_range(1, 8 // ITEM):
+        part = tl.load((address + k * pitch).to(tl.pointer_type(bits)), mask=mask, other=0)
+        word |= part.to(tl.int64) << (8 * ITEM * k)
+    return word
+
+
+@triton.jit
 def _number(bits, KIND: tl.constexpr):
     """The fp64 number whose pattern without its sign is `bits`, int32."""
     if KIND == F32:
@@ -176,7 +187,7 @@ def _stretch_word(address, base, index, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def _again(address, rows, words, stride, tail, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def _again(address, rows, words, stride, tail, pitch, KIND: tl.constexpr, ITEM: tl.constexpr, BLOCK: tl.constexpr):
     """Non-finite count, largest pattern and squares of a piece with numbers that are not finite."""
     i = tl.arange(0, BLOCK).to(tl.int64)
     bad = tl.zeros((BLOCK,), tl.int32)
@@ -190,7 +201,10 @@ def _again(address, rows, words, stride, tail, KIND: tl.constexpr, BLOCK: tl.con
         line = (at + i) // width
         column = at + i - line * width
         size = tl.where(column < words, 8, tail)
-        word = _cut(address + line * stride + column * 8, size, inside)
+        if ITEM:
+            word = _collected(address + line * stride + column * (8 // ITEM * pitch), pitch, inside, ITEM)
+        else:
+            word = _cut(address + line * stride + column * 8, size, inside)
         bad, top, squares = _measure(tl.where(inside, word, 0), size, 0, bad, top, squares, KIND)
         at += BLOCK
     return tl.sum(bad.to(tl.int64), 0), _number(tl.max(top, 0), KIND), tl.sum(squares, 0)
@@ -206,20 +220,24 @@ def pieces(  # noqa: C901 - a kernel's branches are taken when it is compiled
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     ALIGNED: tl.constexpr,
+    ITEM: tl.constexpr,
+    ACROSS: tl.constexpr,
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Rows ``begin ...`` of `table` [n, 10] into those of `out` [n, WIDTH]: lanes, and the statistics of `KIND` if 5.
+    """Rows ``begin ...`` of `table` [n, 12] into those of `out` [n, WIDTH]: lanes, and the statistics of `KIND` if 5.
 
-    Without `ROWS` each piece is one stretch. All its rows begin at a multiple of `ALIGNED` bytes: 1, 8 or 16. `STEP` is
-    ``BLOCK * C1`` modulo 2^64.
+    Without `ROWS` each piece is one stretch. All its rows begin at a multiple of `ALIGNED` bytes: 1, 8 or 16. With
+    `ITEM` they are scattered elements of so many bytes; with `ACROSS` those of different rows lie closer together, so
+    neighbouring threads take neighbouring rows. `STEP` is ``BLOCK * C1`` modulo 2^64.
     """
     floats: tl.constexpr = KIND == F32 or KIND == BF16 or KIND == F16
     row = tl.program_id(0).to(tl.int64) + begin
-    job = table + row * 10
+    job = table + row * 12
     address, rows, words, stride = tl.load(job), tl.load(job + 1), tl.load(job + 2), tl.load(job + 3)
     first, step, tail = tl.load(job + 4), tl.load(job + 5), tl.load(job + 6)
+    pitch = tl.load(job + 11)
     lut = luts + tl.load(job + 9) * 512
     i = tl.arange(0, BLOCK).to(tl.int64)
     a = tl.zeros((BLOCK,), tl.int64)
@@ -231,17 +249,20 @@ def pieces(  # noqa: C901 - a kernel's branches are taken when it is compiled
         # a piece is small: its words are counted in 32 bits, and each thread moves on without dividing
         width = (words + (tail > 0)).to(tl.int32)
         count = rows.to(tl.int32) * width
-        divisor = tl.maximum(width, 1)
-        line = tl.arange(0, BLOCK) // divisor
-        column = tl.arange(0, BLOCK) - line * divisor
-        lines, columns = BLOCK // divisor, BLOCK - BLOCK // divisor * divisor
+        divisor = tl.maximum(rows.to(tl.int32) if ACROSS else width, 1)
+        slow = tl.arange(0, BLOCK) // divisor
+        fast = tl.arange(0, BLOCK) - slow * divisor
+        slows, fasts = BLOCK // divisor, BLOCK - BLOCK // divisor * divisor
         at = count * 0
         while at < count:
             for _ in tl.static_range(UNROLL):
-                inside = line < rows
-                where = address + line * stride + column.to(tl.int64) * 8
+                line, column = (fast, slow) if ACROSS else (slow, fast)
+                inside = slow < (width if ACROSS else rows)
+                where = address + line * stride + column.to(tl.int64) * (8 // ITEM * pitch if ITEM else 8)
                 size = tl.where(column < words, 8, tail)
-                if ALIGNED >= 8:
+                if ITEM:
+                    word = _collected(where, pitch, inside, ITEM)
+                elif ALIGNED >= 8:
                     word = tl.load(where.to(tl.pointer_type(tl.int64)), mask=inside, other=0)
                     word = tl.where(size < 8, word & ((tl.full((), 1, tl.int64) << ((size & 7) * 8)) - 1), word)
                 else:
@@ -253,10 +274,10 @@ def pieces(  # noqa: C901 - a kernel's branches are taken when it is compiled
                     top, squares = _measure_finite(word, top, squares, KIND)
                 elif KIND:
                     bad, top, squares = _measure(word, tl.where(inside, size, 0), lut, bad, top, squares, KIND)
-                line += lines
-                column += columns
-                line += (column >= divisor).to(tl.int32)
-                column = tl.where(column >= divisor, column - divisor, column)
+                slow += slows
+                fast += fasts
+                slow += (fast >= divisor).to(tl.int32)
+                fast = tl.where(fast >= divisor, fast - divisor, fast)
             at += BLOCK * UNROLL
     else:
         base = (address - (address & 7)).to(tl.pointer_type(tl.int64))
@@ -301,7 +322,7 @@ def pieces(  # noqa: C901 - a kernel's branches are taken when it is compiled
             total = tl.where(largest < 65536.0, total, float("inf"))
         if floats:  # noqa: SIM102 - only floats have `_again`
             if not total < float("inf"):
-                count_bad, largest, total = _again(address, rows, words, stride, tail, KIND, BLOCK)
+                count_bad, largest, total = _again(address, rows, words, stride, tail, pitch, KIND, ITEM, BLOCK)
         tl.store(out + 2, count_bad)
         tl.store(out + 3, largest.to(tl.int64, bitcast=True))
         tl.store(out + 4, total.to(tl.int64, bitcast=True))

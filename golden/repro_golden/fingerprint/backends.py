@@ -1,6 +1,6 @@
 """Where jobs run: what the CPU and the GPU have in common.
 
-A job is a row of ten numbers (`JOB`). A backend splits jobs into pieces, carries them out and hands back one row of
+A job is a row of twelve numbers (`JOB`). A backend splits jobs into pieces, carries them out and hands back one row of
 sums for each piece; `Results` adds those of a slot, in the order in which they were given.
 """
 
@@ -16,8 +16,9 @@ import torch
 
 __all__ = ["BUFFER", "JOB", "Backend", "Order", "Results", "Run", "Table", "split"]
 
-JOB = ("address", "rows", "words", "stride", "first", "step", "tail", "slot", "kind", "lut")
+JOB = ("address", "rows", "words", "stride", "first", "step", "tail", "slot", "kind", "lut", "item", "pitch")
 """Columns of a job: `plan.Span` from a memory address on, the slot it is summed into, how statistics read it."""
+_ACROSS = 64  # rows of a scattered piece, or more: they may be neighbours in memory where a row's elements are not
 
 Table = npt.NDArray[np.int64]
 BUFFER = 16 << 20
@@ -98,7 +99,7 @@ class Backend(Protocol):
         """uint8 [BUFFER] on the device, 16-byte aligned, used again for each copy."""
 
     def run(self, jobs: Table, base: int) -> None:
-        """Start `jobs` [n, 10], whose slot 0 is slot `base`."""
+        """Start `jobs` [n, 12], whose slot 0 is slot `base`."""
 
     def gather(self, table: Table) -> None:
         """Start fetching the 1 to 8 bytes at each address of `table` [n, 2] (address, bytes)."""
@@ -115,6 +116,9 @@ def split(jobs: Table, piece: int, row: int | None = None) -> Table:
     rows, words = jobs[:, 1], jobs[:, 2]
     if (rows * words).max(initial=0) <= piece:
         return jobs
+    if np.any(jobs[:, 10]):
+        jobs = _narrow(jobs, np.where(rows > 1, max(1, piece // _ACROSS), piece))
+        rows, words = jobs[:, 1], jobs[:, 2]
     jobs, k = _repeat(jobs, np.where((rows > 1) & (words > (row or piece)), rows, 1))
     single = k > 0
     jobs[:, 0] += k * jobs[:, 3]
@@ -131,6 +135,18 @@ def split(jobs: Table, piece: int, row: int | None = None) -> Table:
     jobs[:, 1] = np.where(several, np.minimum(height, rows - k * height), 1)
     jobs[:, 2] = np.where(several, words, np.minimum(piece, words - k * piece))
     jobs[:, 6] = np.where(several | (k == np.repeat(counts, counts) - 1), jobs[:, 6], 0)
+    return jobs
+
+
+def _narrow(jobs: Table, most: npt.NDArray[np.int64]) -> Table:
+    """The same work with at most so many words, [n], in the rows of each scattered job."""
+    most = np.where(jobs[:, 10] > 0, most, np.maximum(1, jobs[:, 2]))
+    counts = np.maximum(1, -(-jobs[:, 2] // most))
+    jobs, k = _repeat(jobs, counts)
+    before = k * np.repeat(most, counts)
+    jobs[:, 0] += before * (8 // np.maximum(1, jobs[:, 10])) * jobs[:, 11]
+    jobs[:, 4] += before
+    jobs[:, 2] = np.minimum(np.repeat(most, counts), jobs[:, 2] - before)
     return jobs
 
 

@@ -61,7 +61,7 @@ class Cpu:
         return _buffers().own
 
     def run(self, jobs: Table, base: int) -> None:
-        """Carry out `jobs` [n, 10]; see `Backend`."""
+        """Carry out `jobs` [n, 12]; see `Backend`."""
         kernels, total = _kernels(), np.dot(jobs[:, 1], jobs[:, 2])
         if total > self._PIECE:  # else no job is of more
             jobs = split(jobs, self._PIECE)

@@ -50,11 +50,21 @@ class _Chunk:
 _Made = TypeVar("_Made")
 
 
+class _Look(NamedTuple):
+    """What the kernel is compiled for."""
+
+    kind: int
+    rows: int  # whether of rows
+    aligned: int  # bytes
+    item: int  # see `plan.Span`
+    across: int  # whether elements of several rows are neighbours rather than those of one
+
+
 class _Prepared(NamedTuple):
     table: torch.Tensor
     pieces: int
     order: Order
-    launches: list[tuple[int, int, int, bool, int]]  # begin, end, kind, whether of rows, alignment in bytes
+    launches: list[tuple[int, int, _Look]]  # begin and end
     width: int  # results of a piece
 
 
@@ -131,16 +141,11 @@ class _Memory:
     def _prepare(self, jobs: Table) -> _Prepared:
         """Jobs as pieces on the device."""
         pieces = split(jobs, _PIECE, _ROW)
-        rows = pieces[:, 1] != 1
-        begins = pieces[:, 0] | np.where(rows, pieces[:, 3], 0)
-        group = pieces[:, 8] * 8 + rows * 4 + (begins % 8 == 0) + (begins % 16 == 0)
-        order = np.argsort(group, kind="stable")
-        pieces, group = pieces[order], group[order]
-        ends = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(pieces)]
-        launches = [
-            (a, b, int(group[a]) // 8, bool(group[a] & 4), (1, 8, 16)[group[a] & 3])
-            for a, b in itertools.pairwise(ends)
-        ]
+        looks = _looks(pieces)
+        order = np.lexsort(looks.T)
+        pieces, looks = pieces[order], looks[order]
+        ends = [0, *(np.flatnonzero(np.any(np.diff(looks, axis=0), axis=1)) + 1).tolist(), len(pieces)]
+        launches = [(a, b, _Look(*looks[a].tolist())) for a, b in itertools.pairwise(ends)]
         width = 5 if np.any(pieces[:, 8]) else 2
         return _Prepared(self.upload(pieces), len(pieces), Order.of(pieces[:, 7]), launches, width)
 
@@ -156,6 +161,15 @@ class _Memory:
         if self._luts is None or len(self._luts) != len(tables):
             self._luts = self.upload(tables)
         return self._luts
+
+
+def _looks(pieces: Table) -> Table:
+    """The `_Look` of each piece, [n, 5]."""
+    address, rows, stride, kind, item, pitch = pieces[:, [0, 1, 3, 8, 10, 11]].T
+    scattered, several = item > 0, rows != 1
+    begins = address | np.where(several, stride, 0)
+    aligned = np.where(scattered | (begins % 8 > 0), 1, np.where(begins % 16 > 0, 8, 16))
+    return np.stack([kind, scattered | several, aligned, item, scattered & several & (stride < pitch)], axis=1)
 
 
 @functools.cache
@@ -211,11 +225,11 @@ class Gpu:
         ready = self._memory.prepared.of(jobs)
         tables = self._memory.tables()
         chunk, at = self._room(ready.pieces * ready.width)
-        for begin, end, kind, rows, aligned in ready.launches:
-            unroll, warps = _OF_ROWS if rows else _SHAPES[kind > 0]
-            self._launch(_triton.pieces, end - begin, ready.table, chunk.device[at:], tables, begin,
-                         warps=warps, KIND=kind, WIDTH=ready.width, ROWS=rows, ALIGNED=aligned, BLOCK=_BLOCK,
-                         UNROLL=unroll, STEP=_step(_BLOCK))  # fmt: skip
+        for begin, end, look in ready.launches:
+            unroll, warps = _OF_ROWS if look.rows else _SHAPES[look.kind > 0]
+            self._launch(_triton.pieces, end - begin, ready.table, chunk.device[at:], tables, begin, warps=warps,
+                         KIND=look.kind, WIDTH=ready.width, ROWS=look.rows, ALIGNED=look.aligned, ITEM=look.item,
+                         ACROSS=look.across, BLOCK=_BLOCK, UNROLL=unroll, STEP=_step(_BLOCK))  # fmt: skip
         self._runs.append((chunk, at, ready, base))
 
     def gather(self, table: Table) -> None:
@@ -323,7 +337,7 @@ def check(device: torch.device) -> None:
     gpu = Gpu(device)
     tensor = torch.arange(77, dtype=torch.uint8, device=device)
     at = tensor.data_ptr()
-    gpu.run(np.array([[at, 1, 9, 0, 0, 0, 5, 0, 0, 0], [at + 3, 1, 9, 0, 0, 0, 2, 1, 0, 0]]), 0)
+    gpu.run(np.array([[at, 1, 9, 0, 0, 0, 5, 0, *[0] * 4], [at + 3, 1, 9, 0, 0, 0, 2, 1, *[0] * 4]]), 0)
     lanes = gpu.finish(2)[1]().lanes.tolist()
     raw = bytes(range(77))
     if lanes != [list(reference(raw)), list(reference(raw[3:]))]:

@@ -30,6 +30,9 @@ Ints = tuple[int, ...]
 class Span(NamedTuple):
     """`rows` stretches of `words` words, and `tail` bytes after the (only) row, that end the canonical content.
 
+    Of a scattered span the elements of a row are no neighbours in memory, and each of its words is put together of
+    several.
+
     Attributes:
         offset: Where the first row lies in memory, in bytes from the tensor's first.
         rows: How many.
@@ -38,6 +41,8 @@ class Span(NamedTuple):
         first: Canonical index of the first word.
         step: Words between rows in the canonical content.
         tail: Bytes of the last word, 0 where it is whole.
+        item: Bytes of an element of a scattered span; 0 where rows are stretches of memory.
+        pitch: Bytes between the elements of a scattered row.
     """
 
     offset: int
@@ -47,6 +52,8 @@ class Span(NamedTuple):
     first: int
     step: int
     tail: int
+    item: int = 0
+    pitch: int = 0
 
 
 class Cut(NamedTuple):
@@ -84,24 +91,50 @@ class _Rows(NamedTuple):
     step: int
 
 
+class _Dim(NamedTuple):
+    size: int
+    source: int  # bytes between two in memory
+    target: int  # and in the canonical content
+
+
+def _dims(size: Sequence[int], source: Sequence[int], target: Sequence[int]) -> list[_Dim]:
+    """The fewest dimensions that a box of `size` has, the last first (steps in bytes)."""
+    merged: list[_Dim] = []
+    for n, s, t in reversed([d for d in zip(size, source, target, strict=True) if d[0] > 1]):
+        if merged and s == merged[-1].size * merged[-1].source and t == merged[-1].size * merged[-1].target:
+            merged[-1] = merged[-1]._replace(size=merged[-1].size * n)
+        else:
+            merged.append(_Dim(n, s, t))
+    return merged
+
+
+def _each(dims: Sequence[_Dim]) -> Iterator[tuple[int, int]]:
+    """Where each element of these dimensions begins, in memory and in the canonical content."""
+    for index in itertools.product(*(range(d.size) for d in dims)):
+        places = list(zip(index, dims, strict=True))
+        yield sum(i * d.source for i, d in places), sum(i * d.target for i, d in places)
+
+
 def _stretches(size: Sequence[int], source: Sequence[int], target: Sequence[int], item: int) -> Iterator[_Rows]:
     """The fewest rows of equal stretches that a box of `size` is, in memory and in the canonical content (bytes)."""
     if 0 in size:
         return
-    dims = [d for d in zip(size, source, target, strict=True) if d[0] > 1]
-    merged: list[tuple[int, int, int]] = []
-    for n, s, t in reversed(dims):
-        if merged and s == merged[-1][0] * merged[-1][1] and t == merged[-1][0] * merged[-1][2]:
-            merged[-1] = (merged[-1][0] * n, *merged[-1][1:])
-        else:
-            merged.append((n, s, t))
-    length = item
-    if merged and merged[0][1:] == (item, item):
-        length *= merged.pop(0)[0]
-    n, s, t = merged.pop(0) if merged else (1, 0, 0)
-    for index in itertools.product(*(range(d[0]) for d in merged)):
-        at = [sum(i * d[k] for i, d in zip(index, merged, strict=True)) for k in (1, 2)]
-        yield _Rows(at[0], at[1], length, n, s, t)
+    length, dims = item, _dims(size, source, target)
+    if dims and dims[0][1:] == (item, item):
+        length, dims = length * dims[0].size, dims[1:]
+    rows = dims[0] if dims else _Dim(1, 0, 0)
+    for at, to in _each(dims[1:]):
+        yield _Rows(at, to, length, rows.size, rows.source, rows.target)
+
+
+def _scattered(dims: list[_Dim], item: int) -> Plan | None:
+    """Rows whose elements are no neighbours in memory; None unless they are whole words."""
+    count, pitch, _ = dims[0]
+    rows, stride, step = dims[1] if len(dims) > 1 else _Dim(1, 0, 0)
+    if count * item % 8 or math.prod(d.size for d in dims[2:]) > _SPANS_MAX:
+        return None
+    return Plan(tuple(Span(source, rows, count * item // 8, stride, target // 8, step // 8, 0, item, pitch)
+                      for source, target in _each(dims[2:])), ())  # fmt: skip
 
 
 def _plan(stretches: Iterator[_Rows], source: int, target: int, nbytes: int, spans_max: float) -> Plan | None:
@@ -138,15 +171,15 @@ def _plan(stretches: Iterator[_Rows], source: int, target: int, nbytes: int, spa
 @functools.lru_cache(maxsize=1 << 14)
 def plan_view(shape: Ints, strides: Ints, item: int) -> Plan | None:
     """The plan of a whole tensor with these strides (in elements); None where copying it together is better."""
-    steps = [s for n, s in zip(shape, strides, strict=True) if n > 1]
-    if steps and steps[-1] != 1 and item < 8:
-        return None  # no two neighbours are neighbours in memory
     target, step = [], item
     for n in reversed(shape):
         target.append(step)
         step *= n
-    stretches = _stretches(shape, [s * item for s in strides], target[::-1], item)
-    return _plan(stretches, 0, 0, step, _SPANS_MAX)
+    box = shape, [s * item for s in strides], target[::-1]
+    dims = _dims(*box) if step else []
+    if dims and dims[0].source != item and item <= 8:
+        return _scattered(dims, item)
+    return _plan(_stretches(*box, item), 0, 0, step, _SPANS_MAX)
 
 
 @functools.lru_cache(maxsize=1 << 14)

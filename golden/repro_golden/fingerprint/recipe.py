@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from repro_golden.fingerprint.backends import BUFFER, Backend, Table
+from repro_golden.fingerprint.backends import BUFFER, JOB, Backend, Table
 from repro_golden.fingerprint.definition import frame
 from repro_golden.fingerprint.kinds import NONE, PLAIN_TENSORS, dtype_name, kind_of
 from repro_golden.fingerprint.placement import Placement
@@ -54,7 +54,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything but the reading: the jobs [n, 10] and words to gather [m, 2] of a list, and how much they fill.
+    """Everything but the reading: the jobs [n, 12] and words to gather [m, 2] of a list, and how much they fill.
 
     `frames` holds what each tensor's lanes are bound to; None unless every tensor is whole in one slot of its own.
     `sketched` holds the bytes of each tensor's sketch; None unless they are also of items of one size, and not kept.
@@ -242,8 +242,8 @@ class Work:
             plan = plans.get("" if entry.covers is None else entry.covers[place].name)
             if plan is None:
                 continue
-            for offset, rows, words, stride, first, step, tail in plan.spans:
-                self._jobs.append((address + offset, rows, words, stride, first, step, tail, slot, kind, lut))
+            for offset, *shape, item, pitch in plan.spans:
+                self._jobs.append((address + offset, *shape, slot, kind, lut, item, pitch))
                 self._owners.append(self._tensors)
             for cut in plan.cuts:
                 word, _ = self._fetch(np.array([cut.offset]), address, cut.size)
@@ -281,7 +281,7 @@ class Work:
         start(self._backend, jobs, table, self._base)
 
     def _take(self) -> tuple[Table, Table, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        jobs = np.array(self._jobs, np.int64).reshape(-1, 10)
+        jobs = np.array(self._jobs, np.int64).reshape(-1, len(JOB))
         lengths = [len(f[0]) for f in self._fetches]
         table = np.empty((sum(lengths), 2), np.int64)
         if lengths:
@@ -296,7 +296,7 @@ class Work:
 
 
 def start(backend: Backend, jobs: Table, table: Table, base: int) -> None:
-    """Start jobs [n, 10], whose slot 0 is slot `base`, and the gathering of words [m, 2]."""
+    """Start jobs [n, 12], whose slot 0 is slot `base`, and the gathering of words [m, 2]."""
     if len(jobs):
         backend.run(jobs, base)
     if len(table):
