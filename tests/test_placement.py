@@ -3,6 +3,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -294,6 +296,15 @@ def test_what_is_no_placement_is_refused(name: str) -> None:
     bad = {"shape": [4], "parts": BAD[name]} if isinstance(BAD[name], (list, str)) else BAD[name]
     with pytest.raises(ReproError, match=r"\A.+\Z"):
         _ = bad() if callable(bad) else shares(torch.arange(4.0), bad)
+
+
+def test_it_is_refused_by_a_python_that_asserts_nothing() -> None:
+    """A program may run with -O: not one of these checks is an assertion."""
+    name = test_what_is_no_placement_is_refused.__name__
+    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestConfigWarning", "-k", name]
+    command = [sys.executable, "-O", "-m", "pytest", *options, __file__]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and f"{len(BAD)} passed" in done.stdout, done.stdout
 
 
 @given(layouts().filter(lambda p: p.parts), DTYPES, st.sampled_from(list(GOOD)), st.integers(-1, 30), st.data())

@@ -188,28 +188,42 @@ def read(data: object) -> Placement:
     if isinstance(data, Placement):
         return _checked(data)
     try:
-        assert isinstance(data, Mapping)
-        shape, flat = _ints(data["shape"]), None
-        if "flat" in data:
-            flat = _ints(data["flat"])
-            assert len(flat) == 2
-        parts: list[Part] = []
-        for raw in data["parts"]:
-            assert isinstance(raw, Mapping)
-            assert set(raw) <= set(Part._fields)
-            name = raw.get("name", "")
-            assert isinstance(name, str)
-            if "start" in raw:
-                ints = [_ints(raw[key]) for key in ("shape", "size", "step", "to")]
-                start, at = _ints([raw["start"], raw["at"]])
-                parts.append(Part(name, ints[0], ints[1], start, ints[2], at, ints[3]))
-            else:
-                assert _ints(raw.get("size", shape)) == shape
-                parts += box(name, _ints(raw["shape"]), _ints(raw["at"]), shape).parts
-    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        placement, flat = _read(data)
+    except (KeyError, TypeError, ValueError) as error:
         raise ReproError(f"not a placement ({type(error).__name__}: {error}): see docs/reference/formats.md") from None
-    placement = _checked(Placement(shape, tuple(parts)))
+    placement = _checked(placement)
     return placement if flat is None else placement.flat(*flat)
+
+
+def _read(data: object) -> tuple[Placement, Ints | None]:
+    """The placement before it is flat, unchecked, and its stretch."""
+    given = _mapping(data)
+    shape, flat = _ints(given["shape"]), None
+    if "flat" in given:
+        flat = _ints(given["flat"])
+        if len(flat) != 2:
+            raise ValueError("flat is not a start and a stop")
+    parts: list[Part] = []
+    for raw in given["parts"]:
+        if unknown := set(_mapping(raw)) - set(Part._fields):
+            raise ValueError(f"{', '.join(map(repr, unknown))} is no part of a part")
+        if not isinstance(name := raw.get("name", ""), str):
+            raise TypeError("a name is no text")
+        if "start" in raw:
+            ints = [_ints(raw[key]) for key in ("shape", "size", "step", "to")]
+            start, at = _ints([raw["start"], raw["at"]])
+            parts.append(Part(name, ints[0], ints[1], start, ints[2], at, ints[3]))
+        else:
+            if _ints(raw.get("size", shape)) != shape:
+                raise ValueError("a part without a start is of another size")
+            parts += box(name, _ints(raw["shape"]), _ints(raw["at"]), shape).parts
+    return Placement(shape, tuple(parts)), flat
+
+
+def _mapping(data: object) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping):
+        raise TypeError(f"{type(data).__name__} is no mapping")
+    return data
 
 
 def _ints(values: Iterable[Any]) -> Ints:

@@ -288,7 +288,8 @@ def _gathered(mine: Tensor) -> Tensor:
         if bool((columns.view(torch.int32) != out.view(torch.int32))[:, both].any()):
             raise RuntimeError(f"rank {rank} scores a token otherwise than a rank that has it too")
         out[:, here] = columns[:, here]
-    assert bool((out[0] != 0).all()), "a token was scored by no rank"
+    if not bool((out[0] != 0).all()):
+        raise RuntimeError("a token was scored by no rank")
     return out[1:]
 
 
