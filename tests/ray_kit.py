@@ -54,6 +54,12 @@ class Node:
                     found.append(process)
         return found
 
+    def starting(self) -> list[psutil.Process]:
+        """Workers that hold the folder of a probe, from the moment they made it."""
+        folders = {path.stat().st_ino for path in self.folder.glob("probes/probe*/lock")}
+        held = [line.split() for line in Path("/proc/locks").read_text().splitlines() if folders]
+        return [psutil.Process(int(pid)) for _, _, _, _, pid, file, *_ in held if int(file.split(":")[2]) in folders]
+
     def left(self) -> list[str]:
         """What probes left: processes, folders, worktrees and git's notes on them."""
         folders = ["probes/*", "*/.git/repro/worktrees/*", "*/.git/worktrees/*", ".new-*"]
@@ -61,13 +67,13 @@ class Node:
         return [*map(str, self.trainers()), *found]
 
 
-def until(true: Callable[[], object], seconds: float = 60) -> bool:
+def until(true: Callable[[], object], seconds: float = 60, every: float = 0.05) -> bool:
     """Whether something comes true."""
     end = time.monotonic() + seconds
     while not true():
         if time.monotonic() > end:
             return False
-        time.sleep(0.05)
+        time.sleep(every)
     return True
 
 

@@ -210,6 +210,20 @@ def test_killed_driver(tmp_path: Path, node: Node) -> None:
     assert until(lambda: not list((node.folder / "probes").iterdir()))
 
 
+@needs_ray
+def test_killed_while_a_probe_starts(tmp_path: Path, node: Node) -> None:
+    """A worker that is killed as soon as it has made its folder leaves nothing either."""
+    repo = start(tmp_path, TRAIN, CASE)
+    good = repo.git("rev-parse", "HEAD")
+    edit(repo, "scale = 1.0", "scale = 1.0 + 1e-6 * (step >= 1)", "Scale")
+    with bisecting(repo, tmp_path, f"{good}..HEAD", "--ray", node.address) as process:
+        assert until(node.starting, every=0.001)
+        process.kill()  # first, or it has the probe made again
+        for worker in node.starting():
+            worker.kill()
+    assert until(lambda: not node.left(), 20), node.left()
+
+
 @pytest.mark.whole
 @needs_ray
 def test_progress_and_cancelling(tmp_path: Path, node: Node) -> None:

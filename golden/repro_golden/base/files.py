@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from repro_golden.base.errors import ReproError
 
-__all__ = ["exchanged", "open_regular", "read_regular", "scratch_folder"]
+__all__ = ["exchanged", "open_regular", "read_regular", "scratch_folder", "sweep"]
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -69,7 +69,7 @@ def scratch_folder(base: Path, what: str = "") -> Iterator[Path]:
         what: A word in its name, for whoever looks.
     """
     base.mkdir(parents=True, exist_ok=True)
-    _sweep(base)
+    sweep(base)
     made = Path(tempfile.mkdtemp(prefix=".new-", dir=base))  # a sweeper passes over it until it is locked
     with (made / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -80,8 +80,8 @@ def scratch_folder(base: Path, what: str = "") -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sweep(base: Path) -> None:
-    """Remove the folders nobody holds a lock on: their processes are gone."""
+def sweep(base: Path) -> None:
+    """Remove the scratch folders below `base` that nobody holds a lock on: their processes are gone."""
     for folder in base.iterdir():
         if folder.name.startswith("."):
             continue

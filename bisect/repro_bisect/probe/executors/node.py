@@ -126,8 +126,7 @@ def _performed(job: Job, cancel: threading.Event, progress: Callable[[int], None
         if job.start and task.start:
             task = replace(task, start=replace(task.start, folder=fetched(job.start)))
         rollouts = str(fetched(job.rollouts)) if job.rollouts else None
-        folder = exits.enter_context(scratch_folder(home / "probes", "probe"))
-        mark = exits.enter_context(_watched_over(folder, repository))
+        folder, mark = exits.enter_context(_watched_over(home / "probes", repository))
         exits.enter_context(_temporary(folder))
         worktrees = Worktrees(find_checkout(repository))
         exits.callback(worktrees.close)
@@ -167,7 +166,7 @@ def _temporary(folder: Path) -> Iterator[None]:
 # -- what a killed worker leaves
 
 _WATCHMAN = f"""\
-import os, shutil, sys, time
+import os, sys, time
 import psutil
 first = os.getpid()
 if os.fork():
@@ -188,32 +187,42 @@ for _ in range(3):
     if not found:
         break
     psutil.wait_procs(found, timeout=10)
-shutil.rmtree(sys.argv[2], ignore_errors=True)
 if not ended:
     from pathlib import Path
+    from repro_golden.base.files import sweep
     from repro_golden.repository.worktrees import Worktrees
     from repro_golden.repository.checkout import find_checkout
-    repository = Path(sys.argv[3])
-    Worktrees(find_checkout(repository)).close()
+    sweep(Path(sys.argv[2]))
+    Worktrees(find_checkout(Path(sys.argv[3]))).close()
 """
 """Waits until the worker says that it ended, or is gone; then ends what there is of a probe's processes.
 
-Of a worker that is gone it removes the worktree too. It is not its child, because Ray ends those with it. Its output
-begins when it is no longer, and ends when it has done its work.
+Of a worker that is gone it removes the folder and the worktree too. It is not its child, because Ray ends those with
+it. Its output begins when it is no longer, and ends when it has done its work.
 """
 
 
 @contextlib.contextmanager
-def _watched_over(folder: Path, repository: Path) -> Iterator[str]:
-    """A mark for the environment of a probe's processes: none of those outlives the block, nor this process's death."""
+def _watched_over(probes: Path, repository: Path) -> Iterator[tuple[Path, str]]:
+    """A scratch folder below `probes`, and a mark for the environment of a probe's processes.
+
+    Neither the folder nor one of the processes outlives the block, nor this process's death.
+    """
+    probes.mkdir(parents=True, exist_ok=True)
     mark = uuid.uuid4().hex
     watchman = subprocess.Popen(
-        [sys.executable, "-c", _WATCHMAN, mark, str(folder), str(repository)],
+        [sys.executable, "-c", _WATCHMAN, mark, str(probes), str(repository)],
         cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
+    assert watchman.stdin is not None
+    assert watchman.stdout is not None
     try:
-        assert watchman.stdout is not None
-        watchman.stdout.readline()  # from here on the worker may die
-        yield mark
+        watchman.stdout.readline()  # from here on the worker may die, and before it there is nothing to leave
+        with scratch_folder(probes, "probe") as folder:
+            try:
+                yield folder, mark
+            finally:
+                watchman.communicate(b"ended")  # before the folder goes, in which they may write
     finally:
-        watchman.communicate(b"ended")
+        if not watchman.stdin.closed:
+            watchman.communicate(b"ended")
