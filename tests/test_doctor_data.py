@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from doctor_machine_kit import found, launch
+from findings_kit import as_read
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
 from repro.doctor.artefacts.kinds import Launch, PromptData
 from repro.doctor.artefacts.prompts import LONGEST, PROMPTS
@@ -60,27 +62,25 @@ def with_none(rows: Iterable[object], flags: str = FLAGS) -> Callable[[Path], Ca
 MARKED = [{"prompt": f"<|im_start|>user\n{k}<|im_end|>\n<|im_start|>assistant\n", "label": "1"} for k in range(4)]
 LONG = [{"prompt": "word " * 4000, "label": "1"}]
 
-CASES: Mapping[str, tuple[Callable[[Path], Case], Callable[[Path], Case], str, int | None, str]] = {
-    "data-format": (case([*GOOD, b'{"prompt": ']), case([*GOOD, b"", b"  "]), "warning", 21, "no JSON"),
-    "data-keys": (case(GOOD, "--input-key prompt --label-key lable"), case(GOOD), "error", 1, "no row has it"),
+CASES: Mapping[str, tuple[Callable[[Path], Case], Callable[[Path], Case]]] = {
+    "data-format": (case([*GOOD, b'{"prompt": ']), case([*GOOD, b"", b"  "])),
+    "data-keys": (case(GOOD, "--input-key prompt --label-key lable"), case(GOOD)),
     "data-empty-prompt": (
-        case([*GOOD, {"prompt": " \n", "label": "1"}]), case(GOOD), "warning", 21, "1 of 21 prompts are empty (4.8%)",
+        case([*GOOD, {"prompt": " \n", "label": "1"}]), case(GOOD),
     ),
     "data-empty-label": (
-        case([*GOOD, {"prompt": "?", "label": ""}]), case([*GOOD, {"prompt": "?", "label": "0"}]), "warning", 21,
-        "1 of 21 labels are empty",
+        case([*GOOD, {"prompt": "?", "label": ""}]), case([*GOOD, {"prompt": "?", "label": "0"}]),
     ),
-    "data-duplicate-prompts": (case([*GOOD, GOOD[3]]), case(GOOD), "note", 21, "1 of 21 prompts"),
+    "data-duplicate-prompts": (case([*GOOD, GOOD[3]]), case(GOOD)),
     "data-already-templated": (
-        case(MARKED, f"{FLAGS} --apply-chat-template"), case(MARKED), "error", 1, "applied twice",
+        case(MARKED, f"{FLAGS} --apply-chat-template"), case(MARKED),
     ),
     "data-too-long": (
         with_none([*GOOD, *LONG], f"{FLAGS} --rollout-max-prompt-len 1024"),
-        with_none([*GOOD, *LONG], f"{FLAGS} --rollout-max-prompt-len 8192"), "note", 21, "1 of 21 prompts are far",
+        with_none([*GOOD, *LONG], f"{FLAGS} --rollout-max-prompt-len 8192"),
     ),
     "data-too-few": (
-        case(GOOD, f"{FLAGS} --rollout-batch-size 32"), case(GOOD, f"{FLAGS} --rollout-batch-size 20"), "warning", None,
-        "20 prompts, and --rollout-batch-size is 32",
+        case(GOOD, f"{FLAGS} --rollout-batch-size 32"), case(GOOD, f"{FLAGS} --rollout-batch-size 20"),
     ),
 }  # fmt: skip
 
@@ -94,12 +94,9 @@ class TestEachRule:
     """A failing and a passing file."""
 
     @pytest.mark.parametrize("rule", CASES)
-    def test_the_failing_one_is_told_with_its_line(self, rule: str, tmp_path: Path) -> None:
-        """Once, with the severity, the line and the numbers."""
-        failing, _, severity, line, evidence = CASES[rule]
-        (finding,) = told(rule, *failing(tmp_path))
-        assert finding.severity == severity and evidence in finding.message
-        assert finding.where.line == line and finding.where.path == str(tmp_path / "train.jsonl")
+    def test_the_failing_one_is_told(self, rule: str, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+        """With its line and the numbers."""
+        assert as_read(rule, told(rule, *CASES[rule][0](tmp_path)), tmp_path) == snapshot
 
     @pytest.mark.parametrize("rule", CASES)
     def test_the_passing_one_is_let_pass(self, rule: str, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from doctor_launch_kit import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
 from repro.doctor.artefacts.hf import read_config
 from repro.doctor.artefacts.launch import launch_of_argv, read_launch
@@ -43,71 +44,59 @@ def _without(script: Script, *names: str) -> Script:
 
 CASES: dict[str, Case] = {
     "determinism-half": Case(
-        _without(WHOLE, "NCCL_ALGO"), WHOLE, "warning", "NCCL_ALGO", "NCCL_ALGO is missing"
+        _without(WHOLE, "NCCL_ALGO"), WHOLE
     ),
     "determinism-nccl-algo": Case(
-        _with(WHOLE, NCCL_ALGO="allreduce:tree"), WHOLE, "error", "NCCL_ALGO", "is none of Ring, CollnetDirect"
+        _with(WHOLE, NCCL_ALGO="allreduce:tree"), WHOLE
     ),
     "determinism-nvte": Case(
         _with(WHOLE, NVTE_ALLOW_NONDETERMINISTIC_ALGO="1"), WHOLE,
-        "error", "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "Megatron stops",
     ),
     "determinism-cublas": Case(
         _with(WHOLE, CUBLAS_WORKSPACE_CONFIG=":0:0"), _with(WHOLE, CUBLAS_WORKSPACE_CONFIG=":16:8"),
-        "error", "CUBLAS_WORKSPACE_CONFIG", "neither :4096:8 nor :16:8",
     ),
     "determinism-hash-seed": Case(
-        _without(WHOLE, "PYTHONHASHSEED"), WHOLE, "note", "PYTHONHASHSEED", "is not set"
+        _without(WHOLE, "PYTHONHASHSEED"), WHOLE
     ),
     "determinism-late": Case(
         _without(WHOLE, "NCCL_ALGO")._replace(middle="export NCCL_ALGO=Ring"),
         _without(WHOLE, "NCCL_ALGO")._replace(top="export NCCL_ALGO=Ring"),
-        "error", "NCCL_ALGO", "after `ray start`",
     ),
     "determinism-overridden": Case(
         WHOLE._replace(top="export NCCL_ALGO=Tree"), WHOLE._replace(top="export NCCL_ALGO=Ring"),
-        "warning", "NCCL_ALGO", "NCCL_ALGO=Ring overrides Tree",
     ),
     "determinism-attention": Case(
         _without(deterministic(attention_backend="fused"), "NVTE_ALLOW_NONDETERMINISTIC_ALGO"), WHOLE,
-        "warning", "--attention-backend", "adds gradients atomically",
     ),
     "determinism-exclusive": Case(
         deterministic(cross_entropy_loss_fusion=""), Script({"--cross-entropy-loss-fusion": ""}),
-        "error", "--cross-entropy-loss-fusion", "Megatron stops",
     ),
     "determinism-rollout-order": Case(
         deterministic(over_sampling_batch_size="64"), deterministic(over_sampling_batch_size="32"),
-        "warning", "--over-sampling-batch-size", "a race",
     ),
     "engine-determinism": Case(
         deterministic(sglang_attention_backend="trtllm_mha"), WHOLE,
-        "error", "--sglang-attention-backend", "takes fa3, flashinfer, triton",
     ),
     "megatron-dropout": Case(
-        Script(drop=["--hidden-dropout"]), Script(), "warning", "--hidden-dropout", "default is 0.1"
+        Script(drop=["--hidden-dropout"]), Script()
     ),
     "true-on-policy-half": Case(
         deterministic(true_on_policy_mode="")._replace(system="miles"),
         Script({**DETERMINISTIC, **TOP}, env=DETERMINISTIC_ENV, system="miles"),
-        "warning", "--true-on-policy-mode", "--sglang-true-on-policy-contract",
     ),
     "cuda-connections": Case(
         Script(unset=["CUDA_DEVICE_MAX_CONNECTIONS"]), Script(),
-        "warning", "CUDA_DEVICE_MAX_CONNECTIONS", "is not set with --tensor-model-parallel-size 2",
     ),
     "nccl-interface": Case(
         Script({"--actor-num-nodes": "2"}), Script({"--actor-num-nodes": "2"}, env={"NCCL_SOCKET_IFNAME": "eth0"}),
-        "note", "NCCL_SOCKET_IFNAME", "--actor-num-nodes 2",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_rule_finds_its_fault_with_its_evidence_and_nothing_without_it(name: str, tmp_path: Path) -> None:
+def test_a_rule_finds_its_fault_and_nothing_without_it(name: str, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     """Each rule finds the planted fault in a script on disk, says where it stands, and is silent on its twin."""
-    assert load(name).id == name
-    CASES[name].check(load(name), tmp_path)
+    assert CASES[name].check(load(name), tmp_path) == snapshot
 
 
 @pytest.mark.parametrize("script", [Script(), WHOLE], ids=["no determinism", "the whole set"])

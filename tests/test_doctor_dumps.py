@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from doctor_dump_kit import Change, config, each, found, launch, one, rollout, spoken, with_experts
 from examples_kit import at_most
+from findings_kit import as_read
 from hypothesis import given
 from hypothesis import strategies as st
 from rollout_dump_kit import drawn_dumps, full_dump
+from syrupy.assertion import SnapshotAssertion
 
 from repro.doctor.catalogue import catalogue
 from repro.doctor.examine import FAULT, examine, look
@@ -81,57 +83,52 @@ def _one_choice(array: Any) -> Any:
     return array
 
 
-# the id, the change that makes it true, the severity, and a piece of the evidence
-CHECKED: list[tuple[str, Change, str, str]] = [
-    ("dump-no-samples", lambda dump: dump.samples.clear(), "error", "samples"),
-    ("dump-response-length", one(1, response_length=9), "error", "response_length of sample 1"),
-    ("dump-column-length", one(2, loss_mask=[1, 1]), "error", "loss_mask of sample 2"),
-    ("dump-tokens", one(0, tokens=[5, 6, 7, -1, 11, 12, 2]), "error", "tokens of sample 0"),
-    ("dump-mask-values", one(0, loss_mask=[1, 2, 1, 1]), "error", "loss_mask of sample 0"),
-    ("dump-top-p-offsets", one(3, rollout_top_p_token_ids=[1, 2]), "error", "of sample 3"),
-    ("dump-log-probs-finite", one(1, rollout_log_probs=[-1.0, math.nan, -1.0, -2.0]), "error", "log_probs of sample 1"),
-    ("dump-log-probs-positive", one(1, rollout_log_probs=[-1.0, 0.5, -1.0, -2.0]), "error", "log_probs of sample 1"),
-    ("dump-column-in-some", one(3, rollout_log_probs=None), "warning", "rollout_log_probs of sample 3"),
-    ("dump-log-probs-missing", each(rollout_log_probs=None), "note", "rollout_log_probs"),
-    ("dump-mask-all-zero", one(2, loss_mask=[0, 0, 0, 0]), "warning", "loss_mask of sample 2"),
-    ("dump-tool-tokens", spoken(["a"] * 12, [1] * 12, [-1.0, *[0.0] * 10, -1.0]), "warning", "loss_mask of sample 0"),
-    ("dump-reward-missing", one(1, reward=None), "error", "reward of sample 1"),
-    ("dump-reward-finite", one(1, reward=math.inf), "error", "reward of sample 1"),
-    ("dump-duplicated-index", one(1, index=12), "error", "index of sample 1"),
-    ("dump-group-sizes", one(3, group_index=0), "warning", "group_index"),
-    ("dump-scattered-group", each(group_index=lambda i: i % 2), "warning", "group_index of sample 2"),
-    ("dump-versions-in-sample", one(0, weight_versions=["6", "7"]), "note", "weight_versions of sample 0"),
-    ("dump-weight-versions", one(0, weight_versions=["6"]), "warning", "weight_versions"),
-    ("dump-unfinished", one(2, status="aborted"), "warning", "status of sample 2"),
+# the id, and the change that makes it true
+CHECKED: list[tuple[str, Change]] = [
+    ("dump-no-samples", lambda dump: dump.samples.clear()),
+    ("dump-response-length", one(1, response_length=9)),
+    ("dump-column-length", one(2, loss_mask=[1, 1])),
+    ("dump-tokens", one(0, tokens=[5, 6, 7, -1, 11, 12, 2])),
+    ("dump-mask-values", one(0, loss_mask=[1, 2, 1, 1])),
+    ("dump-top-p-offsets", one(3, rollout_top_p_token_ids=[1, 2])),
+    ("dump-log-probs-finite", one(1, rollout_log_probs=[-1.0, math.nan, -1.0, -2.0])),
+    ("dump-log-probs-positive", one(1, rollout_log_probs=[-1.0, 0.5, -1.0, -2.0])),
+    ("dump-column-in-some", one(3, rollout_log_probs=None)),
+    ("dump-log-probs-missing", each(rollout_log_probs=None)),
+    ("dump-mask-all-zero", one(2, loss_mask=[0, 0, 0, 0])),
+    ("dump-tool-tokens", spoken(["a"] * 12, [1] * 12, [-1.0, *[0.0] * 10, -1.0])),
+    ("dump-reward-missing", one(1, reward=None)),
+    ("dump-reward-finite", one(1, reward=math.inf)),
+    ("dump-duplicated-index", one(1, index=12)),
+    ("dump-group-sizes", one(3, group_index=0)),
+    ("dump-scattered-group", each(group_index=lambda i: i % 2)),
+    ("dump-versions-in-sample", one(0, weight_versions=["6", "7"])),
+    ("dump-weight-versions", one(0, weight_versions=["6"])),
+    ("dump-unfinished", one(2, status="aborted")),
     (
         "dump-empty-response",
         one(0, response_length=0, loss_mask=[], rollout_log_probs=[]),
-        "warning",
-        "response_length",
     ),
-    ("dump-removed", one(0, remove_sample=True), "note", "remove_sample"),
-    ("dump-experts-shape", _first(lambda a: a.resize((5, 2, 2), refcheck=False)), "error", "experts of sample 0"),
-    ("dump-experts-negative", _experts(_set((1, 0, 1), -1)), "error", "experts of sample 0"),
-    ("dump-experts-layer-lost", _first(_set((slice(None), 1), 0)), "error", "experts of sample 0"),
-    ("dump-experts-layer-zero", _experts(_set((slice(None), 1), 0)), "warning", "rollout_routed_experts"),
-    ("dump-log-probs-rounded", _rounded, "warning", "rollout_log_probs"),
-    ("dump-experts-repeated", _experts(_set((2, 0), 3)), "warning", "experts of sample 0"),
-    ("dump-experts-constant", with_experts(_one_choice, tokens=90), "warning", "rollout_routed_experts"),
-    ("dump-empty-text", one(1, response=""), "warning", "response of sample 1"),
-    ("dump-padded", _padded, "warning", "tokens of sample 0"),
-    ("loss-mask-all-zero", each(loss_mask=[0, 0, 0, 0]), "error", "loss_mask"),
-    ("loss-mask-whole-prompt", one(1, loss_mask=[1] * 7), "warning", "loss_mask of sample 1"),
-    ("tool-response-in-loss", spoken(TOOL, [1] * 18, SILENT), "error", "loss_mask of sample 0"),
+    ("dump-removed", one(0, remove_sample=True)),
+    ("dump-experts-shape", _first(lambda a: a.resize((5, 2, 2), refcheck=False))),
+    ("dump-experts-negative", _experts(_set((1, 0, 1), -1))),
+    ("dump-experts-layer-lost", _first(_set((slice(None), 1), 0))),
+    ("dump-experts-layer-zero", _experts(_set((slice(None), 1), 0))),
+    ("dump-log-probs-rounded", _rounded),
+    ("dump-experts-repeated", _experts(_set((2, 0), 3))),
+    ("dump-experts-constant", with_experts(_one_choice, tokens=90)),
+    ("dump-empty-text", one(1, response="")),
+    ("dump-padded", _padded),
+    ("loss-mask-all-zero", each(loss_mask=[0, 0, 0, 0])),
+    ("loss-mask-whole-prompt", one(1, loss_mask=[1] * 7)),
+    ("tool-response-in-loss", spoken(TOOL, [1] * 18, SILENT)),
 ]
 
 
-@pytest.mark.parametrize(("rule", "change", "severity", "item"), CHECKED, ids=[rule for rule, *_ in CHECKED])
-def test_each_rule_finds_its_own(tmp_path: Path, rule: str, change: Change, severity: str, item: str) -> None:
-    """In a dump that has it: one finding, of the severity that the rule has, which names field, sample and file."""
-    path = rollout(tmp_path / "3.pt", change)
-    (finding,) = found(rule, path)
-    assert (finding.rule, finding.severity, finding.where.path) == (rule, severity, str(path))
-    assert item in finding.where.item and finding.why and finding.cure and "\n" not in finding.message
+@pytest.mark.parametrize(("rule", "change"), CHECKED, ids=[rule for rule, _ in CHECKED])
+def test_each_rule_finds_its_own(tmp_path: Path, rule: str, change: Change, snapshot: SnapshotAssertion) -> None:
+    """In a dump that has it, with field, sample and file."""
+    assert as_read(rule, found(rule, rollout(tmp_path / "3.pt", change)), tmp_path) == snapshot
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

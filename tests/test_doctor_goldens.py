@@ -14,6 +14,8 @@ import pytest
 from conftest import Repo
 from doctor_dump_kit import found
 from doctor_golden_kit import PROOFS, golden, repository, rows_of, trace
+from findings_kit import as_read
+from syrupy.assertion import SnapshotAssertion
 
 from repro.doctor.artefacts.traces import FOREIGN_GOLDEN
 from repro.doctor.catalogue import catalogue, subject_of
@@ -63,32 +65,26 @@ def _nan_gradient(step: int) -> Any:
     return rows_of(step, grad=[np.nan] * 16 if step == 2 else [1.0] * 16)
 
 
-# the id: what it finds something in, its severity, a piece of the evidence; all find nothing in `made`
-CASES: dict[str, tuple[Maker, str, str]] = {
-    "golden-vacuous": (lambda p: made(p, flat(grad_norm=float("inf"))), "error", "step 0 grad_norm"),
-    "golden-rounded": (lambda p: made(p, _rounded), "warning", "loss"),
-    "golden-unreproducible": (lambda p: made(p, **_noise()), "warning", "noise"),
-    "golden-unproved": (
-        lambda p: made(p, proofs=[*PROOFS, {"name": "step 0: KL is exactly 0", "passed": False, "detail": "0.3"}]),
-        "warning",
-        "step 0: KL is exactly 0",
+# the id: what it finds something in; all find nothing in `made`
+CASES: dict[str, Maker] = {
+    "golden-vacuous": lambda p: made(p, flat(grad_norm=float("inf"))),
+    "golden-rounded": lambda p: made(p, _rounded),
+    "golden-unreproducible": lambda p: made(p, **_noise()),
+    "golden-unproved": lambda p: made(
+        p, proofs=[*PROOFS, {"name": "step 0: KL is exactly 0", "passed": False, "detail": "0.3"}]
     ),
-    "golden-stale": (_edited_case, "error", "subject.command"),
-    "golden-tampered": (_edited_record, "error", "chain"),
-    "golden-incomplete": (lambda p: made(p, steps=3), "error", "steps"),
-    "trace-incomplete": (lambda p: trace(p / "trace", made=2, end=False), "warning", "steps"),
-    "trace-not-finite": (lambda p: trace(p / "trace", _nan_gradient), "error", "step 2 grad w"),
+    "golden-stale": _edited_case,
+    "golden-tampered": _edited_record,
+    "golden-incomplete": lambda p: made(p, steps=3),
+    "trace-incomplete": lambda p: trace(p / "trace", made=2, end=False),
+    "trace-not-finite": lambda p: trace(p / "trace", _nan_gradient),
 }
 
 
 @pytest.mark.parametrize("rule", CASES)
-def test_each_rule_finds_its_own(tmp_path: Path, rule: str) -> None:
-    """In what has it: one finding, of its severity, with the evidence; in what is in order none."""
-    make, severity, item = CASES[rule]
-    (finding,) = found(rule, make(tmp_path / "broken"))
-    assert (finding.rule, finding.severity) == (rule, severity)
-    assert item in finding.where.item and finding.where.path.startswith(str(tmp_path))
-    assert finding.why and finding.cure and "\n" not in finding.message
+def test_each_rule_finds_its_own(tmp_path: Path, rule: str, snapshot: SnapshotAssertion) -> None:
+    """In what has it, with the evidence; in what is in order nothing."""
+    assert as_read(rule, found(rule, CASES[rule](tmp_path / "broken")), tmp_path) == snapshot
     sound = trace(tmp_path / "sound" / "trace") if rule.startswith("trace-") else made(tmp_path / "sound")
     assert not found(rule, sound)
 
@@ -180,15 +176,14 @@ def _values(rule: str, path: Path) -> list[Finding]:
 # -- rounded
 
 
-def test_columns_of_few_bits(tmp_path: Path) -> None:
+def test_columns_of_few_bits(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     """A float32 column whose values are all bf16: "golden-rounded"."""
 
     def rows(step: int) -> Any:
         rounded = (-np.abs(np.random.default_rng(step).normal(size=400))).astype(np.float32)
         return rows_of(step, log_probs=(rounded.view(np.uint32) & 0xFFFF0000).view(np.float32))
 
-    (finding,) = found("golden-rounded", made(tmp_path, rows))
-    assert "bfloat16" in finding.message and finding.where.item == "forward log_probs"
+    assert as_read("golden-rounded", found("golden-rounded", made(tmp_path, rows)), tmp_path) == snapshot
 
 
 def test_metrics_that_are_short_by_nature(tmp_path: Path) -> None:

@@ -25,8 +25,10 @@ from doctor_log_kit import (
     trace,
 )
 from examples_kit import at_most
+from findings_kit import as_read
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
 from repro.doctor.artefacts.launch import read_launch
 
@@ -80,14 +82,14 @@ def _balance(running: dict[int, int]) -> list[str]:
 COLOCATED = [*arguments(colocate=True, sglang_mem_fraction_static=0.8, load="/ckpt"), LOADED]
 NEVER = arguments(load="/ckpt/qwen", ref_load="/ckpt/qwen")
 
-# by rule: lines with its symptom, lines without, its severity, a word of the message, the number of the evidence's line
-CASES: dict[str, tuple[list[str], list[str], str, str, int]] = {
+# by rule: lines with its symptom, lines without
+CASES: dict[str, tuple[list[str], list[str]]] = {
     "illegal-memory-access": (
         [
             *arguments(sglang_mem_fraction_static=0.8),
             engine("torch.AcceleratorError: CUDA error: an illegal memory access was encountered"),
         ],
-        [engine("illegal access to the file system")], "error", "memory", 4,
+        [engine("illegal access to the file system")],
     ),
     "inductor-cache": (
         trace(
@@ -95,7 +97,6 @@ CASES: dict[str, tuple[list[str], list[str], str, str, int]] = {
             '/usr/lib/python3/torch/_inductor/runtime/autotune_cache.py", line 211, in _read',
         ),
         trace("json.decoder.JSONDecodeError: Expecting value: line 1", '/root/reward.py", line 3, in reward'),
-        "error", "cache", 4,
     ),
     "port-collision": (
         [
@@ -104,26 +105,26 @@ CASES: dict[str, tuple[list[str], list[str], str, str, int]] = {
                 "exceeded with url: /get_model_info (Caused by NewConnectionError('[Errno 111] Connection refused'))"
             )
         ],
-        [engine("Max retries exceeded with url: /simple/pip")], "error", "not reached", 1,
+        [engine("Max retries exceeded with url: /simple/pip")],
     ),
     "autoconfig-race": (
         trace(
             "ValueError: Unrecognized model in /mnt/models/glm. Should have a `model_type` key in its config.json",
             '/usr/lib/python3/transformers/models/auto/configuration_auto.py", line 1273, in from_pretrained',
         ),
-        ["the tool says: Should have a `model_type` key in its config.json"], "error", "configuration", 4,
+        ["the tool says: Should have a `model_type` key in its config.json"],
     ),
     "weight-sync-hang": (
         [SYNC_STARTS, actor("Update weights:  50%|#####     | 6/12"), NCCL],
-        [SYNC_STARTS, SYNC_ENDS, actor(slime("Timer actor_train start")), NCCL], "error", "after 600 s on rank 3", 3,
+        [SYNC_STARTS, SYNC_ENDS, actor(slime("Timer actor_train start")), NCCL],
     ),
     "nccl-error": (
         [SYNC_STARTS, SYNC_ENDS, actor(slime("Timer actor_train start", "timer.py:24")), NCCL],
-        [SYNC_STARTS, NCCL], "error", "timed out on rank 3", 4,
+        [SYNC_STARTS, NCCL],
     ),
     "weight-sync-failed": (
         [engine(f"[{STAMP} TP1] Failed to update parameter online: size mismatch. {TAIL}")],
-        [engine("Succeeded to update parameter online.")], "error", "not taken", 1,
+        [engine("Succeeded to update parameter online.")],
     ),
     "weight-update-unequal": (
         [
@@ -131,17 +132,17 @@ CASES: dict[str, tuple[list[str], list[str], str, str, int]] = {
             engine("name=model.layers.0.mlp.gate.weight max_abs_err=0.25 mean_abs_err=0.1 num_exceed=7 expect=raw()"),
             engine("name=model.layers.1.mlp.gate.weight max_abs_err=0.5 mean_abs_err=0.1 num_exceed=7 expect=raw()"),
         ],
-        [engine("[check_tensors] equal tensors: ['model.embed_tokens.weight']")], "error", "2 tensors", 4,
+        [engine("[check_tensors] equal tensors: ['model.embed_tokens.weight']")],
     ),
     "rank-died": (
-        DIED, [actor("ray.actor.ActorClass created")], "error", "rank 5, pid 26103, ip 10.80.8.181) died: it ended", 1,
+        DIED, [actor("ray.actor.ActorClass created")],
     ),
     "ray-gcs-unreachable": (
         [
             "[2026-11-22 13:25:03,557 W 2698 2698] gcs_rpc_client.h:151: Failed to connect to GCS at address "
             "10.80.8.181:6379 within 5 seconds.",
         ],
-        ["Connected to Ray cluster."], "error", "no Ray cluster answers at 10.80.8.181:6379", 1,
+        ["Connected to Ray cluster."],
     ),
     "ray-oom": (
         [
@@ -150,49 +151,45 @@ CASES: dict[str, tuple[list[str], list[str], str, str, int]] = {
             "name=RolloutManager.generate, pid=37, memory used=23.49GB) was running was 718.15GB / 755.24GB "
             "(0.950882), which exceeds the memory usage threshold of 0.95.",
         ],
-        ["memory of the node is low on average"], "error", "RolloutManager.generate at 718.15GB / 755.24GB", 1,
+        ["memory of the node is low on average"],
     ),
     "engine-crash": (
         [engine(f"[{STAMP} TP0] Scheduler hit an exception: Traceback (most recent call last):")],
-        [engine("Server is fired up and ready to roll!")], "error", "SGLangEngine (pid 7001", 1,
+        [engine("Server is fired up and ready to roll!")],
     ),
     "engines-unbalanced": (
-        _balance({1: 64, 2: 63, 3: 2}), _balance({1: 30, 2: 28, 3: 25}), "warning",
-        "of 3 engines SGLangEngine pid 1", 1,
+        _balance({1: 64, 2: 63, 3: 2}), _balance({1: 30, 2: 28, 3: 25}),
     ),
     "oom-training": (
-        [*COLOCATED, step(0), step(1), step(2), *BACKWARD], [*COLOCATED, step(0), step(1)], "error",
-        "in a backward pass on MegatronTrainRayActor", 17,
+        [*COLOCATED, step(0), step(1), step(2), *BACKWARD], [*COLOCATED, step(0), step(1)],
     ),
     "oom-engine": (
-        [LOADED, step(0), step(1), *SCHEDULER], [LOADED, step(0), step(1), *BACKWARD], "error", "inference engine", 7,
+        [LOADED, step(0), step(1), *SCHEDULER], [LOADED, step(0), step(1), *BACKWARD],
     ),
-    "oom-first-step": ([*COLOCATED, *BACKWARD], [*COLOCATED, step(0), *BACKWARD], "error", "before the first", 14),
+    "oom-first-step": ([*COLOCATED, *BACKWARD], [*COLOCATED, step(0), *BACKWARD]),
     "oom-second-step": (
-        [*COLOCATED, step(0), *BACKWARD], [*COLOCATED, step(0), step(1), *BACKWARD], "error",
-        "and before the second", 15,
+        [*COLOCATED, step(0), *BACKWARD], [*COLOCATED, step(0), step(1), *BACKWARD],
     ),
     "checkpoint-never-loaded": (
-        [*NEVER, step(0)], [*NEVER, LOADED, step(0)], "warning", "--load /ckpt/qwen", 5,
+        [*NEVER, step(0)], [*NEVER, LOADED, step(0)],
     ),
     "checkpoint-random-init": (
         [
             actor("WARNING: could not find the metadata file /ckpt/latest_checkpointed_iteration.txt "),
             actor("    will not load any checkpoints and will start from random"),
         ],
-        [LOADED], "error", "there is no /ckpt/latest_checkpointed_iteration.txt", 2,
+        [LOADED],
     ),
     "stale-weights": (
         [actor(slime("No updatable SGLang engines are running; skip weight update.", "actor.py:618"))],
-        [perf(0, max_staleness=1.0), perf(1, max_staleness=2.0)], "warning", "not updated", 1,
+        [perf(0, max_staleness=1.0), perf(1, max_staleness=2.0)],
     ),
     "async-worker-dead": (
         trace("RuntimeError: fully-async rollout worker exited without an exception"),
         ["Continuous async rollout worker started", step(0), "Continuous async rollout worker stopped"],
-        "error", "ended", 4,
     ),
     "fp8-alignment": (
-        [actor("forward_logp_max_diff: 3.25")], [actor("forward_logp_max_diff: 0.02")], "warning", "3.25", 1,
+        [actor("forward_logp_max_diff: 3.25")], [actor("forward_logp_max_diff: 0.02")],
     ),
     "buffers-released": (
         [
@@ -204,74 +201,68 @@ CASES: dict[str, tuple[list[str], list[str], str, str, int]] = {
             engine('INFO:     10.0.0.9:1 - "POST /resume_memory_occupation HTTP/1.1" 200 OK'),
             engine('INFO:     10.0.0.9:1 - "POST /generate HTTP/1.1" 200 OK'),
         ],
-        "warning", "never took it back", 2,
     ),
     "multi-turn-too-long": (
         [engine("ValueError: The input (40010 tokens) is longer than the model's context length (32768 tokens).")],
-        [engine("context_len=32768")], "warning", "of 32768, up to 40010 tokens", 1,
+        [engine("context_len=32768")],
     ),
     "data-key-error": (
         [*arguments(label_key="answer"), *trace("KeyError: 'answer'", '/slime/slime/utils/data.py", line 2, in x')],
-        trace("KeyError: 'answer'", '/root/reward.py", line 2, in reward'), "error", "'answer', which --label-key", 7,
+        trace("KeyError: 'answer'", '/root/reward.py", line 2, in reward'),
     ),
     "data-wait": (
         [perf(n, step_time=10.0, data_preprocess_time=4.0) for n in range(4)],
-        [perf(n, step_time=10.0, data_preprocess_time=0.4) for n in range(4)], "warning", "40%", 2,
+        [perf(n, step_time=10.0, data_preprocess_time=0.4) for n in range(4)],
     ),
     "flags-refused": (
         ["usage: train.py [-h]", "train.py: error: unrecognized arguments: --debug-determinism"],
-        ["usage: train.py [-h]"], "error", "--debug-determinism", 2,
+        ["usage: train.py [-h]"],
     ),
     "gradient-check-failed": (
         trace(
             "RuntimeError: Rank 3, node gpu-7, device 3, iteration 12: Unexpected result nan (message='found NaN in "
             "local grad norm for bucket #0 in backward pass before data-parallel communication collective')"
         ),
-        [step(0)], "error", "rank 3 on gpu-7, iteration 12", 4,
+        [step(0)],
     ),
     "disk-full": (
         trace("OSError: [Errno 28] No space left on device: '/ckpt/iter_0000010/common.pt'"), [step(0)],
-        "error", "full", 4,
     ),
     "hf-download": (
         trace("huggingface_hub.errors.GatedRepoError: 401 Client Error. Cannot access gated repo for url x"),
-        ["401 Client Error: Unauthorized for url: https://api.wandb.ai"], "error", "access was denied", 4,
+        ["401 Client Error: Unauthorized for url: https://api.wandb.ai"],
     ),
     "segfault": (
         ["Fatal Python error: Segmentation fault", "", 'Thread 0x0:', '  File "a.py", line 1 in f'],
-        [step(0)], "error", 'in File "a.py", line 1 in f', 1,
+        [step(0)],
     ),
     "ray-dedup": (
         [actor("RuntimeError: NCCL communicator was aborted [repeated 7x across cluster]")],
-        [actor("Setting up the model [repeated 7x across cluster]")], "note", "NCCL communicator was aborted", 1,
+        [actor("Setting up the model [repeated 7x across cluster]")],
     ),
     "kv-cache-full": (
         [engine(f"[{STAMP} TP0] KV cache pool is full. Retract requests. #retracted_reqs: 1")] * 12,
-        [engine(f"[{STAMP} TP0] KV cache pool is full. Retract requests. #retracted_reqs: 1")], "note", "12 lines", 1,
+        [engine(f"[{STAMP} TP0] KV cache pool is full. Retract requests. #retracted_reqs: 1")],
     ),
     "placement-stuck": (
         [
             *arguments(actor_num_nodes=1, actor_num_gpus_per_node=8, rollout_num_gpus=8),
             "(autoscaler +35s) Error: No available node types can fulfill resource request {'GPU': 16.0}.",
         ],
-        [step(0)], "warning", "--rollout-num-gpus 8", 6,
+        [step(0)],
     ),
     "traceback": (
         [actor(line) for line in trace("AttributeError: 'Namespace' object has no attribute 'tis'")],
-        [step(0)], "warning", "AttributeError: 'Namespace'", 4,
+        [step(0)],
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_rule_finds_its_symptom_and_only_then(name: str, tmp_path: Path) -> None:
-    """Each rule finds its symptom, in the line where it is, with its severity; and nothing in a log without it."""
-    failing, passing, severity, word, line = CASES[name]
-    (first, *_) = found(read(tmp_path, failing), name)[name]
-    assert (first.severity or RULES[name].severity, first.where.line) == (severity, line), first
-    assert word in first.message
-    assert str(tmp_path) in first.where.path
-    assert first.where.value or first.where.item
+def test_rule_finds_its_symptom_and_only_then(name: str, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+    """Each rule finds its symptom, in the line where it is; and nothing in a log without it."""
+    failing, passing = CASES[name]
+    assert as_read(name, found(read(tmp_path, failing), name)[name], tmp_path) == snapshot
     assert name not in found(read(tmp_path, passing, "passing.log"), name)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from doctor_machine_kit import found, launch
+from findings_kit import as_read
+from syrupy.assertion import SnapshotAssertion
 
 from repro.doctor.artefacts.kinds import Launch, Rollout
 from repro.doctor.artefacts.reward import Odd, reward_function
@@ -186,30 +189,25 @@ class TestCall:
 
 RANDOM = "import random\ndef reward_func(args, sample):\n    return random.random()\n"
 CASES = {
-    "raises": ("def reward_func(args, sample):\n    raise KeyError('label')\n", "error", "KeyError"),
-    "not-finite": ("def reward_func(args, sample):\n    return float('nan')\n", "error", "returns nan"),
-    "none": ("def reward_func(args, sample):\n    pass\n", "error", "returns None"),
-    "text": ("def reward_func(args, sample):\n    return 'good'\n", "error", "returns a str"),
-    "random": (RANDOM, "warning", "for the same response (4 of 4 samples)"),
-    "other": (
-        "def reward_func(args, sample):\n    return len(sample.response) + 1.0\n",
-        "warning",
-        "dump recorded 1 (4 of 4",
-    ),
-    "untested": ("def reward_func(args, sample):\n    return args.judge\n", "note", "args.judge"),
+    "raises": "def reward_func(args, sample):\n    raise KeyError('label')\n",
+    "not-finite": "def reward_func(args, sample):\n    return float('nan')\n",
+    "none": "def reward_func(args, sample):\n    pass\n",
+    "text": "def reward_func(args, sample):\n    return 'good'\n",
+    "random": RANDOM,
+    "other": "def reward_func(args, sample):\n    return len(sample.response) + 1.0\n",
+    "untested": "def reward_func(args, sample):\n    return args.judge\n",
 }
-"""What "reward-function" tells: the module, the severity, the words."""
+"""What "reward-function" has something to say of."""
 
 
 class TestRule:
     """`reward-function`."""
 
     @pytest.mark.parametrize("name", CASES)
-    def test_what_is_wrong_is_told(self, name: str, tmp_path: Path) -> None:
-        """Once, with its severity."""
-        source, severity, said = CASES[name]
-        (finding,) = told(tmp_path, source)
-        assert finding.severity == severity and said in finding.message and finding.rule == "reward-function"
+    def test_what_is_wrong_is_told(self, name: str, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+        """With what it returned."""
+        said = as_read("reward-function", told(tmp_path, CASES[name]), tmp_path)
+        assert re.sub(r"0\.\d+(e-\d+)?", "<drawn>", said) == snapshot
 
     def test_a_good_one_is_let_pass(self, tmp_path: Path) -> None:
         """Its rewards differ, come again, and are those of the dump."""

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from doctor_dump_kit import found, trained
+from findings_kit import as_read
 from run_folder_kit import Run, f32
+from syrupy.assertion import SnapshotAssertion
 
 from repro.doctor.catalogue import catalogue
 from repro.doctor.examine import FAULT, examine, look
@@ -58,28 +60,25 @@ def _other_token(array: Any) -> Any:
 
 
 # the id, the columns that are changed, the severity, and a piece of the evidence
-CASES: dict[str, tuple[dict[str, Any], str, str]] = {
-    "advantages-constant": ({"advantages": with_values(_zero)}, "warning", "advantages"),
-    "dump-not-finite": ({"log_probs": with_values(nan_at(2), only=3)}, "error", "log_probs of sample 3"),
-    "train-log-probs-misaligned": ({"log_probs": with_values(shifted)}, "error", "log_probs"),
-    "train-mask-all-zero": ({"loss_masks": with_values(_zero)}, "error", "loss_masks"),
-    "train-rollout-tokens-differ": ({"tokens": with_values(_other_token, only=5)}, "error", "tokens of sample 5"),
+CASES: dict[str, dict[str, Any]] = {
+    "advantages-constant": {"advantages": with_values(_zero)},
+    "dump-not-finite": {"log_probs": with_values(nan_at(2), only=3)},
+    "train-log-probs-misaligned": {"log_probs": with_values(shifted)},
+    "train-mask-all-zero": {"loss_masks": with_values(_zero)},
+    "train-rollout-tokens-differ": {"tokens": with_values(_other_token, only=5)},
 }
 
 
 @pytest.mark.parametrize("rule", CASES)
 @pytest.mark.parametrize("system", ["slime", "miles", "relax", "old"])
-def test_each_rule_finds_its_own(tmp_path: Path, rule: str, system: str) -> None:
-    """In the train dumps of each system: one finding of the rule, with its evidence, and none in a run in order."""
-    change, severity, item = CASES[rule]
-    broken = trained(tmp_path / "broken", change, system=system)
+def test_each_rule_finds_its_own(tmp_path: Path, rule: str, system: str, snapshot: SnapshotAssertion) -> None:
+    """In the train dumps of each system, with its evidence, and none in a run in order."""
+    broken = trained(tmp_path / "broken", CASES[rule], system=system)
     if (rule, system) == ("train-rollout-tokens-differ", "relax"):
         # its dumps name no sample: which is which is told by the tokens, so that others belong to none
         assert not found(rule, broken)
         return
-    (finding,) = found(rule, broken)
-    assert (finding.rule, finding.severity) == (rule, severity)
-    assert item in finding.where.item and finding.where.path.startswith(str(broken / "train_data"))
+    assert as_read(rule, found(rule, broken), tmp_path) == snapshot
     assert not found(rule, trained(tmp_path / "sound", system=system))
 
 

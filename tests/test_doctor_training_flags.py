@@ -9,6 +9,7 @@ import pytest
 from doctor_launch_kit import CLEAN, Case, Script, rule, tried
 from hypothesis import given
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
 from repro.doctor.artefacts.hf import read_config
 from repro.doctor.artefacts.kinds import HfConfig, Launch, Tokenizer
@@ -22,135 +23,113 @@ MOE = {"--num-experts": "128", "--moe-permute-fusion": ""}
 
 CASES: dict[str, Case] = {
     "dynamic-batch-size": Case(
-        Script(drop=["--max-tokens-per-gpu"]), Script(), "error", "--use-dynamic-batch-size", "without"
+        Script(drop=["--max-tokens-per-gpu"]), Script()
     ),
     "max-tokens-per-gpu": Case(
         Script({"--rollout-max-context-len": "16384"}, entry="relax/entrypoints/train.py", system="relax"),
         Script({"--rollout-max-context-len": "9216"}, entry="relax/entrypoints/train.py", system="relax"),
-        "error", "--max-tokens-per-gpu", "9216 x CP 1 = 9216 is below --rollout-max-context-len 16384",
     ),
     "samples-too-long": Case(
         Script({"--rollout-max-response-len": "32768"}),
         Script({"--rollout-max-response-len": "32768", "--context-parallel-size": "4"}),
-        "warning", "--max-tokens-per-gpu", "a sample of 32768 tokens",
     ),
     "context-length": Case(
         Script({"--sglang-context-length": "8192"}),
         Script({"--sglang-context-length": "16384"}),
-        "error", "--rollout-max-response-len", "more than --sglang-context-length 8192",
     ),
     "kl-coefs-exclusive": Case(
         Script({"--kl-coef": "0.01"}), Script({"--kl-coef": "0.01", "--kl-loss-coef": "0.0"}),
-        "error", "--kl-coef", "both not zero",
     ),
     "kl-without-ref": Case(
-        Script(drop=["--ref-load"]), Script(drop=["--ref-load", "--use-kl-loss"]), "error", "--use-kl-loss", "TypeError"
+        Script(drop=["--ref-load"]), Script(drop=["--ref-load", "--use-kl-loss"])
     ),
     "kl-loss-unused": Case(
         Script(drop=["--use-kl-loss"]), Script({"--kl-loss-coef": "0.0"}, drop=["--use-kl-loss"]),
-        "warning", "--kl-loss-coef", "does nothing",
     ),
     "tis-exclusive": Case(
-        Script({"--use-tis": "", "--use-rollout-logprobs": ""}), Script({"--use-tis": ""}), "error", "--use-tis", "both"
+        Script({"--use-tis": "", "--use-rollout-logprobs": ""}), Script({"--use-tis": ""})
     ),
     "mismatch-needs-tis": Case(
         Script({"--get-mismatch-metrics": ""}),
         Script({"--get-mismatch-metrics": "", "--custom-tis-function-path": "mis.compute"}),
-        "error", "--get-mismatch-metrics", "--custom-tis-function-path",
     ),
     "rollout-temperature": Case(
         Script({"--rollout-temperature": "0"}), Script({"--rollout-temperature": "0.6"}),
-        "error", "--rollout-temperature", "greedy",
     ),
     "reinforce-pp-normalize": Case(
         Script({"--advantage-estimator": "reinforce_plus_plus"}),
         Script({"--advantage-estimator": "reinforce_plus_plus", "--normalize-advantages": ""}),
-        "error", "--advantage-estimator", "--normalize-advantages",
     ),
     "r3-partial-rollout": Case(
         Script({"--use-rollout-routing-replay": "", "--partial-rollout": ""},
                entry="relax/entrypoints/train.py", system="relax"),
         Script({"--use-rollout-routing-replay": "", "--partial-rollout": ""}),
-        "error", "--partial-rollout", "Relax refuses",
     ),
     "moe-permute-fusion": Case(
-        Script({"--num-experts": "128"}), Script(MOE), "warning", "--num-experts", "without --moe-permute-fusion"
+        Script({"--num-experts": "128"}), Script(MOE)
     ),
     "moe-without-r3": Case(
-        Script(MOE), Script({**MOE, "--use-rollout-routing-replay": ""}), "note", "--num-experts", "without"
+        Script(MOE), Script({**MOE, "--use-rollout-routing-replay": ""})
     ),
     "attention-backend": Case(
         Script({"--context-parallel-size": "2"}, drop=["--attention-backend"]),
         Script({"--context-parallel-size": "2"}),
-        "warning", "--context-parallel-size", "without --attention-backend flash",
     ),
     "stop-tokens": Case(
         Script({"--rollout-stop-token-ids": "151645 '<|im_end|>'"}),
         Script({"--rollout-stop-token-ids": "151645 151643"}),
-        "error", "--rollout-stop-token-ids", "no token id",
     ),
     "update-interval": Case(
         Script({"--update-weights-interval": "4"}, drop=["--colocate"], entry="train_async.py"),
         Script({"--update-weights-interval": "1"}, drop=["--colocate"], entry="train_async.py"),
-        "warning", "--update-weights-interval", "up to 4 rollouts older",
     ),
     "clip-grad-off": Case(
-        Script({"--clip-grad": "0.0"}), Script({"--clip-grad": "1.0"}), "warning", "--clip-grad", "off"
+        Script({"--clip-grad": "0.0"}), Script({"--clip-grad": "1.0"})
     ),
-    "fp16": Case(Script({"--fp16": ""}), Script({"--bf16": ""}), "warning", "--fp16", "leaves bfloat16"),
+    "fp16": Case(Script({"--fp16": ""}), Script({"--bf16": ""})),
     "nan-check-disabled": Case(
         Script({"--no-check-for-nan-in-loss-and-grad": ""}), Script(),
-        "note", "--no-check-for-nan-in-loss-and-grad", "skipped",
     ),
     "padded-manually": Case(
         Script({"--qkv-format": "bshd"}, system="miles"), Script({"--qkv-format": "thd"}, system="miles"),
-        "error", "--qkv-format", "the trainer stops",
     ),
     "weight-check-off": Case(
         Script({"--hf-checkpoint": "/models/Kimi-K2-int4"}),
         Script({"--hf-checkpoint": "/models/Kimi-K2-int4", "--check-weight-update-equal": ""}),
-        "note", "--hf-checkpoint", "int4",
     ),
     "reward-key": Case(
         Script({"--rm-type": "dapo"}), Script({"--rm-type": "dapo", "--reward-key": "score"}),
-        "error", "--rm-type", "gives a dict (score, acc, pred)",
     ),
     "weight-transfer": Case(
         Script({"--update-weight-transfer-mode": "p2p"}, system="miles"),
         Script({"--update-weight-transfer-mode": "p2p"}, drop=["--colocate"], system="miles"),
-        "error", "--update-weight-transfer-mode", "together with --colocate",
     ),
     "release-train": Case(
         Script({"--release-train": ""}),
         Script({"--release-train": "", "--update-weight-transport": "disk", "--update-weight-disk-dir": "/shared"}),
-        "error", "--release-train", "--update-weight-transport disk",
     ),
     "required-with": Case(
-        Script(drop=["--save"]), Script(), "error", "--save-interval", "--save-interval 20 needs --save"
+        Script(drop=["--save"]), Script()
     ),
     "exclusive-flags": Case(
         Script({"--only-train-params-name-list": "experts", "--freeze-params-name-list": "embedding"}),
         Script({"--freeze-params-name-list": "embedding"}),
-        "error", "--freeze-params-name-list", "both given",
     ),
     "async-ppo": Case(
         Script({"--advantage-estimator": "ppo"}, drop=["--colocate"], entry="train_async.py", system="miles"),
         Script({"--advantage-estimator": "ppo", "--use-tis": ""}, drop=["--colocate"], entry="train_async.py",
                system="miles"),
-        "error", "--advantage-estimator", "no correction",
     ),
     "continuation-lost": Case(
         Script(tail="\n   --lr 1e-6 --weight-decay 0.1"), Script(tail="\\\n   --lr 1e-6"),
-        "error", "--lr", "its 2 flags never reach the trainer",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_rule_finds_its_fault_with_its_evidence_and_nothing_without_it(name: str, tmp_path: Path) -> None:
+def test_a_rule_finds_its_fault_and_nothing_without_it(name: str, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     """Each rule finds the planted fault in a script on disk, says where it stands, and is silent on its twin."""
-    assert load(name).id == name
-    CASES[name].check(load(name), tmp_path)
+    assert CASES[name].check(load(name), tmp_path) == snapshot
 
 
 @pytest.mark.parametrize("system", ["slime", "miles", "relax"])

@@ -116,7 +116,7 @@ def _dump_log_probs_rounded(rollout: Rollout) -> Iterator[Found]:
     if len(values) >= _ENOUGH and (dtype := narrow_dtype(values)):
         yield Found(
             f"all {len(values)} different rollout_log_probs are values of {dtype}",
-            Where(str(rollout.path), item="rollout_log_probs", value=f"{values[0]!r}"),
+            Where(str(rollout.path), item="rollout_log_probs", value=repr(values[0].item())),
         )
 
 

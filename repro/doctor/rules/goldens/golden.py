@@ -80,7 +80,7 @@ def _columns(golden: Golden) -> Iterator[Found]:
         if len(values) >= _ENOUGH and (dtype := narrow_dtype(values)):
             yield Found(
                 f"all {len(values)} different values of {row.name} ({row.dtype}) are values of {dtype}",
-                Where(str(golden.path / "trace"), item=f"{row.phase} {row.name}", value=f"{values[0]!r}"),
+                Where(str(golden.path / "trace"), item=f"{row.phase} {row.name}", value=repr(values[0].item())),
                 certainty="likely",
                 cure="keep the column in fp32 from the softmax on; where the program means to round, nothing",
             )
