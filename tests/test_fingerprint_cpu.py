@@ -83,7 +83,7 @@ def test_split_work_is_the_same_work(given: list[list[int]], piece: int) -> None
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_scattered_elements_are_read_where_they_lie(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transposed, permuted, expanded and skipping views, of several pieces, are read without a copy: as what a copy of them holds."""
+    """Transposed, permuted, expanded and skipping views of several pieces are read without a copy, and as one."""
     x = torch.randn(5, 800, 720, generator=torch.Generator().manual_seed(1)).mul(9).to(dtype)
     views = [x[0].T, x.permute(2, 0, 1), x.permute(0, 2, 1), x[:, :, ::2], x[0, :, :1].expand(800, 720), x[..., 5]]
     copies = [scan(v.clone(memory_format=torch.contiguous_format)) for v in views]
