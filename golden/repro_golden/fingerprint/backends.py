@@ -117,7 +117,7 @@ def split(jobs: Table, piece: int, row: int | None = None) -> Table:
     if (rows * words).max(initial=0) <= piece:
         return jobs
     if np.any(jobs[:, 10]):
-        jobs = _narrow(jobs, np.where(rows > 1, max(1, piece // _ACROSS), piece))
+        jobs = _narrow(jobs, np.maximum(1, piece // np.minimum(rows, _ACROSS)))
         rows, words = jobs[:, 1], jobs[:, 2]
     jobs, k = _repeat(jobs, np.where((rows > 1) & (words > (row or piece)), rows, 1))
     single = k > 0
