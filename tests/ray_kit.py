@@ -46,19 +46,19 @@ class Node:
         return sorted(path for path in self.folder.glob("[0-9a-f]*") if (path / inside).exists())
 
     def trainers(self) -> list[psutil.Process]:
-        """Processes of probes."""
+        """Processes of probes, but git's."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 if "REPRO_PROBE" in (all_of := process.environ()) and all_of.get("TMPDIR") == str(self.temporary):
-                    found.append(process)
+                    found += [] if process.name().startswith("git") else [process]
         return found
 
     def starting(self) -> list[psutil.Process]:
         """Workers that hold the folder of a probe, from the moment they made it."""
         folders = {path.stat().st_ino for path in self.folder.glob("probes/probe*/lock")}
-        held = [line.split() for line in Path("/proc/locks").read_text().splitlines() if folders]
-        return [psutil.Process(int(pid)) for _, _, _, _, pid, file, *_ in held if int(file.split(":")[2]) in folders]
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" not in line]  # a waiter
+        return [psutil.Process(int(pid)) for _, _, _, _, pid, file, *_ in locks if int(file.split(":")[2]) in folders]
 
     def left(self) -> list[str]:
         """What probes left: processes, folders, worktrees and git's notes on them."""

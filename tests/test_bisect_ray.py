@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from conftest import Repo
 from history_kit import TRAIN, edit, note, start
@@ -217,9 +218,11 @@ def test_killed_while_a_probe_starts(tmp_path: Path, node: Node) -> None:
     good = repo.git("rev-parse", "HEAD")
     edit(repo, "scale = 1.0", "scale = 1.0 + 1e-6 * (step >= 1)", "Scale")
     with bisecting(repo, tmp_path, f"{good}..HEAD", "--ray", node.address) as process:
-        assert until(node.starting, every=0.001)
+        workers: list[psutil.Process] = []
+        assert until(lambda: workers.extend(node.starting()) or workers, every=0.001)
         process.kill()  # first, or it has the probe made again
-        for worker in node.starting():
+        for worker in workers:
+            assert worker.is_running()
             worker.kill()
     assert until(lambda: not node.left(), 20), node.left()
 

@@ -11,11 +11,11 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from repro_golden.base.errors import ReproError
 
-__all__ = ["exchanged", "open_regular", "read_regular", "scratch_folder", "sweep"]
+__all__ = ["exchanged", "is_still", "open_regular", "read_regular", "scratch_folder", "sweep"]
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -59,6 +59,9 @@ def exchanged(one: Path, other: Path) -> bool:
 
 # -- scratch folders that never outlive their process for long: a lock tells the next one what a killed one left
 
+_PASSING = ".new-"
+"""Begins the name of one that has no lock yet, or is being removed: ours also without one."""
+
 
 @contextlib.contextmanager
 def scratch_folder(base: Path, what: str = "") -> Iterator[Path]:
@@ -70,21 +73,44 @@ def scratch_folder(base: Path, what: str = "") -> Iterator[Path]:
     """
     base.mkdir(parents=True, exist_ok=True)
     sweep(base)
-    made = Path(tempfile.mkdtemp(prefix=".new-", dir=base))  # a sweeper passes over it until it is locked
-    with (made / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        folder = made.rename(base / f"{what}{made.name.removeprefix('.new')}")
+    with contextlib.ExitStack() as exits:
+        folder = None
+        while folder is None:  # a sweeper may come before the lock is held
+            made = Path(tempfile.mkdtemp(prefix=_PASSING, dir=base))
+            with contextlib.suppress(FileNotFoundError):
+                lock = exits.enter_context((made / "lock").open("w"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if is_still(lock, made / "lock"):
+                    folder = made.rename(base / f"{what}-{made.name.removeprefix(_PASSING)}")
         try:
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
 
 
 def sweep(base: Path) -> None:
     """Remove the scratch folders below `base` that nobody holds a lock on: their processes are gone."""
     for folder in base.iterdir():
-        if folder.name.startswith("."):
+        passing = folder.name.startswith(_PASSING)
+        if folder.name.startswith(".") and not passing:
             continue
-        with contextlib.suppress(OSError), (folder / "lock").open("r+") as lock:
+        with contextlib.suppress(OSError), (folder / "lock").open("a" if passing else "r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+            if is_still(lock, folder / "lock"):
+                _remove(folder)
+
+
+def is_still(lock: IO[str], path: Path) -> bool:
+    """Whether an open file is still what its path names: a sweep may have removed it while we waited for its lock."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(lock.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _remove(folder: Path) -> None:
+    """Remove a scratch folder whose lock is held; what another process still writes there goes with a later sweep."""
+    with contextlib.suppress(OSError):
+        if not folder.name.startswith(_PASSING):
+            folder = folder.rename(folder.with_name(_PASSING + folder.name))
+    shutil.rmtree(folder, ignore_errors=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from repro_golden.base.errors import MachineFailureError
+from repro_golden.base.files import is_still
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.git import Git
 
@@ -109,11 +110,7 @@ def _locked(home: Path, key: str, how: int) -> Iterator[IO[str]]:
     while True:
         with path.open("a") as lock:
             fcntl.flock(lock, how)
-            try:
-                same = os.path.samestat(path.stat(), os.fstat(lock.fileno()))
-            except FileNotFoundError:
-                same = False
-            if same:
+            if is_still(lock, path):
                 yield lock
                 return
 

@@ -20,7 +20,7 @@ from typing import Any
 import repro_golden
 from repro_bisect.probe.executors import Outcome, Task, perform
 from repro_bisect.probe.executors.bundles import Bundle, held, node_folder, pack, unpack, unpack_commits
-from repro_golden.base.errors import ReproError
+from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.files import scratch_folder
 from repro_golden.case.file import Case
 from repro_golden.replay.children import CancelledError
@@ -166,8 +166,12 @@ def _temporary(folder: Path) -> Iterator[None]:
 # -- what a killed worker leaves
 
 _WATCHMAN = f"""\
-import os, sys, time
+import contextlib, os, sys, time
+from pathlib import Path
 import psutil
+from repro_golden.base.files import sweep
+from repro_golden.repository.checkout import find_checkout
+from repro_golden.repository.worktrees import Worktrees
 first = os.getpid()
 if os.fork():
     os._exit(0)
@@ -187,18 +191,16 @@ for _ in range(3):
     if not found:
         break
     psutil.wait_procs(found, timeout=10)
-if not ended:
-    from pathlib import Path
-    from repro_golden.base.files import sweep
-    from repro_golden.repository.worktrees import Worktrees
-    from repro_golden.repository.checkout import find_checkout
+with contextlib.suppress(OSError):
     sweep(Path(sys.argv[2]))
+if not ended:
     Worktrees(find_checkout(Path(sys.argv[3]))).close()
 """
 """Waits until the worker says that it ended, or is gone; then ends what there is of a probe's processes.
 
-Of a worker that is gone it removes the folder and the worktree too. It is not its child, because Ray ends those with
-it. Its output begins when it is no longer, and ends when it has done its work.
+What it needs it imports first: the packages may be gone with the worker. Of a worker that is gone it removes the folder
+and the worktree too. It is not its child, because Ray ends those with it. Its output begins when it is no longer, and
+ends when it has done its work.
 """
 
 
@@ -206,7 +208,10 @@ it. Its output begins when it is no longer, and ends when it has done its work.
 def _watched_over(probes: Path, repository: Path) -> Iterator[tuple[Path, str]]:
     """A scratch folder below `probes`, and a mark for the environment of a probe's processes.
 
-    Neither the folder nor one of the processes outlives the block, nor this process's death.
+    Neither the folder nor one of the processes, git's among them, outlives the block, nor this process's death.
+
+    Raises:
+        MachineFailureError: nobody watches.
     """
     probes.mkdir(parents=True, exist_ok=True)
     mark = uuid.uuid4().hex
@@ -214,15 +219,17 @@ def _watched_over(probes: Path, repository: Path) -> Iterator[tuple[Path, str]]:
         [sys.executable, "-c", _WATCHMAN, mark, str(probes), str(repository)],
         cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-    assert watchman.stdin is not None
     assert watchman.stdout is not None
     try:
-        watchman.stdout.readline()  # from here on the worker may die, and before it there is nothing to leave
+        if not watchman.stdout.readline():  # from here on the worker may die, and before it there is nothing to leave
+            raise MachineFailureError(
+                "the process that cleans up after a probe did not start: look at the node's memory"
+            )
         with scratch_folder(probes, "probe") as folder:
+            os.environ[_MARK] = mark  # for what this process starts: it makes one probe at a time
             try:
                 yield folder, mark
             finally:
-                watchman.communicate(b"ended")  # before the folder goes, in which they may write
+                del os.environ[_MARK]
     finally:
-        if not watchman.stdin.closed:
-            watchman.communicate(b"ended")
+        watchman.communicate(b"ended")
