@@ -12,7 +12,7 @@ __all__ = ["as_read"]
 
 
 def as_read(rule: str, found: Iterable[Finding | Found], folder: Path) -> str:
-    """Each finding's severity, certainty, evidence, message and cure, as text; there must be one.
+    """Each finding as text, whole; there must be one.
 
     Args:
         rule: Its id.
@@ -23,5 +23,12 @@ def as_read(rule: str, found: Iterable[Finding | Found], folder: Path) -> str:
     assert findings, f"{rule} finds nothing"
     assert {one.rule for one in findings} == {rule}
     assert all("\n" not in one.message and one.cure and one.why and str(one.where) for one in findings)
-    text = "\n\n".join(f"{f.severity}, {f.certainty}: {f.where}\n{f.message}\nCure: {f.cure}" for f in findings)
-    return text.replace(str(folder), "<here>")
+    return "\n\n".join(map(_text, findings)).replace(str(folder), "<here>")
+
+
+def _text(one: Finding) -> str:
+    sample = "" if one.where.sample is None else f" (sample {one.where.sample})"
+    return (
+        f"{one.rule}: {one.severity}, {one.certainty}: {one.where}{sample}\n{one.message}\n"
+        f"Why: {one.why}\nCure: {one.cure}"
+    )

@@ -109,6 +109,16 @@ def bisecting(repo: Repo, tmp_path: Path, *arguments: str) -> Iterator[subproces
         process.communicate()
 
 
+@contextlib.contextmanager
+def planted(tmp_path: Path, node: Node) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """A bisect of two commits under way on a cluster, GOOD and the culprit."""
+    repo = start(tmp_path, TRAIN, CASE)
+    good = repo.git("rev-parse", "HEAD")
+    culprit = edit(repo, "scale = 1.0", "scale = 1.0 + 1e-6 * (step >= 1)", "Scale")
+    with bisecting(repo, tmp_path, f"{good}..HEAD", "--ray", node.address) as process:
+        yield process, good, culprit
+
+
 def answer(repo: Repo, tmp_path: Path, *arguments: str) -> dict[str, Any]:
     """What `repro bisect --json` prints, which is nothing else."""
     with bisecting(repo, tmp_path, *arguments) as process:
@@ -165,10 +175,7 @@ def test_same_answers(tmp_path: Path, node: Node) -> None:
 @needs_ray
 def test_killed_worker(tmp_path: Path, node: Node) -> None:
     """A probe whose worker is killed is made again: no commit is judged or skipped for it, no trainer is left over."""
-    repo = start(tmp_path, TRAIN, CASE)
-    good = repo.git("rev-parse", "HEAD")
-    culprit = edit(repo, "scale = 1.0", "scale = 1.0 + 1e-6 * (step >= 1)", "Scale")
-    with bisecting(repo, tmp_path, f"{good}..HEAD", "--ray", node.address) as process:
+    with planted(tmp_path, node) as (process, good, culprit):
         assert until(node.trainers)
         trainer = node.trainers()[0]
         worker = next(process for process in trainer.parents() if process.name().startswith("ray::"))
@@ -185,10 +192,7 @@ def test_killed_worker(tmp_path: Path, node: Node) -> None:
 @needs_ray
 def test_terminated_bisect(tmp_path: Path, node: Node) -> None:
     """A bisect that is ended ends its trainers on the nodes first, exits as everywhere and says nothing of Ray."""
-    repo = start(tmp_path, TRAIN, CASE)
-    good = repo.git("rev-parse", "HEAD")
-    edit(repo, "scale = 1.0", "scale = 1.0 + 1e-6 * (step >= 1)", "Scale")
-    with bisecting(repo, tmp_path, f"{good}..HEAD", "--ray", node.address) as process:
+    with planted(tmp_path, node) as (process, *_):
         assert until(node.trainers)
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
@@ -201,10 +205,7 @@ def test_terminated_bisect(tmp_path: Path, node: Node) -> None:
 @needs_ray
 def test_killed_driver(tmp_path: Path, node: Node) -> None:
     """Nothing of a probe outlives the driver, even where that had no time to say anything."""
-    repo = start(tmp_path, TRAIN, CASE)
-    good = repo.git("rev-parse", "HEAD")
-    edit(repo, "scale = 1.0", "scale = 1.0 + 1e-6 * (step >= 1)", "Scale")
-    with bisecting(repo, tmp_path, f"{good}..HEAD", "--ray", node.address) as process:
+    with planted(tmp_path, node) as (process, *_):
         assert until(node.trainers)
         process.kill()
     assert until(lambda: not node.trainers())
@@ -214,10 +215,7 @@ def test_killed_driver(tmp_path: Path, node: Node) -> None:
 @needs_ray
 def test_killed_while_a_probe_starts(tmp_path: Path, node: Node) -> None:
     """A worker that is killed as soon as it has made its folder leaves nothing either."""
-    repo = start(tmp_path, TRAIN, CASE)
-    good = repo.git("rev-parse", "HEAD")
-    edit(repo, "scale = 1.0", "scale = 1.0 + 1e-6 * (step >= 1)", "Scale")
-    with bisecting(repo, tmp_path, f"{good}..HEAD", "--ray", node.address) as process:
+    with planted(tmp_path, node) as (process, *_):
         workers: list[psutil.Process] = []
         assert until(lambda: workers.extend(node.starting()) or workers, every=0.001)
         process.kill()  # first, or it has the probe made again
@@ -225,6 +223,39 @@ def test_killed_while_a_probe_starts(tmp_path: Path, node: Node) -> None:
             assert worker.is_running()
             worker.kill()
     assert until(lambda: not node.left(), 20), node.left()
+
+
+WORKER = """\
+import sys, time
+from pathlib import Path
+from repro_bisect.probe.executors import node
+from repro_golden.repository.checkout import find_checkout
+from repro_golden.repository.worktrees import Worktrees
+probes, repository = map(Path, sys.argv[1:3])
+with node._watched_over(probes, repository):
+    worktrees = Worktrees(find_checkout(repository))
+    print("begun", flush=True)
+    with worktrees.at(sys.argv[3], None):
+        time.sleep(99)
+"""
+
+
+def test_killed_while_git_fills_the_worktree(tmp_path: Path) -> None:
+    """Git does not outlive a worker that is killed, and what it wrote goes with the folder."""
+    repo = start(tmp_path, TRAIN, CASE)
+    (repo.root / "files").mkdir()
+    for k in range(2000):
+        (repo.root / "files" / f"f{k}").write_text(f"{k}" * 50)
+    commit, probes = repo.commit("files"), tmp_path / "probes"
+    for trial in range(3):
+        command = [sys.executable, "-c", WORKER, str(probes), str(repo.root), commit]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as worker:
+            assert worker.stdout is not None
+            worker.stdout.readline()
+            time.sleep(0.03 * (trial + 1))
+            worker.kill()
+        kept = [probes, repo.root / ".git/repro/worktrees", repo.root / ".git/worktrees"]
+        assert until(lambda folders=kept: not any([*folder.glob("*")] for folder in folders), 20), trial
 
 
 @pytest.mark.whole

@@ -217,6 +217,7 @@ def run(jobs: Table, luts: npt.NDArray[np.float64], sums: npt.NDArray[np.uint64]
     Lanes go into `sums` [n, 2]; non-finite count, absmax and sum of squares into `stats` [n, 3] where a job's kind asks
     for them. `luts` [m, 256, 2] holds magnitude and square of each 8-bit pattern.
     """
+    together = np.empty(_NEAR, np.uint64)  # for scattered jobs
     for k in range(jobs.shape[0]):
         address, stride = np.uint64(jobs[k, 0]), np.uint64(jobs[k, 3])
         words, tail, kind, lut = jobs[k, 2], jobs[k, 6], jobs[k, 8], jobs[k, 9]
@@ -226,7 +227,7 @@ def run(jobs: Table, luts: npt.NDArray[np.float64], sums: npt.NDArray[np.uint64]
         rows = jobs[k, 1]
         if jobs[k, 10]:
             a, b, bad, top, squares = _scattered(address, rows, words, stride, jobs[k, 10], np.uint64(jobs[k, 11]),
-                                                 key, key_step, kind, luts[lut])  # fmt: skip
+                                                 key, key_step, kind, luts[lut], together)  # fmt: skip
             rows = 0
         for _ in range(rows):
             for near in range(0, max(words, 1), _NEAR):
@@ -259,6 +260,7 @@ def _scattered(
     key_step: Any,
     kind: int,
     lut: Any,
+    near: Any,
 ) -> tuple[Any, Any, int, float, float]:
     """`run` for one job of scattered elements: what lies close together is read together, a cacheful at a time."""
     slow, slow_at, slow_key, wide = rows, stride, key_step, _NEAR
@@ -266,7 +268,6 @@ def _scattered(
     if rows > 1 and stride < pitch:
         slow, slow_at, slow_key, fast, fast_at, fast_key = fast, fast_at, fast_key, slow, slow_at, slow_key
         wide = _LINE
-    near = np.empty(_NEAR, np.uint64)
     start = np.uint64(near.ctypes.data)
     a = b = np.uint64(0)
     bad, top, squares = 0, 0.0, 0.0

@@ -23,6 +23,7 @@ EDGES_MAX = 1024
 """Runs of one tensor that may begin or end inside a word. Their bytes travel raw; with more, gathering is cheaper."""
 
 _SPANS_MAX = 4096  # more stretches than this are copied together first
+_SCATTERED_MIN = 4096  # bytes of a scattered span where there are several: of less, planning takes longer than copying
 
 Ints = tuple[int, ...]
 
@@ -128,10 +129,11 @@ def _stretches(size: Sequence[int], source: Sequence[int], target: Sequence[int]
 
 
 def _scattered(dims: list[_Dim], item: int) -> Plan | None:
-    """Rows whose elements are no neighbours in memory; None unless they are whole words."""
+    """Rows whose elements are no neighbours in memory; None unless they are whole words, and worth it."""
     count, pitch, _ = dims[0]
     rows, stride, step = dims[1] if len(dims) > 1 else _Dim(1, 0, 0)
-    if count * item % 8 or math.prod(d.size for d in dims[2:]) > _SPANS_MAX:
+    spans = math.prod(d.size for d in dims[2:])
+    if count * item % 8 or spans > _SPANS_MAX or (spans > 1 and rows * count * item < _SCATTERED_MIN):
         return None
     return Plan(tuple(Span(source, rows, count * item // 8, stride, target // 8, step // 8, 0, item, pitch)
                       for source, target in _each(dims[2:])), ())  # fmt: skip
