@@ -23,7 +23,7 @@ EDGES_MAX = 1024
 """Runs of one tensor that may begin or end inside a word. Their bytes travel raw; with more, gathering is cheaper."""
 
 _SPANS_MAX = 4096  # more stretches than this are copied together first
-_SCATTERED_MIN = 4096  # bytes of a scattered span where there are several: of less, planning takes longer than copying
+_SCATTERED_MIN = 4096  # bytes of a scattered span where there are several: with fewer, copying them first is faster
 
 Ints = tuple[int, ...]
 
