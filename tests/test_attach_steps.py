@@ -25,6 +25,7 @@ from repro_golden.trace import Header, Row, Trace
 from repro_golden.trace.frames import pack
 from repro_golden.trace.model import RECORDER
 from repro_golden.trace.signals import Signals
+from repro_golden.trace.step import Step
 from repro_golden.trace.writer import metric_row
 
 PAIR = """
@@ -246,7 +247,9 @@ def _held(*signals: tuple[str, str, torch.Tensor, Any]) -> list[Row]:
     taken = Signals()
     for signal in signals:
         taken.take(*signal)
-    return taken.rows(placed=True)
+    step = Step(parts=True)
+    taken.into(step)
+    return step.rows
 
 
 def test_in_process_a_signal_is_every_ranks_unless_its_placement_says_whose() -> None:

@@ -15,6 +15,7 @@ from repro_golden.fingerprint.recipe import recipes_of
 from repro_golden.trace.frames import pack, unpack
 from repro_golden.trace.model import PHASES
 from repro_golden.trace.signals import Signals
+from repro_golden.trace.step import Step
 from repro_golden.trace.writer import metric_row
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.complex128])
@@ -44,8 +45,12 @@ def test_packed_together_or_one_by_one(taken: list[tuple[str, str, dict[str, tor
             signals.take(phase, name, tensors)
             signals.take(phase, f"{name}metric", 0.5)
         rows = signals.rows()
-        assert signals.pack(step, "label", lambda row: row, late) == pack(step, [*rows, *late], "label")
-        assert all(row in rows for row in signals.loose)
+        packing = Step(packs=True)
+        signals.into(packing)
+        assert all(row in rows for row in packing.rows)
+        for row in late:
+            packing.add(row)
+        assert packing.end(step, "label") == pack(step, [*rows, *late], "label")
 
 
 @given(groups(), st.integers(2, 4))
@@ -76,7 +81,8 @@ def test_rows_may_be_changed_on_their_way() -> None:
     signals = Signals()
     signals.take("loss", "norm", torch.ones(()))
     signals.take("grad", "", {str(k): torch.ones(3) for k in range(9)})
-    frame = signals.pack(4, "", lambda row: replace(row, name=f"{row.name} changed"), [])
-    step, rows, label = unpack(frame[16:])
-    assert (step, label, [r.name for r in rows[:2]], len(rows)) == (4, "", ["norm changed", "0"], 10)
-    assert [r.name for r in signals.loose] == ["norm changed"]
+    step = Step(packs=True)
+    signals.into(step, lambda row: replace(row, name=f"{row.name} changed"))
+    assert [r.name for r in step.rows] == ["norm changed"]
+    number, rows, label = unpack(step.end(4)[16:])
+    assert (number, label, [r.name for r in rows[:2]], len(rows)) == (4, "", ["norm changed", "0"], 10)

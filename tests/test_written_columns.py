@@ -156,9 +156,7 @@ def test_what_is_shown_is_no_row(tmp_path: Path) -> None:
         writer = TraceWriter(tmp_path / name, Header({}, "", {"kind": "command"}, {}, 1))
         for one in COMMON:
             writer.add(one)
-        for metric, value in shown.items():
-            writer.show(metric, value)
-        writer.end_step(0)
+        writer.end_step(0, shown)
         writer.close({"reason": "finished"})
         logs.append(Trace(tmp_path / name))
     assert logs[0].steps[0].root == logs[1].steps[0].root

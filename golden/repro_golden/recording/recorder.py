@@ -10,11 +10,10 @@ from typing import Any
 from repro_golden.recording.attach.raw import RawLog
 from repro_golden.recording.pieces import At, Piece, keep_piece, keep_whole
 from repro_golden.recording.tap import Tap
-from repro_golden.trace import Row, StepRecord, TraceWriter, dump_path
-from repro_golden.trace.frames import pack
+from repro_golden.trace import StepRecord, TraceWriter, dump_path
 from repro_golden.trace.model import RECORDER
 from repro_golden.trace.signals import Signals
-from repro_golden.trace.writer import StepRows
+from repro_golden.trace.step import Step
 
 __all__ = ["RankWriter", "Recorder", "dump_path"]
 
@@ -27,6 +26,7 @@ class RankWriter:
 
     Attributes:
         rank: Whose they are.
+        step: Takes the signals of the step under way.
     """
 
     def __init__(self, folder: Path, rank: int, ranks: int, header: Mapping[str, Any] | None) -> None:
@@ -41,18 +41,13 @@ class RankWriter:
         about = {"recorder": RECORDER, "rank": rank, "world": ranks, "outside": [], "header": header}
         self.rank = rank
         self._log = RawLog(folder, rank, about)
+        self.step = Step(parts=True)
         self._keep = keep_piece(folder, rank)
-        self._step = StepRows(parts=True)
         self._steps = 0
-
-    def add(self, row: Row) -> None:
-        """Take one signal of the step under way; see `StepRows.add`."""
-        self._step.add(row)
 
     def end_step(self, step: int) -> None:
         """Write the step under way."""
-        rows, _ = self._step.end()
-        self._log.append(pack(step, rows))
+        self._log.append(self.step.end(step))
         self._steps += 1
 
     def keep(self, at: At, pieces: list[Piece]) -> None:
@@ -122,8 +117,7 @@ class Recorder:
         records = []
         while self._closed and (len(self._closed) > in_flight or self._closed[0][1].ready()):
             step, signals = self._closed.popleft()
-            for row in signals.rows(placed=isinstance(self.writer, RankWriter)):
-                self.writer.add(row)
+            signals.into(self.writer.step)
             if record := self.writer.end_step(step):
                 records.append(record)
         return records

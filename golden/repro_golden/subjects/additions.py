@@ -61,7 +61,6 @@ class Written:
     def __init__(self, out: Path, header: Callable[[], Header], addition: Addition, steps: int) -> None:
         self._out, self._header, self._addition, self._wanted = out, header, addition, steps
         self._writer: TraceWriter | None = None
-        self._first = 0
         self._last: Sequence[Row] = ()
 
     @property
@@ -78,11 +77,8 @@ class Written:
         records = []
         while self.steps < self._wanted and (rows := self._addition.rows(self.steps)) is not None:
             if self._writer is None:
-                header = self._header()
-                self._writer, self._first = TraceWriter(self._out, header, sealing=True), header.first_step
-            for row in rows:
-                self._writer.add(row)
-            records.append(self._writer.end_step(self._first + self.steps))
+                self._writer = TraceWriter(self._out, self._header(), sealing=True)
+            records.append(self._writer.write(rows))
             self._last = rows
         return records
 

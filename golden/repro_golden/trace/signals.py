@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,8 +16,9 @@ import torch
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import Scan, dtype_name
 from repro_golden.fingerprint.kinds import PLAIN_TENSORS
-from repro_golden.trace.frames import ABSENT, Packed, join, json_column, pack_rows
+from repro_golden.trace.frames import ABSENT, Packed, json_column
 from repro_golden.trace.model import Row
+from repro_golden.trace.step import Step
 from repro_golden.trace.writer import metric_row
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ class _Group:
         """Of all of its signals."""
         return [self.name + key for key in self.tensors]
 
-    def rows(self, scans: Iterable[list[Scan]], *, placed: bool = False) -> list[Row]:
-        """Its rows; several for a tensor that holds parts of several. For `placed` see `Signals.rows`."""
+    def rows(self, scans: Iterable[list[Scan]], *, placed: bool) -> list[Row]:
+        """Its rows; several for a tensor that holds parts of several. For `placed` see `Step.parts`."""
         looks = zip(self.names, self.tensors.values(), scans, strict=True)
         return [
             _row(self.phase, name, dtype, shape, scan, placed)
@@ -72,17 +72,12 @@ class _Group:
 
 
 class Signals:
-    """The signals of one step. Nothing waits for a GPU until `rows` or `pack` does.
-
-    Attributes:
-        loose: After `pack`, the rows that were not packed many at a time, metrics among them.
-    """
+    """The signals of one step. Nothing waits for a GPU until `rows` or `into` does."""
 
     def __init__(self) -> None:
         self._collector = collector()
         self._seen: list[Row | _Group] = []
         self._pending: Pending | PlainPending | None = None
-        self.loose: list[Row] = []
 
     def __len__(self) -> int:
         """How many calls took something."""
@@ -125,43 +120,37 @@ class Signals:
         """Whether `rows` would return at once."""
         return self._pending is None or self._pending.ready()
 
-    def rows(self, *, placed: bool = False) -> list[Row]:
-        """The trace's rows, in the order of observation; several for a tensor that holds parts of several.
+    def rows(self) -> list[Row]:
+        """The trace's rows, in the order of observation; several for a tensor that holds parts of several."""
+        return [row for row in self._each(packed=False, placed=False) if isinstance(row, Row)]
+
+    def into(self, step: Step, change: Callable[[Row], Row] = lambda row: row) -> None:
+        """Give `rows` to a step, many at a time where it `packs` and their results lie together.
 
         Args:
-            placed: Keep the placement of a tensor that its placement calls whole: among several ranks it may be one's
-                alone, and without it this cannot be told from what all of them must have.
-        """
-        scans = iter(self._home().result())
-        out = []
-        for seen in self._seen:
-            out += [seen] if isinstance(seen, Row) else seen.rows(islice(scans, len(seen.tensors)), placed=placed)
-        return out
+            step: Takes them.
+            change: Makes what is taken of a row that was not packed many at a time.
 
-    def pack(self, step: int, label: str, change: Callable[[Row], Row], more: Sequence[Row]) -> bytes:
-        """The frame of `rows` and of `more`, many at a time where results lie together.
-
-        Args:
-            step: The step's number.
-            label: See `trace.frames.pack`.
-            change: Makes what is written of a row that was not packed many at a time.
-            more: Rows after all others.
+        Raises:
+            ReproError: see `Step.add`.
         """
-        pending, parts = self._home(), list[Packed]()
-        at, rows = 0, list[Row]()  # rows that are packed together before the next that are packed without any
+        for seen in self._each(packed=step.packs, placed=step.parts):
+            if isinstance(seen, Row):
+                step.add(change(seen))
+            else:
+                step.add_packed(seen)
+
+    def _each(self, *, packed: bool, placed: bool) -> Iterator[Row | Packed]:
+        pending, at = self._home(), 0
         for seen in self._seen:
             if isinstance(seen, Row):
-                rows.append(change(seen))
+                yield seen
                 continue
-            if packed := _packed(seen, pending):
-                parts += [pack_rows(rows), packed] if rows else [packed]
-                self.loose += rows
-                rows = []
+            if packed and (many := _packed(seen, pending)):
+                yield many
             else:
-                rows += map(change, seen.rows(_scans(seen, pending, at)))
+                yield from seen.rows(_scans(seen, pending, at), placed=placed)
             at += len(seen.tensors)
-        self.loose += rows
-        return join(step, [*parts, pack_rows([*rows, *more])], label)
 
     def _home(self) -> Pending | PlainPending:
         if self._pending is None:

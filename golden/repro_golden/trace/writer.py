@@ -7,18 +7,20 @@ import io
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from repro_golden.base.canonical import digest, write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.fingerprint.definition import SCHEME, reference, reference_word
 from repro_golden.trace import columns, frames
-from repro_golden.trace.model import DIGEST, METRIC, PHASES, Header, Row, StepRecord, chain, root, to_checked_line
+from repro_golden.trace.model import DIGEST, METRIC, Header, Row, StepRecord, chain, root, to_checked_line
+from repro_golden.trace.step import Step
 from repro_golden.trace.step_log import STEPS, write_index
 
-__all__ = ["StepRows", "TraceWriter", "digest_row", "metric_row", "seal"]
+__all__ = ["TraceWriter", "digest_row", "metric_row", "seal"]
 
 HEADER, RANK = "header.json", "rank-{:05d}"
 
@@ -47,48 +49,15 @@ def digest_row(phase: str, name: str, sha256: bytes) -> Row:
     return Row(phase, name, DIGEST, (), reference(sha256), 0, 0.0, 0.0, sha256, sha256)
 
 
-class StepRows:
-    """The signals of the step under way, in the order in which they came, each checked as it comes.
-
-    Args:
-        parts: Whether one rank of several writes: tensors that hold parts of several then share a name.
-    """
-
-    def __init__(self, *, parts: bool = False) -> None:
-        self._parts = parts
-        self._rows: list[Row] = []
-        self._names: set[tuple[str, str]] = set()
-        self._metrics: dict[str, float] = {}
-
-    def add(self, row: Row) -> None:
-        """Take one signal.
-
-        Raises:
-            ReproError: an unknown phase, or a signal seen twice in one step.
-        """
-        if row.phase not in PHASES:
-            raise ReproError(f"unknown phase {row.phase!r} for signal {row.name!r}: use one of {', '.join(PHASES)}")
-        if (row.phase, row.name) in self._names and not (self._parts and not row.whole):
-            raise ReproError(f"signal {row.name!r} was observed twice in phase {row.phase!r} of one step: rename one")
-        if row.dtype == METRIC and row.name in self._metrics:
-            raise ReproError(f"metric {row.name!r} was observed in two phases of one step: rename one")
-        self._names.add((row.phase, row.name))
-        self._rows.append(row)
-        if row.dtype == METRIC and row.values is not None:
-            self._metrics[row.name] = struct.unpack("<d", row.values)[0]
-
-    def end(self) -> tuple[list[Row], dict[str, float]]:
-        """The step's rows, and its metrics by name; the next one begins."""
-        ended = self._rows, self._metrics
-        self._rows, self._metrics = [], {}
-        self._names.clear()
-        return ended
-
-
 class TraceWriter:
     """The recorder's side of a trace directory: header, step log, and one append-only log for this rank.
 
     The rank's log is flushed before the step's line is, so a reader never meets a line whose rows are missing.
+
+    Attributes:
+        directory: Of the trace.
+        step: Takes the signals of the step under way.
+        steps: How many are written.
     """
 
     def __init__(self, directory: Path, header: Header, rank: int = 0, *, sealing: bool = False) -> None:
@@ -109,8 +78,8 @@ class TraceWriter:
             raise ReproError(f"{directory} already holds a trace: choose another folder or remove it")
         self.directory = directory
         write_atomic(directory / HEADER, to_checked_line(header.to_mapping()))
-        self._step = StepRows()
-        self._shown: dict[str, float] = {}
+        self.step = Step()
+        self._first_step = header.first_step
         self._chain = digest("chain", SCHEME)
         self.steps = 0
         self._columns: columns.ColumnWriter | None = None
@@ -127,29 +96,34 @@ class TraceWriter:
             raise MachineFailureError(f"cannot write a trace in {directory}: {error.strerror}") from error
 
     def add(self, row: Row) -> None:
-        """Take one signal of the step under way; see `StepRows.add`."""
-        self._step.add(row)
+        """Take one signal of the step under way; see `Step.add`."""
+        self.step.add(row)
 
-    def show(self, metric: str, value: float) -> None:
-        """Take a metric of the step under way that is not compared by bits; one that is, of the same name, stands."""
-        self._shown[metric] = value
+    def write(self, rows: Iterable[Row], shown: Mapping[str, float] = MappingProxyType({})) -> StepRecord:
+        """Write the next step whole: `add` of each row, and `end_step` with the number that follows."""
+        for row in rows:
+            self.step.add(row)
+        return self.end_step(self._first_step + self.steps, shown)
 
-    def end_step(self, step: int) -> StepRecord:
+    def end_step(self, step: int, shown: Mapping[str, float] = MappingProxyType({})) -> StepRecord:
         """Write the step under way and return its record.
+
+        Args:
+            step: Its number.
+            shown: Metrics that are not compared by bits. One that is, of the same name, stands.
 
         Raises:
             ReproError: nothing was observed.
             MachineFailureError: the disk is full.
         """
-        rows, metrics = self._step.end()
-        shown = {name: value for name, value in self._shown.items() if name not in metrics}
-        self._shown = {}
+        rows, metrics = self.step.rows, self.step.metrics
+        only = {name: value for name, value in shown.items() if name not in metrics}
+        packed = self.step.end(step)
         if not rows:
             raise ReproError(f"step {step} observed nothing: the trainer must call observe in every step")
         step_root = root(rows)
         self._chain = chain(self._chain, step, step_root)
-        packed = frames.pack(step, rows)
-        record = StepRecord(step, step_root, self._chain, len(rows), digest(packed), metrics | shown, tuple(shown))
+        record = StepRecord(step, step_root, self._chain, len(rows), digest(packed), metrics | only, tuple(only))
         self._append(self._log, packed)
         self._append(self._step_log, record.to_line().encode() + b"\n")
         if self._columns:

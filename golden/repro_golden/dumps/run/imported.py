@@ -100,9 +100,7 @@ def trace_of_folder(
                 out.mkdir(parents=True, exist_ok=True)
                 writer = TraceWriter(out, header, sealing=True)
                 undo.callback(writer.let_go)
-            for row in rows:
-                writer.add(row)
-            writer.end_step(step)
+            writer.write(rows)
         assert writer is not None  # the first step was written, or its error raised
         if writer.steps == last - first and not run.broke_off:
             writer.close({"reason": "finished", "ranks": ranks or int(layout.get("ranks", 1)), "exit": 0})

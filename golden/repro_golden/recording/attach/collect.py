@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -177,7 +177,6 @@ class Gathering:
         self._most, self._others = most, others
         self._ranks: list[_Rank] = []
         self._writer: TraceWriter | None = None
-        self._first_step = 0
         self._files, self._ending = files, False
         self._given = _stamps(files)
         self._saved: set[str] = set()
@@ -364,26 +363,33 @@ class Gathering:
         if self._writer is None:
             seen = min([rank.steps for rank in self._ranks] + ([self._most] if self._most is not None else []))
             header = self._header(self._ranks[0].about, seen)
-            self._writer, self._first_step = TraceWriter(self._out, header, sealing=True), header.first_step
-        metrics, others = dict[str, float](), set[tuple[str, str]]()
-        for row in itertools.chain(merge_rows(ranks, everywhere=in_process), more):
-            if row.name.startswith(SHOWN):
-                if row.dtype == METRIC:
-                    self._writer.show(row.name.removeprefix(SHOWN), number_of(row))
-                continue
-            if row.dtype == METRIC:  # the program may log a number under the name of one that was read
-                number = number_of(row)
-                if same_float(metrics.get(row.name), number):
-                    continue
-                if row.name in metrics:
-                    row = replace(row, name=f"{row.name}#logged")
-                metrics[row.name] = number
-            while (row.phase, row.name) in others:  # what the program shows under the name of what was read
-                row = replace(row, name=f"{row.name}.again")
-            others.add((row.phase, row.name))
-            self._writer.add(row)
+            self._writer = TraceWriter(self._out, header, sealing=True)
+        rows = itertools.chain(merge_rows(ranks, everywhere=in_process), more)
+        compared, shown = [], dict[str, float]()
+        for row in rows:
+            if not row.name.startswith(SHOWN):
+                compared.append(row)
+            elif row.dtype == METRIC:
+                shown[row.name.removeprefix(SHOWN)] = number_of(row)
         self._saved |= _files_in(itertools.chain(*ranks))
-        return self._writer.end_step(self._first_step + self._writer.steps)
+        return self._writer.write(_under_other_names(compared), shown)
+
+
+def _under_other_names(rows: Iterable[Row]) -> Iterator[Row]:
+    """Rows without two of one name: a program may show what was read under names that were taken."""
+    metrics, others = dict[str, float](), set[tuple[str, str]]()
+    for row in rows:
+        if row.dtype == METRIC:  # the program may log a number under the name of one that was read
+            number = number_of(row)
+            if same_float(metrics.get(row.name), number):
+                continue
+            if row.name in metrics:
+                row = replace(row, name=f"{row.name}#logged")
+            metrics[row.name] = number
+        while (row.phase, row.name) in others:  # what the program shows under the name of what was read
+            row = replace(row, name=f"{row.name}.again")
+        others.add((row.phase, row.name))
+        yield row
 
 
 def _files_in(rows: Iterable[Row]) -> set[str]:

@@ -375,16 +375,22 @@ class Session:
         if not self.settings.record:
             numbers = held | late
         else:
+            from repro_golden.trace.step import Step
             from repro_golden.trace.writer import metric_row
 
             signals, label = held
-            more = [metric_row("loss", name, value) for name, value in late.items()]
+            step = Step(packs=True)
+            signals.into(step, lambda row: _as_metric(row, early))
+            numbers = {name: value for name, value in step.metrics.items() if name in early} | late
+            for name, value in late.items():
+                step.add(metric_row("loss", name, value))
+            for row in self._files.rows():
+                if not self._is_ignored(row.name):
+                    step.add(row)
             after, self._after = self._after, None
-            more += [row for row in self._files.rows() if not self._is_ignored(row.name)]
-            more += after.rows() if after is not None else []
-            self._records.log.append(signals.pack(self._step - 1, label, lambda row: _as_metric(row, early), more))
-            numbers = {row.name: number_of(row) for row in signals.loose if row.name in early and row.dtype == "metric"}
-            numbers |= late
+            if after is not None:
+                after.into(step)
+            self._records.log.append(step.end(self._step - 1, label))
         if self.settings.terminal:
             logged = {name: value for name, value in numbers.items() if not name.startswith(SHOWN)}
             self._logged += [(self._step - 1, name, value.hex()) for name, value in sorted(logged.items())]
