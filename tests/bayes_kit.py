@@ -15,7 +15,7 @@ import numpy as np
 
 from repro_bisect.search.bayes import CALIBRATION, BayesSearch
 from repro_bisect.search.dag import Dag
-from repro_bisect.search.first_bad import Found
+from repro_bisect.search.first_bad import FirstBad
 
 RATES = [(1.0, 0.0), (0.95, 0.05), (0.9, 0.1), (0.8, 0.2), (0.7, 0.3), (1.0, 0.2), (0.8, 0.0)]
 GOOD = -1
@@ -90,8 +90,8 @@ def simulate(dag: Dag[int], bad: float, good: float, trials: int, seed: int, thr
             count += 1
         tests.append(count)
         refused += search.answer is None
-        right += search.answer == Found(dag.order[culprit])
-        wrong += search.answer is not None and search.answer != Found(dag.order[culprit])
+        right += search.answer == FirstBad(dag.order[culprit])
+        wrong += search.answer is not None and search.answer != FirstBad(dag.order[culprit])
     return Tally(right, wrong, refused, tests)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hypothesis import strategies as st
 
-from repro_bisect.search.first_bad import Ambiguous, Dag, Found, Search, Verdict
+from repro_bisect.search.first_bad import Ambiguous, Dag, FirstBad, Search, Verdict
 
 Parents = dict[str, list[str]]
 
@@ -49,9 +49,9 @@ def run(
     return search
 
 
-def members(answer: Found[str] | Ambiguous[str] | None) -> set[str]:
+def members(answer: FirstBad[str] | Ambiguous[str] | None) -> set[str]:
     assert answer is not None
-    return {answer.commit} if isinstance(answer, Found) else set(answer.commits)
+    return {answer.commit} if isinstance(answer, FirstBad) else set(answer.commits)
 
 
 def brute_force(dag: Dag[str], skips: Iterable[str]) -> dict[str, set[str]]:
@@ -115,7 +115,7 @@ def check_exact(
     end = run(Search(dag, "bad"), judge(dag, culprit, skips), k, costs)
     expected = brute_force(dag, skips)[culprit]
     assert members(end.answer) == expected == end.suspects
-    assert isinstance(end.answer, Found) == (len(expected) == 1)
+    assert isinstance(end.answer, FirstBad) == (len(expected) == 1)
     assert not end.presumed
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from repro_bisect.driver.noisy import SURE
 from repro_bisect.search.bayes import CALIBRATION, PATIENCE, BayesSearch, Count
 from repro_bisect.search.dag import ContradictionError, Dag
-from repro_bisect.search.first_bad import Ambiguous, Found, Search
+from repro_bisect.search.first_bad import Ambiguous, FirstBad, Search
 from repro_bisect.search.noise import CAUTIOUS
 
 Outcomes = list[tuple[str, bool]]
@@ -203,7 +203,7 @@ def test_skipped_commits_are_never_proposed_and_the_end_is_exact(dag: Dag[str], 
             search = search.with_outcome(commit, bad)
     testable = [c for c in dag if c not in skipped]
     alike = {c for c in dag if all(holds(dag, x, c) == holds(dag, x, culprit) for x in testable)}
-    assert search.answer == (Ambiguous(frozenset(alike)) if len(alike) > 1 else Found(culprit))
+    assert search.answer == (Ambiguous(frozenset(alike)) if len(alike) > 1 else FirstBad(culprit))
 
 
 def test_outcomes_before_a_skip_still_count() -> None:
@@ -238,7 +238,7 @@ def test_deterministic_ends_take_seven_probes(n: int) -> None:
         while plain.answer is None:
             (commit,) = plain.next()
             plain, probes = plain.with_verdict(commit, "BAD" if commit >= culprit else "GOOD"), probes + 1
-        assert plain.answer == Found(culprit) and probes == 7
+        assert plain.answer == FirstBad(culprit) and probes == 7
 
 
 @pytest.mark.parametrize("n", [2, 3, 7, 16, 100, 128])
@@ -252,7 +252,7 @@ def test_without_noise_it_is_a_binary_search(n: int) -> None:
             (commit,) = search.next()
             probes.append(commit)
             search = search.with_outcome(commit, commit >= culprit)
-        assert search.answer == Found(culprit) and search.deterministic
+        assert search.answer == FirstBad(culprit) and search.deterministic
         assert {culprit, culprit - 1} <= {GOOD, n - 1, *probes[:depth]}
         assert len(probes) <= depth + 7
 
@@ -297,7 +297,7 @@ def test_a_higher_threshold_needs_more() -> None:
                 came.setdefault(threshold, i)
         for commit in search.next():
             search = search.with_outcome(commit, rng.random() < (0.9 if commit >= 11 else 0.1))
-    assert search.answer == Found(11)
+    assert search.answer == FirstBad(11)
     assert came[0.8] <= came[0.95] <= came[0.999]
 
 
@@ -410,7 +410,7 @@ def test_without_noise_five_tests_more_than_a_binary_search_tell(n: int) -> None
         while search.answer is None:
             (commit,), more = search.next(), more + 1
             search = search.with_outcome(commit, commit >= culprit)
-        assert search.answer == Found(culprit) and not search.contradicted and more <= 4
+        assert search.answer == FirstBad(culprit) and not search.contradicted and more <= 4
         asked.append(more)
     assert sum(asked) <= 1.5 * len(asked)
 

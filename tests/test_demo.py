@@ -26,7 +26,7 @@ from repro_bisect.axes.axis import PointInfo
 from repro_bisect.driver.result import BisectResult
 from repro_bisect.driver.result import Culprit as BisectCulprit
 from repro_bisect.probe.cost import Cost
-from repro_bisect.search.first_bad import Dag, Found, Search, Verdict
+from repro_bisect.search.first_bad import Dag, FirstBad, Search, Verdict
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, read_case
 from repro_golden.compare.traces import Comparison, Divergence, compare
@@ -153,7 +153,7 @@ def test_the_search_finds_the_culprit_around_the_window(jobs: int) -> None:
             for i in search.next(jobs):
                 guilty = Verdict.BAD if culprit in ancestors(seed, i) else Verdict.GOOD
                 search = search.with_verdict(i, Verdict.SKIP if commits[i].role == "broken" else guilty)
-        assert search.answer == Found(culprit)
+        assert search.answer == FirstBad(culprit)
         met += Verdict.SKIP in search.verdicts.values()
     assert met > len(SEEDS) / 2
 

@@ -22,7 +22,7 @@ from search_kit import (
     scattered,
 )
 
-from repro_bisect.search.first_bad import Ambiguous, ContradictionError, Dag, Found, Search
+from repro_bisect.search.first_bad import Ambiguous, ContradictionError, Dag, FirstBad, Search
 from repro_bisect.search.split import TRIES
 
 CAMPAIGN = settings(deadline=None, derandomize=True, max_examples=40_000)
@@ -37,7 +37,7 @@ def depth(
     while stack:
         search, rounds, probes, tested = stack.pop()
         if search.answer is not None:
-            if not named or isinstance(search.answer, Found):
+            if not named or isinstance(search.answer, FirstBad):
                 worst = tuple(map(max, worst, (rounds, probes, tested)))
             continue
         branches, chosen = [search], search.next(k)

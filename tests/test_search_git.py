@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from repro_bisect.search.first_bad import Ambiguous, Dag, Found, Search
+from repro_bisect.search.first_bad import Ambiguous, Dag, FirstBad, Search
 
 Parents = dict[int, list[int]]
 
@@ -84,7 +84,7 @@ def test_agrees_with_git(tmp_path: Path, seed: int, skipping: str) -> None:
         for commit in search.next(2):
             verdict = {0: "GOOD", 1: "BAD", 125: "SKIP"}[codes[commit]]
             search = search.with_verdict(commit, verdict, "exit 125" if skipping == "for one reason" else "")
-    if isinstance(search.answer, Found):
+    if isinstance(search.answer, FirstBad):
         ours = {search.answer.commit}
     else:
         assert isinstance(search.answer, Ambiguous)

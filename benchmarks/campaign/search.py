@@ -27,7 +27,7 @@ from test_search import check_every_culprit, depth, git_depth
 from test_search_git import git_bisect, import_history
 from test_search_git import history as short_history
 
-from repro_bisect.search.first_bad import Ambiguous, Dag, Found, Search
+from repro_bisect.search.first_bad import Ambiguous, Dag, FirstBad, Search
 from repro_bisect.search.split import TRIES
 
 __all__ = ["T6002", "T6030", "promises"]
@@ -284,7 +284,7 @@ def _compare(
             exact <= ours
             and (ours <= theirs or not theirs)  # git ends after the first of two merge bases and names none
             and (ours == exact or bool(presumed))
-            and isinstance(answer, Found) == (len(ours) == 1)
+            and isinstance(answer, FirstBad) == (len(ours) == 1)
         )
         kept.judge(
             right, f"{where}: {len(ours)} suspects, brute force {len(exact)}, git {len(theirs)}, culprit {culprit}"

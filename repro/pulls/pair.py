@@ -33,9 +33,9 @@ from repro_golden.store.rollouts import sampled_by
 from repro_golden.subjects import identity_of
 from repro_golden.trace import Trace
 
-__all__ = ["Compared", "PairResult", "Verdict", "compare_commits", "compare_traces", "now"]
+__all__ = ["Compared", "PairResult", "PairVerdict", "compare_commits", "compare_traces", "now"]
 
-Verdict = Literal["identical", "within", "moved", "flaky", "unverifiable"]
+PairVerdict = Literal["identical", "within", "moved", "flaky", "unverifiable"]
 
 _REPLAY = 2
 """Number of the replays that dump tensors."""
@@ -147,7 +147,7 @@ class PairResult:
     case: str
     base: PointInfo
     head: PointInfo
-    verdict: Verdict
+    verdict: PairVerdict
     reason: str
     compared: Compared | None
     bounds: Mapping[str, Bound]
@@ -361,7 +361,7 @@ class _Pair:
 
     def _result(
         self,
-        verdict: Verdict,
+        verdict: PairVerdict,
         reason: str,
         compared: Compared | None = None,
         spent: Mapping[str, Usage | None] | None = None,

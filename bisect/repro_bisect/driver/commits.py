@@ -18,7 +18,7 @@ from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.search.dag import Dag
-from repro_bisect.search.first_bad import Ambiguous, Found, Search
+from repro_bisect.search.first_bad import Ambiguous, FirstBad, Search
 from repro_golden.base.errors import NotVerifiableError
 from repro_golden.case.file import Case
 from repro_golden.compare.traces import Divergence
@@ -45,8 +45,10 @@ def bisect_range(checkout: Checkout, case: Case, axis: Axis, watch: Watch, optio
     """
     predicate = predicate_of(options.when, case.compare, checkout.root)
     with session(checkout, case, axis, predicate, watch, options) as (scheduler, golden):
-        ends = Endpoints(scheduler, golden, checkout.state / "states", open_end=options.open_end, quick=options.quick)
-        return Bisection(scheduler, ends, options).explained(checkout, explain=options.explain)
+        endpoints = Endpoints(
+            scheduler, golden, checkout.state / "states", open_end=options.open_end, quick=options.quick
+        )
+        return Bisection(scheduler, endpoints, options).explained(checkout, explain=options.explain)
 
 
 class Bisection(Searching[BisectResult]):
@@ -54,17 +56,19 @@ class Bisection(Searching[BisectResult]):
 
     result_type = BisectResult
 
-    def __init__(self, scheduler: Scheduler, ends: Endpoints, options: Options) -> None:
+    def __init__(self, scheduler: Scheduler, endpoints: Endpoints, options: Options) -> None:
         """Search the scheduler's axis."""
-        super().__init__(scheduler, ends)
+        super().__init__(scheduler, endpoints)
         self.options = options
         self.accepted: dict[str, str] = {}
 
     def search(self) -> BisectResult:
         """Endpoints, search and confirmation."""
-        interval = self.ends.by_exit_code() if isinstance(self.predicate, Exit) else self.ends.by_trace(self._ahead)
-        if self.ends.noise:
-            return self._noisy(self.ends.noise)
+        interval = (
+            self.endpoints.by_exit_code() if isinstance(self.predicate, Exit) else self.endpoints.by_trace(self._ahead)
+        )
+        if self.endpoints.noise:
+            return self._noisy(self.endpoints.noise)
         return self._result("agree", []) if interval is None else self._search_all(interval)
 
     def _ahead(self, slots: int) -> Sequence[str]:
@@ -84,9 +88,11 @@ class Bisection(Searching[BisectResult]):
         if isinstance(self.predicate, Exit):
             sure = SURE
         steps, confidence = self.scheduler.case.steps, self.options.confidence
-        search = NoisySearch(self.scheduler, self.ends.baseline, steps, noise, confidence, sure=sure, presumed=untried)
+        search = NoisySearch(
+            self.scheduler, self.endpoints.baseline, steps, noise, confidence, sure=sure, presumed=untried
+        )
         noisy = search.run()
-        self.ends.end = noisy.end
+        self.endpoints.end = noisy.end
         known = noisy.rates if noisy.contradicted or not sure else None
         alike = bool(sure and known and noisy.alike)
         details: dict[str, Any] = {"posterior": noisy.posterior, "rates": known, "alike": alike}
@@ -123,7 +129,7 @@ class Bisection(Searching[BisectResult]):
                 return self._result("flaky", [*culprits, confirmed.culprit])
             if interval.bad == self.history.bad:
                 explains = confirmed.explains
-            self.ends.remarks += confirmed.remarks
+            self.endpoints.remarks += confirmed.remarks
             if not self.options.every:
                 return self._result("found", [confirmed.culprit], explains_bad=explains, earlier=confirmed.earlier)
             commit = confirmed.culprit.commit.commit
@@ -147,7 +153,7 @@ class Bisection(Searching[BisectResult]):
         culprits.sort(key=lambda c: newest_first.index(c.commit.commit), reverse=True)
         return self._result("found", culprits, explains_bad=explains)
 
-    def _search_one(self, interval: Interval) -> tuple[Found[str] | Ambiguous[str], Confirmed | None]:
+    def _search_one(self, interval: Interval) -> tuple[FirstBad[str] | Ambiguous[str], Confirmed | None]:
         end: Divergence | None = None
         if interval.baseline and interval.last:
             end = first_violation(self.predicate, interval.baseline, interval.last)
@@ -204,7 +210,7 @@ class Bisection(Searching[BisectResult]):
             None where it brought nothing that moves the numbers, so that the change is its own. No side at all where
             what it brought is GOOD's own, which the baseline lacks.
         """
-        history, baseline = self.history, self.ends.baseline
+        history, baseline = self.history, self.endpoints.baseline
         if interval.good == history.good:
             return None
         inside, after_good = history.descendants(interval.good), history.descendants(history.good)

@@ -64,38 +64,40 @@ def minimal_set(checkout: Checkout, case: Case, axis: FlagSet, watch: Watch, opt
     """
     predicate = predicate_of(options.when, case.compare, checkout.root)
     with session(checkout, case, axis, predicate, watch, options) as (scheduler, _):
-        ends = Endpoints(scheduler, None, checkout.state / "states", open_end=options.open_end)
-        return _Reduction(scheduler, axis, ends).explained(checkout, explain=options.explain)
+        endpoints = Endpoints(scheduler, None, checkout.state / "states", open_end=options.open_end)
+        return _Reduction(scheduler, axis, endpoints).explained(checkout, explain=options.explain)
 
 
 class _Reduction(Searching[SetResult]):
     result_type = SetResult
 
-    def __init__(self, scheduler: Scheduler, axis: FlagSet, ends: Endpoints) -> None:
-        super().__init__(scheduler, ends)
+    def __init__(self, scheduler: Scheduler, axis: FlagSet, endpoints: Endpoints) -> None:
+        super().__init__(scheduler, endpoints)
         self.axis = axis
 
     def search(self) -> SetResult:
         """The ends, the search, and full replays of what it found."""
-        interval = self.ends.by_exit_code(runs=2) if isinstance(self.predicate, Exit) else self.ends.by_trace()
-        if self.ends.noise:
+        interval = (
+            self.endpoints.by_exit_code(runs=2) if isinstance(self.predicate, Exit) else self.endpoints.by_trace()
+        )
+        if self.endpoints.noise:
             raise NotVerifiableError(
-                f"without any change the case does not reproduce itself ({self.ends.noise}): a set is judged by single "
-                "replays; make it deterministic, or judge by a --when that noise does not cross"
+                f"without any change the case does not reproduce itself ({self.endpoints.noise}): a set is judged by "
+                "single replays; make it deterministic, or judge by a --when that noise does not cross"
             )
         if interval is None:
             return self._result("agree", None, None)
-        if self.ends.end:
-            self.scheduler.say(f"with all changes the numbers differ at {self.ends.end}")
+        if self.endpoints.end:
+            self.scheduler.say(f"with all changes the numbers differ at {self.endpoints.end}")
         dag = Dag.between(self.axis.parents, [interval.good], interval.bad)
-        shortcut = self.shortcut(interval, self.ends.end)
+        shortcut = self.shortcut(interval, self.endpoints.end)
         while True:
             search = Search(dag, interval.bad, [interval.good])
-            range_search = self.range_search(interval, search, self.ends.end, shortcut)
+            range_search = self.range_search(interval, search, self.endpoints.end, shortcut)
             smallest = minimal(len(self.axis.changes), partial(self._ask, range_search), self._slots)
             self.has_answer()
             point = self.axis.point(frozenset(smallest.chosen))
-            confirmed = confirm(self.scheduler, range_search, point, interval, self.ends.end)
+            confirmed = confirm(self.scheduler, range_search, point, interval, self.endpoints.end)
             if confirmed is not None:
                 return self._result("flaky" if confirmed.flaky else "found", smallest, confirmed)
             if shortcut is None:

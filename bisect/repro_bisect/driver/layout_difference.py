@@ -111,10 +111,10 @@ def replay_layouts(
         MachineFailureError: the machine failed; the same command resumes.
     """
     with session(checkout, axis.roomy, axis, Bitwise(), watch, options) as (scheduler, _):
-        return _Sides(scheduler, axis, case, axis.tolerance if tolerance is None else tolerance).run()
+        return _Replays(scheduler, axis, case, axis.tolerance if tolerance is None else tolerance).run()
 
 
-class _Sides:
+class _Replays:
     def __init__(self, scheduler: Scheduler, axis: LayoutLine, case: Case, tolerance: float) -> None:
         self.scheduler, self.axis, self.case, self.tolerance = scheduler, axis, case, tolerance
         self.began = time.monotonic()

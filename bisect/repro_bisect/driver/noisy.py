@@ -20,7 +20,7 @@ from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import PendingProbe, Scheduler
 from repro_bisect.search.bayes import BayesSearch
 from repro_bisect.search.dag import Dag
-from repro_bisect.search.first_bad import Ambiguous, Found, Verdict
+from repro_bisect.search.first_bad import Ambiguous, FirstBad, Verdict
 from repro_bisect.search.noise import CAUTIOUS
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.compare.traces import Divergence
@@ -50,7 +50,7 @@ class NoisyAnswer:
         alike: Whether the runs of each commit all said the same.
     """
 
-    answer: Found[str] | Ambiguous[str]
+    answer: FirstBad[str] | Ambiguous[str]
     end: Divergence | None
     posterior: Mapping[str, float]
     rates: tuple[float, float]

@@ -11,7 +11,7 @@ from repro_bisect.probe.answers import Answer, Code, Skip, judge
 from repro_bisect.probe.one_step import Shortcut
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import PendingProbe, Scheduler
-from repro_bisect.search.first_bad import Ambiguous, ContradictionError, Found, Search, Verdict
+from repro_bisect.search.first_bad import Ambiguous, ContradictionError, FirstBad, Search, Verdict
 from repro_golden.compare.renames import aligned
 from repro_golden.compare.step_difference import alone, unlike
 from repro_golden.compare.traces import Divergence
@@ -71,7 +71,7 @@ class RangeSearch:
         bitwise = isinstance(scheduler.predicate, Bitwise)
         self._sought = _sought(baseline, end) if bitwise and baseline and end else None
 
-    def run(self) -> Found[str] | Ambiguous[str]:
+    def run(self) -> FirstBad[str] | Ambiguous[str]:
         """Search to the end."""
         self._take_what_is_known()
         self.scheduler.drive(self._plan, self._timed, lambda: self.search)

@@ -38,9 +38,9 @@ class Searching(ABC, Generic[R]):
 
     result_type: type[R]
 
-    def __init__(self, scheduler: Scheduler, ends: Endpoints) -> None:
+    def __init__(self, scheduler: Scheduler, endpoints: Endpoints) -> None:
         """Search the scheduler's axis; its clock starts with the scheduler's."""
-        self.scheduler, self.ends = scheduler, ends
+        self.scheduler, self.endpoints = scheduler, endpoints
         self.history, self.predicate = scheduler.history, scheduler.predicate
         self.one_step = False
         self.answered: float | None = None
@@ -57,7 +57,7 @@ class Searching(ABC, Generic[R]):
             self.scheduler.begin()
             return self.search()
         finally:
-            self.ends.close()
+            self.endpoints.close()
 
     def explained(self, checkout: Checkout, *, explain: bool) -> R:
         """`run`, and where that is asked for each culprit with why, where its traces tell."""
@@ -73,7 +73,7 @@ class Searching(ABC, Generic[R]):
         if divergence is None or culprit.comparison is None:  # an exit code, or verdicts that are noisy
             return culprit
         before = culprit.before or point_before(self.history, info.commit, self.history.good)
-        states = self.ends.golden_states() if before == self.history.good else {}
+        states = self.endpoints.golden_states() if before == self.history.good else {}
         try:
             explanation = explain(
                 self.scheduler, checkout, before, info.commit,
@@ -93,9 +93,9 @@ class Searching(ABC, Generic[R]):
             return None
         assert interval.baseline
         assert interval.last
-        golden = self.ends.golden_states() if interval.good == self.history.good else {}
+        golden = self.endpoints.golden_states() if interval.good == self.history.good else {}
         ends, traces = (interval.good, interval.bad), (interval.baseline, interval.last)
-        shortcut = prepare(self.scheduler, self.ends.states(interval.good), golden, ends, end.step, traces)
+        shortcut = prepare(self.scheduler, self.endpoints.states(interval.good), golden, ends, end.step, traces)
         self.one_step = self.one_step or shortcut is not None
         return shortcut
 
@@ -110,7 +110,7 @@ class Searching(ABC, Generic[R]):
         if interval.last is not None:
             range_search.tested[interval.bad] = Tested(interval.last, interval.baseline, bound)
         if (interval.good, interval.bad) == (self.history.good, self.history.bad):
-            for point, answer in self.ends.ahead.items():
+            for point, answer in self.endpoints.ahead.items():
                 if point in search.dag:  # not one of those that lack GOOD, where only the others are searched
                     range_search.take(point, Tested(answer, interval.baseline, bound))
         return range_search
@@ -141,7 +141,7 @@ class Searching(ABC, Generic[R]):
             case=self.scheduler.case.name,
             predicate=self.predicate.text,
             culprits=list(culprits),
-            end=self.ends.end,
+            end=self.endpoints.end,
             verdicts=dict(scheduler.verdicts),
             skips={point: scheduler.skips[point] for point in in_order(scheduler.skips, parents)},
             diagnoses=dict(scheduler.diagnoses),
@@ -151,13 +151,13 @@ class Searching(ABC, Generic[R]):
             git_steps=self.scheduler.case.steps,
             accepted=accepted or {good: "GOOD", bad: "BAD"},
             one_step=self.one_step,
-            looked=looked_between(self.predicate, self.ends.baseline, self.ends.last),
-            remarks=self.ends.remarks,
+            looked=looked_between(self.predicate, self.endpoints.baseline, self.endpoints.last),
+            remarks=self.endpoints.remarks,
             seconds=time.monotonic() - self._began,
             answered=self.answered,
             machine=self.scheduler.machine,
-            golden=str(self.ends.golden.directory) if self.ends.golden else None,
-            renames=self.ends.renames,
+            golden=str(self.endpoints.golden.directory) if self.endpoints.golden else None,
+            renames=self.endpoints.renames,
             ends=[self.history.info(good), self.history.info(bad)],
             **more,
         )

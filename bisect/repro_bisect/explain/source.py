@@ -223,7 +223,9 @@ class Sources:
     def _place(self, frame: Frame, hunk: Hunk | None) -> Place:
         lines, span = self._read(frame.file).lines, self._span(frame)
         text = "\n".join(lines[span.start - 1 : span.stop - 1]) if lines else ""
-        return Place(frame.file, frame.line, frame.function, _dedent(text), hunk is not None, hunk.text if hunk else "")
+        return Place(
+            frame.file, frame.line, frame.function, textwrap.dedent(text), hunk is not None, hunk.text if hunk else ""
+        )
 
     def _touching(self, frame: Frame) -> Hunk | None:
         span, code = self._span(frame), self._read(frame.file).code
@@ -358,7 +360,3 @@ def _code(text: str) -> frozenset[int]:
     empty = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return frozenset(line for t in tokens if t.type not in empty for line in range(t.start[0], t.end[0] + 1))
-
-
-def _dedent(text: str) -> str:
-    return textwrap.dedent(text)

@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
+from repro_golden.base.files import is_still
+
 __all__ = ["KEPT", "States"]
 
 KEPT = 4
@@ -61,16 +63,9 @@ def _hold(folder: Path) -> IO[str]:
         with contextlib.suppress(FileNotFoundError):
             held = (folder / "lock").open("w")
             fcntl.flock(held, fcntl.LOCK_SH)
-            if _is_at(held, folder / "lock"):
+            if is_still(held, folder / "lock"):
                 return held
             held.close()
-
-
-def _is_at(file: IO[str], path: Path) -> bool:
-    """Whether an open file still is the one at a path."""
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    return False
 
 
 def _tidy(base: Path, most: int) -> None:
@@ -88,7 +83,7 @@ def _tidy(base: Path, most: int) -> None:
             return
         with contextlib.suppress(OSError), (path / "lock").open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(lock, path / "lock"):
+            if is_still(lock, path / "lock"):
                 # renamed first: whoever opens the key now makes a folder anew, and never sees one that is half gone
                 gone = path.rename(tempfile.mkdtemp(prefix=_GONE, dir=base))
                 shutil.rmtree(gone, ignore_errors=True)

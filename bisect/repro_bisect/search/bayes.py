@@ -22,7 +22,7 @@ import numpy as np
 
 from repro_bisect.search.belief import Belief, Range
 from repro_bisect.search.dag import Commit, Dag
-from repro_bisect.search.first_bad import Ambiguous, Found
+from repro_bisect.search.first_bad import Ambiguous, FirstBad
 from repro_bisect.search.noise import USUAL, Count, Floats, Prior, Rates
 
 __all__ = ["CALIBRATION", "PATIENCE", "BayesSearch", "Count", "Rates"]
@@ -137,7 +137,7 @@ class BayesSearch(Generic[Commit]):
         return math.exp(min(self._belief.evidence, 700.0))  # exp overflows at 709.8
 
     @cached_property
-    def answer(self) -> Found[Commit] | Ambiguous[Commit] | None:
+    def answer(self) -> FirstBad[Commit] | Ambiguous[Commit] | None:
         """The culprit, or commits that nothing testable tells apart; None while the posterior is below the threshold.
 
         There is none either before both ends were calibrated and the odds are ten to one that the rates differ.
@@ -261,11 +261,11 @@ class BayesSearch(Generic[Commit]):
         return evidence < 0 or rates.bad <= rates.good or (evidence < _ODDS and self._leader is not None)
 
     @cached_property
-    def _leader(self) -> Found[Commit] | Ambiguous[Commit] | None:
+    def _leader(self) -> FirstBad[Commit] | Ambiguous[Commit] | None:
         members = [self._range.commits[i] for i in self._belief.leaders(self.threshold, self._skips)]
         if len(members) > 1:
             return Ambiguous(frozenset(members))
-        return Found(members[0]) if members else None
+        return FirstBad(members[0]) if members else None
 
     def _due_end(self, under_way: list[int]) -> int | None:
         """The end that is to be tested before anything else, if there is one: the one with fewer tests."""

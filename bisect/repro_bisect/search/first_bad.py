@@ -20,7 +20,7 @@ from typing import Any, Generic, NamedTuple
 from repro_bisect.search.dag import Commit, ContradictionError, Dag, bits, explain
 from repro_bisect.search.split import Skips, State, price
 
-__all__ = ["Ambiguous", "ContradictionError", "Dag", "Found", "Search", "Verdict"]
+__all__ = ["Ambiguous", "ContradictionError", "Dag", "FirstBad", "Search", "Verdict"]
 
 _EXACT_BOUND = 128
 """Up to so many suspects `Search.bound` walks the whole decision tree."""
@@ -39,7 +39,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Found(Generic[Commit]):
+class FirstBad(Generic[Commit]):
     """The first bad commit."""
 
     commit: Commit
@@ -161,10 +161,10 @@ class Search(Generic[Commit]):
         return self.dag.commits(self._state.presumed)
 
     @cached_property
-    def answer(self) -> Found[Commit] | Ambiguous[Commit] | None:
+    def answer(self) -> FirstBad[Commit] | Ambiguous[Commit] | None:
         """The culprit, or the exact set around skips; None while a probe can still tell suspects apart."""
         if self._suspects.bit_count() == 1:
-            return Found(next(iter(self.suspects)))
+            return FirstBad(next(iter(self.suspects)))
         if self._state.candidates:
             return None
         return Ambiguous(

@@ -84,7 +84,7 @@ class SyncJudge:
         self._open("", "")
 
     def alone(self) -> None:
-        """From here on this process syncs by itself: the rest of the team takes no part."""
+        """From here on this process syncs by itself: the other ranks take no part."""
         self._rank_group = None
 
     def begin(self, version: str, how: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from repro.doctor.artefacts.kinds import Flag, Variable
 from repro_golden.base.systems import SYSTEMS, System
 
-__all__ = ["ENTRY", "MODULE", "of_trainer", "system_of"]
+__all__ = ["ENTRY", "MODULE", "flag_names", "of_trainer", "system_of"]
 
 ENTRY = re.compile(
     r"(?:.*?/)??(relax/entrypoints/train\.py|train_async\.py|train_multi_lora_async\.py|train\.py)\Z", re.S
@@ -33,11 +33,12 @@ _OWN: Mapping[System, frozenset[str]] = {
 }  # fmt: skip
 
 
-def _flags(text: str) -> frozenset[str]:
+def flag_names(text: str) -> frozenset[str]:
+    """Names without their dashes, as flags."""
     return frozenset(f"--{name}" for name in text.split())
 
 
-_SHARED = _flags("""
+_SHARED = flag_names("""
 actor-num-gpus-per-node actor-num-nodes check-weight-update-equal critic-num-gpus-per-node critic-num-nodes
 custom-convert-samples-to-train-data-path custom-generate-function-path custom-megatron-init-path
 custom-model-provider-path custom-reward-post-process-path custom-rm-path custom-rollout-log-function-path

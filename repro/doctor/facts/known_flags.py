@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from repro.doctor.artefacts.launch_system import flag_names
+
 __all__ = ["ALSO", "KNOWN", "near_miss", "twin"]
 
 
-def _flags(text: str) -> frozenset[str]:
-    return frozenset(f"--{name}" for name in text.split())
-
-
-KNOWN = _flags("""
+KNOWN = flag_names("""
 accumulate-allreduce-grads-in-fp32 actor-num-gpus-per-node actor-num-nodes adam-beta1 adam-beta2 add-qkv-bias
 advantage-estimator allgather-cp allow-partial-train-step apply-chat-template apply-chat-template-kwargs
 apply-layernorm-1p assistant-text-threshold async-data-buffer-capacity-factor async-max-concurrent-samples
@@ -140,7 +138,7 @@ wandb-group wandb-host wandb-key wandb-mode wandb-project wandb-run-id wandb-tea
 """)
 """Registered by THUDM/slime@624b824a8 and radixark/miles@31f1ca961 (``add_argument``), or given in their scripts."""
 
-ALSO = _flags("""
+ALSO = flag_names("""
 fp4-param-gather no-ffn-hidden-size sglang-report
 """)
 """Flags of Megatron-LM and SGLang that look like a misspelling of one of `KNOWN` and are none."""

@@ -37,7 +37,7 @@ __all__ = [
     "SINGLE_LEAST",
     "Garble",
     "Group",
-    "Verdict",
+    "ResponseVerdict",
     "began",
     "broken_share",
     "compression",
@@ -102,7 +102,7 @@ _RANGES = (
 _STARTS = [start for start, _ in _RANGES]
 
 
-class Verdict(NamedTuple):
+class ResponseVerdict(NamedTuple):
     """One response: why it is garbled ('' where it is not), and whether its text shows that, not its tokens alone.
 
     `single` is whether it is one character or token again and again.
@@ -206,7 +206,7 @@ def fresh_share(tokens: Sequence[int] | npt.NDArray[np.int64], window: int = FRE
     return float(np.mean([len(np.unique(part)) / window for part in ids[: whole * window].reshape(whole, window)]))
 
 
-def judge(text: str, tokens: Sequence[int] | npt.NDArray[np.int64] | None) -> Verdict | None:
+def judge(text: str, tokens: Sequence[int] | npt.NDArray[np.int64] | None) -> ResponseVerdict | None:
     """Whether one response is garbled.
 
     Args:
@@ -225,37 +225,37 @@ def judge(text: str, tokens: Sequence[int] | npt.NDArray[np.int64] | None) -> Ve
         return None
     broken = broken_share(text)
     if broken > BROKEN and broken * len(text) > 3:
-        return Verdict(f"{broken:.0%} of its characters are none (U+FFFD or control characters)", True)
+        return ResponseVerdict(f"{broken:.0%} of its characters are none (U+FFFD or control characters)", True)
     families, switches, letters = scripts_mixed(text)
     if families >= SCRIPTS and switches >= SWITCHES and letters <= PER_SWITCH * switches:
-        return Verdict(f"it changes {switches} times between {families} writing systems", True)
+        return ResponseVerdict(f"it changes {switches} times between {families} writing systems", True)
     if len(text.encode("utf-8", "replace")) >= LOOP_BYTES and (left := compression(text)) < COMPRESSED:
-        return Verdict(f"it repeats itself: deflate leaves {left:.1%} of it", True)
+        return ResponseVerdict(f"it repeats itself: deflate leaves {left:.1%} of it", True)
     if ids is not None and ids.size >= LOOP_TOKENS and (loop := loop_share(ids)) > LOOP:
-        return Verdict(f"it repeats itself: {loop:.0%} of its 8-grams of tokens came before", bool(text))
+        return ResponseVerdict(f"it repeats itself: {loop:.0%} of its 8-grams of tokens came before", bool(text))
     fresh = None if ids is None else fresh_share(ids)
     if fresh is not None and fresh > FRESH:
-        return Verdict(f"{fresh:.0%} of its tokens are distinct, in windows of {FRESH_WINDOW}", False)
-    return Verdict("", False)
+        return ResponseVerdict(f"{fresh:.0%} of its tokens are distinct, in windows of {FRESH_WINDOW}", False)
+    return ResponseVerdict("", False)
 
 
-def _single(text: str, ids: npt.NDArray[np.int64] | None) -> Verdict | None:
+def _single(text: str, ids: npt.NDArray[np.int64] | None) -> ResponseVerdict | None:
     """Whether a response is one character or token again and again."""
     character, share = single_character(text)
     if share > SINGLE:
         named = repr(character) if character.isprintable() else f"U+{ord(character):04X}"
-        return Verdict(f"{share:.0%} of its characters are {named}", True, True)
+        return ResponseVerdict(f"{share:.0%} of its characters are {named}", True, True)
     # tokens behind a short text are padding
     if ids is not None and (not text or len(text) >= SINGLE_LEAST):
         token, share = single_token(ids)
         if share > SINGLE:
-            return Verdict(f"{share:.0%} of its tokens are {token}", bool(text), True)
+            return ResponseVerdict(f"{share:.0%} of its tokens are {token}", bool(text), True)
     return None
 
 
 def judged(dump: RolloutDump) -> Garble:
     """Judge the responses of a rollout, at most 256 of them, evenly taken."""
-    verdicts: list[tuple[int, Verdict]] = []
+    verdicts: list[tuple[int, ResponseVerdict]] = []
     short: list[npt.NDArray[np.int64]] = []
     present = 0
     for place in _taken(len(dump.samples)):

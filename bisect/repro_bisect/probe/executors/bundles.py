@@ -24,7 +24,7 @@ from repro_golden.repository.git import Git
 __all__ = ["Bundle", "commits_of", "held", "node_folder", "pack", "pack_commits", "unpack", "unpack_commits"]
 
 _KEPT = 3 * 24 * 3600
-"""Seconds that a parcel is kept after its last use."""
+"""Seconds that a bundle is kept after its last use."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def unpack(content: bytes, folder: Path) -> None:
 
 
 def node_folder(base: Path) -> Path:
-    """Where this user's parcels and probes lie on a node; nobody else may write there.
+    """Where this user's bundles and probes lie on a node; nobody else may write there.
 
     Raises:
         MachineFailureError: it is somebody else's.
@@ -72,11 +72,11 @@ def node_folder(base: Path) -> Path:
 
 @contextlib.contextmanager
 def held(home: Path, key: str, make: Callable[[Path], None]) -> Iterator[Path]:
-    """Where a parcel lies on this node, which nobody removes meanwhile; the first that asks makes it.
+    """Where a bundle lies on this node, which nobody removes meanwhile; the first that asks makes it.
 
     Args:
         home: See `node_folder`.
-        key: Of the parcel.
+        key: Of the bundle.
         make: Fills an empty folder.
     """
     target = home / key
@@ -105,7 +105,7 @@ def _make(home: Path, key: str, make: Callable[[Path], None]) -> None:
 
 @contextlib.contextmanager
 def _locked(home: Path, key: str, how: int) -> Iterator[IO[str]]:
-    """Hold a parcel's lock; a sweep may have removed its file while we waited."""
+    """Hold a bundle's lock; a sweep may have removed its file while we waited."""
     path = home / f"{key}.lock"
     while True:
         with path.open("a") as lock:
@@ -116,7 +116,7 @@ def _locked(home: Path, key: str, how: int) -> Iterator[IO[str]]:
 
 
 def _sweep(home: Path) -> None:
-    """Remove the parcels that were not used for days, and that nobody holds."""
+    """Remove the bundles that were not used for days, and that nobody holds."""
     for path in home.glob("*.lock"):
         target, part = path.with_suffix(""), home / f".new-{path.stem}"
         with contextlib.suppress(OSError):  # held, or gone meanwhile

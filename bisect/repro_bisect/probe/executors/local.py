@@ -6,7 +6,6 @@ import contextlib
 import os
 import queue
 import shutil
-import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from repro_bisect.probe.executors import Outcome, Task, perform
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
+from repro_golden.replay.ranks import free_port
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.worktrees import Worktrees
 from repro_golden.subjects import build_of
@@ -80,7 +80,7 @@ def default_jobs(case: Case) -> int:
 def _slots(case: Case, jobs: int) -> list[dict[str, str]]:
     """The variables of each slot: GPUs that no other slot has, and a port to meet at where several ranks train."""
     need = case.resources.gpus
-    ports = [_free_port() if case.resources.processes > 1 and jobs > 1 else "" for _ in range(jobs)]
+    ports = [free_port() if case.resources.processes > 1 and jobs > 1 else "" for _ in range(jobs)]
     slots = [{"MASTER_PORT": port, "PET_MASTER_PORT": port} if port else {} for port in ports]
     if not need:
         return slots
@@ -92,12 +92,6 @@ def _slots(case: Case, jobs: int) -> list[dict[str, str]]:
             + "correct resources.gpus"
         )
     return [slot | {"CUDA_VISIBLE_DEVICES": ",".join(gpus[k * need : (k + 1) * need])} for k, slot in enumerate(slots)]
-
-
-def _free_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
 
 
 def _gpus() -> list[str]:

@@ -85,15 +85,11 @@ def check(config: TrainConfig, *, world_size: int, cuda: bool) -> Layout:
     }
     _refuse([(size >= 1, f"{name} {size} must be at least 1") for name, size in sizes.items()])
     tp, pp, cp, ep = list(sizes.values())[:4]
-    _refuse(
-        [
-            (
-                world_size >= 1 and world_size % (tp * pp * cp) == 0,
-                f"{world_size} processes cannot be TP x PP x CP = {tp} x {pp} x {cp} = {tp * pp * cp} times any number:"
-                " start a multiple of that many",
-            ),
-        ]
-    )
+    if world_size < 1 or world_size % (tp * pp * cp) != 0:
+        raise ConfigError(
+            f"{world_size} processes cannot be TP x PP x CP = {tp} x {pp} x {cp} = {tp * pp * cp} times any number: "
+            "start a multiple of that many"
+        )
     layout = Layout(world_size, tp, pp, m.virtual_pipeline_model_parallel_size, cp, ep, world_size // (tp * pp * cp))
     _refuse([*_divisions(config.model, layout), *_combinations(config, layout)])
     _refuse(_places(config, layout, cuda=cuda))
@@ -106,15 +102,11 @@ def check_saving(config: TrainConfig, *, cuda: bool) -> None:
     Raises:
         ConfigError: the distributed optimizer on the CPU: its resumed state differs, and nothing says so.
     """
-    _refuse(
-        [
-            (
-                cuda or not config.megatron.use_distributed_optimizer,
-                "use_distributed_optimizer cannot save or resume on a CPU: megatron-core 0.16.1 needs Transformer "
-                "Engine's optimizer for that; leave it out, or save nothing",
-            )
-        ]
-    )
+    if config.megatron.use_distributed_optimizer and not cuda:
+        raise ConfigError(
+            "use_distributed_optimizer cannot save or resume on a CPU: megatron-core 0.16.1 needs Transformer Engine's "
+            "optimizer for that; leave it out, or save nothing"
+        )
 
 
 def _refuse(rules: list[tuple[bool, str]]) -> None:

@@ -145,8 +145,7 @@ def _by_text(place: int, spans: Sequence[Span], text: str, mask: Floats, log_pro
     if gaps < len(spans) and masked < share / 2:
         what = (
             f"{len(spans)} answers of tools ({span.marker}), {share:.0%} of the text, are in its response, and its "
-            "mask "
-            f"leaves out {gaps} stretches, {masked:.0%} of the tokens"
+            f"mask leaves out {gaps} stretches, {masked:.0%} of the tokens"
         )
         return _Seen(place, what, span.marker, "warning", "possible")
     return None

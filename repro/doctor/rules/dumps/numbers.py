@@ -83,8 +83,7 @@ def _advantages_constant(step: TrainStep) -> Iterator[Found]:
     elif 2 * len(dead) >= len(groups):
         yield Found(
             f"rollout {step.rollout_id}: in {len(dead)} of {len(groups)} groups all advantages are equal: their "
-            "samples earned "
-            "one reward each and teach nothing",
+            "samples earned one reward each and teach nothing",
             where,
             severity="note",
             cure="--dynamic-sampling-filter-path samples other prompts in their place",
@@ -179,8 +178,7 @@ def _text_of(step: TrainStep, bad: _NotFinite) -> str:
     masked = ", a masked token" if bad.masked else ""
     return (
         f"{bad.column} of rollout {step.rollout_id} holds {bad.values} values that are not finite, in {bad.samples} "
-        "samples: "
-        f"{bad.value} at token {bad.token} of {sample_name(step, bad.place)}{masked}"
+        f"samples: {bad.value} at token {bad.token} of {sample_name(step, bad.place)}{masked}"
     )
 
 

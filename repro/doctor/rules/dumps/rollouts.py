@@ -220,8 +220,7 @@ def _dump_padded(rollout: Rollout, config: HfConfig | None) -> Iterator[Found]:
             certainty: Certainty = "certain" if how.startswith("pad_token_id") else "likely"
             yield Found(
                 f"{len(padded)} of {len(known)} samples have padding at their {side}: sample {i} has {run} tokens "
-                f"{token} "
-                f"there ({how})",
+                f"{token} there ({how})",
                 Where(str(rollout.path), item=f"tokens of sample {i}", value=f"{token} x {run}"),
                 certainty=certainty,
             )

@@ -55,8 +55,7 @@ def _train_columns_lengths(step: TrainStep) -> Iterator[Found]:
             expected = f"{usual} more than tokens" if usual else "as many as tokens"
             yield Found(
                 f"{name} of rollout {step.rollout_id} has {responses[i] + over} entries for the {responses[i]} "
-                "tokens of "
-                f"{sample_name(step, i)}; {count} other samples have {expected}",
+                f"tokens of {sample_name(step, i)}; {count} other samples have {expected}",
                 Where(str(step.path), item=f"{name} of {sample_name(step, i)}", value=str(responses[i] + over)),
             )
             break
@@ -115,8 +114,7 @@ def _train_log_probs_misaligned(step: TrainStep) -> Iterator[Found]:
                 side = "behind" if shift > 0 else "ahead of"
                 yield Found(
                     f"{column.name} of rollout {step.rollout_id} are one token {side} rollout_log_probs: their "
-                    "correlation is "
-                    f"{there:.3f} shifted by one, and {here:.3f} as they stand",
+                    f"correlation is {there:.3f} shifted by one, and {here:.3f} as they stand",
                     Where(str(step.path), item=column.name, value=f"shift {shift}"),
                 )
                 break
@@ -235,8 +233,7 @@ def _train_rollout_tokens_differ(step: TrainStep, rollout: Rollout) -> Iterator[
             index, ours, others = differ[0]
             yield Found(
                 f"rollout {step.rollout_id}: {name} of sample {index} were trained on otherwise than {rollout.path} "
-                "has them: "
-                f"{_difference(ours, others)} ({len(differ)} of {len(step.joined.indices)} samples)",
+                f"has them: {_difference(ours, others)} ({len(differ)} of {len(step.joined.indices)} samples)",
                 Where(str(step.path), item=f"{name} of sample {index}"),
             )
             return

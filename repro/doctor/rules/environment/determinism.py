@@ -23,6 +23,7 @@ from repro.doctor.facts.determinism import (
     asked_of_trainer,
     megatron,
 )
+from repro.doctor.facts.known_flags import twin
 from repro.doctor.facts.launches import (
     absent,
     fsdp,
@@ -381,10 +382,6 @@ _FLAGS = (
 _VARIABLES = (*SET, "PYTHONHASHSEED")
 
 
-def _twin(name: str) -> str:
-    return f"--no-{name[2:]}"
-
-
 def _place(where: Where) -> str:
     return f"line {where.line}" if where.line is not None else "before"
 
@@ -421,7 +418,7 @@ def _determinism_overridden(launch: Launch) -> Iterator[Found]:
     if asked(launch) is None and not any(flag.name in (TRAINER, ENGINES) for flag in launch.given):
         return
     for name in _FLAGS:
-        yield from _flag([flag for flag in launch.given if flag.name in (name, _twin(name))])
+        yield from _flag([flag for flag in launch.given if flag.name in (name, twin(name))])
     for name in _VARIABLES:
         yield from _variable(name, [variable for key, variable in launch.settings if key == name])
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from repro.doctor.artefacts.kinds import Flag, Launch, ParserDump
+from repro.doctor.artefacts.launch_system import flag_names
 from repro.doctor.artefacts.parsers import ENGINE
 from repro.doctor.facts.known_flags import ALSO, KNOWN, near_miss, twin
 from repro.doctor.facts.launches import severed, tempered
@@ -56,20 +57,16 @@ def _flag_ignored(parsers: ParserDump) -> Iterator[Found]:
             yield Found(f"the trainer was given {name} and ignored it", where)
 
 
-def _flags(text: str) -> frozenset[str]:
-    return frozenset(f"--{name}" for name in text.split())
-
-
-_ABOVE_ZERO = _flags("""
+_ABOVE_ZERO = flag_names("""
     rollout-batch-size n-samples-per-prompt global-batch-size micro-batch-size tensor-model-parallel-size
     pipeline-model-parallel-size context-parallel-size expert-model-parallel-size expert-tensor-parallel-size
 """)
-_FROM_ZERO = _flags("""
+_FROM_ZERO = flag_names("""
     num-steps-per-rollout num-rollout actor-num-nodes actor-num-gpus-per-node critic-num-nodes critic-num-gpus-per-node
     rollout-num-gpus rollout-num-gpus-per-engine rollout-max-response-len n-samples-per-eval-prompt
 """)
 """0 of these turns something off, or leaves it out."""
-_ANY = _flags("""
+_ANY = flag_names("""
     num-gpus-per-node rollout-max-prompt-len rollout-max-context-len rollout-top-k rollout-seed seed
     over-sampling-batch-size log-probs-max-tokens-per-gpu update-weight-buffer-size update-weights-interval num-epoch
     start-rollout-id eval-interval eval-max-response-len save-interval

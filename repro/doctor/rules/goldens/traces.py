@@ -57,8 +57,7 @@ def _not_finite(run: TraceRun) -> Iterator[Found]:
         certain = first.phase != "forward" or first.values is not None
         yield Found(
             f"{first.nonfinite} values of {first.phase} {first.name} are not finite at step {record.step} (the first "
-            "of "
-            f"{len(bad)} signals)",
+            f"of {len(bad)} signals)",
             Where(
                 str(run.path),
                 item=f"step {record.step} {first.phase} {first.name}",
