@@ -16,7 +16,7 @@ from typing import Any
 
 from repro_golden.trace.model import METRIC
 
-__all__ = ["NORM", "SHOWN", "RawLog", "cut_short", "number_of", "take_dumps"]
+__all__ = ["NORM", "SHOWN", "RawLog", "as_metric", "cut_short", "number_of", "take_dumps"]
 
 
 class RawLog:
@@ -114,3 +114,12 @@ def number_of(row: Any) -> float:
             return float(decode(row.dtype, bytes(raw)).item())
         raise
     return float(torch.frombuffer(raw, dtype=getattr(torch, row.dtype)).to(torch.float64).item())
+
+
+def as_metric(row: Any, names: frozenset[str]) -> Any:
+    """The row of a tensor of one number as that of a metric, where that is what was logged."""
+    from repro_golden.trace.writer import metric_row
+
+    if row.name not in names or row.shape not in ((), (1,)) or row.dtype == METRIC:
+        return row
+    return metric_row(row.phase, row.name, number_of(row))

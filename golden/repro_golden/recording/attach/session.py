@@ -32,7 +32,7 @@ from repro_golden.recording.attach.guard import harmless, without_collection
 from repro_golden.recording.attach.identify import loaded, main_tree, places
 from repro_golden.recording.attach.metrics import Metrics
 from repro_golden.recording.attach.names import Names
-from repro_golden.recording.attach.raw import SHOWN, number_of
+from repro_golden.recording.attach.raw import SHOWN, as_metric
 from repro_golden.recording.attach.readings import TIMES, Held, Reading, any_quantized, learning_rates, of_parts
 from repro_golden.recording.attach.records import Records, dump
 from repro_golden.recording.attach.settings import Settings
@@ -380,7 +380,7 @@ class Session:
 
             signals, label = held
             step = Step(packs=True)
-            signals.into(step, lambda row: _as_metric(row, early))
+            signals.into(step, lambda row: as_metric(row, early))
             numbers = {name: value for name, value in step.metrics.items() if name in early} | late
             for name, value in late.items():
                 step.add(metric_row("loss", name, value))
@@ -493,13 +493,3 @@ def _of(held: Held, *, state: bool = True) -> Iterator[tuple[str, Reading]]:
 def _text(name: object) -> str:
     """A name that can be written: as it is, but for lone surrogates."""
     return str(name).encode("utf-8", "replace").decode("utf-8")
-
-
-def _as_metric(row: Any, names: frozenset[str]) -> Any:
-    """The row of a tensor of one number as that of a metric, where that is what was logged."""
-    from repro_golden.trace.model import METRIC
-    from repro_golden.trace.writer import metric_row
-
-    if row.name not in names or row.shape not in ((), (1,)) or row.dtype == METRIC:
-        return row
-    return metric_row(row.phase, row.name, number_of(row))
