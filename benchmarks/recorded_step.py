@@ -30,11 +30,13 @@ from repro_golden.fingerprint import fingerprints
 
 WARM, ROUNDS, SLOW_ROUNDS, SHA_ROUNDS = 5, 8, 5, 3
 FAST = [("bare", 5), ("recorded", 5), ("bare", 5), ("hash_tensor", 5), ("bare", 5), ("DebugMode", 1),
-        ("flowing bare", 10), ("flowing", 10), ("long bare", 4), ("long", 4)]  # fmt: skip
+        ("flowing bare", 10), ("flowing", 10), ("long bare", 4), ("long", 4),
+        ("wide bare", 4), ("wide", 4)]  # fmt: skip
 ALONE = [("flowing bare", 10), ("flowing", 10)]
 BUSY = [("busy bare", 2), ("busy", 2)]  # of a GPU: the time in which it is at work, whatever the host does
-RECORDED = ("recorded", "flowing", "long", "busy")
-MICRO = 8  # micro-batches of a long step
+RECORDED = ("recorded", "flowing", "long", "wide", "busy")
+IN_A_ROW = ("flowing", "long", "wide")
+MICRO = 8  # micro-batches of a long step; a wide one has them all in one
 SLOW = [("bare", 5), ("torch.save", 1), ("bare", 5), ("sha256", 1)]
 HOOKS: list[dict[int, Any]] = [optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks]
 ARMED = [dict(hooks) for hooks in HOOKS]
@@ -129,7 +131,7 @@ class Trainer:
         torch.manual_seed(0)
         with device:
             self.model = Decoder(shape).to(torch.bfloat16)
-            self._batches = torch.randint(shape.vocabulary, (8, shape.sequences, shape.tokens + 1))
+            self._batches = torch.randint(shape.vocabulary, (MICRO, shape.sequences, shape.tokens + 1))
         self.main = copy.deepcopy(self.model).float()  # a module owns the main weights, so they have names
         self._low: list[Tensor] = list(self.model.parameters())
         self._high: list[Tensor] = list(self.main.parameters())
@@ -140,10 +142,10 @@ class Trainer:
         self.loss = torch.zeros((), device=device)
         self._count = 0
 
-    def step(self, micro: int = 1) -> None:
-        """One training step on the next micro-batches."""
+    def step(self, micro: int = 1, *, wide: bool = False) -> None:
+        """One training step on the next micro-batches; a wide one on all of them at once."""
         for _ in range(micro):
-            batch = self._batches[self._count % len(self._batches)]
+            batch = self._batches.flatten(0, 1) if wide else self._batches[self._count % MICRO]
             self._count += 1
             logits = self.model(batch[:, :-1])
             loss = functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
@@ -186,6 +188,8 @@ class Bench:
             "flowing": trainer.step,
             "long bare": lambda: trainer.step(MICRO),
             "long": lambda: trainer.step(MICRO),
+            "wide bare": lambda: trainer.step(wide=True),
+            "wide": lambda: trainer.step(wide=True),
             "busy bare": trainer.step,
             "busy": trainer.step,
             "hash_tensor": self._hash_tensor,
@@ -199,7 +203,7 @@ class Bench:
         self.facts: dict[str, int] = {}
 
     def block(self, kind: str, steps: int, number: int) -> None:
-        """Run and time steps of a kind, each until the device is done with it; of `flowing` and `long` ones all."""
+        """Run and time steps of a kind, each until the device is done with it; those of `IN_A_ROW` together."""
         if kind in self.failed:
             return
         cuda = self._device.type == "cuda"
@@ -208,7 +212,7 @@ class Bench:
             torch.cuda.reset_peak_memory_stats(self._device)
         seconds = []
         switch(kind in RECORDED)
-        together = steps if kind.startswith(("flowing", "long")) else 1
+        together = steps if kind.startswith(IN_A_ROW) else 1
         try:
             if kind.startswith("busy"):
                 seconds.append(self._busy(kind, steps) / steps)

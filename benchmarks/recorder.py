@@ -118,6 +118,7 @@ RIVALS = {
     "recorded": ("recorded: weights, gradients and optimizer state", WITHIN),
     "flowing": ("recorded, ten steps in a row without waiting for the device in between", WITHIN),
     "long": ("recorded, {micro} micro-batches a step, four steps in a row", WITHIN),
+    "wide": ("recorded, {micro} times the sequences in one batch, four steps in a row", WITHIN),
     "busy": ("recorded: the time in which the GPU is at work, of which the host's speed is no part", WITHIN),
     "light": (f"recorded with `--signals {LIGHT}`, ten steps in a row", ""),
     "hash_tensor": ("`torch.hash_tensor` of the same tensors (unsound)", ""),
@@ -126,7 +127,7 @@ RIVALS = {
     "sha256": ("`.cpu()` + sha256 of the same tensors", ""),
 }
 
-FLOWING = ("flowing", "long", "light", "busy")  # with bare steps of their own beside them
+FLOWING = ("flowing", "long", "wide", "light", "busy")  # with bare steps of their own beside them
 
 
 def page(samples: Samples) -> str:
