@@ -56,15 +56,15 @@ def facts(kept: RolloutSet) -> dict[str, Any]:
     return {key: meta.get(key) for key in ("engine", "sampling", "weights")}
 
 
-def facts_text(found: dict[str, Any]) -> str:
+def facts_text(facts: dict[str, Any]) -> str:
     """`facts` for people."""
-    engine, sampling = found["engine"], found["sampling"]
+    engine, sampling = facts["engine"], facts["sampling"]
     lines = ["engine: the trained policy itself"]
     if engine:
         flags = " ".join(f"{key}={value}" for key, value in engine["flags"].items())
         lines = [f"engine: {engine['name']} {engine['version']} on {engine['device']}", f"flags: {flags}"]
         lines += [f"rests on a stand-in: {text}" for text in engine["stand_ins"]]
-        lines.append(f"weights of the first rollout: {found['weights'] or 'not known'}")
+        lines.append(f"weights of the first rollout: {facts['weights'] or 'not known'}")
     if sampling:
         lines.append("sampling: " + " ".join(f"{key}={value}" for key, value in sampling.items()))
     return "\n".join(lines)

@@ -25,17 +25,17 @@ _SHOWN = 3
 _WIDTH = 110
 
 
-def examination_text(found: Examination) -> str:
+def examination_text(examination: Examination) -> str:
     """What was looked at, each finding with its evidence, reason and cure, and a line that sums up."""
-    kinds = Counter(seen.kind for seen in found.seen if seen.kind)
+    kinds = Counter(seen.kind for seen in examination.seen if seen.kind)
     looked = ", ".join(f"{number} x {kind}" if number > 1 else kind for kind, number in kinds.items())
     lines = [f"looked at: {looked or 'what is not a file'}"]
     # what one rule found is told together
-    for findings in _grouped(found.findings, lambda finding: f"{finding.severity} {finding.rule}"):
+    for findings in _grouped(examination.findings, lambda finding: f"{finding.severity} {finding.rule}"):
         lines += ["", *_rule_findings(findings)]
-    parts = [count(len(found.of(severity)), severity) for severity in _COLOURS if found.of(severity)]  # type: ignore[arg-type]
+    parts = [count(len(examination.of(severity)), severity) for severity in _COLOURS if examination.of(severity)]  # type: ignore[arg-type]
     tally = ", ".join(parts) or "nothing found"
-    lines += ["", f"{tally}; {count(len(found.tried), 'rule')} tried. `repro doctor --explain RULE` says more."]
+    lines += ["", f"{tally}; {count(len(examination.tried), 'rule')} tried. `repro doctor --explain RULE` says more."]
     return "\n".join(lines)
 
 

@@ -179,16 +179,16 @@ def rollout_checks(checkout: Checkout, case: Case, commit: str, tree: str, watch
     return [Check("rollout", "green" if checks else "not judged", line("; ".join([checked.engine, *out]))), *checks]
 
 
-def finding_check(found: EngineCheck) -> Check:
+def finding_check(engine_check: EngineCheck) -> Check:
     """What one check of a rollout engine is to a night."""
-    status: Status = "flaky" if found.name.endswith("run-to-run") else "changed"
-    if found.outcome == "failed":
+    status: Status = "flaky" if engine_check.name.endswith("run-to-run") else "changed"
+    if engine_check.outcome == "failed":
         status = "error"
-    elif found.passed:
+    elif engine_check.passed:
         status = "green"
-    first = found.likeness.first if found.likeness and found.outcome == "differs" else None
+    first = engine_check.likeness.first if engine_check.likeness and engine_check.outcome == "differs" else None
     where = f"; first at {first.where}: {first.size}" if first else ""
-    return Check(f"rollout {found.name}", status, line(f"{found.detail}{where}"))
+    return Check(f"rollout {engine_check.name}", status, line(f"{engine_check.detail}{where}"))
 
 
 def events_check(

@@ -263,17 +263,17 @@ class _Pair:
         ):
             return self._replayed(scheduler, golden)
 
-    def named(self, found: PairResult) -> PairResult:
+    def named(self, result: PairResult) -> PairResult:
         """The same with every commit that moved the numbers, searched for and explained."""
         assert self.history is not None
         options = replace(self.options, every=True, explain=True)
         try:
             bisected = bisect_range(self.checkout, self.case, self.history, self.watch, options)
         except NotVerifiableError as error:
-            return replace(found, unnamed=str(error), seconds=time.monotonic() - self.began)
+            return replace(result, unnamed=str(error), seconds=time.monotonic() - self.began)
         why = "" if bisected.culprits else f"the search ended with {bisected.outcome!r}"
         seconds = time.monotonic() - self.began
-        return replace(found, culprits=bisected.culprits, bisect=bisected, unnamed=why, seconds=seconds)
+        return replace(result, culprits=bisected.culprits, bisect=bisected, unnamed=why, seconds=seconds)
 
     def _replayed(self, scheduler: Scheduler, golden: GoldenRun | None) -> PairResult:
         history, steps = scheduler.history, self.case.steps

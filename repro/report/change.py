@@ -64,11 +64,11 @@ class Change:
         return f"{left}: `git show {short(self.point)}`" if self.more else ""
 
 
-def change_of(found: Explanation | None) -> Change | None:
+def change_of(explanation: Explanation | None) -> Change | None:
     """The change that an explanation names; None where it names no line of one."""
-    if found is None:
+    if explanation is None:
         return None
-    return change_in(found.after.point, [(place.file, place.hunk, place.text) for place in found.places])
+    return change_in(explanation.after.point, [(place.file, place.hunk, place.text) for place in explanation.places])
 
 
 def change_in(point: Any, places: Iterable[tuple[str, str, str]]) -> Change | None:

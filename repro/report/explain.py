@@ -24,54 +24,56 @@ _RAN = 4
 """Lines of a change that it shows where none of them is on the way."""
 
 
-def explain_lines(found: Explanation, *, beside: bool = False, plotted: bool = False) -> list[str]:
+def explain_lines(explanation: Explanation, *, beside: bool = False, plotted: bool = False) -> list[str]:
     """The answer for a terminal, without what a bisect has said already.
 
     Args:
-        found: The answer.
+        explanation: The answer.
         beside: Whether the change is shown beside it.
         plotted: Whether the sizes are.
     """
-    lines = [one_line(found.text)]
-    if found.divergence is None:
+    lines = [one_line(explanation.text)]
+    if explanation.divergence is None:
         return lines
-    for version in (found.before, found.after):
+    for version in (explanation.before, explanation.after):
         lines += ["", *_version(version)]
-    if found.mentions:
+    if explanation.mentions:
         lines += ["", "the change is not on the way there, but defines what these lines read:"]
         # both versions name a line that each has: the change is shown once
-        for place in {(str(place), place.hunk): place for place in found.mentions}.values():
+        for place in {(str(place), place.hunk): place for place in explanation.mentions}.values():
             lines += [f"  {place} {place.function}", *([] if beside else _indented(place.hunk))]
-    elif found.ran:
+    elif explanation.ran:
         lines += ["", "no line of the change is on the way there; these lines of it ran:"]
-        for place in found.ran[:_RAN]:
+        for place in explanation.ran[:_RAN]:
             lines += [f"  {place} in {place.function}", *([] if beside else _indented(place.hunk))]
-        lines += [f"  and {len(found.ran) - _RAN} more: see --json"] if len(found.ran) > _RAN else []
-    elif found.named and not any(place.touched for place in found.places):
+        lines += [f"  and {len(explanation.ran) - _RAN} more: see --json"] if len(explanation.ran) > _RAN else []
+    elif explanation.named and not any(place.touched for place in explanation.places):
         lines += ["", "no line of the change is on the way there: what it computes with was made elsewhere"]
-    if found.written:
+    if explanation.written:
         text = "recorded as the code is written, without torch.compile, where the step has other numbers: the two first"
-        lines += ["", one_line(f"{text} differ there at {found.written}")]
-    if found.size:
-        lines += ["", *size_lines(found.size, plotted=plotted)]
-    if found.environment:
-        lines += ["", "the environments differ:", *(one_line(f"  {change}") for change in found.environment)]
-    if found.others:
-        more = "operation" if found.others == 1 else "operations"
-        lines += ["", f"{found.others} more {more} of that step read the same bits and differ: see --json"]
+        lines += ["", one_line(f"{text} differ there at {explanation.written}")]
+    if explanation.size:
+        lines += ["", *size_lines(explanation.size, plotted=plotted)]
+    if explanation.environment:
+        lines += ["", "the environments differ:", *(one_line(f"  {change}") for change in explanation.environment)]
+    if explanation.others:
+        more = "operation" if explanation.others == 1 else "operations"
+        lines += ["", f"{explanation.others} more {more} of that step read the same bits and differ: see --json"]
     return lines
 
 
-def explain_text(found: Explanation) -> str:
+def explain_text(explanation: Explanation) -> str:
     """The answer for a terminal."""
-    lines = explain_lines(found)
-    if found.divergence is not None:
+    lines = explain_lines(explanation)
+    if explanation.divergence is not None:
         start = (
-            f"both started from the saved state before step {found.start}" if found.start else "both ran from step 0"
+            f"both started from the saved state before step {explanation.start}"
+            if explanation.start
+            else "both ran from step 0"
         )
-        counts = f"{found.before.operations} and {found.after.operations} operations"
-        lines += ["", one_line(f"first signal that differs: {found.divergence}"), f"recorded: {counts}; {start}"]
-    return "\n".join([*lines, one_line(f"looked at {found.looked}")])
+        counts = f"{explanation.before.operations} and {explanation.after.operations} operations"
+        lines += ["", one_line(f"first signal that differs: {explanation.divergence}"), f"recorded: {counts}; {start}"]
+    return "\n".join([*lines, one_line(f"looked at {explanation.looked}")])
 
 
 def _version(version: Version) -> list[str]:
@@ -92,19 +94,19 @@ def _version(version: Version) -> list[str]:
     return lines
 
 
-def title(one: Explained) -> str:
+def title(explained: Explained) -> str:
     """An operation in one line."""
-    parts = [one.name, one.phase]
-    parts += [one.module] if one.module else []
-    parts += [one.node] if one.node else []
+    parts = [explained.name, explained.phase]
+    parts += [explained.module] if explained.module else []
+    parts += [explained.node] if explained.node else []
     return ", ".join(parts)
 
 
-def size_plot(found: Explanation) -> str:
+def size_plot(explanation: Explanation) -> str:
     """How far the elements of the first difference are apart, as SVG; empty where no plot shows more than a line."""
     from repro.report.difference_plots import ulp_plot
 
-    return ulp_plot(found.size.histogram, found.size.dtypes[1]) if found.size else ""
+    return ulp_plot(explanation.size.histogram, explanation.size.dtypes[1]) if explanation.size else ""
 
 
 def size_lines(size: Size, *, plotted: bool = False) -> list[str]:
@@ -123,17 +125,17 @@ def _indented(text: str) -> list[str]:
     return [f"    {line}" for line in text.splitlines()]
 
 
-def write_report(found: Explanation, folder: Path, command: str) -> Iterator[Path]:
+def write_report(explanation: Explanation, folder: Path, command: str) -> Iterator[Path]:
     """Write ``report.md`` and ``report.html`` (self-contained): each path once it is there."""
     context = {
-        "found": found,
-        "sides": [side for side in (found.before, found.after) if side.explained],
-        "change": change_of(found),
+        "found": explanation,
+        "sides": [side for side in (explanation.before, explanation.after) if side.explained],
+        "change": change_of(explanation),
         "command": command,
         "version": __version__,
     }
     for kind in ("md", "html"):
-        plot = size_plot(found) if kind == "html" else ""
-        size = "\n".join(size_lines(found.size, plotted=bool(plot))) if found.size else ""
+        plot = size_plot(explanation) if kind == "html" else ""
+        size = "\n".join(size_lines(explanation.size, plotted=bool(plot))) if explanation.size else ""
         page = templates().get_template(f"explain.{kind}.jinja").render(**context, size=size, plot=plot)
         yield write_atomic(folder / f"report.{kind}", page)

@@ -35,15 +35,15 @@ HEAD = ("train/rollout mismatch", "before", "after", "ratio")
 _DIGITS = 7
 
 
-def mismatch_rows(found: Mapping[str, Any], *, every: bool = False) -> list[list[str]]:
+def mismatch_rows(mismatch: Mapping[str, Any], *, every: bool = False) -> list[list[str]]:
     """A row for each number that moved: what it is, both sides, and after / before.
 
     Args:
-        found: `repro_golden.compare.mismatch_change.MismatchChange` as JSON.
+        mismatch: `repro_golden.compare.mismatch_change.MismatchChange` as JSON.
         every: Also those that did not move.
     """
     rows = []
-    for number in found["numbers"]:
+    for number in mismatch["numbers"]:
         name, values = number["metric"], [_decoded(number[side]) for side in ("before", "after")]
         same = same_float(*values)
         if every or not same:
@@ -53,24 +53,24 @@ def mismatch_rows(found: Mapping[str, Any], *, every: bool = False) -> list[list
     return rows
 
 
-def mismatch_title(found: Mapping[str, Any]) -> str:
+def mismatch_title(mismatch: Mapping[str, Any]) -> str:
     """What the numbers are of."""
-    before = found["before"]
+    before = mismatch["before"]
     tokens = count(int(before["tokens"]) + int(before["nonfinite"]), "token")
     return f"|{clean(before['column'])} - rollout_log_probs| over {tokens} of {count(len(before['steps']), 'step')}"
 
 
-def mismatch_text(found: Mapping[str, Any] | None, *, every: bool = False) -> str:
+def mismatch_text(mismatch: Mapping[str, Any] | None, *, every: bool = False) -> str:
     """The table for a terminal; empty where nothing is to be shown.
 
     Args:
-        found: As for `mismatch_rows`; None where a side does not show the columns.
+        mismatch: As for `mismatch_rows`; None where a side does not show the columns.
         every: Whether to show it also where nothing moved.
     """
-    if found is None:
+    if mismatch is None:
         return "train/rollout mismatch: the traces do not show both sides' log-probs" if every else ""
-    rows = mismatch_rows(found, every=every)
-    return f"{mismatch_title(found)}\n{table(HEAD, rows)}" if rows else ""
+    rows = mismatch_rows(mismatch, every=every)
+    return f"{mismatch_title(mismatch)}\n{table(HEAD, rows)}" if rows else ""
 
 
 def _decoded(value: float | str | None) -> float | None:

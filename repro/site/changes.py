@@ -67,10 +67,10 @@ def changes(nights: Sequence[Night]) -> list[Change]:
     return sorted(all_changes, key=lambda change: (change.night.at, change.night.machine))
 
 
-def together(found: Sequence[Change]) -> list[list[Change]]:
+def together(changes: Sequence[Change]) -> list[list[Change]]:
     """The same change on several machines as one, newest first."""
     groups: dict[tuple[object, ...], list[Change]] = {}
-    by_machine = sorted(found, key=lambda c: c.night.machine)
+    by_machine = sorted(changes, key=lambda c: c.night.machine)
     for change in sorted(by_machine, key=lambda c: (c.night.at, c.night.case), reverse=True):
         night = change.night
         commits = tuple(str(culprit["commit"]["commit"]) for culprit in change.culprits) or change.span

@@ -117,13 +117,13 @@ class Texts:
         return self.all.setdefault(str(text), len(self.all))
 
 
-def case_data(results: Results, nights: Sequence[Night], found: Sequence[Change], drawn: Sequence[Figure]) -> Any:
+def case_data(results: Results, nights: Sequence[Night], changes: Sequence[Change], drawn: Sequence[Figure]) -> Any:
     """What the page's script reads: columns rather than rows, each text once.
 
     Args:
         results: Everything.
         nights: Of the case, oldest first.
-        found: Its changes.
+        changes: Its changes.
         drawn: Its charts.
     """
     text = Texts()
@@ -155,10 +155,10 @@ def case_data(results: Results, nights: Sequence[Night], found: Sequence[Change]
         for figure in drawn
     }
     marks = {
-        "at": [int(when(change.night.at).timestamp()) for change in found],
-        "machine": [text(change.night.machine) for change in found],
-        "status": [text(change.night.status) for change in found],
-        "what": [text(_by(change)) for change in found],
+        "at": [int(when(change.night.at).timestamp()) for change in changes],
+        "machine": [text(change.night.machine) for change in changes],
+        "status": [text(change.night.status) for change in changes],
+        "what": [text(_by(change)) for change in changes],
     }
     machines = sorted({night.machine for night in nights})
     return {"machines": machines, "nights": columns, "changes": marks, "charts": charts, "texts": list(text.all)}

@@ -193,11 +193,11 @@ def _replays(
         if prober.known(one) is not None and not prober.known_operations(one, steps, against=other.point):
             return scheduler.ask(*asked), None
 
-    def start(one: Request, other: Request) -> Future[Any]:
+    def start(request: Request, other: Request) -> Future[Any]:
         def recorded(pending: PendingProbe) -> Recording | Skip:
-            return prober.operations(one, steps, against=other.point, **pending.ways)
+            return prober.operations(request, steps, against=other.point, **pending.ways)
 
-        return scheduler.start(one.point, recorded)
+        return scheduler.start(request.point, recorded)
 
     started = [start(*both) for both in ways]
     results: list[Any] = scheduler.results([*started, *(scheduler.submit(one) for one in asked[2:])])

@@ -52,9 +52,9 @@ class Shortcut:
         """Where a probe's one step differs from GOOD's."""
         return first_difference(self.baseline, trace)
 
-    def same(self, one: Trace, straight: Trace) -> bool:
+    def same(self, trace: Trace, straight: Trace) -> bool:
         """Whether a probe's one step is that of the same commit's straight run."""
-        return same_step(one, straight, self.state.step)
+        return same_step(trace, straight, self.state.step)
 
 
 def same_step(one: Trace, straight: Trace, step: int) -> bool:

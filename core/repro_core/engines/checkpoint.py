@@ -110,21 +110,21 @@ def load_checkpoint(directory: str | Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{source / _STATE} is unreadable ({error}): use another checkpoint") from None
 
 
-def fit(directory: str, found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+def fit(directory: str, saved: Mapping[str, Tensor], current: Mapping[str, Tensor]) -> None:
     """Refuse a checkpoint that holds other tensors than a run of ours has.
 
     Random generators may differ in size, and columns of a half-trained rollout may be there or not.
 
     Args:
         directory: the checkpoint's, for the message.
-        found: what it holds.
-        own: what it must hold.
+        saved: what it holds.
+        current: what it must hold.
 
     Raises:
         CheckpointError: a tensor is missing, unexpected, or of another dtype or shape.
     """
-    for name in sorted(found.keys() | own.keys()):
-        theirs, ours = _kind(found.get(name)), _kind(own.get(name))
+    for name in sorted(saved.keys() | current.keys()):
+        theirs, ours = _kind(saved.get(name)), _kind(current.get(name))
         if theirs != ours and not name.startswith(("rng/", "rollout/")):
             raise CheckpointError(
                 f"{directory} does not fit: {name} is {theirs} there and {ours} here; "

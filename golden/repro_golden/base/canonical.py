@@ -137,16 +137,16 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     return value
 
 
-def check_format(found: object, newest: int, what: str) -> None:
+def check_format(number: object, newest: int, what: str) -> None:
     """Refuse a format this version does not know.
 
     Raises:
         ReproError: newer than `newest`, or no format number.
     """
-    if type(found) is not int or found < 1:  # bool is an int to isinstance
+    if type(number) is not int or number < 1:  # bool is an int to isinstance
         raise ReproError(f"{what} has no format number, so repro did not write it or it is damaged: record it again")
-    if found > newest:
-        raise ReproError(f"{what} has format {found}, this repro reads up to {newest}: upgrade repro-harness")
+    if number > newest:
+        raise ReproError(f"{what} has format {number}, this repro reads up to {newest}: upgrade repro-harness")
 
 
 def write_atomic(path: Path, content: bytes | str) -> Path:

@@ -132,10 +132,10 @@ class Finding:
     cure: str
 
     @classmethod
-    def of(cls, rule: Rule, found: Found) -> Finding:
+    def of(cls, rule: Rule, hit: Found) -> Finding:
         """What a rule found, with what the rule says of it."""
-        severity, certainty = found.severity or rule.severity, found.certainty or rule.certainty
-        return cls(rule.id, severity, certainty, found.message, found.where, rule.why, found.cure or rule.cure)
+        severity, certainty = hit.severity or rule.severity, hit.certainty or rule.certainty
+        return cls(rule.id, severity, certainty, hit.message, hit.where, rule.why, hit.cure or rule.cure)
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types; a sample where there is one."""

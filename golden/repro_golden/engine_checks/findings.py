@@ -169,14 +169,14 @@ def compare(rows: Sequence[int], a: Sequence[Answer], b: Sequence[Answer]) -> Li
     return joined([_pair(row, x, y) for row, x, y in pairs])
 
 
-def joined(found: Sequence[Likeness]) -> Likeness:
+def joined(likenesses: Sequence[Likeness]) -> Likeness:
     """Several as one; the first difference is that of the first that has one."""
-    gaps = [likeness.widest for likeness in found if likeness.widest is not None]
+    gaps = [likeness.widest for likeness in likenesses if likeness.widest is not None]
     return Likeness(
-        next((likeness.first for likeness in found if likeness.first), None),
-        sum(likeness.prompts for likeness in found),
-        sum(likeness.values for likeness in found),
-        sum(likeness.differing for likeness in found),
+        next((likeness.first for likeness in likenesses if likeness.first), None),
+        sum(likeness.prompts for likeness in likenesses),
+        sum(likeness.values for likeness in likenesses),
+        sum(likeness.differing for likeness in likenesses),
         max(gaps, default=None),
     )
 
@@ -314,12 +314,12 @@ def exit_code(findings: Sequence[EngineCheck]) -> Literal[0, 1, 2, 3]:
     return 0 if any(finding.outcome != "not applicable" for finding in findings) else 3
 
 
-def said(found: Likeness, what: str) -> str:
+def said(likeness: Likeness, what: str) -> str:
     """How alike two ways of sampling are, in one line; `what` names the ways."""
-    if found.equal:
-        return f"{what}: {found.values} values of {found.prompts} responses are equal"
-    widest = "" if found.widest is None else f", log-probs by at most {found.widest:.3g}"
-    return f"{what}: {found.differing} of {found.prompts} responses differ{widest}"
+    if likeness.equal:
+        return f"{what}: {likeness.values} values of {likeness.prompts} responses are equal"
+    widest = "" if likeness.widest is None else f", log-probs by at most {likeness.widest:.3g}"
+    return f"{what}: {likeness.differing} of {likeness.prompts} responses differ{widest}"
 
 
 # -- what is sampled to check a rollout engine, and as much of such an engine as the checks need

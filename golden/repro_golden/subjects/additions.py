@@ -27,7 +27,7 @@ class Addition(Protocol):
     def settings(self, settings: Settings) -> Settings:
         """What the program's processes are told."""
 
-    def variables(self, found: Mapping[str, str]) -> dict[str, str]:
+    def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
         """The program's environment."""
 
     def rows(self, step: int) -> Sequence[Row] | None:

@@ -313,15 +313,15 @@ class _Replaying:
         variables = {name: self._subject.env.get(name, value) for name, value in BITS_DEFAULTS.items()}
         return variables | dict(self._trainer.variables(self._replay))
 
-    def variables(self, found: Mapping[str, str]) -> dict[str, str]:
+    def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
         """See `Addition`. Launch scripts of these trainers begin with ``pkill -9 python``, which would be us too."""
         folder = self._scratch / "shield"
         folder.mkdir(exist_ok=True)
         for name in _SHIELDED:
             (folder / name).write_text(_SHIELD, encoding="utf-8")
             (folder / name).chmod(0o755)
-        path = os.pathsep.join([str(folder), found.get("PATH", os.defpath)])
-        return _QUIET | self._wanted | dict(found) | {"PATH": path}
+        path = os.pathsep.join([str(folder), environment.get("PATH", os.defpath)])
+        return _QUIET | self._wanted | dict(environment) | {"PATH": path}
 
     def rows(self, step: int) -> Sequence[Row] | None:
         """See `Addition`."""

@@ -106,13 +106,13 @@ class _Pass:
     """The state of one pass: a buffer, whose first byte is `base` bytes into the source."""
 
     def __init__(
-        self, found: Scan, phrases: tuple[str, ...], takers: Mapping[str, Taker], block: int, long: int
+        self, scan: Scan, phrases: tuple[str, ...], takers: Mapping[str, Taker], block: int, long: int
     ) -> None:
         encoded = tuple(p.encode("utf-8", "surrogatepass") for p in phrases)
-        self.found = found
+        self.found = scan
         self.phrases = phrases
         self.takers = [takers.get(p) for p in phrases]
-        self.hits = [found.hits.get(p) for p in phrases]
+        self.hits = [scan.hits.get(p) for p in phrases]
         self.counts = [0] * len(phrases)
         self.last = [0] * len(phrases)
         """By phrase, the last line that was seen to hold it."""

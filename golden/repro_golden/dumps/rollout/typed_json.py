@@ -165,22 +165,22 @@ class Decoder:
     def __init__(self, block: bytes) -> None:
         self.block = block
 
-    def decode(self, found: Any) -> Any:
+    def decode(self, raw: Any) -> Any:
         """The value again, bit for bit.
 
         Raises:
             ReproError: JSON that `Encoder` does not write.
         """
-        if isinstance(found, list):
-            return [self.decode(item) for item in found]
-        if not isinstance(found, dict):
-            return found
+        if isinstance(raw, list):
+            return [self.decode(item) for item in raw]
+        if not isinstance(raw, dict):
+            return raw
         try:
-            [(tag, body)] = found.items()
+            [(tag, body)] = raw.items()
             return _DECODE[tag](self, body)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ReproError(
-                f"a part of this rollout is damaged ({json.dumps(found)[:80]}: {error}): convert the dump again"
+                f"a part of this rollout is damaged ({json.dumps(raw)[:80]}: {error}): convert the dump again"
             ) from None
 
     def _take(self, dtype: str, shape: list[int], start: int) -> Array:

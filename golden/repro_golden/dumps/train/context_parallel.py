@@ -117,17 +117,17 @@ def joined(
     )
 
 
-def padded_lengths(found: Iterable[Held], size: int) -> list[int]:
+def padded_lengths(columns: Iterable[Held], size: int) -> list[int]:
     """The lengths to which sequences of one micro-batch may have been padded, one for each way in which they were cut.
 
     Args:
-        found: What the ranks hold.
+        columns: What the ranks hold.
         size: Ranks of the group.
 
     Returns:
         One for every chunk length that explains all lengths, shortest first; those that cut alike count once.
     """
-    parts = list(found)
+    parts = list(columns)
     longest = max((part.total for part in parts), default=0)
     start = max(1, -(-longest // (2 * size)))
     lengths, cuts = [], set[tuple[Ranges, ...]]()

@@ -74,9 +74,9 @@ class Overlay:
     scripts: Sequence[str]
     moved: Sequence[str]
 
-    def variables(self, found: Mapping[str, str]) -> dict[str, str]:
-        """What tells tools that they run in it, in place of what `found` says."""
-        env = {"PATH": os.pathsep.join([*self.scripts, found.get("PATH", os.defpath)])}
+    def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """What tells tools that they run in it, in place of what `environment` says."""
+        env = {"PATH": os.pathsep.join([*self.scripts, environment.get("PATH", os.defpath)])}
         if (self.folder / "pyvenv.cfg").is_file():
             env |= {"VIRTUAL_ENV": str(self.folder), "UV_PROJECT_ENVIRONMENT": str(self.folder), "UV_NO_SYNC": "1"}
         if self.folder.name == self.key and {"numba", "llvmlite"} & set(self.moved):

@@ -156,10 +156,10 @@ def _unpacked(checkpoint: HfCheckpoint, name: str) -> tuple[int, ...]:
     return tuple(sizes) if all(number(size) is not None for size in sizes) else ()
 
 
-def cure_of(found: Iterable[Taken]) -> str:
+def cure_of(taken: Iterable[Taken]) -> str:
     """What to add to the list for these weights: a pattern for each kind of them."""
     kinds: dict[str, list[Taken]] = {}
-    for weight in found:
+    for weight in taken:
         kinds.setdefault(kind_of(weight.name), []).append(weight)
     rules = [_rule(kind, [weight.name for weight in members]) for kind, members in kinds.items()]
     again = any(weight.stored for members in kinds.values() for weight in members)
