@@ -24,7 +24,7 @@ from pathlib import Path
 import _kits  # noqa: F401
 from doctor_log_kit import PHRASES, RULES, actor, engine, perf, slime, step, trace
 
-from repro.doctor.artefacts.log import read_log
+from repro.doctor.artefacts.logs.files import read_log
 
 ROUNDS = 3
 SEED = 11

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from repro_golden.recording.attach.beside import Beside
+from repro_golden.recording.attach.alive.beside import Beside
 
 
 class Network(nn.Module):

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from repro.doctor.artefacts.hf import CONFIG, HF
+from repro.doctor.artefacts.checkpoints.hf import CONFIG, HF
+from repro.doctor.artefacts.checkpoints.megatron import MEGATRON
+from repro.doctor.artefacts.checkpoints.tokenizer import TOKENIZER
 from repro.doctor.artefacts.kinds import HfCheckpoint, HfConfig, Launch, MegatronCheckpoint, Tokenizer
-from repro.doctor.artefacts.launch import LAUNCH
-from repro.doctor.artefacts.megatron import MEGATRON
-from repro.doctor.artefacts.tokenizer import TOKENIZER
+from repro.doctor.artefacts.launches.scripts import LAUNCH
 from repro.doctor.catalogue import catalogue, subject_of
 from repro_golden.base.checks import Finding, Rule
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from repro.doctor.artefacts.kinds import Launch
-from repro.doctor.artefacts.launch import LAUNCH
+from repro.doctor.artefacts.launches.scripts import LAUNCH
 from repro.doctor.catalogue import catalogue, subject_of
 from repro_golden.base.checks import Finding, Rule
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from findings_kit import as_read
 
 from repro.doctor.artefacts.kinds import Launch
-from repro.doctor.artefacts.launch import LAUNCH
+from repro.doctor.artefacts.launches.scripts import LAUNCH
 from repro.doctor.catalogue import catalogue, subject_of
 from repro_golden.base.checks import Found, Rule
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from repro.doctor.artefacts.kinds import Log
-from repro.doctor.artefacts.log import read_log
+from repro.doctor.artefacts.logs.files import read_log
 from repro.doctor.catalogue import catalogue, subject_of
 from repro.doctor.logs import explained
 from repro_golden.base.checks import Found, Rule

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from repro.doctor.artefacts.kinds import Golden, Launch, Machine
-from repro.doctor.artefacts.launch import LAUNCH
+from repro.doctor.artefacts.launches.scripts import LAUNCH
 from repro.doctor.artefacts.machine import FREEZE
 from repro.doctor.artefacts.traces import GOLDEN
 from repro_golden.base.checks import Finding, Rule

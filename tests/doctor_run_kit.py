@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from run_folder_kit import Run
 
-from repro.doctor.artefacts.launch import LAUNCH
-from repro.doctor.artefacts.log import read_log
+from repro.doctor.artefacts.checkpoints.tokenizer import TOKENIZER
+from repro.doctor.artefacts.launches.scripts import LAUNCH
+from repro.doctor.artefacts.logs.files import read_log
 from repro.doctor.artefacts.runs import ROLLOUT_DUMP, RUN_FOLDER
-from repro.doctor.artefacts.tokenizer import TOKENIZER
 from repro.doctor.catalogue import catalogue, subject_of
 from repro_golden.base.checks import Found, Rule
 from repro_golden.base.systems import System

@@ -9,8 +9,8 @@ import pytest
 import torch
 import warm_kit
 
-from repro_golden.recording.attach.raw import take_dumps
-from repro_golden.recording.attach.records import dump
+from repro_golden.recording.attach.written.raw import take_dumps
+from repro_golden.recording.attach.written.records import dump
 from repro_golden.trace import Trace, dump_path
 
 COMPILED = """

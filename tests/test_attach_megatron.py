@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from repro_golden.recording.attach.readings import Held
+from repro_golden.recording.attach.alive.readings import Held
 from repro_golden.trace import Trace
 
 PROGRAM = """

@@ -18,8 +18,8 @@ from repro_golden.base.errors import ReproError
 from repro_golden.compare.step_difference import round_of
 from repro_golden.fingerprint import fingerprint
 from repro_golden.fingerprint.placement import shard
+from repro_golden.recording.attach.alive.readings import handed_to
 from repro_golden.recording.attach.collect import Gathering, merge_rows
-from repro_golden.recording.attach.readings import handed_to
 from repro_golden.recording.attach.steps import Steps
 from repro_golden.trace import Header, Row, Trace
 from repro_golden.trace.frames import pack

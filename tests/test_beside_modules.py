@@ -9,7 +9,7 @@ import torch
 from beside_kit import Network, read
 from torch import nn
 
-from repro_golden.recording.attach.beside import Beside
+from repro_golden.recording.attach.alive.beside import Beside
 
 
 def test_what_a_module_owns_is_read_as_it_is_now() -> None:

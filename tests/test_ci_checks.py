@@ -17,8 +17,8 @@ from examples_kit import at_most
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro_bisect.predicates.ci_checks import CiChecks, parse_ci
-from repro_bisect.predicates.ci_table import CHECKS, OPTIONS, CiCheck, check_called
+from repro_bisect.predicates.ci.checks import CiChecks, parse_ci
+from repro_bisect.predicates.ci.table import CHECKS, OPTIONS, CiCheck, check_called
 from repro_bisect.predicates.predicates import first_violation, parse_predicate
 from repro_golden.base.errors import ReproError
 from repro_golden.base.systems import SYSTEMS

@@ -17,8 +17,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from rollout_dump_kit import plain_dump
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from repro.doctor.artefacts.checkpoints.tokenizer import read_tokenizer
 from repro.doctor.artefacts.runs import ROLLOUT_DUMP
-from repro.doctor.artefacts.tokenizer import read_tokenizer
 from repro.doctor.catalogue import catalogue
 from repro.doctor.facts.templates import Marks, applied, decoder_of, marks_of
 from repro_golden.dumps.rollout.files import write_rollout_dump

@@ -30,10 +30,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from repro.doctor.artefacts.hf import CONFIG, HF, INDEX, read_checkpoint
+from repro.doctor.artefacts.checkpoints.hf import CONFIG, HF, INDEX, read_checkpoint
+from repro.doctor.artefacts.checkpoints.megatron import MEGATRON, TRACKER, read_extents, read_megatron
+from repro.doctor.artefacts.checkpoints.tokenizer import TOKENIZER, read_tokenizer
 from repro.doctor.artefacts.kinds import HfCheckpoint, HfConfig, MegatronCheckpoint, Tokenizer
-from repro.doctor.artefacts.megatron import MEGATRON, TRACKER, read_extents, read_megatron
-from repro.doctor.artefacts.tokenizer import TOKENIZER, read_tokenizer
 from repro_golden.base.errors import ReproError
 
 READERS = (MEGATRON, HF, TOKENIZER, CONFIG)

@@ -322,7 +322,7 @@ class TestOthers:
         """With a tokenizer at hand "data-too-long" is exact, also where characters tell nothing."""
         from tokenizers import Tokenizer, models, pre_tokenizers
 
-        from repro.doctor.artefacts.tokenizer import TOKENIZER
+        from repro.doctor.artefacts.checkpoints.tokenizer import TOKENIZER
 
         fast = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))  # noqa: S106 - no password
         fast.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from repro.doctor.artefacts.hf import read_config
-from repro.doctor.artefacts.launch import launch_of_argv, read_launch
+from repro.doctor.artefacts.checkpoints.hf import read_config
+from repro.doctor.artefacts.launches.scripts import launch_of_argv, read_launch
 from repro.doctor.facts.determinism import NCCL_ALGOS, SET
 
 load = rule("environment")

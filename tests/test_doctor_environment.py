@@ -11,7 +11,7 @@ from findings_kit import as_read
 from syrupy.assertion import SnapshotAssertion
 
 from repro.doctor.artefacts.kinds import Launch, Machine
-from repro.doctor.artefacts.launch import LAUNCH
+from repro.doctor.artefacts.launches.scripts import LAUNCH
 from repro.doctor.artefacts.machine import FREEZE, machine_of
 from repro.doctor.catalogue import catalogue
 from repro.doctor.facts.known_versions import KNOWN, matches

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from repro.doctor.artefacts.launch import launch_of_argv
+from repro.doctor.artefacts.launches.scripts import launch_of_argv
 from repro.doctor.artefacts.parsers import PARSERS
 
 Maker = Callable[[Path], list[object]]

@@ -10,7 +10,7 @@ from doctor_dump_kit import rollout
 from doctor_flags_kit import BATCH, GPUS, findings, launch, script
 
 from repro.doctor.artefacts.kinds import Machine
-from repro.doctor.artefacts.launch import launch_of_argv
+from repro.doctor.artefacts.launches.scripts import launch_of_argv
 
 
 def said(name: str, words: str, *more: object) -> list[tuple[str, str, str]]:

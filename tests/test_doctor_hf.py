@@ -14,7 +14,7 @@ from findings_kit import as_read
 from safetensors.torch import load_file, save_file
 from syrupy.assertion import SnapshotAssertion
 
-from repro.doctor.artefacts.hf import HF, INDEX
+from repro.doctor.artefacts.checkpoints.hf import HF, INDEX
 from repro.doctor.artefacts.kinds import HfCheckpoint, HfConfig
 
 Tensors = dict[str, torch.Tensor]

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from repro.doctor.artefacts.launch import LAUNCH
-from repro.doctor.artefacts.shell import read_script
+from repro.doctor.artefacts.launches.scripts import LAUNCH
+from repro.doctor.artefacts.shell_scripts.reading import read_script
 from repro_golden.base.errors import ReproError
 
 BASH = shutil.which("bash") or "/bin/bash"

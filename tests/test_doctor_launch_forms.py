@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from doctor_flags_kit import launch
 
-from repro.doctor.artefacts.launch import LAUNCH, launch_of_argv, read_launch
+from repro.doctor.artefacts.launches.scripts import LAUNCH, launch_of_argv, read_launch
 from repro_golden.base.errors import ReproError
 
 SCRIPT = """#!/bin/bash

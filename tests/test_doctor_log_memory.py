@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from doctor_log_kit import LOADED, RULES, actor, arguments, engine, found, read, slime, step, trace
 
-from repro.doctor.artefacts.launch import read_launch
+from repro.doctor.artefacts.launches.scripts import read_launch
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB."
 BACKWARD = [

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repro.doctor.artefacts.kinds import Hit, Log, Series
-from repro.doctor.artefacts.log import log_files, read_log
-from repro.doctor.artefacts.scan import KEPT, SHOWN, Scan, safe, scan
+from repro.doctor.artefacts.logs.files import log_files, read_log
+from repro.doctor.artefacts.logs.scan import KEPT, SHOWN, Scan, safe, scan
 from repro.doctor.logs import LOG, RAY_SESSION
 from repro_golden.base.errors import ReproError
 from repro_golden.base.printed import labelled

@@ -139,7 +139,7 @@ def test_a_near_miss_is_a_letter_or_two_away(wrong: str, right: str) -> None:
 def test_known_flags_are_no_misspellings() -> None:
     """No known flag is a "flag-typo", and no ghost is known."""
     words = ["train.py", *sorted(KNOWN | ALSO)]
-    from repro.doctor.artefacts.launch import launch_of_argv
+    from repro.doctor.artefacts.launches.scripts import launch_of_argv
 
     assert findings("flag-typo", launch_of_argv(words)) == []
     assert not KNOWN & {"--debug-determinism", "--streaming-data", "--log-level"}

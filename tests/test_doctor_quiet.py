@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from repro.doctor.artefacts.case import artefacts_of
 from repro.doctor.artefacts.kinds import Launch
-from repro.doctor.artefacts.launch import launch_of_argv
+from repro.doctor.artefacts.launches.scripts import launch_of_argv
 from repro.doctor.examine import OTHER_PROGRAM, examine
 from repro.doctor.quiet import before_recording, diagnosis
 from repro_golden.case.command_line import CommandLine

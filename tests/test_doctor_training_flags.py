@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from repro.doctor.artefacts.hf import read_config
+from repro.doctor.artefacts.checkpoints.hf import read_config
+from repro.doctor.artefacts.checkpoints.tokenizer import read_tokenizer
 from repro.doctor.artefacts.kinds import HfConfig, Launch, Tokenizer
-from repro.doctor.artefacts.launch import launch_of_argv, read_launch
-from repro.doctor.artefacts.tokenizer import read_tokenizer
+from repro.doctor.artefacts.launches.scripts import launch_of_argv, read_launch
 from repro.doctor.facts.launches import open_ended
 
 load = rule("flags")

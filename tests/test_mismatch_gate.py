@@ -27,8 +27,8 @@ from repro_golden.base.checks import Proof
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, Compare, Experiment, read_case
 from repro_golden.case.tables import MismatchTable
-from repro_golden.compare.mismatch_bounds import breaches, mismatch_checks
-from repro_golden.compare.mismatch_change import mismatch_change
+from repro_golden.compare.mismatch.bounds import breaches, mismatch_checks
+from repro_golden.compare.mismatch.change import mismatch_change
 from repro_golden.runs.proofs import first_step_checks, shows_policies
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.writer import metric_row
@@ -104,7 +104,7 @@ def test_each_bound_is_broken_by_its_own_number(tmp_path: Path) -> None:
 
 
 def _measured(trace: Trace, index: int) -> Any:
-    from repro_golden.compare.mismatch import of_trace
+    from repro_golden.compare.mismatch.measured import of_trace
 
     return of_trace(trace, index)
 

@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from repro_golden.recording.attach.raw import number_of
-from repro_golden.recording.attach.readings import Held, leaves, of_parts
-from repro_golden.recording.attach.saving import Written, content
+from repro_golden.recording.attach.alive.readings import Held, leaves, of_parts
+from repro_golden.recording.attach.written.raw import number_of
+from repro_golden.recording.attach.written.saving import Written, content
 from repro_golden.trace import Row
 from repro_golden.trace.checkpoints import checkpoint_content
 from repro_golden.trace.signals import Signals

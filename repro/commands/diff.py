@@ -55,7 +55,7 @@ def _diff_traces(a: Path, b: Path, vary: tuple[str, ...], as_json: bool, *, mism
     from repro.report.mismatch import mismatch_text
     from repro.text import comparison_text
     from repro_golden.case.file import Compare
-    from repro_golden.compare.mismatch_change import mismatch_change
+    from repro_golden.compare.mismatch.change import mismatch_change
     from repro_golden.compare.traces import check_identities, compare
 
     traces = [open_trace(path) for path in (a, b)]

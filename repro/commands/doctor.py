@@ -95,7 +95,7 @@ def _examined(
     only, ignore = ([_rule(name).id for name in names] for names in rules)
     more: list[object] = []
     if argv:
-        from repro.doctor.artefacts.launch import launch_of_argv
+        from repro.doctor.artefacts.launches.scripts import launch_of_argv
 
         launch = launch_of_argv(argv)
         if not launch.flags:

@@ -198,7 +198,7 @@ def show(run: str, as_json: bool) -> int:
 
 def _mismatches(trace: Any) -> dict[int, Any]:
     """The mismatch of each step by its number; empty where the first step does not show the columns."""
-    from repro_golden.compare.mismatch import of_trace
+    from repro_golden.compare.mismatch.measured import of_trace
 
     if not trace.steps or of_trace(trace, 0) is None:
         return {}
@@ -217,7 +217,7 @@ def diff_runs(a: str, b: str, strict_names: bool, vary: tuple[str, ...], as_json
     from repro.report.mismatch import mismatch_text
     from repro.text import comparison_text
     from repro_golden.case.file import Compare
-    from repro_golden.compare.mismatch_change import mismatch_change
+    from repro_golden.compare.mismatch.change import mismatch_change
     from repro_golden.compare.traces import check_identities, compare
 
     left, right = _load(a), _load(b)

@@ -188,7 +188,7 @@ def _row(number: int, rollout: Any) -> dict[str, Any]:
 
 def _dump_row(dump: RolloutDump, digest: str) -> dict[str, Any]:
     from repro_golden.dumps.rollout.arrays import length
-    from repro_golden.dumps.rollout.check_rules import said
+    from repro_golden.dumps.rollout.checks.inputs import said
 
     samples = dump.samples
     rewards = [s["reward"] for s in samples if isinstance(s["reward"], int | float)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from repro.doctor.artefacts.kinds import Log
-from repro.doctor.artefacts.log import log_reader, read_log, session_reader
+from repro.doctor.artefacts.logs.files import log_reader, read_log, session_reader
 from repro.doctor.catalogue import catalogue
 
 __all__ = ["LOG", "RAY_SESSION", "explained", "phrases", "read"]

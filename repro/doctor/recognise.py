@@ -16,14 +16,15 @@ from repro_golden.base.errors import ReproError
 __all__ = ["READERS", "Seen", "recognise"]
 
 READERS = (
-    "traces:GOLDEN", "traces:TRACE", "megatron:MEGATRON", "hf:HF", "tokenizer:TOKENIZER", "runs:RUN_FOLDER",
-    "parsers:PARSERS", ".logs:RAY_SESSION", "runs:ROLLOUT_DUMP", "traces:FOREIGN_GOLDEN", "hf:CONFIG", "case:CASE",
-    "launch:LAUNCH", "python_code:PYTHON", "machine:FREEZE", "prompts:PROMPTS", ".logs:LOG",
+    "traces:GOLDEN", "traces:TRACE", "checkpoints.megatron:MEGATRON", "checkpoints.hf:HF",
+    "checkpoints.tokenizer:TOKENIZER", "runs:RUN_FOLDER", "parsers:PARSERS", ".logs:RAY_SESSION", "runs:ROLLOUT_DUMP",
+    "traces:FOREIGN_GOLDEN", "checkpoints.hf:CONFIG", "case:CASE", "launches.scripts:LAUNCH", "python_code:PYTHON",
+    "machine:FREEZE", "prompts:PROMPTS", ".logs:LOG",
 )  # fmt: skip
 """Every reader, as ``module:name`` below `artefacts`, or with a dot beside it, in the order in which they are asked."""
 
 _NAMES = (
-    ("*.pt", "runs:ROLLOUT_DUMP"), ("config.json", "hf:CONFIG"), ("*.sh", "launch:LAUNCH"),
+    ("*.pt", "runs:ROLLOUT_DUMP"), ("config.json", "checkpoints.hf:CONFIG"), ("*.sh", "launches.scripts:LAUNCH"),
     ("*.jsonl", "prompts:PROMPTS"),
     ("requirements*.txt", "machine:FREEZE"), ("*.lock", "machine:FREEZE"), ("*.log", ".logs:LOG"),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from repro.text import NO_METRIC, count, duration, utc
 from repro_bisect.axes.axis import short
 from repro_bisect.driver.result import Culprit
 from repro_golden.base.usage import Usage
-from repro_golden.compare.mismatch_change import MismatchChange
+from repro_golden.compare.mismatch.change import MismatchChange
 
 __all__ = ["COST", "blocks_of", "foot", "memory"]
 

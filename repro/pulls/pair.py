@@ -24,8 +24,8 @@ from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.base.usage import Usage, spent_of
 from repro_golden.case.file import Bound, Case, Compare
 from repro_golden.compare.coverage import only_bounds
-from repro_golden.compare.mismatch_bounds import breaches
-from repro_golden.compare.mismatch_change import MismatchChange, mismatch_change
+from repro_golden.compare.mismatch.bounds import breaches
+from repro_golden.compare.mismatch.change import MismatchChange, mismatch_change
 from repro_golden.compare.traces import Divergence, failed_since, first_difference, jsonable, named_alike, violations
 from repro_golden.repository.checkout import Checkout
 from repro_golden.store.golden import GoldenRun

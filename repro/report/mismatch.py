@@ -39,7 +39,7 @@ def mismatch_rows(mismatch: Mapping[str, Any], *, every: bool = False) -> list[l
     """A row for each number that moved: what it is, both sides, and after / before.
 
     Args:
-        mismatch: `repro_golden.compare.mismatch_change.MismatchChange` as JSON.
+        mismatch: `repro_golden.compare.mismatch.change.MismatchChange` as JSON.
         every: Also those that did not move.
     """
     rows = []

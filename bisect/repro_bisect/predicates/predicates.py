@@ -1,7 +1,7 @@
 """Predicates: what makes a probe BAD. Each is parsed from one line of text and never evaluated as code.
 
 ``bitwise``, ``finite``, ``exit``, ``kl>NUMBER``, ``ulp>NUMBER``, ``metric:NAME [rtol=NUMBER] [atol=NUMBER]``,
-``ci:SYSTEM`` or ``ci:NAME`` (`ci_checks`), and ``FILE.py:FUNCTION``. A value that is NaN, infinite or absent never
+``ci:SYSTEM`` or ``ci:NAME`` (`ci.checks`), and ``FILE.py:FUNCTION``. A value that is NaN, infinite or absent never
 passes for a good one.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from repro_bisect.predicates.ci_checks import parse_ci
+from repro_bisect.predicates.ci.checks import parse_ci
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Bound, Compare
 from repro_golden.compare.coverage import Coverage, coverage_of, only_bounds

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from repro_golden.recording.attach.raw import RawLog
+from repro_golden.recording.attach.written.raw import RawLog
 from repro_golden.recording.pieces import At, Piece, keep_piece, keep_whole
 from repro_golden.recording.tap import Tap
 from repro_golden.trace import StepRecord, TraceWriter, dump_path

@@ -20,7 +20,7 @@ from repro_golden.base.files import scratch_folder
 from repro_golden.case.command_line import OPEN_END
 from repro_golden.case.file import Case
 from repro_golden.case.identity import BITS_VARIABLES, Identity
-from repro_golden.compare.mismatch_bounds import mismatch_checks
+from repro_golden.compare.mismatch.bounds import mismatch_checks
 from repro_golden.recording.attach.unmatched import unmatched
 from repro_golden.replay.children import Run, RunResult
 from repro_golden.repository.checkout import Checkout, Place, held_alone

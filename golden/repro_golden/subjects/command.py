@@ -19,10 +19,10 @@ from repro_golden.case.file import Case, CommandSubject
 from repro_golden.case.python_of import named_by, same_python
 from repro_golden.compare.renames import Parting
 from repro_golden.recording.attach.collect import Gathering, read_terminal
-from repro_golden.recording.attach.raw import cut_short
 from repro_golden.recording.attach.run import environment_for, said_of
 from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.unseen import Unseen
+from repro_golden.recording.attach.written.raw import cut_short
 from repro_golden.replay.children import (
     Child,
     ChildFailure,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from repro.doctor.artefacts.kinds import Flag, Launch, Reader, Variable
-from repro.doctor.artefacts.launch import launch_of_argv, read_launch
+from repro.doctor.artefacts.launches.scripts import launch_of_argv, read_launch
 from repro.doctor.artefacts.python_code import PYTHON
 from repro.doctor.artefacts.runs import ROLLOUT_DUMP, sizes_of, within
 from repro_golden.base.checks import Where

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from repro.doctor.artefacts.launch_system import flag_names
+from repro.doctor.artefacts.launches.system import flag_names
 
 __all__ = ["ALSO", "KNOWN", "near_miss", "twin"]
 

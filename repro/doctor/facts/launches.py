@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from repro.doctor.artefacts.kinds import Launch, Log, Variable
-from repro.doctor.artefacts.log_lines import OutOfMemory, argument, goes_on, speaker
+from repro.doctor.artefacts.logs.lines import OutOfMemory, argument, goes_on, speaker
 from repro_golden.base.checks import Certainty, Found, Severity
 
 __all__ = [

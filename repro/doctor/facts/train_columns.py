@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from repro.doctor.artefacts.kinds import HfConfig, Launch, Rollout, TrainStep
 from repro_golden.dumps.rollout.arrays import Array, numbers
-from repro_golden.dumps.rollout.check_rules import Batch
+from repro_golden.dumps.rollout.checks.inputs import Batch
 from repro_golden.dumps.rollout.files import RolloutDump
 
 __all__ = [

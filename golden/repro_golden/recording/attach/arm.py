@@ -22,11 +22,13 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     import torch
     from torch.optim import optimizer as optimizers
 
-    from repro_golden.recording.attach import by_hand, generators, megatron, saving
-    from repro_golden.recording.attach.readings import Activations, handed_to
+    from repro_golden.recording.attach import by_hand
+    from repro_golden.recording.attach.alive import generators, megatron
+    from repro_golden.recording.attach.alive.readings import Activations, handed_to
     from repro_golden.recording.attach.session import Session
     from repro_golden.recording.attach.settings import VARIABLE, Settings
     from repro_golden.recording.attach.steps import Steps
+    from repro_golden.recording.attach.written import saving
 
     settings = Settings.from_text(os.environ[VARIABLE])
     session = Session(settings)
@@ -65,7 +67,7 @@ def _hearing(
     """
     from repro_golden.base.free_text import is_bar, shown_in
     from repro_golden.base.printed import listen, metrics_of
-    from repro_golden.recording.attach.raw import SHOWN
+    from repro_golden.recording.attach.written.raw import SHOWN
 
     on_bars: set[str] = set()
     when("tqdm.std", lambda module: _bars(module.tqdm, session, on_bars))
@@ -162,7 +164,7 @@ def _board(writer: Any, session: Any) -> None:
 def _bars(bar: Any, session: Any, on_bars: set[str]) -> None:
     """Keep what a progress bar is given to show, and its names in `on_bars`."""
     from repro_golden.base.free_text import in_text
-    from repro_golden.recording.attach.raw import SHOWN
+    from repro_golden.recording.attach.written.raw import SHOWN
 
     def shown(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
         on_bars.update(numbers)

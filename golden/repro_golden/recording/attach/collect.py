@@ -14,7 +14,7 @@ from repro_golden.base.canonical import same_float
 from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import slowest
 from repro_golden.recording.attach.merging import merge_rows
-from repro_golden.recording.attach.raw import SHOWN, number_of, take_dumps
+from repro_golden.recording.attach.written.raw import SHOWN, number_of, take_dumps
 from repro_golden.repository.git import state_of
 from repro_golden.trace import Header, Row, StepRecord, TraceWriter, seal
 from repro_golden.trace.checkpoints import checkpoint_content

@@ -12,7 +12,7 @@ from typing import Any
 
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint.share import merge
-from repro_golden.recording.attach.raw import NORM, number_of
+from repro_golden.recording.attach.written.raw import NORM, number_of
 from repro_golden.trace import Row
 from repro_golden.trace.model import METRIC
 from repro_golden.trace.writer import metric_row

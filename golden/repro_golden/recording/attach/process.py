@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from repro_golden.recording.attach.alive.generators import states
+from repro_golden.recording.attach.alive.names import Names
+from repro_golden.recording.attach.alive.readings import of_parts, state
 from repro_golden.recording.attach.entry import outside
-from repro_golden.recording.attach.generators import states
-from repro_golden.recording.attach.names import Names
-from repro_golden.recording.attach.readings import of_parts, state
 from repro_golden.recording.attach.settings import Settings
 
 __all__ = ["facts", "flush_streams", "generators", "terminal"]

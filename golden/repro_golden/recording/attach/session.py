@@ -24,19 +24,19 @@ import torch
 import repro_golden
 from repro_golden.base.clean import one_line
 from repro_golden.base.usage import measure
-from repro_golden.recording.attach.beside import Beside
+from repro_golden.recording.attach.alive.beside import Beside
+from repro_golden.recording.attach.alive.generators import states
+from repro_golden.recording.attach.alive.names import Names
+from repro_golden.recording.attach.alive.readings import TIMES, Held, Reading, any_quantized, learning_rates, of_parts
 from repro_golden.recording.attach.by_hand import ByHand
-from repro_golden.recording.attach.files import Files
-from repro_golden.recording.attach.generators import states
 from repro_golden.recording.attach.guard import harmless, without_collection
 from repro_golden.recording.attach.identify import loaded, main_tree, places
-from repro_golden.recording.attach.metrics import Metrics
-from repro_golden.recording.attach.names import Names
-from repro_golden.recording.attach.raw import SHOWN, as_metric
-from repro_golden.recording.attach.readings import TIMES, Held, Reading, any_quantized, learning_rates, of_parts
-from repro_golden.recording.attach.records import Records, dump
 from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.steps import Labels, Turns
+from repro_golden.recording.attach.written.files import Files
+from repro_golden.recording.attach.written.metrics import Metrics
+from repro_golden.recording.attach.written.raw import SHOWN, as_metric
+from repro_golden.recording.attach.written.records import Records, dump
 from repro_golden.trace.families import FAMILIES, UNREAD
 
 __all__ = ["Session"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path, PurePosixPath
 
+from repro.doctor.artefacts.checkpoints.megatron import TRACKER, iteration_of
 from repro.doctor.artefacts.kinds import Launch, MegatronCheckpoint
-from repro.doctor.artefacts.megatron import TRACKER, iteration_of
 
 __all__ = [
     "PATHS",

@@ -8,9 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from repro.doctor.artefacts.hf import INDEX
+from repro.doctor.artefacts.checkpoints.hf import INDEX
+from repro.doctor.artefacts.checkpoints.safetensors_header import BITS
 from repro.doctor.artefacts.kinds import HfCheckpoint, TensorInfo
-from repro.doctor.artefacts.safetensors_header import BITS
 from repro.doctor.facts.checkpoints.names import (
     Stack,
     expert_count,

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from repro.doctor.artefacts.checkpoints.megatron import RELEASE, TRACKER, iteration_of
 from repro.doctor.artefacts.kinds import Launch, MegatronCheckpoint
-from repro.doctor.artefacts.megatron import RELEASE, TRACKER, iteration_of
 from repro.doctor.facts.checkpoints.launches import (
     calculated,
     exists,

@@ -9,8 +9,8 @@ from dataclasses import replace
 from repro.doctor.artefacts.kinds import HfConfig, Launch, Rollout
 from repro.doctor.facts.train_columns import expert_config
 from repro_golden.base.checks import Found, Rule, Severity, Where
-from repro_golden.dumps.rollout.check_rules import batch_of
 from repro_golden.dumps.rollout.checks import RULES as CHECKS
+from repro_golden.dumps.rollout.checks.inputs import batch_of
 
 __all__ = ["RULES"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from repro.doctor.artefacts.kinds import Flag, Launch, ParserDump
-from repro.doctor.artefacts.launch_system import flag_names
+from repro.doctor.artefacts.launches.system import flag_names
 from repro.doctor.artefacts.parsers import ENGINE
 from repro.doctor.facts.known_flags import ALSO, KNOWN, near_miss, twin
 from repro.doctor.facts.launches import severed, tempered

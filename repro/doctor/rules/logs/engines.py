@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from statistics import fmean, median
 
 from repro.doctor.artefacts.kinds import Hit, Launch, Log
-from repro.doctor.artefacts.log_lines import MEMORY, above, argument, below, fails, goes_on, said, speaker, times
+from repro.doctor.artefacts.logs.lines import MEMORY, above, argument, below, fails, goes_on, said, speaker, times
 from repro_golden.base.checks import Found, Severity, Where, rule
 
 _RELEASE, _RESUME = '/release_memory_occupation HTTP/1.1" 200', '/resume_memory_occupation HTTP/1.1" 200'

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Launch, Log
-from repro.doctor.artefacts.log_lines import (
+from repro.doctor.artefacts.logs.lines import (
     MEMORY,
     SYNC,
     above,

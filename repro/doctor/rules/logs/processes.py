@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from repro.doctor.artefacts.kinds import Hit, Log
-from repro.doctor.artefacts.log_lines import below, goes_on, rank, rank_of, said, speaker, times
+from repro.doctor.artefacts.logs.lines import below, goes_on, rank, rank_of, said, speaker, times
 from repro_golden.base.checks import Found, rule
 
 _DEAD = (

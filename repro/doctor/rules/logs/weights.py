@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Hit, Launch, Log
-from repro.doctor.artefacts.log_lines import above, argument, below, fails, goes_on, said, speaker, times
+from repro.doctor.artefacts.logs.lines import above, argument, below, fails, goes_on, said, speaker, times
 from repro_golden.base.checks import Found, Where, rule
 
 _DONE = (

@@ -1,0 +1,1 @@
+"""Predicates ``ci:``: what slime, Miles and Relax assert in their CI."""

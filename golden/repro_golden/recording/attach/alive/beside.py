@@ -1,0 +1,455 @@
+"""What is alive beside the optimizers' parameters: buffers, other modules, copies of parameters, lone leaves, scalers.
+
+A program saves more than its optimizers hold: running means, a moving average, a target network, a critic that is
+trained by hand. All of it that can be read is read at every step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import operator
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from repro_golden.fingerprint.kinds import PLAIN_TENSORS
+from repro_golden.recording.attach.alive.copies import CopyTest, Owned, shapes_of, tensors_in, unused
+from repro_golden.recording.attach.alive.module_plan import ModulePlan, Part, Root
+from repro_golden.recording.attach.alive.names import modules_of, walk
+from repro_golden.recording.attach.alive.reached import Reached, is_tensor
+from repro_golden.recording.attach.alive.readings import Places, Reading, Tensors, is_leaf
+from repro_golden.recording.attach.alive.variables import names_of, of_type, variables
+
+__all__ = ["Beside", "unreadable"]
+
+_WIDE = 4
+"""How many times as many tensors as there are parameters a container may have that is tested at every step."""
+_OFTEN = 16
+"""Searches for what is new from which on they are made at every power of two of steps only."""
+_MEMORY_SAVER = "torch_memory_saver"
+
+
+class Beside:
+    """Searched for when modules were made or changed, and at the steps 0, 1, 2, 4, 8 and so on.
+
+    Mappings and lists that variables lead to are looked for at every step, for a program may make them anew each time.
+    Nothing is kept alive by it, but for these, which cannot be referred to weakly: one that nobody else holds is let go
+    at the next step.
+
+    Attributes:
+        changed: Whether a module was made or changed since the last search.
+        unread: By name, why something that was seen was not read.
+    """
+
+    def __init__(self) -> None:
+        self.changed = True
+        self.unread: dict[str, str] = {}
+        self._roots: list[Root] = []
+        self._plan = ModulePlan()
+        self._held: set[int] = set()
+        self._copies: list[tuple[str, Any]] = []
+        self._reached = Reached()
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._wholes: list[Counter[tuple[int, ...]]] = []
+        self._leaves: list[tuple[str, weakref.ref[torch.Tensor]]] = []
+        self._lasting: set[int] = set()
+        self._scalers: list[weakref.ref[Any]] = []
+        self._generators: list[tuple[str, torch.Generator]] = []
+        self._searches = 0
+        self._called = _Called()
+
+    def watch(self) -> None:
+        """Be told of new modules: of their tensors, and of copies, which are made without them."""
+        registered = torch.nn.modules.module
+
+        def change(*_: Any) -> None:
+            self.changed = True
+
+        registered.register_module_parameter_registration_hook(change)
+        registered.register_module_buffer_registration_hook(change)
+        registered.register_module_module_registration_hook(change)
+        restore = torch.nn.Module.__setstate__
+
+        def __setstate__(module: torch.nn.Module, state: Any) -> None:  # noqa: N807 - it stands for one
+            self.changed = True
+            restore(module, state)  # type: ignore[no-untyped-call]
+
+        torch.nn.Module.__setstate__ = __setstate__  # type: ignore[method-assign]
+
+    def scaler(self, scaler: Any) -> None:
+        """A gradient scaler is in use."""
+        if all(known() is not scaler for known in self._scalers):
+            self._scalers.append(weakref.ref(scaler))
+
+    def forget(self) -> None:
+        """Search anew: in the child of a fork."""
+        self.changed, self.unread, self._searches = True, {}, 0
+        self._roots, self._held, self._copies, self._leaves, self._generators = [], set(), [], [], []
+        self._plan = ModulePlan()
+
+    def trained_by_hand(self, step: int, known: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Parameters and leaves that have a gradient, in the order in which they are found.
+
+        Args:
+            step: The step's number.
+            known: Those that had one before.
+        """
+        self._refresh(step, known)
+        tensors = [leaf() for _, leaf in self._leaves]
+        for root in self._roots:
+            modules = [part.module() for part in root.parts]
+            tensors += [tensor for module in modules if module is not None for tensor in module._parameters.values()]
+        with_grad = {id(tensor): tensor for tensor in tensors if tensor is not None and tensor.grad is not None}
+        return list(({id(p): p for p in known} | with_grad).values())
+
+    def led_to(self, *, end: bool = False) -> dict[str, torch.Tensor]:
+        """Leaves that variables, and the mappings and lists that these lead to, hold now; by name."""
+        found: dict[str, torch.Tensor] = {}
+        for name, container in self._reached.containers(end=end):
+            found |= {f"{name}.{key}": tensor for key, tensor in tensors_in(container)}
+        found |= {name: value for name, value in variables(also=self._reached.modules) if is_tensor(value)}
+        return {name: tensor for name, tensor in found.items() if tensor.requires_grad and is_leaf(tensor)}
+
+    def _refresh(self, step: int, parameters: Iterable[torch.Tensor], *, end: bool = False) -> bool:
+        """Whether it was time to search."""
+        regular = step & (step - 1) == 0
+        due = regular or (self.changed and self._searches < _OFTEN)
+        if due:
+            self.search(parameters, end=end)
+        return due
+
+    def readings(
+        self, step: int, parameters: Sequence[torch.Tensor], *, end: bool = False
+    ) -> Iterator[tuple[str, Reading]]:
+        """What there is, by the prefix of its names, in an order that does not depend on the program's.
+
+        Args:
+            step: The step's number.
+            parameters: What the optimizers hold that have made steps.
+            end: Whether the program has ended.
+        """
+        if not end:  # an average in a function that has returned may have been changed after the last step
+            # a container that only this list and the loop's variable refer to is nobody's any more
+            self._copies = [(name, container) for name, container in self._copies if sys.getrefcount(container) > 3]
+        if not self._refresh(step, parameters, end=end):
+            self._find_copies(parameters, None, end=end)
+        if end:
+            self._find_generators(end=True)
+        read = set(self._held)
+        self.unread = {}
+        out = self._of_modules(read)
+        for name, container in self._copies:
+            tensors = Tensors()
+            for key, tensor in tensors_in(container):
+                if self._readable(f"copy/{name}/{key}", tensor) and id(tensor) not in read:
+                    tensors[str(key)] = tensor
+            out[f"copy/{name}/"] = Reading(tensors, {})
+        lone = Tensors()
+        for name, reference in self._leaves:
+            leaf = reference()
+            if leaf is None or id(leaf) in read or id(leaf) not in self._lasting:
+                continue
+            if self._readable(f"leaf/{name}", leaf):
+                lone[name] = leaf
+        out["leaf/"] = Reading(lone, {})
+        self._generators = [(name, g) for name, g in self._generators if sys.getrefcount(g) > 3]
+        out["rng/own/"] = Reading({name: g.get_state() for name, g in self._generators}, {})
+        out["scaler/"] = Reading(dict(self._scales()), {})
+        yield from sorted(out.items())
+
+    def _of_modules(self, read: set[int]) -> dict[str, Reading]:
+        """What modules own, but for what was read; ids of what is read are added to that."""
+        out: dict[str, Reading] = {}
+        there = [(own, t) for own in self._plan.owned(self._roots, self._held) if (t := own.tensor()) is not None]
+        sure = _MEMORY_SAVER not in sys.modules and all_readable([tensor for _, tensor in there])
+        for (whole, path, _, place, managed), tensor in there:
+            if id(tensor) in read:
+                continue
+            named = whole[:-1] if whole.startswith("module/") else f"{whole}{path}"
+            if not sure and not self._readable(named, tensor, managed=managed):
+                continue
+            read.add(id(tensor))
+            if whole not in out:
+                out[whole] = Reading(Tensors(), Places())
+            out[whole].tensors[path] = tensor
+            if place is not None:
+                out[whole].places[path] = place
+        return out
+
+    def _scales(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for number, known in enumerate(self._scalers):
+            scaler = known()
+            for key in ("_scale", "_growth_tracker"):
+                value = getattr(scaler, key, None)
+                if isinstance(value, torch.Tensor):
+                    yield f"{key[1:]}/{number}" if number else key[1:], value
+
+    def _readable(self, name: str, tensor: torch.Tensor, *, managed: bool = True) -> bool:
+        why = unreadable(tensor)
+        if not why and managed and tensor.is_cuda and _MEMORY_SAVER in sys.modules:
+            why, word = "torch_memory_saver may have taken its memory away", name.partition("/")[0]
+            name = word if word in ("buffer", "unsaved", "frozen") else name  # of these it is all of them
+        if why:
+            self.unread[name] = why
+        return not why
+
+    # -- search
+
+    def search(self, parameters: Iterable[torch.Tensor], *, end: bool = False) -> None:
+        """Look through all that is alive.
+
+        Args:
+            parameters: What the optimizers hold that have made steps.
+            end: Whether the program has ended. What it left to the garbage collector is alive too then: lone leaves
+                are those of its last step, and new copies those that a variable leads to.
+        """
+        self._searches += 1
+        self.changed = False
+        alive = _Alive.now()
+        held = {id(p): p for p in parameters}
+        for optimizer in alive.optimizers:
+            held |= {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        before, self._held = self._held, set(held)
+        self._find_roots(alive.modules)
+        self._optimizers = [weakref.ref(optimizer) for optimizer in alive.optimizers]
+        self._wholes = self._find_wholes()
+        owned = Owned.of(alive.modules, alive.optimizers, held.values())
+        if not end:
+            self._find_leaves(alive.tensors, owned.ids(), before)
+        self._find_copies(list(held.values()), alive.containers, owned, end=end)
+        self._find_generators()
+
+    def _find_generators(self, *, end: bool = False) -> None:
+        """Look from the variables, for the collector does not know them; at the end no frame leads to any."""
+        defaults = {id(torch.default_generator), *(id(g) for g in torch.cuda.default_generators)}
+        there = of_type(torch.Generator, self._reached.modules if end else ())
+        self._generators = [(name, g) for name, g in there if id(g) not in defaults]
+
+    def _find_roots(self, modules: list[torch.nn.Module]) -> None:
+        inner = {id(child) for m in modules for child in m._modules.values() if child is not None}
+        roots: list[tuple[torch.nn.Module, bool, list[Part]]] = []
+        for root in (m for m in modules if id(m) not in inner):
+            parts = list(walk(root, "", None, set()))
+            stepped = any(id(p) in self._held for _, module, _ in parts for p in module._parameters.values())
+            holders = [Part(weakref.ref(m), path, config) for path, m, config in parts if m._parameters or m._buffers]
+            if holders:
+                roots.append((root, stepped, holders))
+        alone = sum(stepped for _, stepped, _ in roots) == 1
+        names = self._called.of([root for root, _, _ in roots], "")
+        self._plan = ModulePlan()
+        named = [
+            (name.partition("#")[0] == type(root).__name__, Root("" if stepped and alone else name, stepped, holders))
+            for (name, root), (_, stepped, holders) in zip(names, roots, strict=True)
+        ]
+        # a tensor of several is read as that of one that has a name: the order in which the collector knows them says
+        # when it last ran
+        self._roots = [root for _, root in sorted(named, key=lambda pair: pair[0])]
+
+    def _find_leaves(self, tensors: Iterable[torch.Tensor], owned: set[int], trained: set[int]) -> None:
+        before = [leaf() for _, leaf in self._leaves]
+        lone = [t for t in tensors if id(t) not in owned and t.requires_grad and is_leaf(t)]
+        self._leaves = [(name, weakref.ref(leaf)) for name, leaf in self._called.of(lone, "tensor")]
+        # one that was there at the last search too is no passing input of a stage or a checkpoint, nor is one that an
+        # optimizer had which is gone
+        self._lasting = {id(leaf) for leaf in before if leaf is not None} | trained
+
+    def _find_wholes(self) -> list[Counter[tuple[int, ...]]]:
+        """The shapes of each optimizer's parameters, and of each root's."""
+        optimizers = [o for reference in self._optimizers if (o := reference()) is not None]
+        shapes = [shapes_of(p for g in o.param_groups for p in g["params"]) for o in optimizers]
+        for root in self._roots:
+            modules = [part.module() for part in root.parts]
+            shapes.append(
+                shapes_of(p for m in modules if m is not None for p in m._parameters.values() if p is not None)
+            )
+        several = [counts for counts in shapes if sum(counts.values()) > 1]
+        return [counts for number, counts in enumerate(several) if counts not in several[:number]]
+
+    def _find_copies(
+        self,
+        parameters: Sequence[torch.Tensor],
+        alive: Sequence[Any] | None,
+        owned: Owned | None = None,
+        *,
+        end: bool,
+    ) -> None:
+        """Look from the variables, and at what is alive where that was searched.
+
+        What is known keeps its name as long as a variable leads to it; else what the name leads to now has its place.
+
+        Args:
+            parameters: What the optimizers hold.
+            alive: All mappings and lists of tensors; None where there was no search.
+            owned: What belongs to modules and optimizers, which is read there; by default what the last search knew.
+            end: Whether the program has ended: what no variable leads to may be what it left to the collector.
+        """
+        reached = self._reached.containers(end=end)
+        names = {id(container): name for name, container in reached}
+        known = {id(container) for _, container in self._copies}
+        fresh = [p for p in parameters if id(p) not in self._held]  # of an optimizer that is newer than the search
+        wholes = [*self._wholes, shapes_of(fresh)] if len(fresh) > 1 else self._wholes
+        test = CopyTest(wholes, parameters, lambda: self._owned(parameters) if owned is None else owned)
+        if alive is not None and not end:  # at the end the model may have gone, and its average is still held here
+            self._copies = [pair for pair in self._copies if test.passes(pair[1], named=True)]
+        there = [pair for pair in self._copies if id(pair[1]) in names]
+        gone = [pair for pair in self._copies if id(pair[1]) not in names]
+        taken = {id(t) for _, container in there for _, t in tensors_in(container)}
+        for name, container in reached:
+            if id(container) in known or len(container) > _WIDE * test.most or not test.passes(container, named=True):
+                continue
+            ids = {id(t) for _, t in tensors_in(container)}
+            others = {id(t) for label, c in gone if label.partition("#")[0] != name for _, t in tensors_in(c)}
+            if ids & (taken | others):  # another list of the same tensors has nothing new
+                continue
+            taken |= ids
+            there.append((unused(name, there), container))
+        used = {label for label, _ in there}
+        self._copies = there + [pair for pair in gone if pair[0] not in used]
+        if alive is not None:
+            self._find_hidden(alive, test, end=end)
+
+    def _find_hidden(self, alive: Sequence[Any], test: CopyTest, *, end: bool) -> None:
+        """Take those that the look did not get to; of only some parameters' copies, those that have a name."""
+        known = {id(container) for _, container in self._copies}
+        taken = {id(t) for _, container in self._copies for _, t in tensors_in(container)}
+        new = []
+        for container in alive:
+            ids = {id(t) for _, t in tensors_in(container)}
+            if id(container) in known or ids & taken or not test.passes(container, named=True):
+                continue
+            new.append((container, ids))
+        names = names_of([container for container, _ in new]) if new else {}
+        for container, ids in new:
+            name = names.get(id(container))
+            if ids & taken or (name is None and (end or not test.passes(container, named=False))):
+                continue
+            taken |= ids
+            self._copies.append((unused(name or "copy", self._copies), container))
+
+    def _owned(self, parameters: Sequence[torch.Tensor]) -> Owned:
+        modules = [module for root in self._roots for part in root.parts if (module := part.module()) is not None]
+        optimizers = [o for reference in self._optimizers if (o := reference()) is not None]
+        return Owned.of(modules, optimizers, parameters)
+
+
+class _Alive(NamedTuple):
+    """What the garbage collector knows of, as far as it matters here: some hundred thousand objects are looked at.
+
+    Attributes:
+        modules: Those that are made.
+        optimizers: Of torch's.
+        tensors: Plain tensors and parameters.
+        containers: Mappings and lists whose first value is a tensor.
+    """
+
+    modules: list[torch.nn.Module]
+    optimizers: list[torch.optim.Optimizer]
+    tensors: list[torch.Tensor]
+    containers: list[Any]
+
+    @classmethod
+    def now(cls) -> _Alive:
+        """Look."""
+        places: tuple[list[Any], ...] = ([], [], [], [], [])
+        kinds: dict[type, int] = {}
+        # the oldest generation first: so they come as they were made, whenever the collector ran
+        for item in itertools.chain.from_iterable(map(gc.get_objects, (2, 1, 0))):
+            known = kinds.get(type(item))
+            if known is None:
+                known = kinds[type(item)] = _kind(type(item))
+            if known >= 0:
+                places[known].append(item)
+        modules, optimizers, tensors, mappings, lists = places
+        containers = []
+        with contextlib.suppress(RuntimeError):  # another thread changes one
+            # a subclass may import half the world when it is asked for its values
+            filled = [m for m in mappings if dict.__len__(m)]
+            containers = [m for m in filled if is_tensor(next(iter(dict.values(m))))]
+        containers += [items for items in lists if items and items is not tensors and is_tensor(items[0])]
+        lists.clear()  # it has itself in it, and would keep all of this alive until garbage is collected
+        # a wrapper that is made without torch's own __init__ may have none of its own
+        ready = [o for o in optimizers if hasattr(o, "param_groups") and hasattr(o, "state")]
+        return cls(modules_of(modules), ready, tensors, containers)
+
+
+def _kind(type_: type) -> int:
+    """Where `_Alive` puts objects of a type; -1 for nowhere."""
+    if issubclass(type_, torch.nn.Module):
+        return 0
+    if issubclass(type_, torch.optim.Optimizer):
+        return 1
+    if type_ in PLAIN_TENSORS:
+        return 2
+    return 3 if issubclass(type_, dict) else 4 if type_ is list else -1
+
+
+class _Called:
+    """What objects are called: what they were called first, for as long as they live."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, tuple[Callable[[], Any], str]] = {}
+
+    def of(self, objects: Sequence[Any], fallback: str) -> Iterator[tuple[str, Any]]:
+        """Each object with a name that no other of them has.
+
+        Args:
+            objects: Modules or tensors.
+            fallback: What one is called that nothing refers to by name; by default its class.
+        """
+        names = {id(o): name for o in objects if (name := self._known(o))}
+        new = [o for o in objects if id(o) not in names]
+        all_names = names | (names_of(new) if new else {})
+        used: Counter[str] = Counter()
+        for item in objects:
+            name = all_names.get(id(item), fallback or type(item).__name__)
+            self._names[id(item)] = (weakref.ref(item), name)
+            used[name] += 1
+            yield name if used[name] == 1 else f"{name}#{used[name] - 1}", item
+
+    def _known(self, item: Any) -> str | None:
+        referent, name = self._names.get(id(item), (lambda: None, None))
+        return name if referent() is item else None
+
+
+_DEVICES = {"cpu", "cuda"}
+_device, _layout, _is_nested = map(operator.attrgetter, ("device", "layout", "is_nested"))
+
+
+def unreadable(tensor: torch.Tensor) -> str:
+    """Why a tensor has no bytes that can be read; '' where it has."""
+    local = False
+    if type(tensor) not in PLAIN_TENSORS:
+        if isinstance(tensor, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
+            return "its shape is not known yet"
+        local = hasattr(tensor, "to_local")
+        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not local:
+            return f"it is a {type(tensor).__name__}"
+    if tensor.device.type not in _DEVICES:
+        return f"it is on {tensor.device.type}"
+    if tensor.is_nested:
+        return "it is nested"
+    if tensor.layout != torch.strided:
+        return f"its layout is {str(tensor.layout).removeprefix('torch.')}"
+    if not local and tensor.numel() and not tensor.untyped_storage().nbytes():
+        return "its memory was given back"
+    return ""
+
+
+def all_readable(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether `unreadable` has nothing against any, seen at once; where it is False, each must be asked."""
+    try:
+        return (
+            set(map(type, tensors)).issubset(PLAIN_TENSORS)
+            and not any(map(_is_nested, tensors))
+            and set(map(_layout, tensors)) <= {torch.strided}
+            and {device.type for device in set(map(_device, tensors))} <= _DEVICES
+            and all(map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors)))
+        )
+    except RuntimeError:  # what stands for a tensor in `vmap` shows no memory, also where it has no elements
+        return False

@@ -1,0 +1,140 @@
+"""Mappings and lists of tensors that variables lead to: looked for at every step, so the look must be cheap."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+import torch
+
+from repro_golden.fingerprint.kinds import PLAIN_TENSORS
+from repro_golden.recording.attach.alive.variables import NOT_HOLDERS, attributes, variables
+
+__all__ = ["Reached", "is_tensor"]
+
+_DEPTH, _LONG, _WIDE, _MOST = 4, 64, 1000, 20_000
+"""How far attributes of attributes are followed, in which mappings (see `_may_hold`), and to how many values in all.
+
+Counts and not time bound the look, so that two runs find the same.
+"""
+_NOTHING, _MAPPING, _LIST, _HOLDER, _MODULE = range(5)
+_FOLLOWED = {"types", "argparse", "collections"}
+"""Modules of the standard library whose objects may hold a program's."""
+_OWN = frozenset(vars(torch.nn.Module()))
+"""What every module has: its tensors and its parts, which are found otherwise."""
+
+_PLAIN = {bool, int, float, str, tuple, type(None)}
+
+
+class Reached:
+    """Looks from the variables of this thread's frames, by the same rules as `variables.names_of`, but for less.
+
+    It does not go into parts of modules, optimizers, loggers and the like, and remembers of which types they are.
+
+    Attributes:
+        modules: Names of the modules whose code the frames were in at the last look before the end.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[type, int] = {}
+        self.modules: set[str] = set()
+
+    def containers(self, *, end: bool = False) -> list[tuple[str, Any]]:
+        """Mappings and lists whose first value is a tensor, each with its name, those with a short way first.
+
+        Args:
+            end: Whether the program has ended: its frames have gone, and the modules that they were in are looked at.
+        """
+        met: set[str] = set()
+        level = list(variables(met, self.modules if end else {"__main__"}))
+        self.modules = self.modules if end else met
+        containers: list[tuple[str, Any]] = []
+        seen: set[int] = set()
+        left = _MOST
+        for depth in range(_DEPTH):
+            left -= len(level)
+            if left < 0:
+                break
+            here: dict[int, tuple[str, Any]] = {}
+            holders: list[tuple[int, Any]] = []
+            for name, value in level:
+                kind = self._kinds.get(type(value))
+                if kind is None:
+                    kind = self._decide(type(value))
+                if kind == _NOTHING or id(value) in seen:
+                    continue
+                if kind in (_LIST, _MAPPING):
+                    if _holds_tensors(value, kind):
+                        known = here.get(id(value))
+                        if known is None or (len(name), name) < (len(known[0]), known[0]):
+                            here[id(value)] = name, value
+                        continue
+                    if kind == _LIST or not _may_hold(value):
+                        continue
+                seen.add(id(value))
+                holders.append((kind, value))
+            containers += here.values()
+            seen |= here.keys()
+            if depth + 1 < _DEPTH:
+                level = [pair for kind, holder in holders for pair in _held(kind, holder)]
+        return containers
+
+    def _decide(self, type_: type) -> int:
+        top = str(getattr(type_, "__module__", "")).partition(".")[0]
+        foreign = top == "torch" or (top in sys.stdlib_module_names and top not in _FOLLOWED)
+        if issubclass(type_, dict):
+            kind = _MAPPING
+        elif type_ is list:
+            kind = _LIST
+        elif issubclass(type_, torch.nn.Module):
+            kind = _MODULE
+        elif issubclass(type_, (*NOT_HOLDERS, torch.Tensor, torch.optim.Optimizer)) or not type_.__dictoffset__:
+            kind = _NOTHING
+        else:
+            kind = _NOTHING if foreign else _HOLDER
+        if "<locals>" not in type_.__qualname__:  # a class of a function would keep alive what its methods refer to
+            self._kinds[type_] = kind
+        return kind
+
+
+def _holds_tensors(container: Any, kind: int) -> bool:
+    if kind == _LIST:
+        return bool(container) and is_tensor(container[0])
+    with contextlib.suppress(RuntimeError, StopIteration):  # another thread changes it
+        # a subclass may import half the world when it is asked for its values
+        return dict.__len__(container) > 0 and is_tensor(next(iter(dict.values(container))))
+    return False
+
+
+def _may_hold(mapping: Any) -> bool:
+    """Whether a mapping is worth going into: a long one that begins with a text is a vocabulary, or the like."""
+    length = dict.__len__(mapping)
+    if length <= _LONG:
+        return length > 0
+    with contextlib.suppress(RuntimeError, StopIteration):
+        return length <= _WIDE and not issubclass(type(next(iter(dict.values(mapping)))), NOT_HOLDERS)
+    return False
+
+
+def _held(kind: int, holder: Any) -> list[tuple[str, Any]]:
+    if kind == _MAPPING:
+        return [(name, value) for name, value in list(dict.items(holder)) if type(name) is str]
+    if kind == _MODULE:
+        space = object.__getattribute__(holder, "__dict__")
+        if len(space) == len(_OWN):
+            return []
+        return [(name, value) for name, value in space.items() if name not in _OWN and type(value) not in _PLAIN]
+    return attributes(holder)
+
+
+_STANDING_IN = ("torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor")
+
+
+def is_tensor(value: Any) -> bool:
+    """Without asking the object, which may answer for another.
+
+    What stands for a tensor while torch traces a program is none: it has no bytes, and its shape may be of symbols.
+    """
+    kind = type(value)
+    return kind in PLAIN_TENSORS or (issubclass(kind, torch.Tensor) and kind.__module__ not in _STANDING_IN)

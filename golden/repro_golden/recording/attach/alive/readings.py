@@ -1,0 +1,466 @@
+"""What is read of an optimizer after its step, by name."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import hashlib
+import operator
+import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.modules import module as modules
+
+from repro_golden.base.printed import is_clock, measures_time
+from repro_golden.fingerprint.placement import Part, Placement, whole
+from repro_golden.recording.attach.alive import megatron
+from repro_golden.recording.attach.alive.megatron import Main, is_copy
+
+__all__ = [
+    "TIMES",
+    "Activations",
+    "Held",
+    "Places",
+    "Reading",
+    "Tensors",
+    "any_quantized",
+    "everything",
+    "folded",
+    "handed_to",
+    "is_leaf",
+    "learning_rates",
+    "leaves",
+    "of_parts",
+    "state",
+]
+
+Tensors = dict[str, torch.Tensor]
+Places = dict[str, Placement]
+
+_NOTHING: dict[Any, Any] = {}
+
+
+class Reading(NamedTuple):
+    """Tensors by name, and where those lie that are parts of theirs."""
+
+    tensors: Tensors
+    places: Places
+
+
+class Held:
+    """What can be read of an optimizer, which it does not keep alive.
+
+    Args:
+        optimizer: One of torch's or Megatron's.
+        parameters: The model's that it updates, by name.
+        places: Where those lie that are parts of theirs.
+    """
+
+    def __init__(self, optimizer: Any, parameters: Tensors, places: Places) -> None:
+        self.parameters = parameters
+        self._optimizer: weakref.ref[Any] = weakref.ref(optimizer)
+        self._places = places
+        # asked now: at the program's end there are no process groups any more
+        self._copied = {id(p) for p in parameters.values() if is_copy(p)}
+        self._flat: dict[tuple[str, tuple[int, int]], Placement] = {}
+
+    def weights(self) -> Reading:
+        """The parameters; a slice of those that are gathered later."""
+        mains = self._mains()
+        if not any(main.late for main in mains.values()):
+            return Reading(self.parameters, self._places)
+        out, places = Tensors(), Places()
+        for name, parameter in self.parameters.items():
+            self._put(out, places, name, parameter, mains.get(id(parameter)))
+        return Reading(out, places)
+
+    def gradients(self) -> Reading:
+        """The gradients that there are: ``main_grad`` where Megatron's DDP keeps it, else ``grad``.
+
+        Sparse ones are read as their indices and values, for `to_dense` would allocate. With the distributed
+        optimizer, a rank has the sum over ranks of its own slice only.
+        """
+        out, places = Tensors(), Places()
+        mains = self._mains()
+        for name, parameter in self.parameters.items():
+            grad = getattr(parameter, "main_grad", None)
+            if grad is None and (grad := parameter.grad) is None:
+                continue
+            if grad.is_sparse:
+                out |= {f"{name}.indices": grad._indices(), f"{name}.values": grad._values()}
+            elif mains:
+                self._put(out, places, name, grad, mains.get(id(parameter)), parameter)
+            else:
+                out[name] = grad
+                if name in self._places:
+                    places[name] = self._places[name]
+        return Reading(out, places)
+
+    def mains(self) -> Reading:
+        """The fp32 copies of parameters, or this rank's slices of them."""
+        out, places = Tensors(), Places()
+        mains = self._mains()
+        for name, parameter in self.parameters.items() if mains else ():
+            main = mains.get(id(parameter))
+            if main is not None and main.tensor is not None and main.tensor.dtype != parameter.dtype:
+                self._shard(out, places, name, main.tensor, parameter, main.flat)
+        return Reading(out, places)
+
+    def state(self) -> dict[str, Reading]:
+        """The optimizer's state to any depth by kind, then by parameter; the copies of parameters are ``main``.
+
+        Numbers of a kind are one tensor, ``number/KIND``. What lies in the state under another key than a parameter,
+        and in the optimizer's public attributes, is ``own/KEY``.
+        """
+        readings: dict[str, Reading] = {}
+        mains = self._mains()
+        copies = self.mains()
+        if copies.tensors:
+            readings["main"] = copies
+        optimizer = self._optimizer()
+        states = None if mains else getattr(optimizer, "state", _NOTHING)
+        numbers: dict[str, list[float]] = {}
+        alike = None if states is None or self._places else _alike(states, self.parameters)
+        for kind, tensors in (alike or {}).items():
+            readings["main" if kind == "master_param" else kind] = Reading(tensors, {})
+        for name, parameter in () if alike is not None else self.parameters.items():
+            main = mains.get(id(parameter))
+            values: Mapping[Any, Any] = _NOTHING
+            if states is not None:
+                values = states.get(parameter, _NOTHING)
+            elif main is not None:
+                values = main.state
+            for kind, value in leaves(values):
+                if not isinstance(value, torch.Tensor):
+                    numbers.setdefault(kind, []).append(value)
+                    continue
+                kind = "main" if kind == "master_param" else kind
+                held = readings.get(kind)
+                if held is None:
+                    held = readings[kind] = Reading({}, {})
+                self._shard(*held, name, value, parameter, None if main is None else main.flat)
+        if optimizer is not None:
+            _beside(optimizer, states or _NOTHING, readings, numbers)
+        if numbers:
+            readings["number"] = Reading({kind: _tensor_of(values) for kind, values in sorted(numbers.items())}, {})
+        return {kind: readings[kind] for kind in sorted(readings)}
+
+    def _mains(self) -> dict[int, Main]:
+        optimizer = self._optimizer()
+        return megatron.mains(optimizer) if megatron.is_megatron(optimizer) else {}
+
+    def _put(
+        self,
+        out: Tensors,
+        places: Places,
+        name: str,
+        tensor: torch.Tensor,
+        main: Main | None,
+        parameter: torch.Tensor | None = None,
+    ) -> None:
+        """A tensor of a parameter's shape: the slice of it that is this rank's, or all of it."""
+        if main is not None and main.flat is not None:
+            piece = tensor.detach().reshape(-1)[slice(*main.flat)]
+            self._shard(out, places, name, piece, tensor if parameter is None else parameter, main.flat)
+            return
+        out[name] = tensor
+        if name in self._places:
+            places[name] = self._places[name]
+
+    def _shard(
+        self,
+        out: Tensors,
+        places: Places,
+        name: str,
+        tensor: torch.Tensor,
+        parameter: torch.Tensor,
+        flat: tuple[int, int] | None,
+    ) -> None:
+        """A tensor that belongs to a parameter, if it has the shape of what is updated."""
+        if flat is None:
+            place = self._places.get(name) if tensor.shape == parameter.shape else None
+        elif tuple(tensor.shape) != (flat[1] - flat[0],):
+            place = None
+        elif id(parameter) in self._copied:
+            return  # it is cut elsewhere than the first stage's, whose slices are all there is to read
+        else:
+            place = self._flat.get((name, flat))
+            if place is None:
+                place = self._flat[name, flat] = _slice(self._places.get(name), tuple(parameter.shape), *flat)
+        out[name] = tensor
+        if place is not None:
+            places[name] = place
+
+
+def handed_to(optimizer: Any) -> list[Any]:
+    """The optimizers that one only hands its steps on to, as torchtitan's container does; any other by itself.
+
+    It has a list ``optimizers``, whose parameters are all of its own, and keeps neither state nor tensors itself.
+    """
+    inner = vars(optimizer).get("optimizers")
+    if type(inner) is not list or not inner or not all(isinstance(each, torch.optim.Optimizer) for each in inner):
+        return [optimizer]
+    held = {id(p) for each in inner for group in each.param_groups for p in group["params"]}
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return [optimizer] if own - held or optimizer.state or Held(optimizer, {}, {}).state() else inner
+
+
+_DICTS = (dict, defaultdict, OrderedDict)
+"""Whose values are those that they give by key: what derives from them may answer otherwise."""
+
+
+def _alike(states: Mapping[Any, Any], parameters: Tensors) -> dict[str, Tensors] | None:
+    """The state of parameters that all have tensors of the same kinds, as nearly always; None where they have not."""
+    if not parameters or type(states) not in _DICTS:  # Megatron's of several optimizers only looks like one
+        return None
+    known: dict[int, Any] = dict(zip(map(id, states), states.values(), strict=True))  # a tensor's hash is dear
+    held: list[Any] = [known.get(id(parameter)) for parameter in parameters.values()]
+    if set(map(type, held)) != {dict} or len(set(map(tuple, held))) > 1:
+        return None
+    kinds = {kind: [values[kind] for values in held] for kind in held[0]}
+    if any(type(kind) is not str or set(map(type, values)) != {torch.Tensor} for kind, values in kinds.items()):
+        return None
+    return {kind: dict(zip(parameters, values, strict=True)) for kind, values in kinds.items()}
+
+
+def _slice(place: Placement | None, shape: tuple[int, ...], start: int, stop: int) -> Placement:
+    """A slice of a flattened parameter. One with nothing in it still says of which tensor it is."""
+    place = place or whole("", shape)
+    sliced = place.flat(start, stop)
+    nothing = Part("", place.parts[0].shape, (0,), 0, (1,), 0, (1,))
+    return sliced if sliced.parts else Placement(sliced.shape, (nothing,))
+
+
+_AGAIN = 100_000
+"""Containers that are opened once more, in all: each of fifty lists that holds the next one twice would never end."""
+_OURS = ("state", "param_groups", "defaults")
+_LEAVES = {torch.Tensor, torch.nn.Parameter, int, float}
+
+
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Whether nothing computed a tensor.
+
+    Of a view of several, whose base was written since, torch refuses to tell; such are FSDP's of its flat parameters.
+    """
+    try:
+        return tensor.grad_fn is None
+    except RuntimeError:
+        return False
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The tensors and numbers in containers (see `everything`), with their path; what is neither is left out."""
+    if not path and type(value) is dict and all(type(k) is str and type(v) in _LEAVES for k, v in value.items()):
+        return iter(list(value.items()))  # what nearly every optimizer keeps of a parameter
+    return ((name, item) for name, item in everything(value, path) if isinstance(item, (torch.Tensor, int, float)))
+
+
+def everything(
+    value: Any, path: str = "", plain: Callable[[Any], Any] = lambda item: item
+) -> Iterator[tuple[str, Any]]:
+    """What is in mappings, lists, tuples, deques and sets, to any depth, with its path; no path is there twice.
+
+    A container inside of itself is passed over.
+
+    Args:
+        value: What is looked into.
+        path: Its own.
+        plain: What is looked at in place of an object.
+    """
+    used: Counter[str] = Counter()
+    opened, inside, again = set[int](), set[int](), 0
+    stack: list[tuple[Iterator[tuple[str, Any]], int, Any]] = [(iter([(path, value)]), 0, None)]
+    while stack:
+        items, ident, _ = stack[-1]  # the last is kept alive: another could get its id
+        for name, item in items:
+            if id(item) in inside:
+                continue
+            stand_in = plain(item)
+            inner = _items(name, stand_in)
+            again += inner is not None and id(item) in opened
+            if inner is None or again > _AGAIN:
+                used[name] += 1
+                yield name if used[name] == 1 else f"{name}#{used[name] - 1}", stand_in
+                continue
+            opened.add(id(item))
+            inside.add(id(item))
+            stack.append((inner, id(item), (item, stand_in)))
+            break
+        else:
+            inside.discard(ident)
+            stack.pop()
+
+
+def _items(path: str, value: Any) -> Iterator[tuple[str, Any]] | None:
+    """What a container holds; None where it is none."""
+    if isinstance(value, (torch.Tensor, int, float, str)):
+        return None
+    if isinstance(value, Mapping):
+        pairs: Iterable[tuple[Any, Any]] = list(value.items())
+    elif isinstance(value, (list, tuple, deque)):
+        pairs = enumerate(list(value))
+    elif isinstance(value, (set, frozenset)) and all(isinstance(item, _SORTED) for item in value):
+        pairs = enumerate(sorted(value, key=lambda item: (type(item).__name__, repr(item))))
+    else:
+        return None
+    return ((f"{path}.{key}" if path else str(key), item) for key, item in pairs)
+
+
+_SORTED = (int, float, str, bytes, type(None))
+
+
+def folded(values: Iterable[bytes]) -> torch.Tensor:
+    """What stands for any number of values, in their order."""
+    hasher = hashlib.sha256()
+    for value in values:
+        hasher.update(len(value).to_bytes(8, "little") + value)
+    return torch.frombuffer(bytearray(hasher.digest()), dtype=torch.uint8)
+
+
+def any_quantized(values: Iterable[Any]) -> bool:
+    """Whether one of them is a quantized tensor."""
+    with contextlib.suppress(AttributeError):  # what is no tensor is a number, or is refused where it is taken
+        return any(map(_IS_QUANTIZED, values))
+    return False
+
+
+_IS_QUANTIZED = operator.attrgetter("is_quantized")
+
+
+def of_parts(tensors: Tensors) -> Tensors:
+    """Tensors of which none is quantized: the codes of such a one have its name, scale and zero point are beside."""
+    if not any_quantized(tensors.values()):
+        return tensors
+    out = Tensors()
+    for name, tensor in tensors.items():
+        out[name] = tensor.int_repr() if tensor.is_quantized else tensor
+        if not tensor.is_quantized:
+            continue
+        if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+            out[f"{name}.scale"] = torch.tensor(tensor.q_scale(), dtype=torch.float64, device="cpu")
+            out[f"{name}.zero_point"] = torch.tensor(tensor.q_zero_point(), device="cpu")
+        else:
+            out[f"{name}.scale"] = tensor.q_per_channel_scales()
+            out[f"{name}.zero_point"] = tensor.q_per_channel_zero_points()
+            out[f"{name}.axis"] = torch.tensor(tensor.q_per_channel_axis(), device="cpu")
+    return out
+
+
+TIMES: set[str] = set()
+"""What optimizers of this process keep that the clock decides: left out, and named."""
+
+
+def _beside(
+    optimizer: Any,
+    states: Mapping[Any, Any],
+    readings: dict[str, Reading],
+    numbers: dict[str, list[float]],
+) -> None:
+    """What an optimizer keeps that is no parameter's, but for what the clock decides."""
+    items = states.items() if isinstance(states, Mapping) else ()
+    loose = {str(key): value for key, value in items if not isinstance(key, torch.Tensor)}
+    if not megatron.is_megatron(optimizer):
+        loose |= {k: v for k, v in vars(optimizer).items() if not k.startswith("_") and k not in _OURS}
+    for path, value in leaves(loose):
+        if isinstance(value, torch.Tensor):
+            if not value.requires_grad and is_leaf(value):
+                readings.setdefault("own", Reading({}, {})).tensors[path] = value
+        elif measures_time(path) or is_clock(value):
+            TIMES.add(f"own.{path}")
+        else:
+            numbers[f"own.{path}"] = [value]
+    for number, group in enumerate(getattr(optimizer, "param_groups", ())):
+        if isinstance(group.get("step"), (int, float)):
+            numbers[f"step/{number}" if number else "step"] = [group["step"]]
+
+
+def _tensor_of(values: list[float]) -> torch.Tensor:
+    """Numbers as they are: integers of 64 bits where all are, else floats, which Python has of 64 bits too.
+
+    Where neither holds them all, as with an integer that is larger, one tensor stands for them.
+    """
+    whole = [value for value in values if isinstance(value, int)]
+    if len(whole) == len(values) and all(-(1 << 63) <= value < 1 << 63 for value in whole):
+        return torch.tensor(values, dtype=torch.int64, device="cpu")
+    if all(abs(value) <= 1 << 53 for value in whole):
+        return torch.tensor(values, dtype=torch.float64, device="cpu")
+    return folded((f"{v:x}" if isinstance(v, int) else v.hex()).encode() for v in values)
+
+
+def state(optimizer: Any, parameters: Tensors) -> dict[str, Tensors]:
+    """Tensors of the optimizer's state by kind, then by parameter, as this rank has them."""
+    return {kind: held.tensors for kind, held in Held(optimizer, parameters, {}).state().items()}
+
+
+def learning_rates(optimizer: Any) -> dict[str, float | torch.Tensor]:
+    """``lr`` of the first group, ``lr/K`` of the others."""
+    groups = megatron.groups(optimizer) if megatron.is_megatron(optimizer) else optimizer.param_groups
+    rates = {f"lr/{k}" if k else "lr": group.get("lr") for k, group in enumerate(groups)}
+    numbers = {name: float(rate) for name, rate in rates.items() if isinstance(rate, (int, float))}
+    return numbers | {name: rate for name, rate in rates.items() if isinstance(rate, torch.Tensor)}
+
+
+# -- outputs of modules and their gradients, for the modules that the user names
+
+
+class Activations:
+    """Forward hooks on modules whose path fits a glob, and tensor hooks on what they return.
+
+    Not full-backward hooks of modules, which break in-place operations. What is computed without gradients, in a
+    compiled region, or again in the backward pass by activation checkpointing is left out.
+
+    Args:
+        globs: Of module paths; a root's path is ''.
+        session: Takes the signals.
+        untraced: Keeps the compiler out of a function.
+    """
+
+    def __init__(
+        self, globs: Sequence[str], session: Any, untraced: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
+        self._globs, self._session = globs, session
+        self._take = untraced(lambda module, output: self._harmless(module, output))
+
+    def watch(self) -> None:
+        """Hook all modules of this process; those that fit no glob cost a look-up each call."""
+        modules.register_module_forward_hook(self._called)
+
+    def _called(self, module: torch.nn.Module, _: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+            self._take(module, output)
+
+    def _harmless(self, module: torch.nn.Module, output: Any) -> None:
+        try:
+            self._observe(module, output)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the program goes on
+            self._session.fail(error)
+
+    def _observe(self, module: torch.nn.Module, output: Any) -> None:
+        name = self._session.names.of_module(module)
+        if not any(fnmatch.fnmatchcase(name, glob) for glob in self._globs):
+            return
+        backward = torch._C._current_graph_task_id() != -1
+        for key, tensor in _tensors(output, f"{name}.output" if name else "output"):
+            if backward and self._session.seen("forward", key):
+                continue
+            self._session.observe("forward", key, tensor.detach())
+            if tensor.requires_grad and tensor.grad_fn is not None:
+                tensor.register_hook(self._gradient(key))  # type: ignore[no-untyped-call]
+
+    def _gradient(self, name: str) -> Callable[[torch.Tensor], None]:
+        return lambda gradient: self._session.observe("grad", name, gradient.detach())
+
+
+def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in what a module returned: itself, or those in tuples, lists and mappings, by position or key."""
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors(item, f"{name}.{key}")
+    elif isinstance(value, (tuple, list)):
+        for k, item in enumerate(value):
+            yield from _tensors(item, f"{name}.{k}")

@@ -1,0 +1,151 @@
+"""The numbers that a program logs, and the step that each belongs to."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from repro_golden.base.printed import is_clock, measures_time, of_the_machine
+from repro_golden.recording.attach.written.raw import NORM, SHOWN, number_of
+
+__all__ = ["Metrics"]
+
+
+class Metrics:
+    """Sorts numbers into the step under way and the one that has just ended.
+
+    Most programs log a step's numbers after it, some (a gradient norm) before its end. A number that was seen before
+    the first step ended belongs to the step that ends next; one that was first seen later, to the step before it. So
+    no number of the last step is lost, and a loss stands beside the gradients that it gave. What comes after the last
+    step under a name that this step has already, such as a last evaluation, is ``name#after``.
+
+    Args:
+        ignore: Globs of names to leave out; those that measure time, speed or memory or tell of the process are left
+            out anyway, and those that first show what the clock does.
+    """
+
+    def __init__(self, ignore: Sequence[str] = ()) -> None:
+        self._ignore = ignore
+        self._early: set[str] = set()
+        self._wanted: dict[str, bool] = {}
+        self._ended = False
+        self._now: dict[str, list[Any]] = {}
+        self._late: dict[str, list[Any]] = {}
+        self._last: set[str] = set()
+
+    def take(self, name: str, value: Any, *, early: bool = False) -> None:
+        """Keep a float, or a tensor of one number, which is not waited for.
+
+        The last one under a name has that name; those before it in the same step are ``name#1``, ``name#2`` and so on.
+        Where all are equal they are one: a number is often told in several places. Nobody waits for a GPU to know.
+        `early` says that it is known to belong to the step that ends next.
+        """
+        wanted = self._wanted.get(name)
+        if wanted is None:
+            wanted = self._wanted[name] = not (self._left_out(name.removeprefix(SHOWN)) or is_clock(value))
+        if not wanted:
+            return
+        if isinstance(value, torch.Tensor):
+            name, value = _local(name, value.detach())
+            if value is None:
+                return
+            value = value.clone()  # the program may go on with it
+        if early or not self._ended:
+            self._early.add(name)
+        early = name in self._early
+        if not early and isinstance(value, torch.Tensor):
+            value = _Coming(name, value)  # on its way now, while its work is queued before the next step's
+        step = self._now if early else self._late
+        step.setdefault(name, []).append(float(value) if isinstance(value, (int, float)) else value)
+
+    def _left_out(self, name: str) -> bool:
+        volatile = measures_time(name) or of_the_machine(name)
+        return volatile or any(fnmatch.fnmatchcase(name, glob) for glob in self._ignore)
+
+    def end(self) -> dict[str, Any]:
+        """The numbers of the step that ends: floats and tensors."""
+        self._ended = True
+        numbers, self._now = self._now, {}
+        self._last = set(numbers)
+        return _told_apart(numbers)
+
+    def left(self) -> None:
+        """There is no further step: what was kept for one belongs to the last."""
+        for name, values in self._now.items():
+            self._late.setdefault(f"{name}#after" if name in self._last else name, []).extend(values)
+        self._now = {}
+
+    @property
+    def ignored(self) -> list[str]:
+        """The names that were left out."""
+        return sorted({name.removeprefix(SHOWN) for name, wanted in self._wanted.items() if not wanted})
+
+    def late(self) -> dict[str, float]:
+        """The numbers that belong to the step that has ended, once all of them are there."""
+        numbers, self._late = self._late, {}
+        return _told_apart({name: [_known(value) for value in values] for name, values in numbers.items()})
+
+
+_MOST = 16
+"""Numbers of one name in a step that are kept each; of more the sum is."""
+
+
+def _told_apart(step: dict[str, list[Any]]) -> dict[str, Any]:
+    """The numbers of a step by name: micro-batches log several under one, and two splits."""
+    numbers: dict[str, Any] = {}
+    for name, values in step.items():
+        *before, last = values
+        base, norm, order = name.partition(NORM)
+        for k, value in enumerate([] if _all_equal(values) else before, 1):
+            alias = f"{base}#{k if k < _MOST else 'more'}{norm}{order}"
+            numbers[alias] = value + numbers[alias] if alias in numbers else value
+        numbers[name] = last
+    return numbers
+
+
+def _all_equal(values: Sequence[Any]) -> bool:
+    """Whether that can be known without waiting for a device, and is so; NaN is equal to NaN here."""
+    if any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in values):
+        return len(values) == 1
+    first, *others = (value.hex() if isinstance(value, float) else _known(value).hex() for value in values)
+    return all(other == first for other in others)
+
+
+def _known(value: Any) -> float:
+    return value.value() if isinstance(value, _Coming) else float(value)
+
+
+def _local(name: str, value: Any) -> tuple[str, torch.Tensor | None]:
+    """A number as this rank has it: asking others for their parts would be communication of our own.
+
+    Clipping sharded gradients gives a DTensor whose ranks hold the norms of their shards. Replicas of shards (as HSDP
+    has them) count once.
+    """
+    if not hasattr(value, "to_local"):
+        return name, value
+    local, mesh = value.to_local(), value.device_mesh
+    partial = [dim for dim, placement in enumerate(value.placements) if placement.is_partial()]
+    norms = {str(getattr(value.placements[dim], "norm_type", "")) for dim in partial}
+    if len(norms) != 1 or norms == {""}:
+        return name, local
+    elsewhere = [c for dim, c in enumerate(mesh.get_coordinate() or ()) if dim not in partial]
+    return f"{name}{NORM}{norms.pop()}", None if any(elsewhere) else local
+
+
+class _Coming:
+    """A tensor of one number on its way to the host."""
+
+    def __init__(self, name: str, value: torch.Tensor) -> None:
+        from repro_golden.trace.signals import Signals
+
+        self._signals = Signals()
+        with torch.no_grad():
+            self._signals.take("loss", name, value)
+        self._signals.finish()
+
+    def value(self) -> float:
+        (row,) = self._signals.rows()
+        return number_of(row)

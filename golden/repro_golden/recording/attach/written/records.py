@@ -1,0 +1,110 @@
+"""One process's files in the folder of raw records."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import torch
+
+from repro_golden.recording.attach.written.raw import RawLog
+
+__all__ = ["Records", "dump"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a disk, and not of the program or of ours."""
+
+
+class Records:
+    """Opened at the first step, because ranks are not known before; that the recorder is in is said at once.
+
+    Args:
+        out: The folder.
+
+    """
+
+    def __init__(self, out: str) -> None:
+        self._out = Path(out)
+        self._log: RawLog | None = None
+        # numbers of processes are those of a node, and the folder may be that of many
+        self._notes = self._out / f"note-{os.getpid()}-{os.urandom(4).hex()}.json"
+        with contextlib.suppress(OSError):  # the program goes on
+            (self._out / f"armed-{os.getpid()}").touch()
+
+    @property
+    def opened(self) -> bool:
+        """Whether a step was made."""
+        return self._log is not None
+
+    @property
+    def log(self) -> RawLog:
+        """This rank's log, which `open` began."""
+        assert self._log is not None
+        return self._log
+
+    def open(self, about: Mapping[str, Any]) -> None:
+        """Begin the log of this rank, with what the process says of itself."""
+        self._log = RawLog(self._out, about["rank"], about)
+
+    def note(self, unread: Mapping[str, str]) -> None:
+        """Say at once what this process did that nobody looks at, in place of what was said before.
+
+        Args:
+            unread: By name, why it is not looked at.
+        """
+        part = self._notes.with_suffix(".part")
+        with contextlib.suppress(OSError):  # a process may outlive the recording
+            part.write_text(json.dumps(unread), encoding="utf-8")
+            part.replace(self._notes)
+
+    def refuse(self, why: str) -> None:
+        """Say that nothing recorded here may be compared."""
+        (self._out / f"refused-{os.getpid()}").write_text(why, encoding="utf-8")
+
+    def failed(self, why: str) -> None:
+        """Say that the recorder ended before the program did: what it wrote may be less than what was trained."""
+        with contextlib.suppress(OSError, ValueError):
+            (self._out / f"failed-{os.getpid()}").write_text(why, encoding="utf-8", errors="replace")
+
+    def blame(self, error: Exception) -> None:
+        """Where an error is of a disk, take the right to write from the log: a sign that needs no space."""
+        if isinstance(error, OSError) and error.errno in _FULL and self._log is not None:
+            with contextlib.suppress(OSError):
+                self._log.path.chmod(0o444)
+
+    def stopped(self) -> int:
+        """How many ranks have made the steps that were asked for."""
+        ends = [path.read_text(encoding="utf-8") for path in self._out.glob("rank-*.end")]
+        return sum(bool(json.loads(end)["stopped"]) for end in ends)
+
+    def let_go(self) -> None:
+        """In the child of a fork: the log is the parent's."""
+        if self._log is not None:
+            self._log.close()
+
+
+def dump(out: str, at: Sequence[Any], tensor: torch.Tensor, rank: int) -> None:
+    """Write all of a signal beside the records; that of the lowest rank will stand: see `raw.take_dumps`.
+
+    Args:
+        out: The folder of raw records.
+        at: ``[step, phase, name]``.
+        tensor: The signal.
+        rank: Of this process: a later pipeline stage has signals of its own.
+    """
+    from repro_golden.trace.signals import collector
+
+    reading = collector()
+    reading.add([tensor], keep=True)
+    folder = Path(out) / "dumps" / f"{rank:05d}-{os.getpid()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{at[0]}-{at[1]}-{quote(str(at[2]), safe='')}.bin"
+    part = path.with_suffix(".part")
+    part.write_bytes(reading.finish().result()[0][0].values or b"")
+    part.replace(path)

@@ -1,0 +1,337 @@
+"""What the program writes by torch.save and safetensors: tensors, numbers and texts, not the bytes of the file.
+
+An archive of torch holds the file's own name, and pickle remembers which objects were one, so equal content may have
+other bytes. Paths, dates and objects of other kinds are not looked at, but they are counted, and of files that are
+written otherwise only the names are known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import enum
+import functools
+import inspect
+import os
+import re
+import sys
+import tempfile
+import types
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+import torch
+
+from repro_golden.base.audit import hear
+from repro_golden.base.printed import is_clock, measures_time
+from repro_golden.recording.attach.alive.beside import unreadable
+from repro_golden.recording.attach.alive.readings import Tensors, everything, folded, of_parts
+
+__all__ = ["MADE_UP", "Written", "below", "content", "hook"]
+
+
+def hook(when: Callable[[str, Callable[[Any], None]], object], session: Any) -> None:
+    """Tell the session of every file that torch.save, torch.jit.save and safetensors write in this process."""
+    session.saving = functools.partial(_hook_safetensors, session=session)
+    torch.save = torch.serialization.save = _telling(torch.save, session)
+    scripted: Any = torch.jit.RecursiveScriptModule  # type: ignore[attr-defined] # torch.jit.save calls this for a path
+    scripted.save = _telling(scripted.save, session)
+    for name in _SAFETENSORS:
+        when(name, session.saving)
+
+
+_SAFETENSORS = ("safetensors.torch", "safetensors.numpy")  # those for other libraries call NumPy's
+
+
+def _hook_safetensors(_: Any = None, *, session: Any) -> None:
+    """Now or, where torch was imported by that module itself, at the first step."""
+    for name in _SAFETENSORS:
+        module = sys.modules.get(name)
+        save_file = getattr(module, "save_file", None)
+        if save_file is not None and not hasattr(save_file, "_repro"):
+            module.save_file = _telling(save_file, session)  # type: ignore[union-attr]
+
+
+def _telling(save: Any, session: Any) -> Any:
+    """A function of what is saved, where, and with which texts beside it, after which the session is told."""
+
+    @functools.wraps(save)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        out = save(*args, **kwargs)
+        arguments = inspect.signature(save).bind(*args, **kwargs).arguments
+        value, file = list(arguments.values())[:2]
+        texts = {name: text for name, text in dict(arguments.get("metadata") or {}).items() if name != "format"}
+        session.saved(_path(file), {**value, "__metadata__": texts} if texts else value)
+        return out
+
+    call._repro = True  # type: ignore[attr-defined]
+    return call
+
+
+class Written:
+    """Files that the program opens to write, as Python's audit events tell; at most `_MOST`.
+
+    What is written to them is not looked at, unless by torch.save or safetensors. Left out are devices, files of
+    interpreters and packages, hidden folders (caches lie there), the caches of torch's and Triton's compilers, what is
+    written below `out`, and what the program removes again.
+
+    Args:
+        out: The recorder's own folder.
+        moved: Told of what the program renames: the path before, and the path after.
+        copied: Told of what it copies or links: the path of what is there, and the new one.
+
+    Attributes:
+        paths: Where they lie.
+    """
+
+    def __init__(
+        self,
+        out: str,
+        moved: Callable[[str, str], None] = lambda *_: None,
+        copied: Callable[[str, str], None] = lambda *_: None,
+    ) -> None:
+        self.paths: set[str] = set()
+        self._out, self._moved, self._copied = f"{out}/", moved, copied
+        caches = [os.path.abspath(folder) for name in _CACHES if (folder := os.environ.get(name))]  # noqa: PTH100
+        caches.append(f"{tempfile.gettempdir()}/torchinductor_")
+        self._left_out = (self._out, f"{sys.prefix}/", "/dev/", "/proc/", "/sys/", *caches)
+        self._around = [f"{PurePath(out).parent}/"]  # may lie in a hidden folder themselves
+        with contextlib.suppress(OSError):  # it was removed
+            self._around.append(f"{Path.cwd()}/")
+        hear({event: functools.partial(does, self) for event, does in _EVENTS.items()})
+
+    @property
+    def names(self) -> set[str]:
+        """What they are called."""
+        return {PurePath(path).name for path in self.paths}
+
+    def _opened(self, file: Any, mode: Any, flags: Any) -> None:
+        writes = isinstance(mode, str) and bool(set("wax+") & set(mode))
+        writes = writes or (mode is None and isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR)))
+        if not writes or len(self.paths) >= _MOST:
+            return
+        path = _absolute(file)
+        if path.startswith(self._left_out) or path.endswith((".pyc", ".lock")):
+            return
+        within = max((len(folder) for folder in self._around if path.startswith(folder)), default=0)
+        if path and not any(part.startswith((".", "__")) for part in path[within:].split("/")):
+            self.paths.add(path)
+
+    def _renamed(self, source: Any, target: Any, source_folder: int, target_folder: int) -> None:
+        before, after = _absolute(source), _absolute(target)
+        if source_folder != -1 or target_folder != -1 or not before or not after or before.startswith(self._out):
+            return
+        for path in [path for path in tuple(self.paths) if below(path, before)]:
+            self.paths.discard(path)
+            self.paths.add(after + path[len(before) :])
+        self._moved(before, after)
+
+    def _removed(self, file: Any, *_: Any) -> None:
+        if gone := _absolute(file):
+            self.paths -= {path for path in tuple(self.paths) if below(path, gone)}
+
+    def _linked(self, source: Any, target: Any, *_: Any) -> None:
+        if before := _absolute(source):
+            self._copied(before, _absolute(target))
+
+    def _pointed(self, source: Any, target: Any, *_: Any) -> None:
+        after = _absolute(target)
+        beside = os.path.join(os.path.dirname(after), os.fsdecode(source))  # noqa: PTH118, PTH120 - text, and quick
+        self._copied(os.path.normpath(beside), after)
+
+
+_EVENTS: dict[str, Callable[..., None]] = {
+    "open": Written._opened,
+    "os.rename": Written._renamed,
+    "os.remove": Written._removed,
+    "shutil.rmtree": Written._removed,
+    "os.link": Written._linked,
+    "os.symlink": Written._pointed,
+    "shutil.copyfile": Written._linked,
+}
+_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+_MOST = 100
+
+
+def below(path: str, folder: str) -> bool:
+    """Whether a path is that of a folder, or of what lies in it."""
+    return path == folder or path.startswith(f"{folder}/")
+
+
+def _absolute(file: Any) -> str:
+    """A file's path, from the root; '' for a number of an open one."""
+    return os.path.abspath(os.fsdecode(file)) if isinstance(file, (str, bytes, os.PathLike)) else ""  # noqa: PTH100
+
+
+def _path(file: Any) -> str:
+    """The path of a file that the program writes; '' for what has none."""
+    if not isinstance(file, (str, os.PathLike)):
+        file = getattr(file, "name", "")
+    return _absolute(file) if file else ""
+
+
+def content(value: Any) -> tuple[Tensors, str]:
+    """What a file holds, and what of it is not looked at, in words; '' for nothing.
+
+    Tensors, as which arrays of NumPy count, by their path; all numbers of each kind as one and all texts as one, in
+    the order of their paths, and the lengths of lists. With the texts are bytes, None, names of dtypes and the like,
+    and integers of more than 64 bits. Of modules that are saved whole, the numbers and texts of their parts count too.
+    Left out is what measures time, speed or memory by its name, what is the time, and what `_PASSING` fits.
+    """
+    collected = _Content()
+    for path, item in everything(value, plain=_plain):
+        collected.add(path or "value", item)
+    return collected.rows(), collected.left_out()
+
+
+class _Content:
+    """What a file holds, by kinds."""
+
+    def __init__(self) -> None:
+        self._tensors = Tensors()
+        self._integers: list[tuple[str, int]] = []
+        self._floats: list[tuple[str, float]] = []
+        self._texts: list[tuple[str, bytes]] = []
+        self._lengths: Counter[str] = Counter()
+        self._passing, self._timed, self._dark, self._others = 0, list[str](), list[str](), Counter[str]()
+
+    def add(self, name: str, item: Any) -> None:
+        """One value, and its path."""
+        if isinstance(item, torch.Tensor):
+            if why := unreadable(item):
+                self._dark.append(why)
+            else:
+                self._tensors[name] = item.detach()
+            return
+        text = None if isinstance(item, (int, float)) else _text(item)
+        parent = _INDEX.sub("", name)
+        key = parent.rpartition(".")[2]
+        if _measures_time(key) or is_clock(item):
+            self._timed.append(key)
+            return
+        if text is None and not isinstance(item, (int, float)):
+            self._others[type(item).__name__] += 1
+            return
+        if text is not None and _PASSING.search(text):
+            self._passing += 1
+            return
+        if parent != name:
+            self._lengths[parent] += 1
+        if isinstance(item, float):
+            self._floats.append((name, float(item)))
+        elif isinstance(item, int):
+            if -(1 << 63) <= item < 1 << 63:
+                self._integers.append((name, int(item)))
+            else:
+                self._texts.append((name, f"int {item:x}".encode()))
+        elif text is not None:
+            raw = bytes(item) if isinstance(item, (bytes, bytearray)) else text.encode("utf-8", "surrogatepass")
+            self._texts.append((name, f"{type(item).__name__} ".encode() + raw))
+
+    def rows(self) -> Tensors:
+        """By the names that they have in the trace."""
+        tensors = dict(sorted(of_parts(self._tensors).items()))
+        # where the numbers of one list end and those of the next begin
+        lengths = self._lengths.items() if len(self._lengths) > 1 else ()
+        kinds: list[tuple[str, Iterable[tuple[str, float]], torch.dtype]] = [
+            ("integers", self._integers, torch.int64),
+            ("floats", self._floats, torch.float64),
+            ("lengths", lengths, torch.int64),
+        ]
+        for kind, numbers, dtype in kinds:
+            if values := [number for _, number in sorted(numbers)]:
+                tensors[_free(kind, tensors)] = torch.tensor(values, dtype=dtype, device="cpu")
+        if self._texts:
+            tensors[_free("texts", tensors)] = folded(text for _, text in sorted(self._texts))
+        return tensors
+
+    def left_out(self) -> str:
+        """What is not among them, in words."""
+        remarks = [
+            _number_of(self._passing, "text", "that look like paths or dates"),
+            _number_of(len(self._timed), "value", f"of time or memory ({_some(self._timed)})"),
+            _number_of(len(self._dark), "tensor", f"({_some(self._dark)})"),
+            _number_of(self._others.total(), "object", f"({_some(self._others)})"),
+        ]
+        return ", ".join(remark for remark in remarks if remark)
+
+
+_measures_time = functools.lru_cache(4096)(measures_time)
+_INDEX = re.compile(r"(?:\.\d+)+$")
+"""Places in lists: what is in a list is called as the list is."""
+
+_PASSING = re.compile(
+    r"[/\\]"  # paths and addresses
+    r"|\d{4}-\d\d-\d\d|(?<!\d)20\d{6}(?:[-_T]?\d{4,6})?(?!\d)|(?<!\d)\d{1,2}\.\d{1,2}\.20\d\d(?!\d)"  # dates
+    r"|(?<!\d)\d{1,2}:\d\d(?!\d)|(?<!\d)\d\d-\d\d-\d\d(?!\d)"  # times of day
+    r"|(?<![0-9a-f])(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}|[0-9a-f]{40})(?![0-9a-f])"  # UUIDs
+    r"|(?<!\d)(?:\d{1,3}\.){3}\d{1,3}(?!\d)|\b0x[0-9a-f]{6,}",  # of a host, of memory
+    re.IGNORECASE,
+)
+"""Texts that are others in every run, or, as the hash that names it, for every commit."""
+
+MADE_UP = re.compile(rf"{_PASSING.pattern}|tmp|temp", re.IGNORECASE)
+"""Names of folders that are others in every run."""
+
+_WRITTEN_OUT = (complex, enum.Enum, torch.dtype, torch.device, torch.layout)
+_MODULES = ("datetime", "decimal", "fractions", "uuid", "pathlib")
+
+
+def _text(value: Any) -> str | None:
+    """What stands for a value that is as good as a text; None for any other."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (bytes, bytearray)):
+        return value.decode("ascii") if value.isascii() else ""
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if value is None or isinstance(value, _WRITTEN_OUT) or type(value).__module__ in _MODULES:
+        return str(value)
+    return None
+
+
+def _plain(value: Any) -> Any:
+    """Modules as their state, arrays as tensors or lists, NumPy's numbers as Python's, records as mappings."""
+    if isinstance(value, (torch.Tensor, int, float, str)):
+        return value
+    if isinstance(value, torch.nn.Module):
+        return {**value.state_dict(), "__attributes__": _attributes(value)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping)):
+        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    if isinstance(value, (argparse.Namespace, types.SimpleNamespace)):
+        return vars(value)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic):
+        return value.item()
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        if value.dtype.kind in "OSU":
+            return value.tolist()
+        with contextlib.suppress(TypeError, ValueError):  # a kind or an order of bytes that torch has not
+            return torch.from_numpy(numpy.ascontiguousarray(value))
+    return value
+
+
+def _attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """Of each part its class and its numbers and texts, such as a rate of dropout, which its state does not hold."""
+    return {
+        name: {"class": type(part).__qualname__}
+        | {key: value for key, value in vars(part).items() if key[:1] != "_" and isinstance(value, (int, float, str))}
+        for name, part in module.named_modules()
+    }
+
+
+def _free(name: str, taken: Iterable[str]) -> str:
+    """A name that the file's own tensors do not have."""
+    return name if name not in taken else _free(f"{name}#1", taken)
+
+
+def _number_of(number: int, what: str, how: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''} {how}" if number else ""
+
+
+def _some(names: Iterable[str]) -> str:
+    every = sorted(set(names))
+    return ", ".join(every[:2]) + (", ..." if len(every) > 2 else "")

@@ -1,0 +1,1 @@
+"""Folders that models and tokenizers are saved to, read within bounds."""

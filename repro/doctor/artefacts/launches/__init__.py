@@ -1,0 +1,1 @@
+"""Launches: shell scripts, Python launchers and argv, read into what they would start."""

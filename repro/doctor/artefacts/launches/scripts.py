@@ -1,0 +1,354 @@
+"""Launch scripts and argv, read into what they would start."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from repro.doctor.artefacts.kinds import Flag, Launch, Reader, Variable
+from repro.doctor.artefacts.launches.python import started
+from repro.doctor.artefacts.launches.system import ENTRY, MODULE, of_trainer, system_of
+from repro_golden.base.checks import Where
+from repro_golden.base.errors import ReproError
+
+__all__ = ["LAUNCH", "launch_of_argv", "launch_of_words", "read_launch"]
+
+_LARGEST = 1 << 20
+_SHELLS = (".sh", ".bash")
+_LISTS = (".txt", ".args")
+_FLAG = re.compile(r"--[A-Za-z]")
+_SHEBANG = re.compile(rb"#!.*\b(ba|da|z|k)?sh\b")
+_STARTS = re.compile(rb"train\w*\.py|-m (slime|miles|relax)\b|torchrun|torch\.distributed|ray job submit")
+_ASSIGNED = re.compile(r"[A-Za-z_]\w*=")
+
+Placed = tuple[str, Where]
+"""A word and where it was written."""
+
+
+class NoFlagsError(ReproError):
+    """A Python file that starts a trainer with nothing that can be read."""
+
+
+# -- which files are
+
+
+def _fits(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        head = file.read(_LARGEST)
+    if b"\0" in head:
+        return False
+    if path.suffix in _SHELLS or _SHEBANG.match(head):
+        return b"--" in head and _STARTS.search(head) is not None
+    if path.suffix in _LISTS:
+        lines = [line.strip() for line in head.decode(errors="replace").splitlines()]
+        lines = [line for line in lines if line and not line.startswith("#")]
+        return bool(lines) and bool(_FLAG.match(lines[0])) and sum(bool(_FLAG.match(x)) for x in lines) * 2 > len(lines)
+    if path.suffix == ".py":
+        return b"execute_train(" in head and re.search(rb"[\"' ]--[a-z]", head) is not None
+    return False
+
+
+def _read(path: Path) -> Iterable[Launch]:
+    try:
+        return [read_launch(path)]
+    except NoFlagsError:
+        return []  # a module that hands on what others build
+
+
+LAUNCH = Reader("launch script", _fits, _read)
+"""Shell scripts, files of flags and Python launchers."""
+
+
+def read_launch(path: Path, arguments: Sequence[str] | None = None) -> Launch:
+    """Read a launch script.
+
+    Args:
+        path: A shell script, a file of flags, or a Python launcher.
+        arguments: What the script is started with; None where that is not known.
+
+    Raises:
+        ReproError: If it cannot be read, or starts no trainer.
+    """
+    try:
+        with path.open("rb") as file:
+            source = file.read(_LARGEST + 1)
+    except OSError as error:
+        raise ReproError(f"{path} cannot be read: {error.strerror or error}") from None
+    if len(source) > _LARGEST:
+        raise ReproError(f"{path} is larger than 1 MiB: no launch script")
+    if b"\0" in source:
+        raise ReproError(f"{path} is no text")
+    text = source.decode(errors="replace")
+    if path.suffix == ".py":
+        call = started(text, path)
+        if call is None:
+            raise NoFlagsError(f"{path} gives execute_train no flags that can be read")
+        cluster = [("ray", "start", "--head", "--num-gpus", call.gpus)] if call.gpus else []
+        return launch_of_words(path, call.words, text=text, env=call.env, commands=cluster, submitted=True)
+    if path.suffix in _LISTS and not _SHEBANG.match(source):
+        return launch_of_words(path, _listed(text, path), text=text)
+    return _script(source, text, path, arguments)
+
+
+def launch_of_argv(words: Sequence[str]) -> Launch:
+    """What a command line starts.
+
+    Args:
+        words: The words behind ``--``: ``python train.py --x 1``, flags alone, or ``bash run.sh``.
+
+    Raises:
+        ReproError: If it names a script that cannot be read, or starts no trainer.
+    """
+    if len(words) >= 2 and words[0] in ("bash", "sh") and not words[1].startswith("-"):
+        return read_launch(Path(words[1]), words[2:])
+    placed = [(word, Where("argv", item=word)) for word in words]
+    return launch_of_words(Path("argv"), placed, text=shlex.join(words))
+
+
+def _listed(text: str, path: Path) -> list[Placed]:
+    placed: list[Placed] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.strip().removesuffix("\\")
+        try:
+            tokens = shlex.split(line, comments=True)
+        except ValueError:
+            tokens = line.split()
+        placed += [(word, Where(str(path), number, item=word)) for word in tokens]
+    return placed
+
+
+# -- shell scripts
+
+
+def _script(source: bytes, text: str, path: Path, arguments: Sequence[str] | None) -> Launch:
+    # tree-sitter is of no use to `--list` and to other kinds
+    from repro.doctor.artefacts.shell_scripts.reading import Command, Setting, read_script
+
+    script = read_script(source, path, arguments)
+    best: tuple[tuple[bool, int, int], Command, list[Placed]] | None = None
+    commands: list[list[Placed]] = []
+    for number, command in enumerate(script.commands):
+        placed = [(word.text, Where(word.path, word.line, item=word.text)) for word in command.words]
+        commands.append(placed)
+        start = _entry(placed)
+        count = sum(bool(_FLAG.match(word)) for word, _ in _trainer(placed)[1])
+        rank = (start is not None and count > 0, count, number)
+        if count and (best is None or rank > best[0]):
+            best = (rank, command, placed)
+    if best is None:
+        raise ReproError(f"{path} starts no trainer: no command of it has flags")
+    _, command, placed = best
+
+    def variable(setting: Setting) -> Variable:
+        value = "".join(part.text for part in setting.value or ())
+        origin = "unset" if setting.value is None else "prefix" if setting.prefix else "export"
+        where = Where(setting.where.path, setting.where.line, setting.name, value)
+        return Variable(value, origin, where)  # type: ignore[arg-type]
+
+    env = {name: variable(setting) for name, setting in command.exported.items()}
+    env |= {setting.name: variable(setting) for setting in command.settings}
+    settings = [(setting.name, variable(setting)) for setting in script.settings]
+    lines = {str(path): text}
+    return launch_of_words(
+        path,
+        placed,
+        text=text,
+        env={name: exported for name, exported in env.items() if exported.origin != "unset"},
+        settings=settings,
+        commands=[tuple(word for word, _ in other) for other in commands if other is not placed],
+        sources=lines,
+        missing=[Where(word.path, word.line, "source", word.text) for word in script.missing],
+    )
+
+
+# -- words
+
+
+def launch_of_words(
+    path: Path,
+    words: Sequence[Placed],
+    *,
+    text: str,
+    env: Mapping[str, Variable] | None = None,
+    settings: Sequence[tuple[str, Variable]] = (),
+    commands: Sequence[tuple[str, ...]] = (),
+    sources: Mapping[str, str] | None = None,
+    submitted: bool = False,
+    missing: Sequence[Where] = (),
+) -> Launch:
+    """A launch by its command's words.
+
+    Args:
+        path: What it was read from.
+        words: The whole command, with what stands in front of the trainer.
+        text: The script.
+        env: Exported variables.
+        settings: All settings, in order.
+        commands: The script's other commands.
+        sources: Texts by path, to find lines of a runtime environment in.
+        missing: Files that it sources and that are not there.
+        submitted: Whether it is known to be a Ray job, whatever the words say.
+    """
+    front, trainer = _trainer(words)
+    flags = _flags(trainer)
+    more = _prefixes(front) + _runtime_variables(front, flags, sources or {})
+    variables = dict(env or {}) | dict(more)
+    start = _entry(words)
+    entry = "" if start is None else words[start][0]
+    program = [word for word, _ in front if word.endswith(".py")]
+    entry = ENTRY.match(entry)[1] if (ENTRY.match(entry)) else entry or (program[-1] if program else "")  # type: ignore[index]
+    argv = [word for word, _ in _command(words)]
+    return Launch(
+        path,
+        tuple(argv),
+        {flag.name: flag for flag in flags},
+        tuple(flags),
+        variables,
+        (*settings, *more),
+        system_of(path, text, entry, argv, flags, variables),
+        of_trainer(path, text, entry, argv, flags),
+        entry,
+        submitted or _submits(front),
+        tuple(commands),
+        text,
+        tuple(missing),
+    )
+
+
+def _entry(placed: Sequence[Placed]) -> int | None:
+    """Where the trainer's program stands."""
+    for number, (word, _) in enumerate(placed):
+        if number and placed[number - 1][0] == "-m" and MODULE.match(word):
+            return number
+        if ENTRY.match(word) and not word.startswith("-"):
+            return number
+    return None
+
+
+def _command(placed: Sequence[Placed]) -> Sequence[Placed]:
+    """The command without what submits it and variables in front of it."""
+    names = [word for word, _ in placed]
+    if "--" in names and names[0].rpartition("/")[2] in ("ray", "srun", "docker", "kubectl", "accelerate"):
+        placed = placed[names.index("--") + 1 :]
+    while placed and (_ASSIGNED.match(placed[0][0]) or placed[0][0] in ("env", "exec", "nohup", "time")):
+        placed = placed[1:]
+    return placed
+
+
+def _trainer(placed: Sequence[Placed]) -> tuple[Sequence[Placed], Sequence[Placed]]:
+    """The words up to the trainer's program, and those behind it: its own flags."""
+    start = _entry(placed)
+    if start is None:
+        names = [word for word, _ in placed]
+        begin = names.index("--") + 1 if "--" in names else 0
+        scripts = [n for n in range(begin, len(names)) if names[n].endswith(".py") and not names[n].startswith("-")]
+        first = [n for n in range(begin, len(names)) if _FLAG.match(names[n])]
+        start = scripts[0] if scripts else (first[0] - 1 if first else len(names) - 1)
+    return placed[: start + 1], placed[start + 1 :]
+
+
+def _submits(front: Sequence[Placed]) -> bool:
+    names = [word for word, _ in front]
+    return any(names[n : n + 3] == ["ray", "job", "submit"] for n in range(len(names)))
+
+
+_SOME = re.compile(r"\$(@|\*|\{\w+\[[@*]\][^}]*\}|\{?\w*(ARGS|FLAGS|OPTS|OPTIONS|PARAMS)\w*\}?)", re.IGNORECASE)
+"""What is not known and may hold flags: it is nobody's value."""
+
+
+def _flags(placed: Sequence[Placed]) -> list[Flag]:
+    flags: list[tuple[str, list[str], Where]] = []
+    for word, where in placed:
+        if _FLAG.match(word):
+            name, equals, value = word.partition("=")
+            flags.append((name, [value] if equals else [], where))
+        elif flags and not _SOME.fullmatch(word) and word != "--":
+            flags[-1][1].append(word)
+    return [Flag(name, tuple(values), _said(where, name, values)) for name, values, where in flags]
+
+
+def _said(where: Where, name: str, values: Sequence[str]) -> Where:
+    return Where(where.path, where.line, name, " ".join(values)[:200])
+
+
+# -- variables
+
+
+def _prefixes(front: Sequence[Placed]) -> list[tuple[str, Variable]]:
+    """``env NAME=value python train.py``."""
+    variables = []
+    for word, where in front:
+        if _ASSIGNED.match(word):
+            name, _, value = word.partition("=")
+            variables.append((name, Variable(value, "prefix", Where(where.path, where.line, name, value[:200]))))
+    return variables
+
+
+def _runtime_variables(
+    front: Sequence[Placed], flags: Sequence[Flag], sources: Mapping[str, str]
+) -> list[tuple[str, Variable]]:
+    """Variables of a Ray job's runtime environment, and of ``--train-env-vars``."""
+    held: list[tuple[str, Where]] = []
+    for number, (word, where) in enumerate(front):
+        name, equals, value = word.partition("=")
+        if name == "--runtime-env-json":
+            if equals:
+                held.append((value, where))
+            elif number + 1 < len(front):
+                held.append(front[number + 1])
+    values: dict[str, str] = {}
+    places: dict[str, Where] = {}
+    for text, where in held:
+        for key, value in _env_vars(text).items():
+            values[key] = value
+            places[key] = _line_of(key, where, sources)
+    for flag in flags:
+        if flag.name == "--train-env-vars" and flag.values:
+            for key, value in _pairs(flag.values[0]).items():
+                values[key], places[key] = value, flag.where
+    return [
+        (key, Variable(value, "runtime-env", Where(places[key].path, places[key].line, key, value[:200])))
+        for key, value in values.items()
+    ]
+
+
+_STRING = r'"((?:[^"\\]|\\.)*)"'
+
+
+def _env_vars(text: str) -> dict[str, str]:
+    try:
+        held = json.loads(text)
+    except (ValueError, RecursionError):
+        # what a shell puts in is no JSON yet
+        _, key, rest = text.partition('"env_vars"')
+        return {m[1]: m[2] if m[2] is not None else m[3] for m in _LOOSE.finditer(rest)} if key else {}
+    inner = held.get("env_vars") if isinstance(held, dict) else None
+    return {str(k): _text(v) for k, v in inner.items()} if isinstance(inner, dict) else {}
+
+
+_LOOSE = re.compile(rf'"([A-Za-z_]\w*)"\s*:\s*(?:{_STRING}|([^\s,{{}}"]+))')
+
+
+def _pairs(text: str) -> dict[str, str]:
+    try:
+        held = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return {str(k): _text(v) for k, v in held.items()} if isinstance(held, dict) else {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _line_of(key: str, where: Where, sources: Mapping[str, str]) -> Where:
+    """The line of a variable in a runtime environment: mostly a string of several lines, set further up."""
+    lines = sources.get(where.path, "").splitlines()
+    places = [n for n, line in enumerate(lines, 1) if re.search(rf'\\?"{re.escape(key)}\\?"\s*:', line)]
+    near = [n for n in places if where.line is not None and n >= where.line] or places
+    return Where(where.path, near[0] if near else where.line)

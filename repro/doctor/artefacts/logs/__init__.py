@@ -1,0 +1,1 @@
+"""Logs, read once in bounded memory, and what rules ask of their lines."""

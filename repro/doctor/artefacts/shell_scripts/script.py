@@ -1,0 +1,259 @@
+"""What is read of a shell script, and what its branches leave."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tree_sitter import Node
+
+from repro.doctor.artefacts.shell_scripts.values import Part, Scope, Value, Word, known, plain, text_of
+from repro.doctor.artefacts.shell_scripts.words import expand
+
+__all__ = ["Command", "Script", "Setting", "Sources", "merge", "parts_of", "starts", "substitute"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A variable of the environment that a script sets.
+
+    Attributes:
+        name: The variable.
+        value: Its value; None where it is unset.
+        where: The word that sets it, for its file and line.
+        prefix: Whether it stands before one command.
+    """
+
+    name: str
+    value: Value | None
+    where: Word
+    prefix: bool = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that the script would run.
+
+    Attributes:
+        words: Its words.
+        settings: Variables set in front of it.
+        exported: What is exported when it runs.
+    """
+
+    words: tuple[Word, ...]
+    settings: tuple[Setting, ...]
+    exported: dict[str, Setting]
+
+
+@dataclass
+class Script:
+    """What was read.
+
+    Attributes:
+        commands: In order.
+        settings: Exports, unsets and prefixes in order.
+        missing: Files near it that it sources and that are not there, with the word that names them.
+        cut: Why reading stopped early; '' where it did not.
+    """
+
+    commands: list[Command] = field(default_factory=list)
+    settings: list[Setting] = field(default_factory=list)
+    missing: list[Word] = field(default_factory=list)
+    cut: str = ""
+
+
+def starts(command: Command) -> bool:
+    """Whether it starts something that takes flags."""
+    return sum(word.text.startswith("--") for word in command.words) > 2
+
+
+def parts_of(clause: Node) -> tuple[list[Node], list[Node]]:
+    """The statements of a condition, and those of what follows it."""
+    condition: list[Node] = []
+    body: list[Node] = []
+    current = body if clause.type == "else_clause" else condition
+    for child in clause.children:
+        if child.type == "then":
+            current = body
+        elif child.type in ("elif_clause", "else_clause"):
+            continue
+        elif child.is_named and child.type != "comment":
+            current.append(child)
+    return condition, body
+
+
+def merge(scope: Scope, after: Sequence[Scope]) -> None:
+    """Put together what branches left."""
+    for name in {name for branch in after for name in branch.scalars}:
+        held = [branch.scalars[name] for branch in after if name in branch.scalars]
+        if name in scope.scalars and len(held) < len(after):
+            held.append(scope.scalars[name])
+        if len({plain(word.value) for word in held}) == 1:
+            scope.scalars[name] = held[-1]
+        else:
+            scope.scalars[name] = held[-1]._replace(value=(Part(f"${{{name}}}", False),))
+    for name in {name for branch in after for name in branch.arrays}:
+        changed = [
+            branch.arrays[name]
+            for branch in after
+            if name in branch.arrays and branch.arrays[name] is not scope.arrays.get(name)
+        ]
+        if changed:
+            scope.arrays[name] = changed[-1]
+
+
+# -- what a command substitution of a shell script gives, where that can be said without running it
+
+
+def substitute(node: Node, scope: Scope) -> Value | None:
+    """What ``$(...)`` gives where a reader can say it: the script's folder, a here-document, an echo."""
+    inner = node.named_children
+    if len(inner) != 1:
+        return None
+    value = _output(inner[0], scope, 0)
+    return None if value is None else _stripped(value)
+
+
+def _output(node: Node, scope: Scope, depth: int) -> Value | None:
+    if depth > 8:
+        return None
+    if node.type == "redirected_statement" and node.named_children:
+        for redirect in node.named_children[1:]:
+            if redirect.type == "heredoc_redirect":
+                return _heredoc(node.named_children[0], redirect, scope)
+            if redirect.type != "file_redirect":
+                return None
+        return _output(node.named_children[0], scope, depth + 1)
+    if node.type == "list":
+        left, *_, right = node.named_children
+        argv = _simple(left, scope)
+        if argv and argv[0] == "cd" and _simple(right, scope) in (["pwd"], ["pwd", "-P"]):
+            target = [word for word in argv[1:] if not word.startswith("-")]
+            return (Part(_absolute(target[0])),) if len(target) == 1 else None
+        return None
+    argv = _simple(node, scope)
+    if not argv:
+        return None
+    name, *operands = argv
+    operands = [word for word in operands if not re.fullmatch(r"-[a-zA-Z-]*", word)]
+    if name == "dirname" and len(operands) == 1:
+        return (Part(posixpath.dirname(operands[0]) or "."),)
+    if name == "basename" and len(operands) in (1, 2):
+        return (Part(posixpath.basename(operands[0]).removesuffix("".join(operands[1:]))),)
+    if name in ("realpath", "readlink") and len(operands) == 1:
+        return (Part(_absolute(operands[0])),)
+    if name == "echo" and argv[1:] == operands:
+        return (Part(" ".join(operands)),)
+    if name == "seq" and 1 <= len(operands) <= 3 and all(re.fullmatch(r"\d{1,6}", word) for word in operands):
+        last = int(operands[-1])
+        begin = int(operands[0]) if len(operands) > 1 else 1
+        step = int(operands[1]) if len(operands) == 3 else 1
+        numbers = range(begin, last + 1, step) if step else range(0)
+        return (Part("\n".join(map(str, numbers))),) if len(numbers) <= 10_000 else None
+    return None
+
+
+def _simple(node: Node, scope: Scope) -> list[str] | None:
+    """The words of a command that are all known."""
+    if node.type == "redirected_statement" and node.named_children:
+        node = node.named_children[0]
+    if node.type != "command":
+        return None
+    words = [
+        word
+        for child in node.named_children
+        if not child.type.endswith("_redirect")
+        for part in (child.named_children if child.type == "command_name" else [child])
+        for word in expand(part, scope)
+    ]
+    return [word.text for word in words] if words and all(known(word.value) for word in words) else None
+
+
+def _absolute(text: str) -> str:
+    """A path as the script sees it when it is started from here."""
+    return posixpath.normpath(posixpath.join(Path.cwd().as_posix(), text))
+
+
+def _heredoc(command: Node, redirect: Node, scope: Scope) -> Value | None:
+    if _simple(command, scope) not in (["cat"], ["cat", "-"]):
+        return None
+    start = next((c for c in redirect.named_children if c.type == "heredoc_start"), None)
+    body = next((c for c in redirect.named_children if c.type == "heredoc_body"), None)
+    if start is None or body is None:
+        return None
+    if set(text_of(start)) & set("'\"\\"):
+        return (Part(text_of(body)),)
+    return tuple(part for word in expand(body, scope, split=False) for part in word.value)
+
+
+def _stripped(value: Value) -> Value:
+    """Without the line ends that a substitution drops."""
+    *head, last = value or (Part(""),)
+    return (*head, last._replace(text=last.text.rstrip("\n")))
+
+
+# -- which files a launch script reads: those of its own checkout, as its author meant them
+
+_CHECKOUT = re.compile(r"/(?:slime|miles|[Rr]elax)/((?:scripts|examples)/.+)")
+"""/root/slime is where the trainers' images have the checkout that a script is of."""
+
+
+class Sources:
+    """The files that a script may read: below its checkout, else below the folder above its own.
+
+    Args:
+        path: The script.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._root = _root_of(path)
+        self._relative = not path.is_absolute()
+
+    def find(self, text: str, folder: Path) -> Path | None:
+        """The file of a `source`, if it may be read.
+
+        Args:
+            text: What the script says.
+            folder: That of the script that says it.
+        """
+        if self._root is None or "\0" in text or not text or text.startswith("~"):
+            return None
+        path = Path(posixpath.normpath(folder / text))
+        try:
+            if path.resolve().is_relative_to(self._root) and path.is_file():
+                return self._named(path)
+            if (match := _CHECKOUT.search(text)) and (self._root / match[1]).resolve().is_relative_to(self._root):
+                return self._named(self._root / match[1]) if (self._root / match[1]).is_file() else None
+        except (OSError, RuntimeError):
+            pass
+        return None
+
+    def missing(self, text: str) -> bool:
+        """Whether a path says of itself where it is, and is not there."""
+        try:
+            known = self._root is not None and "\0" not in text and text.startswith("/") and not _CHECKOUT.search(text)
+            return known and not Path(posixpath.normpath(text)).exists()
+        except OSError:
+            return False
+
+    def _named(self, path: Path) -> Path:
+        """As the user named the script: from here, if that was."""
+        here = Path.cwd()
+        return path.relative_to(here) if self._relative and path.is_relative_to(here) else path
+
+
+def _root_of(path: Path) -> Path | None:
+    """The checkout that a script lies in; else the folder above its own."""
+    try:
+        if not path.is_file():
+            return None
+        folders = path.resolve().parents
+        for folder in folders[:5]:
+            if (folder / ".git").exists() or (folder / "scripts" / "models").is_dir():
+                return folder
+    except (OSError, RuntimeError):
+        return None
+    return folders[min(1, len(folders) - 1)]

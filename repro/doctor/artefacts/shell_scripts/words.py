@@ -1,0 +1,378 @@
+"""Words of a shell script with what stands in variables put in: expansion as bash does it, without running anything.
+
+What only a running shell can know (``$(nvidia-smi)``, variables that come from outside) stays as written.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from tree_sitter import Node
+
+from repro.doctor.artefacts.shell_scripts.values import (
+    LONGEST,
+    BoundError,
+    Fields,
+    Part,
+    Scope,
+    Value,
+    Word,
+    ansi,
+    joined,
+    known,
+    number,
+    plain,
+    scalar,
+    text_of,
+    unescaped,
+    unquoted,
+)  # fmt: skip
+
+__all__ = ["expand", "expand_all"]
+
+_EXPANSIONS = frozenset(
+    {"simple_expansion", "expansion", "command_substitution", "arithmetic_expansion", "process_substitution"}
+)
+_SEVERAL = re.compile(r'"\$(@|\{(@|\w+\[@\])[^{}"]*\})"')
+"""What becomes no word at all where there is nothing: ``"${A[@]}"``."""
+
+
+def expand(node: Node, scope: Scope, *, split: bool = True) -> list[Word]:
+    """The words that a node becomes.
+
+    Args:
+        node: A word, string, concatenation, expansion ...
+        scope: What is set.
+        split: Whether expansions outside of quotes are split; not in ``NAME=value``, whose result is one word.
+
+    Raises:
+        BoundError: Where it grows too large.
+    """
+    fields = Fields()
+    _add(node, scope, fields, quoted=not split, depth=0)
+    fields.end()
+    if not split:
+        value: Value = tuple(part for number, word in enumerate(fields.done) for part in joined(number, word))
+        return [scope.word(value, node)]
+    return fields.done
+
+
+def expand_all(nodes: Iterable[Node], scope: Scope) -> list[Word]:
+    """The words of several nodes.
+
+    Raises:
+        BoundError: Where they grow too large.
+    """
+    words: list[Word] = []
+    groups: list[list[Node]] = []
+    for node in nodes:
+        # the parser takes `a:$B/c` for two words where it stands in an array
+        if groups and groups[-1][-1].end_byte == node.start_byte and text_of(groups[-1][-1]).endswith("$"):
+            groups[-1].append(node)
+        else:
+            groups.append([node])
+    for group in groups:
+        words += expand(group[0], scope) if len(group) == 1 else [_glued(group, scope)]
+    return words
+
+
+def _glued(group: Sequence[Node], scope: Scope) -> Word:
+    def one(match: re.Match[str]) -> Part:
+        word = scalar(match[1], scope)
+        return Part(match[0], False) if word is None else Part(word.text, known(word.value))
+
+    text, at = "".join(text_of(node) for node in group), 0
+    parts: list[Part] = []
+    for match in re.finditer(r"\$(\w+)", text):
+        parts += [Part(text[at : match.start()]), one(match)]
+        at = match.end()
+    return scope.word((*parts, Part(text[at:])), group[0])
+
+
+def _add(node: Node, scope: Scope, fields: Fields, *, quoted: bool, depth: int) -> None:
+    if depth > 60:
+        raise BoundError("too deep")
+    here = scope.word((), node)
+    kind = node.type
+    if kind == "raw_string":
+        fields.add((Part(text_of(node)[1:-1]),), here)
+    elif kind == "ansi_c_string":
+        fields.add((Part(ansi(text_of(node)[2:-1])),), here)
+    elif kind == "string":
+        if not _SEVERAL.fullmatch(text_of(node)):
+            fields.add((), here)
+        _inside(node, scope, fields, quoted=True, depth=depth, start=1, end=1)
+    elif kind == "translated_string":
+        for child in node.named_children:
+            _add(child, scope, fields, quoted=True, depth=depth + 1)
+    elif kind in _EXPANSIONS:
+        _expansion(node, scope, fields, quoted=quoted, depth=depth)
+    elif kind == "heredoc_body":
+        _inside(node, scope, fields, quoted=True, depth=depth)
+    elif node.child_count and kind not in ("brace_expression",):
+        _inside(node, scope, fields, quoted=quoted, depth=depth, bare=True)
+    else:
+        fields.add((Part(unescaped(text_of(node))),), here)
+
+
+def _inside(
+    node: Node,
+    scope: Scope,
+    fields: Fields,
+    *,
+    quoted: bool,
+    depth: int,
+    start: int = 0,
+    end: int = 0,
+    bare: bool = False,
+) -> None:
+    """Children of a node, and the text between them (which the parser does not always give a node)."""
+    source = node.text or b""
+    at, last = start, len(source) - end
+    here = scope.word((), node)
+
+    def literal(upto: int) -> None:
+        text = source[at:upto].decode(errors="replace")
+        if text:
+            fields.add((Part(unescaped(text) if bare else unquoted(text)),), here)
+
+    for child in node.children:
+        begin = child.start_byte - node.start_byte
+        if begin < at or child.end_byte == child.start_byte:
+            continue
+        if child.type in _EXPANSIONS or (bare and child.is_named):
+            literal(begin)
+            _add(child, scope, fields, quoted=quoted, depth=depth + 1)
+            at = child.end_byte - node.start_byte
+    if at < last:
+        literal(last)
+
+
+# -- expansions
+
+
+class _Add(Protocol):
+    """Adds an expansion, split or not as its place wants it; written at `origin`, else where the expansion stands."""
+
+    def __call__(self, value: Value, origin: Word | None = None) -> None: ...
+
+
+def _expansion(node: Node, scope: Scope, fields: Fields, *, quoted: bool, depth: int) -> None:
+    here = scope.word((), node)
+
+    def add(value: Value, origin: Word | None = None) -> None:
+        if quoted:
+            fields.add(value, origin or here)
+        else:
+            fields.split(value, origin or here)
+
+    if node.type == "simple_expansion":
+        _named(text_of(node)[1:], node, scope, fields, add, quoted)
+    elif node.type == "expansion":
+        _braced(node, scope, fields, add, quoted, depth)
+    elif node.type == "arithmetic_expansion":
+        add(_arithmetic(node, scope))
+    else:
+        value = scope.substitute(node, scope) if scope.substitute and node.type == "command_substitution" else None
+        add(_unknown(node) if value is None else value)
+
+
+def _unknown(node: Node) -> Value:
+    return (Part(text_of(node), False),)
+
+
+def _named(name: str, node: Node, scope: Scope, fields: Fields, add: _Add, quoted: bool) -> None:
+    """``$NAME``, ``$1``, ``$@``."""
+    if name in ("@", "*"):
+        if scope.positional is None:
+            fields.add(_unknown(node), scope.word((), node))
+        else:
+            _several(scope.positional, fields, quoted and name == "@", quoted)
+        return
+    word = scalar(name, scope)
+    if word is None:
+        add(() if name in scope.arrays else _unknown(node))
+    else:
+        add(word.value, word)
+
+
+def _several(words: Sequence[Word], fields: Fields, apart: bool, quoted: bool) -> None:
+    if apart:
+        fields.several(words)
+    elif quoted:
+        if words:
+            fields.add(tuple(part for number, word in enumerate(words) for part in joined(number, word)), words[0])
+    else:
+        for number, word in enumerate(words):
+            if number:
+                fields.end()
+            fields.split(word.value, word)
+
+
+_BRACED = re.compile(
+    r"^\$\{(?P<hash>[#!])?(?P<name>[A-Za-z_]\w*|\d+|[@*])(?:\[(?P<at>[^\]]*)\])?(?P<op>:?[-+=?]|%%?|##?|//?|\^\^?|,,?|:|@)?",
+)
+
+
+def _braced(node: Node, scope: Scope, fields: Fields, add: _Add, quoted: bool, depth: int) -> None:
+    """``${...}``."""
+    source = text_of(node)
+    match = _BRACED.match(source)
+    if match is None or match["hash"] == "!" or (not match["op"] and match.end() < len(source) - 1):
+        add(_unknown(node))
+    elif match["at"] in ("@", "*") or match["name"] in ("@", "*"):
+        _every(match, node, scope, fields, add, quoted, depth)
+    else:
+        _one(match, node, scope, fields, add, quoted, depth)
+
+
+def _every(match: re.Match[str], node: Node, scope: Scope, fields: Fields, add: _Add, quoted: bool, depth: int) -> None:
+    """``${A[@]}``, ``${#A[@]}``, ``${A[@]:-x}``."""
+    name, op = match["name"], match["op"] or ""
+    words = scope.positional if name in ("@", "*") else scope.arrays.get(name)
+    if words is None and name in scope.scalars:
+        words = [scope.scalars[name]]
+    cut = re.fullmatch(r" *(\d{1,6})(?::(\d{1,6}))?", text_of(node)[match.end() : -1]) if op == ":" else None
+    if words is not None and cut:
+        begin = int(cut[1]) - (name in ("@", "*"))
+        words = words[max(begin, 0) :][: int(cut[2]) if cut[2] else None]
+        _several(words, fields, quoted and "*" not in (match["at"], name), quoted)
+    elif match["hash"]:
+        add(_unknown(node) if words is None else (Part(str(len(words))),))
+    elif words is not None and op in ("", ":-", "-", ":=", "=", ":?", "?") and (words or op in ("", "=", "-", "?")):
+        _several(words, fields, quoted and "*" not in (match["at"], name), quoted)
+    elif op in ("+", ":+", "-", ":-"):
+        if bool(words) == (op in ("+", ":+")):
+            _argument(node, match.end(), scope, fields, add, quoted, depth)
+    else:
+        fields.add(_unknown(node), scope.word((), node))
+
+
+def _one(match: re.Match[str], node: Node, scope: Scope, fields: Fields, add: _Add, quoted: bool, depth: int) -> None:
+    """``${NAME}``, ``${NAME:-x}``, ``${NAME%.sh}``."""
+    name, op = match["name"], match["op"] or ""
+    word = _element(name, match["at"], scope) if match["at"] is not None else scalar(name, scope)
+    if match["hash"]:
+        add((Part(str(len(word.text))),) if word and known(word.value) else _unknown(node))
+    elif op.strip(":") in ("-", "=", "+", "?") and op:
+        there = word is not None and (":" not in op or word.text != "")
+        if op.endswith("+"):
+            if there:
+                _argument(node, match.end(), scope, fields, add, quoted, depth)
+        elif there and word is not None:
+            add(word.value, word)
+        elif op.endswith("?"):
+            add(_unknown(node))
+        else:
+            if op.endswith("="):
+                scope.scalars[name] = scope.word(_argument_value(node, match.end(), scope, depth), node)
+            _argument(node, match.end(), scope, fields, add, quoted, depth)
+    elif word is None:
+        add(() if name in scope.arrays else _unknown(node))
+    elif not op:
+        add(word.value, word)
+    else:
+        argument = _argument_value(node, match.end(), scope, depth)
+        changed = _changed(word.text, op, plain(argument)) if known(word.value) and known(argument) else None
+        add(_unknown(node) if changed is None else (Part(changed),), word)
+
+
+def _element(name: str, at: str, scope: Scope) -> Word | None:
+    if name == "BASH_SOURCE":
+        return scalar(name, scope)
+    try:
+        return scope.arrays[name][int(at)] if name in scope.arrays else None
+    except (ValueError, IndexError):
+        return None
+
+
+def _argument(node: Node, start: int, scope: Scope, fields: Fields, add: _Add, quoted: bool, depth: int) -> None:
+    """The word behind ``:-``: what stands in quotes there is not split."""
+    if quoted:
+        return add(_argument_value(node, start, scope, depth))
+    begin = node.start_byte + len(text_of(node)[:start].encode())
+    at = begin
+    here = scope.word((), node)
+    source = node.text or b""
+
+    def gap(upto: int) -> None:
+        text = source[at - node.start_byte : upto - node.start_byte].decode(errors="replace")
+        if text:
+            fields.split((Part(unescaped(text)),), here)
+
+    for child in _pieces(node, begin):
+        gap(child.start_byte)
+        if child.child_count == 0 and child.type not in ("raw_string", "ansi_c_string"):
+            fields.split((Part(unescaped(text_of(child))),), here)
+        else:
+            _add(child, scope, fields, quoted=False, depth=depth + 1)
+        at = child.end_byte
+    gap(node.end_byte - 1)
+    return None
+
+
+def _pieces(node: Node, begin: int) -> list[Node]:
+    """The nodes of an argument, with concatenations taken apart."""
+    nodes: list[Node] = []
+    for child in node.named_children:
+        if child.start_byte < begin:
+            continue
+        nodes += child.named_children if child.type == "concatenation" else [child]
+    return nodes
+
+
+def _argument_value(node: Node, start: int, scope: Scope, depth: int) -> Value:
+    begin = node.start_byte + len(text_of(node)[:start].encode())
+    fields = Fields()
+    here = scope.word((), node)
+    source = node.text or b""
+    at = begin
+    for child in _pieces(node, begin):
+        fields.add(
+            (Part(source[at - node.start_byte : child.start_byte - node.start_byte].decode(errors="replace")),), here
+        )
+        _add(child, scope, fields, quoted=True, depth=depth + 1)
+        at = child.end_byte
+    fields.add((Part(source[at - node.start_byte : -1].decode(errors="replace")),), here)
+    fields.end()
+    return tuple(part for word in fields.done for part in word.value if part.text)
+
+
+_MATCHED = 4096
+"""Characters of the longest value that patterns are matched with."""
+_EXTENDED = re.compile(r"[*?+@!]\(")
+
+
+def _changed(text: str, op: str, argument: str) -> str | None:
+    """What ``%``, ``#``, ``/``, ``^`` and a slice make of a value; None for what is not read."""
+    if op in ("%", "%%", "#", "##") and (len(text) > _MATCHED or _EXTENDED.search(argument)):
+        return None  # each beginning or end is tried, and `fnmatch` does not know these patterns
+    if op in ("%", "%%"):
+        ends = range(len(text), -1, -1) if op == "%" else range(len(text) + 1)
+        return next((text[:end] for end in ends if fnmatch.fnmatchcase(text[end:], argument)), text)
+    if op in ("#", "##"):
+        starts = range(len(text) + 1) if op == "#" else range(len(text), -1, -1)
+        return next((text[start:] for start in starts if fnmatch.fnmatchcase(text[:start], argument)), text)
+    if op in ("^^", ",,") and not argument:
+        return text.upper() if op == "^^" else text.lower()
+    if op in ("/", "//"):
+        old, _, new = argument.partition("/")
+        if not old or set(old) & set("*?[\\#%"):
+            return None
+        if text.count(old) * len(new) > LONGEST:
+            raise BoundError("a word is too long")
+        return text.replace(old, new, 1 if op == "/" else -1)
+    if op == ":" and (match := re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", argument)):
+        begin = int(match[1])
+        return text[begin : begin + int(match[2])] if match[2] else text[begin:]
+    return None
+
+
+def _arithmetic(node: Node, scope: Scope) -> Value:
+    """``$(( ))`` of whole numbers that are known."""
+    source = text_of(node)
+    result = number(source[3:-2], scope) if source.startswith("$((") else None
+    return _unknown(node) if result is None else (Part(str(result)),)
