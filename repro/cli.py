@@ -16,7 +16,7 @@ __all__ = ["cli"]
     lazy={
         "init": ("repro.commands.init:init", "Prepare a repository: golden/ and DVC."),
         "golden": ("repro.commands.golden:golden", "Record, verify and manage golden runs."),
-        "rollout": ("repro.commands.rollout:rollout", "Record rollouts, and show what was recorded."),
+        "rollout": ("repro.commands.rollout.group:rollout", "Record rollouts, and show what was recorded."),
         "check": ("repro.commands.check:check", "Check one part of a run: does a rollout engine repeat its bits?"),
         "bisect": ("repro.commands.bisect:bisect", "Find the commit of GOOD..BAD that moved the numbers."),
         "history": ("repro.commands.history:history", "List every commit of GOOD..BAD that changed the numbers."),

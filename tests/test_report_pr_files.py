@@ -23,7 +23,7 @@ from pull_kit import NAN, check_text, flat, pair, point, report, with_step
 from test_github import GitHub, github
 
 from repro.__main__ import main
-from repro.commands.report_pr import annotate
+from repro.commands.report.pr import annotate
 from repro.pulls.comment import comment
 from repro.pulls.pair import PairResult
 from repro.pulls.report import junit, page, write_report

@@ -30,7 +30,7 @@ ROOM = 6 * GIB
 """Address space that a command may take on top of what it has after its start: beyond it it gets no memory."""
 MODULES = (
     "torch", "numba", "pyarrow.parquet", "safetensors.torch", "jinja2", "altair", "repro.cli", "repro.commands.diff",
-    "repro.commands.doctor", "repro.commands.rollout_show", "repro.commands.report_publish", "repro.report.bisect",
+    "repro.commands.doctor", "repro.commands.rollout.show", "repro.commands.report.publish", "repro.report.bisect",
     "repro.doctor.run", "repro_golden.trace", "repro_golden.store.golden", "tensorboard",
 )  # fmt: skip
 

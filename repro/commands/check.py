@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from repro.commands.rollout import engine_options
+from repro.commands.rollout.group import engine_options
 from repro.lazy_group import LazyGroup
 from repro.output import emit, json_option, progress
 

@@ -11,7 +11,7 @@ import click
 
 from repro.commands.choose import DashedCommand, command_options, say_python
 from repro.commands.golden_verify import verify
-from repro.commands.rollout import engine_options
+from repro.commands.rollout.group import engine_options
 from repro.lazy_group import LazyGroup
 from repro.output import emit, json_option, progress, strict_names_option, vary_option
 

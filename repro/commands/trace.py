@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from repro.commands.rollout_files import bytes_of, dump_options
+from repro.commands.rollout.files import bytes_of, dump_options
 from repro.output import emit, json_option
 from repro_golden.base.clean import one_line
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from repro.commands.rollout_files import Reading, dump_options, dumps_at, is_ours
+from repro.commands.rollout.files import Reading, dump_options, dumps_at, is_ours
 from repro.output import emit, json_option
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from repro.commands.rollout_convert import convert, write_dumps
-from repro.commands.rollout_show import facts, facts_text, show
+from repro.commands.rollout.convert import convert, write_dumps
+from repro.commands.rollout.show import facts, facts_text, show
 from repro.lazy_group import LazyGroup
 from repro.output import emit, json_option, progress
 from repro_golden.base.systems import SYSTEMS

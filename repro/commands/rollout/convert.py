@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from repro.commands.rollout_files import Reading, dump_options, dumps_at, is_ours
+from repro.commands.rollout.files import Reading, dump_options, dumps_at, is_ours
 from repro.output import emit, json_option, progress
 from repro_golden.base.systems import SYSTEMS, System
 

@@ -1,0 +1,1 @@
+"""`repro rollout`: one module per command."""
