@@ -315,6 +315,8 @@ def main(samples: Path, dumps: Path, limit: float) -> None:
     for kind in ("recorded", *rivals):  # each beside bare steps: what memory it takes is seen here
         bench.block("bare", WARM, -1)
         bench.block(kind, 1 if kind == "DebugMode" else WARM, -1)
+    for kind in ("wide bare", "wide") if limit else ():
+        bench.block(kind, WARM, -1)
     for number in range(ROUNDS):
         for kind, steps in [*FAST, *(BUSY if device.type == "cuda" else [])] if limit else ALONE:
             bench.block(kind, steps, number)

@@ -142,6 +142,7 @@ class Signals:
 
     def _each(self, *, packed: bool, placed: bool) -> Iterator[Row | Packed]:
         pending, at = self._home(), 0
+        result = functools.cache(pending.result)  # of all tensors, which a group whose results lie apart asks for
         for seen in self._seen:
             if isinstance(seen, Row):
                 yield seen
@@ -149,7 +150,8 @@ class Signals:
             if packed and (many := _packed(seen, pending)):
                 yield many
             else:
-                yield from seen.rows(_scans(seen, pending, at), placed=placed)
+                scans = None if seen.batch is None else pending.scans(seen.batch)
+                yield from seen.rows(scans or result()[at : at + len(seen.tensors)], placed=placed)
             at += len(seen.tensors)
 
     def _home(self) -> Pending | PlainPending:
@@ -176,12 +178,6 @@ def _group(phase: str, name: str, tensors: Mapping[str, torch.Tensor], batch: Ba
     if batch is not None and known and known.frames == batch.frames and list(known.tensors) == list(tensors):
         return _Group(phase, name, known.tensors, batch)
     return _Group(phase, name, {key: (tensor.dtype, tuple(tensor.shape)) for key, tensor in tensors.items()}, batch)
-
-
-def _scans(group: _Group, pending: Pending | PlainPending, at: int) -> list[list[Scan]]:
-    """The scans of a group's tensors, the first of which is number `at` of all."""
-    scans = None if group.batch is None else pending.scans(group.batch)
-    return scans or pending.result()[at : at + len(group.tensors)]
 
 
 def _packed(group: _Group, pending: Pending | PlainPending) -> Packed | None:

@@ -1,4 +1,4 @@
-"""One step on its way into a log: the only way rows are checked and packed, whoever records them.
+"""One step on its way into a log: the one place where its signals are checked and packed, whoever records them.
 
 It needs the standard library alone, so that it can run inside a foreign trainer.
 """
@@ -15,15 +15,15 @@ __all__ = ["Step"]
 
 
 class Step:
-    """The signals of the step under way, in the order in which they came, each checked as it comes.
+    """The signals of the step under way, in the order in which they came, each checked as it comes unless it `packs`.
 
     Attributes:
         rows: Those that did not come packed.
         metrics: The numbers among them, by name.
         parts: Whether one rank of several writes. Tensors that hold parts of several then share a name, and one that
             its placement calls whole keeps the placement: it may be one rank's alone, which cannot be told without it.
-        packs: Whether rows may come packed, many at a time. Nobody looks at each then, so none is checked: the names
-            are a recorder's, and `attach.collect` tells apart those that a program chose.
+        packs: Whether rows may come packed (by `signals`), many at a time. Nobody looks at each then, so none is
+            checked: the names are a recorder's, and `attach.collect` tells apart those that a program chose.
     """
 
     def __init__(self, *, parts: bool = False, packs: bool = False) -> None:
@@ -42,7 +42,7 @@ class Step:
         """Take one signal.
 
         Raises:
-            ReproError: an unknown phase, or a signal seen twice in one step.
+            ReproError: an unknown phase, or a signal seen twice in one step; never where it `packs`.
         """
         if not self.packs:
             self._check(row)

@@ -1,1 +1,1 @@
-"""`repro rollout`: one module per command."""
+"""`repro rollout`: its group, its other commands, and what they read."""

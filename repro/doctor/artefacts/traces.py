@@ -22,7 +22,6 @@ _HEADER = 1 << 24
 _STEPS = 1 << 31
 """Bytes of a step log, of some hundreds a step."""
 _HEAD = 1 << 16
-_RUN_FORMAT = 1
 _NEEDED = ("chain", "case", "identity", "recorded", "proofs", "rollouts")
 
 _BROKEN = (
@@ -128,8 +127,10 @@ def _is_golden(path: Path) -> bool:
 
 
 def _read_golden(path: Path) -> Iterator[object]:
+    from repro_golden.store.golden import RUN_FORMAT
+
     record = read_object(path / "run.json", _HEADER)
-    check_format(record.get("format"), _RUN_FORMAT, f"the golden run {path}")
+    check_format(record.get("format"), RUN_FORMAT, f"the golden run {path}")
     if lost := [key for key in _NEEDED if key not in record]:
         raise ReproError(f"{path}/run.json is damaged (no {lost[0]}): `dvc checkout {path}.dvc` brings it back")
     trace = _trace(path / "trace")
