@@ -47,7 +47,7 @@ def test_packed_together_or_one_by_one(taken: list[tuple[str, str, dict[str, tor
         rows = signals.rows()
         packing = Step(packs=True)
         signals.into(packing)
-        assert all(row in rows for row in packing.rows)
+        assert packing.rows and all(row in rows for row in packing.rows)
         for row in late:
             packing.add(row)
         assert packing.end(step, "label") == pack(step, [*rows, *late], "label")
