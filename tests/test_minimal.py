@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from repro_bisect.search.minimal import Minimal, Response, minimal
+from repro_bisect.search.minimal import Asking, Minimal, Response, minimal
 
 MOVES, SAME, SKIP = Response.MOVES, Response.SAME, Response.SKIP
 Does = Callable[[frozenset[int]], Response]
@@ -23,17 +23,28 @@ class Asked:
         self.seen: list[frozenset[int]] = []
 
     def __call__(self, subsets: Sequence[frozenset[int]]) -> list[Response]:
-        """See `minimal.Ask`."""
+        """What they do."""
         assert 1 <= len(subsets) <= self.slots
         assert len({*self.seen, *subsets}) == len(self.seen) + len(subsets), "asked twice"
         self.seen += subsets
         return [self.does(subset) for subset in subsets]
 
 
+def answered(asking: Asking[Minimal], ask: Asked) -> Minimal:
+    """What it finds when it is told what it asks for."""
+    try:
+        subsets = next(asking)
+        while True:
+            subsets = asking.send(ask(subsets))
+    except StopIteration as end:
+        found: Minimal = end.value
+        return found
+
+
 def found_by(count: int, does: Does, slots: int) -> Minimal:
     """The answer, which always moves the numbers."""
     ask = Asked(does, slots)
-    found = minimal(count, ask, slots)
+    found = answered(minimal(count, slots), ask)
     every = frozenset(range(count))
     assert found.asked == len(ask.seen)
     assert not {frozenset(), every} & set(ask.seen)

@@ -28,7 +28,6 @@ from repro_golden.compare.mismatch.bounds import breaches
 from repro_golden.compare.mismatch.change import MismatchChange, mismatch_change
 from repro_golden.compare.traces import Divergence, failed_since, first_difference, jsonable, named_alike, violations
 from repro_golden.repository.checkout import Checkout
-from repro_golden.store.golden import GoldenRun
 from repro_golden.store.rollouts import sampled_by
 from repro_golden.subjects import identity_of
 from repro_golden.trace import Trace
@@ -259,9 +258,9 @@ class _Pair:
             return self._without_replay(f"it changes nothing in {', '.join(paths)}, the code of {case.name}")
         with session(checkout, case, history, Bitwise(strict=case.compare.strict), self.watch, self.options) as (
             scheduler,
-            golden,
+            _,
         ):
-            return self._replayed(scheduler, golden)
+            return self._replayed(scheduler)
 
     def named(self, result: PairResult) -> PairResult:
         """The same with every commit that moved the numbers, searched for and explained."""
@@ -275,10 +274,8 @@ class _Pair:
         seconds = time.monotonic() - self.began
         return replace(result, culprits=bisected.culprits, bisect=bisected, unnamed=why, seconds=seconds)
 
-    def _replayed(self, scheduler: Scheduler, golden: GoldenRun | None) -> PairResult:
+    def _replayed(self, scheduler: Scheduler) -> PairResult:
         history, steps = scheduler.history, self.case.steps
-        if golden:
-            scheduler.prober.give(history.good, golden.trace)
         scheduler.say(f"replaying {self.case.name} on {short(history.good)} and {short(history.bad)}")
         requests = [  # the first two side by side, as fair costs are
             Request(history.good, steps, stage="ends", full=True),

@@ -98,7 +98,8 @@ def confirm(
     if interval.baseline is None or end is None:
         return _by_exit_code(scheduler, info, interval)
     scheduler.say(f"confirming {short(commit)} {info.subject}: full replays of it, its parent and BAD")
-    tested = range_search.tested.get(commit) or range_search.test(commit, PendingProbe(commit, None))
+    known = range_search.tested.get(commit)
+    tested = known or scheduler.results([scheduler.start(commit, range_search.test)])[0]
     first = trace_of(tested.answer, "the culprit")
     outcome = range_search.divergence(tested)
     divergence = outcome if isinstance(outcome, Divergence) else end
@@ -195,7 +196,7 @@ def _replays(
 
     def start(request: Request, other: Request) -> Future[Any]:
         def recorded(pending: PendingProbe) -> Recording | Skip:
-            return prober.operations(request, steps, against=other.point, **pending.ways)
+            return pending.operations(request, steps, against=other.point)
 
         return scheduler.start(request.point, recorded)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from repro_bisect.axes.sets import FlagSet
 from repro_bisect.driver.confirm import Confirmed, confirm
@@ -15,7 +14,7 @@ from repro_bisect.driver.searching import Searching
 from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Exit, predicate_of
 from repro_bisect.probe.progress import Watch
-from repro_bisect.probe.scheduler import Scheduler
+from repro_bisect.probe.scheduler import PendingProbe, Scheduler
 from repro_bisect.search.dag import Dag
 from repro_bisect.search.first_bad import Search, Verdict
 from repro_bisect.search.minimal import Minimal, Response, minimal
@@ -94,7 +93,7 @@ class _Reduction(Searching[SetResult]):
         while True:
             search = Search(dag, interval.bad, [interval.good])
             range_search = self.range_search(interval, search, self.endpoints.end, shortcut)
-            smallest = minimal(len(self.axis.changes), partial(self._ask, range_search), self._slots)
+            smallest = _Smallest(self.axis, range_search).run()
             self.has_answer()
             point = self.axis.point(frozenset(smallest.chosen))
             confirmed = confirm(self.scheduler, range_search, point, interval, self.endpoints.end)
@@ -104,28 +103,6 @@ class _Reduction(Searching[SetResult]):
                 raise NotVerifiableError(f"full replays do not bear out that {point} moves the numbers: run it again")
             self.scheduler.say(f"full replays do not bear {point} out: searching again with probes from step 0")
             shortcut = None
-
-    @property
-    def _slots(self) -> int:
-        return self.scheduler.slots
-
-    def _ask(self, range_search: RangeSearch, subsets: Sequence[frozenset[int]]) -> list[Response]:
-        """Several sets at once."""
-        points = [self.axis.point(subset) for subset in subsets]
-        waiting = [self.scheduler.start(p, lambda pending, p=p: range_search.test(p, pending)) for p in points]  # type: ignore[misc]
-        answers: Sequence[Tested] = self.scheduler.results(waiting)  # type: ignore[assignment]
-        return [self._judged(range_search, point, tested) for point, tested in zip(points, answers, strict=True)]
-
-    def _judged(self, range_search: RangeSearch, point: str, tested: Tested) -> Response:
-        range_search.tested[point] = tested
-        verdict, detail = range_search.verdict(tested)
-        if verdict is Verdict.GOOD:
-            detail = "the numbers stay"
-        self.scheduler.record(point, verdict, detail)
-        label = {Verdict.GOOD: "SAME", Verdict.BAD: "MOVES", Verdict.SKIP: "SKIP"}[verdict]
-        self.scheduler.say(f"{label:<5} {point}: {detail}")
-        self.scheduler.know([point], tested.diagnosis)
-        return _RESPONSES[verdict]
 
     def _result(self, outcome: Outcome, smallest: Minimal | None, confirmed: Confirmed | None) -> SetResult:
         axis = self.axis
@@ -143,3 +120,47 @@ class _Reduction(Searching[SetResult]):
             hidden=[labels[k] for k in smallest.hidden] if smallest else [],
             asked=smallest.asked if smallest else 0,
         )
+
+
+class _Smallest:
+    """`minimal` over real probes."""
+
+    def __init__(self, axis: FlagSet, range_search: RangeSearch) -> None:
+        self.axis, self.range_search, self.scheduler = axis, range_search, range_search.scheduler
+        self._asking = minimal(len(axis.changes), self.scheduler.slots)
+        self._points: list[str] = []
+        self._responses: dict[str, Response] = {}
+        self._found: Minimal | None = None
+
+    def run(self) -> Minimal:
+        """Search to the end."""
+        self.scheduler.drive(self._plan, self._take)
+        assert self._found is not None
+        return self._found
+
+    def _plan(self, _: int) -> bool:
+        """Ask what is asked next once all before is answered; False where nothing more is to be asked."""
+        if len(self._responses) < len(self._points):
+            return True
+        try:
+            answers = [self._responses[point] for point in self._points]
+            subsets = self._asking.send(answers) if answers else next(self._asking)
+        except StopIteration as end:
+            self._found = end.value
+            return False
+        self._points, self._responses = [self.axis.point(subset) for subset in subsets], {}
+        for point in self._points:
+            self.scheduler.start(point, self.range_search.test)
+        return True
+
+    def _take(self, pending: PendingProbe, tested: Tested) -> None:
+        """What a set does."""
+        point = pending.commit
+        self.range_search.tested[point] = tested
+        verdict, detail = self.range_search.verdict(tested)
+        response = self._responses[point] = _RESPONSES[verdict]
+        if response is Response.SAME:
+            detail = "the numbers stay"
+        self.scheduler.record(point, verdict, detail)
+        self.scheduler.say(f"{response.value:<5} {point}: {detail}")
+        self.scheduler.know([point], tested.diagnosis)

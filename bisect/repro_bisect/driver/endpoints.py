@@ -130,9 +130,9 @@ class Endpoints:
         # one step more than all of GOOD's tells whether it goes on
         whole = slots > 1 or (not self._quick and self._starts_longer_than_it_trains(baseline))
         asked = Request(bad, steps + self._open_end, baseline, stage="ends", full=whole)
-        if (known := self.scheduler.prober.known(asked)) is None:
+        if (known := self.scheduler.known(asked)) is None:
             shorter = replace(asked, full=False)
-            if (known := self.scheduler.prober.known(shorter)) is not None:
+            if (known := self.scheduler.known(shorter)) is not None:
                 asked = shorter
         waiting, spare = {"BAD": asked}, slots > 1 and known is None
         if spare and again is None:
@@ -201,16 +201,15 @@ class Endpoints:
         """GOOD's golden run, or its first replay, which saves states on its way; and a second one made beside it."""
         if self.golden:
             self.scheduler.say(f"GOOD {short(good)}: its golden run is at hand; replaying it once")
-            self.scheduler.prober.give(good, self.golden.trace)
             return self.golden.trace, None
         self.scheduler.say(f"GOOD {short(good)}: replaying it twice")
         case, beside = self.scheduler.case, self.scheduler.slots > 1
-        keep = (chosen_steps(case), self.states(good)) if isinstance(self.scheduler.predicate, Bitwise) else None
+        keep = (chosen_steps(case), self.states(good).folder) if isinstance(self.scheduler.predicate, Bitwise) else None
         asked = [Request(good, case.steps, stage="ends", run=run) for run in range(2 if beside else 1)]
         asked[0] = replace(asked[0], keep=keep)
         baseline, *again = (trace_of(answer, "GOOD") for answer in self.scheduler.ask(*asked))
         if self._open_end and len(baseline.steps) < case.steps:
-            self.scheduler.prober.shorten(len(baseline.steps))
+            self.scheduler.shorten(len(baseline.steps))
         self.remarks += self.scheduler.tell_length("GOOD", baseline)
         return baseline, again[0] if again else None
 
@@ -245,7 +244,7 @@ class Endpoints:
         steps, violation = case.steps, first_violation(self.scheduler.predicate, baseline, last)
         if violation and isinstance(self.scheduler.predicate, Bitwise):
             steps = violation.step - baseline.header.first_step + 1
-            keep = ([violation.step] if chosen_steps(case) and violation.step else [], self.states(good))
+            keep = ([violation.step] if chosen_steps(case) and violation.step else [], self.states(good).folder)
         (answer,) = self.scheduler.ask(Request(good, steps, baseline, stage="ends", run=1, keep=keep))
         return trace_of(answer, "GOOD"), steps
 
@@ -259,7 +258,7 @@ class Endpoints:
         if tree is None:
             raise ReproError(f"GOOD {short(commit)} has none of {', '.join(self.scheduler.history.paths)}")
         if tree not in self._held:
-            self._held[tree] = States(self._folder, state_key(self.scheduler.case, self.scheduler.prober.key(commit)))
+            self._held[tree] = States(self._folder, state_key(self.scheduler, commit))
         return self._held[tree]
 
     def golden_states(self) -> dict[int, Path]:

@@ -96,8 +96,6 @@ class _History:
     def _ends(self) -> bool:
         """GOOD twice, BAD once; whether they agree."""
         good, bad = self.axis.good, self.axis.bad
-        if self.golden:
-            self.scheduler.prober.give(good, self.golden.trace)
         once = "its golden run is at hand; replaying it once" if self.golden else "replaying it twice"
         self.scheduler.say(f"GOOD {short(good)}: {once}; BAD {short(bad)}: once")
         twins = self.axis.tree(good) == self.axis.tree(bad)

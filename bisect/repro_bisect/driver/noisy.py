@@ -111,10 +111,10 @@ class NoisySearch:
 
     def _take_what_is_known(self) -> None:
         """Every run that is in the journal."""
-        prober, good = self.scheduler.prober, self.scheduler.history.good
+        good = self.scheduler.history.good
         for tree, (commit, *_) in self._twins.items():
             run = int(commit == good and self.baseline is not None)  # GOOD's run 0 made the baseline
-            while (answer := prober.known(Request(commit, self.steps, self.baseline, run=run))) is not None:
+            while (answer := self.scheduler.known(Request(commit, self.steps, self.baseline, run=run))) is not None:
                 self._learn(commit, self._judged(answer))
                 run += 1
             self._next_run[tree] = run

@@ -87,7 +87,7 @@ class RangeSearch:
         scheduler.cancel(probe for probe in pending if probe.commit in moot)
         for commit in self.search.next(room, under_way=[probe.commit for probe in pending]):
             if scheduler.history.tree(commit) not in {probe.tree for probe in pending}:  # twins share a probe
-                scheduler.start(commit, lambda pending, commit=commit: self.test(commit, pending))  # type: ignore[misc]
+                scheduler.start(commit, self.test)
         return True
 
     def _timed(self, pending: PendingProbe, tested: Tested) -> None:
@@ -99,22 +99,22 @@ class RangeSearch:
         state = self.shortcut.state if self.shortcut else None
         for commit in self.search.dag:
             if self.search.answer is None and commit not in self.search.verdicts:
-                prober = self.scheduler.prober
-                straight = prober.known(Request(commit, self.bound, self.baseline))
+                straight = self.scheduler.known(Request(commit, self.bound, self.baseline))
                 known = Tested(straight, self.baseline, self.bound) if straight is not None else None
-                if known is None and state and (answer := prober.known(Request(commit, 1, start=state))):
+                if known is None and state and (answer := self.scheduler.known(Request(commit, 1, start=state))):
                     known = self._one_step(answer)
                 if known is not None:
-                    prober.reuse()
+                    self.scheduler.prober.reuse()
                     self.take(commit, known)
 
-    def test(self, commit: str, pending: PendingProbe) -> Tested:
+    def test(self, pending: PendingProbe) -> Tested:
         """Probe a commit: one step from the saved state where that serves, else from step 0."""
+        commit = pending.commit
         if self.shortcut:
-            from_state = self.scheduler.prober.probe(Request(commit, 1, start=self.shortcut.state), **pending.ways)
+            from_state = pending.probe(Request(commit, 1, start=self.shortcut.state))
             if (tested := self._one_step(from_state)) is not None:
                 return tested
-        answer = self.scheduler.prober.probe(Request(commit, self.bound, self.baseline), **pending.ways)
+        answer = pending.probe(Request(commit, self.bound, self.baseline))
         return Tested(answer, self.baseline, self.bound)
 
     def _one_step(self, answer: Answer) -> Tested | None:

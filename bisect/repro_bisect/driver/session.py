@@ -11,7 +11,7 @@ from pathlib import Path
 
 from repro_bisect.axes.axis import Axis
 from repro_bisect.axes.commits import History
-from repro_bisect.predicates.predicates import Predicate
+from repro_bisect.predicates.predicates import Exit, Predicate
 from repro_bisect.probe.executors import Executor
 from repro_bisect.probe.executors.local import Local, default_jobs
 from repro_bisect.probe.prober import Prober
@@ -93,7 +93,7 @@ def commits_of(checkout: Checkout, case: Case, spec: str, options: Options, *, f
 def session(
     checkout: Checkout, case: Case, axis: Axis, predicate: Predicate, watch: Watch, options: Options
 ) -> Iterator[tuple[Scheduler, GoldenRun | None]]:
-    """What probes need, given back on every exit; and the golden run of the good end, if there is one.
+    """What probes need, given back on every exit; and the golden run of the good end, its first replay, if it has one.
 
     Raises:
         ReproError: the case's rollouts are not there, its command would run the checkout's code in place of a
@@ -112,15 +112,16 @@ def session(
         executor = Local(checkout, case, place_of(rollouts), options.jobs or default_jobs(case))
     with contextlib.ExitStack() as exits:
         exits.callback(executor.close)
-        prober = Prober(
-            checkout, case, axis, rollouts.digest, identity, executor, predicate, options.examine, fresh=options.fresh
-        )
-        exits.callback(prober.close)
         try:
             golden = _golden_of(store, case, axis, identity.machine, rollouts.digest, checkout.root)
         except ReproError as error:  # it spares a replay, and is no more needed than that
             watch(Event(f"the golden run of GOOD is not used: {error}"))
             golden = None
+        prober = Prober(
+            checkout, case, axis, rollouts.digest, identity, executor, predicate, options.examine,
+            fresh=options.fresh, first=golden.trace if golden and not isinstance(predicate, Exit) else None,
+        )  # fmt: skip
+        exits.callback(prober.close)
         with ThreadPoolExecutor(max_workers=executor.slots) as pool:
             scheduler = Scheduler(prober, axis, pool, watch, began)
             try:

@@ -199,26 +199,23 @@ class _Explainer:
         """The first version's state before the step, if both make the same of it as on their own way there."""
         if step == 0:
             return None
-        prober, before = self.scheduler.prober, self.points[0]
-        key = state_key(prober.case, prober.key(before))
-        states = States(self.checkout.state / "states", key)
+        states = States(self.checkout.state / "states", state_key(self.scheduler, self.points[0]))
         try:
             shortcut = prepare(self.scheduler, states, self.golden, self.points, step, traces)
         finally:
-            states.close(prober.case.case.states_budget)
+            states.close(self.scheduler.case.case.states_budget)
         self.state = shortcut.state if shortcut else None
         return self.state
 
     def _record(
         self, values: tuple[Sequence[int], Sequence[int]], state: State | None, run: int = 0
     ) -> tuple[Recording, Recording]:
-        prober, last = self.scheduler.prober, self.round[1]
+        last = self.round[1]
 
         def started(point: str, other: str, wanted: Sequence[int]) -> Future[Any]:
             asked = Request(point, last + 1 - (state.step if state else 0), stage="explanation", run=run, start=state)
             return self.scheduler.start(
-                point,
-                lambda pending: prober.operations(asked, self.round, wanted, against=other, **pending.ways),
+                point, lambda pending: pending.operations(asked, self.round, wanted, against=other)
             )
 
         futures = [started(*each) for each in zip(self.points, self.points[::-1], values, strict=True)]

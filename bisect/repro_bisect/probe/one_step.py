@@ -72,9 +72,9 @@ def _introduces(row: Row) -> bool:
     return row.phase == "input" and row.name.startswith(_START)
 
 
-def state_key(case: Case, probe_key: str) -> str:
-    """What decides a saved state beside its step: the run that makes it, and how it is saved."""
-    return digest("state", probe_key, *case.subject.state_lines)
+def state_key(scheduler: Scheduler, point: str) -> str:
+    """What decides a saved state of a point beside its step: the run that makes it, and how it is saved."""
+    return digest("state", scheduler.prober.key(point), *scheduler.case.subject.state_lines)
 
 
 def chosen_steps(case: Case) -> list[int]:
@@ -104,7 +104,7 @@ def prepare(
     """
     if step == 0 or not scheduler.case.subject.saves_state:
         return None
-    state = _state(scheduler, ends[0], states, golden, step, state_key(scheduler.case, scheduler.prober.key(ends[0])))
+    state = _state(scheduler, ends[0], states, golden, step, state_key(scheduler, ends[0]))
     if state is None:
         return None
     answers = scheduler.ask(*(Request(commit, 1, start=state) for commit in ends))
@@ -139,10 +139,7 @@ def _state(
         between = nearest and scheduler.case.subject.saves_between
         start = State(nearest, at[nearest], digest(key, str(nearest))) if between else None
         scheduler.say(f"making GOOD's state before step {step}, from step {start.step if start else 0}")
-        future = scheduler.start(
-            good, lambda pending: scheduler.prober.make_state(good, step, states, start, **pending.ways)
-        )
-        scheduler.results([future])
+        scheduler.results([scheduler.start(good, lambda pending: pending.make_state(step, states.folder, start))])
         if not states.at(step).exists():
             scheduler.say(f"GOOD does not save its state before step {step}: probes train from step 0")
             return None

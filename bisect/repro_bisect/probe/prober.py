@@ -13,13 +13,12 @@ from typing import TypeAlias
 
 from repro_bisect.axes.axis import Axis, short
 from repro_bisect.predicates.predicates import Exit, Own, Predicate, first_violation
-from repro_bisect.probe import recordings
+from repro_bisect.probe import recordings, states
 from repro_bisect.probe.answers import Answer, Code, Recording, Skip
 from repro_bisect.probe.cost import Bill, Cost, Stage
 from repro_bisect.probe.executors import Executor, Outcome, Signal, State, Task
 from repro_bisect.probe.journal import Entry, Journal, around, probe_key
 from repro_bisect.probe.request import Request
-from repro_bisect.probe.states import States
 from repro_golden.base.canonical import digest
 from repro_golden.base.clean import without_colours
 from repro_golden.base.errors import ReproError
@@ -69,7 +68,22 @@ class Prober:
         examine: Callable[[Path, str], str] | None = None,
         *,
         fresh: bool = False,
+        first: Trace | None = None,
     ) -> None:
+        """Replay points of one axis.
+
+        Args:
+            checkout: The repository.
+            case: The case.
+            history: The axis.
+            rollouts: Digest of the rollouts.
+            identity: The machine's.
+            executor: Runs the probes.
+            predicate: What makes one BAD.
+            examine: See `repro_bisect.driver.session.Options`.
+            fresh: Use nothing that earlier bisects found.
+            first: The good end's first replay, where its golden run is one.
+        """
         self.case, self.predicate, self.executor, self.machine = case, predicate, executor, identity.machine
         self._history, self._rollouts = history, rollouts
         self._exit = contextlib.ExitStack()
@@ -77,11 +91,11 @@ class Prober:
         self._journal = Journal(checkout.state, fresh=fresh)
         self._lock, self._examine = threading.Lock(), examine
         self._root, self._git = checkout.root, checkout.git
-        self._given: dict[str, Trace] = {}
         self._outside: dict[str, tuple[list[str], int]] = {}  # and when they were looked at
         self._seen = {case.digest: (identity, executor.surroundings(case))}
         self._known_around: dict[int, tuple[Case, tuple[str, ...]]] = {}  # a case is held, so that no other gets its id
         self.cost = Cost()
+        self._first = {self.key(history.good): first} if first else {}
 
     def probe(
         self,
@@ -125,13 +139,13 @@ class Prober:
         self,
         commit: str,
         step: int,
-        states: States,
+        kept: Path,
         start: State | None,
         *,
         cancel: threading.Event,
         progress: Progress,
     ) -> None:
-        """Train a commit up to `step`, and keep its state there if it can save itself.
+        """Train a commit up to `step`, and keep its state in a folder of `States` if it can save itself.
 
         Raises:
             CancelledError, MachineFailureError, ReproError: see `probe`.
@@ -144,7 +158,7 @@ class Prober:
             outcome = self._run(task, folder, cancel, progress)
             trace = _trace(folder / "trace")
             if outcome.failure is None:
-                states.take(folder / "states")
+                states.keep(folder / "states", kept)
         self._charge("search", len(trace.steps) if trace else 0, time.monotonic() - began)
 
     def operations(
@@ -254,17 +268,13 @@ class Prober:
 
     def known(self, asked: Request) -> Answer | None:
         """What was found before, if that answers; costs nothing."""
-        tree = self._history.tree(asked.point) if len(self._journal) or self._given else None
+        tree = self._history.tree(asked.point) if len(self._journal) or self._first else None
         return None if tree is None else self._known(self.key(asked.point, asked.start), asked)
 
     def reuse(self) -> None:
         """Count an answer that `known` gave, and that was used."""
         with self._lock:
             self.cost.reused += 1
-
-    def shorten(self, steps: int) -> None:
-        """From now on the case has so many steps: it had no end of its own, and GOOD's replay made no more."""
-        self.case = self.case.model_copy(update={"case": self.case.case.model_copy(update={"steps": steps})})
 
     def key(self, commit: str, start: State | None = None) -> str:
         """The key under which probes of a commit are journalled."""
@@ -302,8 +312,8 @@ class Prober:
 
     def _known(self, key: str, asked: Request) -> Answer | None:
         """A journalled probe that answers the question: long enough, or already violating."""
-        if asked.run == 0 and key in self._given:
-            return self._given[key]
+        if asked.run == 0 and key in self._first:
+            return self._first[key]
         entry = self._journal.find(key, asked.run)
         if entry is None:
             return None
@@ -343,7 +353,7 @@ class Prober:
             if reason and trace and (asked.partial or (not asked.start and self._violates(trace, asked))):
                 reason = ""  # it crashed only after its numbers had moved
             if asked.keep and not outcome.failure:
-                asked.keep[1].take(folder / "states")
+                states.keep(folder / "states", asked.keep[1])
             if outcome.code is not None and not 0 <= outcome.code < _CODES:
                 raise ReproError(
                     f"the command ended with {outcome.code} at {short(task.commit)}, neither good nor bad: "
@@ -410,11 +420,6 @@ class Prober:
             return 0
         points = (self._history.good, *self._history.parents)
         return self._journal.count({self.key(point) for point in points if self._history.tree(point)})
-
-    def give(self, commit: str, trace: Trace) -> None:
-        """Take a trace for a commit's first replay, such as its golden run."""
-        if self._history.tree(commit):
-            self._given[self.key(commit)] = trace
 
     def close(self) -> None:
         """Remove what is not journalled."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from repro_bisect.probe.cost import Stage
 from repro_bisect.probe.executors import Signal, State
-from repro_bisect.probe.states import States
 from repro_golden.trace import Trace
 
 __all__ = ["Request"]
@@ -28,7 +28,7 @@ class Request:
             journalled, and its trace goes when the prober closes.
         partial: Take what a crashing commit left, if that is at least one step, instead of skipping it.
         start: State to start from.
-        keep: Steps before which the state is saved on the way, and where to.
+        keep: Steps before which the state is saved on the way, and the folder where it is kept (`States.folder`).
     """
 
     point: str
@@ -40,7 +40,7 @@ class Request:
     dump: Sequence[Signal] = ()
     partial: bool = False
     start: State | None = None
-    keep: tuple[Sequence[int], States] | None = None
+    keep: tuple[Sequence[int], Path] | None = None
 
     @property
     def whole(self) -> bool:

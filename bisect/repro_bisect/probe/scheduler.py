@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from repro_bisect.axes.axis import Axis
 from repro_bisect.predicates.predicates import Predicate
-from repro_bisect.probe.answers import Answer
+from repro_bisect.probe.answers import Answer, Recording, Skip
 from repro_bisect.probe.cost import Cost
+from repro_bisect.probe.executors import State
 from repro_bisect.probe.prober import Prober
 from repro_bisect.probe.progress import Event, Running, Watch
 from repro_bisect.probe.request import Request
@@ -25,15 +27,18 @@ from repro_golden.trace import Trace
 
 __all__ = ["PULSE", "PendingProbe", "Scheduler"]
 
+T = TypeVar("T")
+
 PULSE = 1.0
 """Seconds between two looks at the clock, for whoever watches."""
 
 
 @dataclass
 class PendingProbe:
-    """A probe under way.
+    """A probe under way, and what makes it: its work asks here, so that it can be ended and tells how far it is.
 
     Attributes:
+        prober: Makes it.
         commit: Of what.
         tree: Hash of its code: twins share a probe.
         cancel: Ends it when set.
@@ -43,6 +48,7 @@ class PendingProbe:
         job: What whoever started it calls it.
     """
 
+    prober: Prober
     commit: str
     tree: str | None
     cancel: threading.Event = field(default_factory=threading.Event)
@@ -56,33 +62,43 @@ class PendingProbe:
         """Since it began; 0 while it waits."""
         return 0.0 if self.began is None else time.monotonic() - self.began
 
-    @property
-    def ways(self) -> dict[str, Any]:
-        """How `Prober.probe` is told to end, and tells how far it is."""
-        return {"cancel": self.cancel, "progress": self._made}
+    def probe(self, request: Request) -> Answer:
+        """See `Prober.probe`."""
+        return self.prober.probe(request, cancel=self.cancel, progress=self._made)
+
+    def operations(
+        self, request: Request, steps: tuple[int, int], values: Sequence[int] = (), *, against: str
+    ) -> Recording | Skip:
+        """See `Prober.operations`."""
+        how: dict[str, Any] = {"cancel": self.cancel, "progress": self._made}
+        return self.prober.operations(request, steps, values, against=against, **how)
+
+    def make_state(self, step: int, kept: Path, start: State | None) -> None:
+        """See `Prober.make_state`."""
+        self.prober.make_state(self.commit, step, kept, start, cancel=self.cancel, progress=self._made)
 
     def _made(self, steps: int, of: int) -> None:
         self.steps, self.of = steps, None if of >= OPEN_END else of
 
 
 class Scheduler:
-    """What all searches of one bisect share: the threads, what is under way, and what is known."""
+    """What all searches of one bisect share: the threads, what is under way, and what is known.
+
+    Attributes:
+        case: What is run, with as many steps as are asked for.
+    """
 
     def __init__(
         self, prober: Prober, history: Axis, pool: ThreadPoolExecutor, watch: Watch, began: float | None = None
     ) -> None:
         self.began = time.monotonic() if began is None else began
         self.prober, self.history, self.pool, self.watch = prober, history, pool, watch
+        self.case: Case = prober.case
         self.pending_probes: dict[Future[Any], PendingProbe] = {}
         self.verdicts: dict[str, str] = {}
         self.skips: dict[str, str] = {}
         self.diagnoses: dict[str, str] = {}
         self.rounds: list[float] = []
-
-    @property
-    def case(self) -> Case:
-        """What is run."""
-        return self.prober.case
 
     @property
     def predicate(self) -> Predicate:
@@ -109,9 +125,17 @@ class Scheduler:
         if self.prober.journalled:
             self.say(f"resuming: {self.prober.journalled} finished probes are in the journal")
 
+    def shorten(self, steps: int) -> None:
+        """From now on so many steps are asked for: the case had no end of its own, and GOOD's replay made no more."""
+        self.case = self.case.model_copy(update={"case": self.case.case.model_copy(update={"steps": steps})})
+
+    def known(self, request: Request) -> Answer | None:
+        """What was found before, if that answers; costs nothing."""
+        return self.prober.known(request)
+
     def submit(self, request: Request, job: Any = None) -> Future[Answer]:
         """Start a probe that can be cancelled."""
-        return self.start(request.point, lambda pending: self.prober.probe(request, **pending.ways), job)
+        return self.start(request.point, lambda pending: pending.probe(request), job)
 
     def ask(self, *requests: Request) -> list[Answer]:
         """Probe side by side, and wait for all of the answers."""
@@ -135,11 +159,11 @@ class Scheduler:
                 take(pending, outcome)
         self.clear()
 
-    def start(self, commit: str, work: Callable[[PendingProbe], Any], job: Any = None) -> Future[Any]:
+    def start(self, commit: str, work: Callable[[PendingProbe], T], job: Any = None) -> Future[T]:
         """Start work on a commit."""
-        pending = PendingProbe(commit, self.history.tree(commit), job=job)
+        pending = PendingProbe(self.prober, commit, self.history.tree(commit), job=job)
 
-        def begin() -> Any:
+        def begin() -> T:
             pending.began = time.monotonic()
             return work(pending)
 
@@ -147,7 +171,7 @@ class Scheduler:
         self.pending_probes[future] = pending
         return future
 
-    def results(self, futures: Sequence[Future[Answer]]) -> list[Answer]:
+    def results(self, futures: Sequence[Future[T]]) -> list[T]:
         """Wait for probes, telling whoever watches that time goes by."""
         while not all(future.done() for future in futures):
             wait(futures, timeout=PULSE)
@@ -196,7 +220,7 @@ class Scheduler:
         Returns:
             What was told, if anything.
         """
-        made, asked = len(trace.steps), self.prober.case.steps
+        made, asked = len(trace.steps), self.case.steps
         if not made < asked < OPEN_END:
             return []
         text = f"{name} ends by itself after {made} of the {asked} steps of the case: no more are compared"

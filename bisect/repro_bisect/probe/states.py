@@ -12,7 +12,7 @@ from typing import IO
 
 from repro_golden.base.files import is_still
 
-__all__ = ["KEPT", "States"]
+__all__ = ["KEPT", "States", "keep"]
 
 KEPT = 4
 """How many times one case's budget all states of a repository may take. The least recently used go first."""
@@ -42,17 +42,21 @@ class States:
         """Where the state before a step lies."""
         return self.folder / str(step)
 
-    def take(self, made: Path) -> None:
-        """Keep the states in a folder, each in one named by its step, where they are not known yet."""
-        for path in made.iterdir() if made.is_dir() else ():
-            with contextlib.suppress(OSError):  # another process has made the same one meanwhile
-                path.rename(self.at(int(path.name)))
-
     def close(self, budget: int) -> None:
         """Let go, and remove the least recently used states of the repository beyond `KEPT` budgets."""
         self._held.close()
         with contextlib.suppress(OSError):  # a result that is there is not lost for want of tidiness
             _tidy(self._base, KEPT * budget)
+
+
+def keep(made: Path, folder: Path) -> None:
+    """Move the states in one folder to another, which somebody holds, where they are not known yet.
+
+    Each lies in a folder named by its step.
+    """
+    for path in made.iterdir() if made.is_dir() else ():
+        with contextlib.suppress(OSError):  # another process has made the same one meanwhile
+            path.rename(folder / path.name)
 
 
 def _hold(folder: Path) -> IO[str]:
