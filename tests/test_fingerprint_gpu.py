@@ -27,7 +27,7 @@ from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import Collector, dtype_name, fingerprint, gpu, merge, scan
 from repro_golden.fingerprint.backends import Table
 from repro_golden.fingerprint.gpu import Gpu, _memory, _Tables
-from repro_golden.fingerprint.kinds import NONE, WIDTHS
+from repro_golden.fingerprint.kinds import BF16, NONE, WIDTHS
 from repro_golden.fingerprint.placement import box, padding, stack
 from repro_golden.fingerprint.tensors import Singles
 
@@ -82,11 +82,12 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_here(kind: int) -> None:
 
     scattered = [i for i in (1, 2, 4, 8) if kind == NONE or i in (WIDTHS[kind], 2 * WIDTHS[kind])]
     ways = [*itertools.product((0, 1), (1, 8, 16), [0], [0]), *itertools.product([1], [1], scattered, (0, 1))]
-    for rows, aligned, item, across in ways:
+    both = (False, True) if kind == BF16 else (False,)
+    for (rows, aligned, item, across), pairs in itertools.product(ways, both):
         unroll, warps = gpu._OF_ROWS if rows else gpu._SHAPES[kind > 0]
         constants = {
             "KIND": kind, "WIDTH": 5 if kind else 2, "ROWS": rows, "ALIGNED": aligned, "ITEM": item, "ACROSS": across,
-            "BLOCK": 256, "UNROLL": unroll, "STEP": gpu._step(256),
+            "PAIRS": pairs, "BLOCK": 256, "UNROLL": unroll, "STEP": gpu._step(256),
         }  # fmt: skip
         pointers = {"table": "*i64", "out": "*i64", "luts": "*fp64", "begin": "i32"}
         source = ASTSource(
@@ -123,6 +124,23 @@ def views(draw: st.DrawFn) -> View:
 def test_any_views_of_mixed_dtypes(given: list[View]) -> None:
     """Views of any dtypes, shapes, strides and offsets, in one collector."""
     agree(given)
+
+
+@kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=dtype_name)
+def test_the_largest_magnitude_is_found_wherever_it_lies(dtype: torch.dtype) -> None:
+    """Of finite numbers, none, subnormals or zeros alone included, and beside one that is not finite."""
+    least, most = torch.finfo(dtype).smallest_normal / 8, torch.finfo(dtype).max
+    tensors = [torch.zeros(20_011, dtype=dtype, device=DEVICE).neg() for _ in range(9)]
+    for place, tensor in enumerate(tensors[:8]):
+        tensor[::3] = least
+        tensor[8_192 + place] = -most if place % 2 else 3.0
+    tensors += [tensors[0][::3].contiguous(), tensors[0][1::3].contiguous(), tensors[1].clone()]
+    tensors[-1][8_192] = float("nan")
+    expected = observe([t.to(CPU) for t in tensors], on_cpu=True).result()
+    found = observe(tensors).result()
+    assert [(s[0].absmax, s[0].nonfinite) for s in found] == [(s[0].absmax, s[0].nonfinite) for s in expected]
+    assert [s[0].absmax for s in found[8:11]] == [0.0, least, 0.0]
 
 
 @kernels

@@ -82,16 +82,34 @@ def _number(bits, KIND: tl.constexpr):
 
 
 @triton.jit
-def _measure_finite(word, top, squares, KIND: tl.constexpr):
+def _larger_pair(bits, top):
+    """The larger magnitude of two BF16 in an int32 and two more, each for itself; not that of a NaN."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 magnitudes; abs.bf16x2 magnitudes, $1; max.bf16x2 $0, magnitudes, $2; }",
+        "=r,r,r",
+        [bits, top],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def _measure_finite(word, top, squares, KIND: tl.constexpr, PAIRS: tl.constexpr):
     """Add the floats of words, as if all were finite, to the largest magnitude (fp32) and the squares (fp64).
 
     One that is not shows in the squares, or for F16, whose patterns are read as fp32 of 2^-112 times the size, in the
-    magnitude. Nothing else is done for each number: instructions are what the kernel has least of.
+    magnitude. Nothing else is done for each number: instructions are what the kernel has least of. With `PAIRS` the
+    largest magnitude of BF16 is two in an int32, of which one instruction serves four.
     """
     for half in tl.static_range(2):
         bits = _shift(word, 32 * half).to(tl.int32)
         if KIND == F32:
             top, squares = _take_finite(bits.to(tl.float32, bitcast=True), top, squares)
+        elif PAIRS:
+            top = _larger_pair(bits, top)
+            squares = _square(bits << 16, squares)
+            squares = _square(bits & -65536, squares)
         elif KIND == BF16:
             top, squares = _take_finite((bits << 16).to(tl.float32, bitcast=True), top, squares)
             top, squares = _take_finite((bits & -65536).to(tl.float32, bitcast=True), top, squares)
@@ -105,6 +123,13 @@ def _measure_finite(word, top, squares, KIND: tl.constexpr):
 def _take_finite(value, top, squares):
     wide = value.to(tl.float64)
     return tl.maximum(top, tl.abs(value)), squares + wide * wide
+
+
+@triton.jit
+def _square(bits, squares):
+    """Add the square of an fp32 number."""
+    wide = bits.to(tl.float32, bitcast=True).to(tl.float64)
+    return squares + wide * wide
 
 
 @triton.jit
@@ -222,6 +247,7 @@ def pieces(  # noqa: C901 - a kernel's branches are taken when it is compiled
     ALIGNED: tl.constexpr,
     ITEM: tl.constexpr,
     ACROSS: tl.constexpr,
+    PAIRS: tl.constexpr,
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
     STEP: tl.constexpr,
@@ -230,7 +256,8 @@ def pieces(  # noqa: C901 - a kernel's branches are taken when it is compiled
 
     Without `ROWS` each piece is one stretch. All its rows begin at a multiple of `ALIGNED` bytes: 1, 8 or 16. With
     `ITEM` they are scattered elements of so many bytes; with `ACROSS` those of different rows lie closer together, so
-    neighbouring threads take neighbouring rows. `STEP` is ``BLOCK * C1`` modulo 2^64.
+    neighbouring threads take neighbouring rows. `PAIRS` is for BF16, where the GPU compares two of them at once (from
+    compute capability 8.0 on, and not in Triton's interpreter). `STEP` is ``BLOCK * C1`` modulo 2^64.
     """
     floats: tl.constexpr = KIND == F32 or KIND == BF16 or KIND == F16
     row = tl.program_id(0).to(tl.int64) + begin
@@ -243,7 +270,7 @@ def pieces(  # noqa: C901 - a kernel's branches are taken when it is compiled
     a = tl.zeros((BLOCK,), tl.int64)
     b = tl.zeros((BLOCK,), tl.int64)
     bad = tl.zeros((BLOCK,), tl.int32)
-    top = tl.zeros((BLOCK,), tl.float32 if floats else tl.float64)
+    top = tl.zeros((BLOCK,), tl.int32 if PAIRS else tl.float32 if floats else tl.float64)
     squares = tl.zeros((BLOCK,), tl.float64)
     if ROWS:
         # a piece is small: its words are counted in 32 bits, and each thread moves on without dividing
@@ -271,7 +298,7 @@ def pieces(  # noqa: C901 - a kernel's branches are taken when it is compiled
                 a += tl.where(inside, x, 0)
                 b += tl.where(inside, y, 0)
                 if floats:
-                    top, squares = _measure_finite(word, top, squares, KIND)
+                    top, squares = _measure_finite(word, top, squares, KIND, PAIRS)
                 elif KIND:
                     bad, top, squares = _measure(word, tl.where(inside, size, 0), lut, bad, top, squares, KIND)
                 slow += slows
@@ -294,7 +321,7 @@ def pieces(  # noqa: C901 - a kernel's branches are taken when it is compiled
                 b += y
                 key += STEP
                 if floats:
-                    top, squares = _measure_finite(word, top, squares, KIND)
+                    top, squares = _measure_finite(word, top, squares, KIND, PAIRS)
                 elif KIND:
                     bad, top, squares = _measure(word, 8, lut, bad, top, squares, KIND)
             at += BLOCK * UNROLL
@@ -307,13 +334,16 @@ def pieces(  # noqa: C901 - a kernel's branches are taken when it is compiled
             b += tl.where(inside, y, 0)
             key += STEP
             if floats:
-                top, squares = _measure_finite(word, top, squares, KIND)
+                top, squares = _measure_finite(word, top, squares, KIND, PAIRS)
             elif KIND:
                 bad, top, squares = _measure(word, size, lut, bad, top, squares, KIND)
             at += BLOCK
     out += row * WIDTH
     tl.store(out, tl.sum(a, 0))
     tl.store(out + 1, tl.sum(b, 0))
+    if PAIRS:
+        low, high = (top << 16).to(tl.float32, bitcast=True), (top & -65536).to(tl.float32, bitcast=True)
+        top = tl.maximum(low, high)
     if WIDTH == 5:
         count_bad, largest, total = tl.sum(bad.to(tl.int64), 0), tl.max(top, 0).to(tl.float64), tl.sum(squares, 0)
         if KIND == F16:
