@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import history_kit as kit
+import pytest
 from conftest import Repo
 from nightly_kit import IDENTITY, approve, night
 from trace_kit import HEADER, kill
 
 from repro.nightly.baseline import Judgement, Tonight, baseline_of
+from repro.nightly.checks import run_to_run
 from repro.nightly.lineage import lineage, newest_green
 from repro.nightly.records import Baseline, Night, Status
 from repro.nightly.trusted import summarise
-from repro_bisect.driver.session import Options
+from repro_bisect.axes.commits import Commits
+from repro_bisect.driver.session import Options, session
+from repro_bisect.predicates.predicates import Bitwise
 from repro_golden.case.file import find_case
 from repro_golden.repository.checkout import find_checkout
 from repro_golden.store.golden import write_record
@@ -236,3 +240,29 @@ def test_a_golden_run_that_does_not_serve(tmp_path: Path) -> None:
     found = baseline_of(tonight(repo, now, machine=machine))
     assert found.check.status == "green" and found.check.text.startswith("within the case's bounds of the golden run")
     assert found.compared is not None and found.compared.verdict == "within"
+
+
+# -- what a golden run spares
+
+
+@pytest.mark.whole
+def test_a_golden_run_is_a_first_replay_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    """A night makes both of its replays, though there is a golden run of its commit; a search takes that for one."""
+    repo = kit.start(tmp_path, case=kit.CASE + OBSERVE)
+    for words in (("init", "--remote", str(tmp_path / "remote")), ("golden", "record", "toy")):
+        done = repo.repro(*words)
+        assert done.returncode == 0, done.stdout + done.stderr
+    commit, checkout = repo.commit("Record"), find_checkout(repo.root)
+    case = find_case(checkout.root, "toy")
+    made = []
+    for first in (False, True):
+        axis = Commits(checkout, commit, {}, case.paths())
+        watch: list[object] = []
+        with session(checkout, case, axis, Bitwise(), watch.append, Options(fresh=True), golden_first=first) as (
+            scheduler,
+            golden,
+        ):
+            check, trace = run_to_run(scheduler, case, commit)
+            assert golden is not None and trace is not None and check.status == "green", watch
+            made.append((scheduler.cost.ends.probes, trace is golden.trace))
+    assert made == [(2, False), (1, True)]

@@ -256,10 +256,8 @@ class _Pair:
             self.notes.append(f"its rollouts are by {by}")
         if history.tree(fork) == history.tree(self.head):
             return self._without_replay(f"it changes nothing in {', '.join(paths)}, the code of {case.name}")
-        with session(checkout, case, history, Bitwise(strict=case.compare.strict), self.watch, self.options) as (
-            scheduler,
-            _,
-        ):
+        predicate = Bitwise(strict=case.compare.strict)
+        with session(checkout, case, history, predicate, self.watch, self.options, golden_first=True) as (scheduler, _):
             return self._replayed(scheduler)
 
     def named(self, result: PairResult) -> PairResult:

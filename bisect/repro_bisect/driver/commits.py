@@ -44,7 +44,7 @@ def bisect_range(checkout: Checkout, case: Case, axis: Axis, watch: Watch, optio
         MachineFailureError: the machine failed; the same command resumes.
     """
     predicate = predicate_of(options.when, case.compare, checkout.root)
-    with session(checkout, case, axis, predicate, watch, options) as (scheduler, golden):
+    with session(checkout, case, axis, predicate, watch, options, golden_first=True) as (scheduler, golden):
         endpoints = Endpoints(
             scheduler, golden, checkout.state / "states", open_end=options.open_end, quick=options.quick
         )

@@ -50,7 +50,8 @@ def history_of(checkout: Checkout, case: Case, axis: Axis, watch: Watch, options
         ReproError: the rollouts or an end cannot be used.
         MachineFailureError: the machine failed; the same command resumes.
     """
-    with session(checkout, case, axis, Bitwise(strict=case.compare.strict), watch, options) as (scheduler, golden):
+    predicate = Bitwise(strict=case.compare.strict)
+    with session(checkout, case, axis, predicate, watch, options, golden_first=True) as (scheduler, golden):
         return _History(scheduler, golden, every=options.every).run()
 
 

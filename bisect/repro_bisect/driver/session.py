@@ -91,9 +91,18 @@ def commits_of(checkout: Checkout, case: Case, spec: str, options: Options, *, f
 
 @contextlib.contextmanager
 def session(
-    checkout: Checkout, case: Case, axis: Axis, predicate: Predicate, watch: Watch, options: Options
+    checkout: Checkout,
+    case: Case,
+    axis: Axis,
+    predicate: Predicate,
+    watch: Watch,
+    options: Options,
+    *,
+    golden_first: bool = False,
 ) -> Iterator[tuple[Scheduler, GoldenRun | None]]:
-    """What probes need, given back on every exit; and the golden run of the good end, its first replay, if it has one.
+    """What probes need, given back on every exit; and the golden run of the good end, if there is one.
+
+    With `golden_first` that run is the good end's first replay, unless exit codes are what is judged.
 
     Raises:
         ReproError: the case's rollouts are not there, its command would run the checkout's code in place of a
@@ -117,9 +126,10 @@ def session(
         except ReproError as error:  # it spares a replay, and is no more needed than that
             watch(Event(f"the golden run of GOOD is not used: {error}"))
             golden = None
+        first = golden.trace if golden and golden_first and not isinstance(predicate, Exit) else None
         prober = Prober(
             checkout, case, axis, rollouts.digest, identity, executor, predicate, options.examine,
-            fresh=options.fresh, first=golden.trace if golden and not isinstance(predicate, Exit) else None,
+            fresh=options.fresh, first=first,
         )  # fmt: skip
         exits.callback(prober.close)
         with ThreadPoolExecutor(max_workers=executor.slots) as pool:
