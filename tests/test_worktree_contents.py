@@ -294,7 +294,7 @@ def test_a_worktree_with_read_only_folders_is_removed(tmp_path: Path) -> None:
 HAMMER = """\
 import random, sys, tempfile
 from pathlib import Path
-from repro_bisect.probe.states import States
+from repro_bisect.probe.states import States, keep
 base, seed, rounds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 choose = random.Random(seed)
 for _ in range(rounds):
@@ -304,7 +304,7 @@ for _ in range(rounds):
             (Path(made) / str(step)).mkdir()
             for part in range(5):
                 (Path(made) / str(step) / str(part)).write_text("state")
-        states.take(Path(made))
+        keep(Path(made), states.folder)
     for _ in range(3):
         assert states.steps() == [1, 2], "a state that is held is gone"
         for step in (1, 2):

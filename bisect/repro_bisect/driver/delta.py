@@ -129,7 +129,7 @@ class _Smallest:
         self.axis, self.range_search, self.scheduler = axis, range_search, range_search.scheduler
         self._asking = minimal(len(axis.changes), self.scheduler.slots)
         self._points: list[str] = []
-        self._responses: dict[str, Response] = {}
+        self._answers: dict[str, Tested] = {}
         self._found: Minimal | None = None
 
     def run(self) -> Minimal:
@@ -140,27 +140,32 @@ class _Smallest:
 
     def _plan(self, _: int) -> bool:
         """Ask what is asked next once all before is answered; False where nothing more is to be asked."""
-        if len(self._responses) < len(self._points):
+        if len(self._answers) < len(self._points):
+            assert self.scheduler.pending_probes, "nobody but who ends the search cancels a probe"
             return True
+        # in the order in which they were asked for, so that two searches tell the same
+        responses = [self._judged(point, self._answers[point]) for point in self._points]
         try:
-            answers = [self._responses[point] for point in self._points]
-            subsets = self._asking.send(answers) if answers else next(self._asking)
+            subsets = self._asking.send(responses) if responses else next(self._asking)
         except StopIteration as end:
             self._found = end.value
             return False
-        self._points, self._responses = [self.axis.point(subset) for subset in subsets], {}
+        self._points, self._answers = [self.axis.point(subset) for subset in subsets], {}
         for point in self._points:
             self.scheduler.start(point, self.range_search.test)
         return True
 
     def _take(self, pending: PendingProbe, tested: Tested) -> None:
+        self._answers[pending.commit] = tested
+
+    def _judged(self, point: str, tested: Tested) -> Response:
         """What a set does."""
-        point = pending.commit
         self.range_search.tested[point] = tested
         verdict, detail = self.range_search.verdict(tested)
-        response = self._responses[point] = _RESPONSES[verdict]
+        response = _RESPONSES[verdict]
         if response is Response.SAME:
             detail = "the numbers stay"
         self.scheduler.record(point, verdict, detail)
         self.scheduler.say(f"{response.value:<5} {point}: {detail}")
         self.scheduler.know([point], tested.diagnosis)
+        return response

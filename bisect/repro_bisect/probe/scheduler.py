@@ -147,7 +147,7 @@ class Scheduler:
         take: Callable[[PendingProbe, Any], None],
         search: Callable[[], Search[str] | None] = lambda: None,
     ) -> None:
-        """Keep every slot busy until nothing more is to be known, and end what then still runs.
+        """Run what is planned until nothing more is to be known, and end what then still runs.
 
         Args:
             plan: Told how many slots are free, starts what is to be known next; False where nothing is.

@@ -52,11 +52,12 @@ class States:
 def keep(made: Path, folder: Path) -> None:
     """Move the states in one folder to another, which somebody holds, where they are not known yet.
 
-    Each lies in a folder named by its step.
+    Each lies in a folder named by its step; whatever else lies there stays.
     """
     for path in made.iterdir() if made.is_dir() else ():
-        with contextlib.suppress(OSError):  # another process has made the same one meanwhile
-            path.rename(folder / path.name)
+        if path.name.isdigit():
+            with contextlib.suppress(OSError):  # another process has made the same one meanwhile
+                path.rename(folder / path.name)
 
 
 def _hold(folder: Path) -> IO[str]:

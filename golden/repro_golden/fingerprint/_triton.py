@@ -100,7 +100,7 @@ def _measure_finite(word, top, squares, KIND: tl.constexpr, PAIRS: tl.constexpr)
 
     One that is not shows in the squares, or for F16, whose patterns are read as fp32 of 2^-112 times the size, in the
     magnitude. Nothing else is done for each number: instructions are what the kernel has least of. With `PAIRS` the
-    largest magnitude of BF16 is two in an int32, of which one instruction serves four.
+    largest magnitude of BF16 is two in an int32, and the numbers are compared with it two at a time.
     """
     for half in tl.static_range(2):
         bits = _shift(word, 32 * half).to(tl.int32)
