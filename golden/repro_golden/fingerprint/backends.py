@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ JOB = ("address", "rows", "words", "stride", "first", "step", "tail", "slot", "k
 """Columns of a job: `plan.Span` from a memory address on, the slot it is summed into, how statistics read it."""
 _ACROSS = 64  # rows of a scattered piece, or more: they may be neighbours in memory where a row's elements are not
 
+_Number = TypeVar("_Number", bound=np.number)
 Table = npt.NDArray[np.int64]
 BUFFER = 16 << 20
 """Bytes of the buffer through which tensors pass that must be copied together."""
@@ -53,18 +54,19 @@ class Results:
             nothing = np.zeros(slots)  # the shortest way for lanes alone: every slot has a piece, in its place
             lanes = np.add.reduceat(runs[0][2], runs[0][0].starts, axis=0)
             return cls(lanes, nothing.astype(np.int64), nothing, nothing, words, kept)
-        lanes, stats = np.zeros((slots, 2), np.uint64), np.zeros((slots, 3))
+        lanes, nonfinite = np.zeros((slots, 2), np.uint64), np.zeros(slots, np.int64)
+        absmax, squares = np.zeros(slots), np.zeros(slots)
         for order, base, sums, figures in runs:
             if not len(order.starts):
                 continue
-            sums = sums if order.pieces is None else sums[order.pieces]
             indices = order.slots + base
-            lanes[indices] += np.add.reduceat(sums, order.starts, axis=0)
+            lanes[indices] += np.add.reduceat(order.taken(sums), order.starts, axis=0)
             if figures is not None:
-                figures = figures if order.pieces is None else figures[order.pieces]
-                stats[indices, ::2] += np.add.reduceat(figures[:, ::2], order.starts, axis=0)
-                stats[indices, 1] = np.maximum(stats[indices, 1], np.maximum.reduceat(figures[:, 1], order.starts))
-        return cls(lanes, stats[:, 0].astype(np.int64), stats[:, 1], stats[:, 2], words, kept)
+                bad, top, square = map(order.taken, figures)
+                nonfinite[indices] += np.add.reduceat(bad, order.starts)
+                absmax[indices] = np.maximum(absmax[indices], np.maximum.reduceat(top, order.starts))
+                squares[indices] += np.add.reduceat(square, order.starts)
+        return cls(lanes, nonfinite, absmax, squares, words, kept)
 
 
 class Order(NamedTuple):
@@ -85,9 +87,15 @@ class Order(NamedTuple):
         starts = np.flatnonzero(np.concatenate([[1], steps])) if len(slots) else np.empty(0, np.int64)
         return cls(pieces, starts, slots[starts])
 
+    def taken(self, figures: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+        """Figures of the pieces, [n, ...], in this order."""
+        return figures if self.pieces is None else figures[self.pieces]
 
-Run = tuple[Order, int, npt.NDArray[np.uint64], npt.NDArray[np.float64] | None]
-"""Pieces, the slot that is their slot 0, their sums [n, 2], and their non-finite counts, absmax and squares [n, 3]."""
+
+Figures = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.float64]]
+"""Of pieces their non-finite counts, absmax and squares, [n] each."""
+Run = tuple[Order, int, npt.NDArray[np.uint64], Figures | None]
+"""Pieces, the slot that is their slot 0, their sums [n, 2], and their figures."""
 
 
 class Backend(Protocol):

@@ -101,7 +101,8 @@ class Cpu:
         order = Order.of(np.concatenate([np.empty(0, np.int64), *self._slots]))
         sums = np.concatenate([np.empty((0, 2), np.uint64), *self._sums])
         stats = np.concatenate([np.empty((0, 3)), *self._stats])
-        results = Results.of(slots, [(order, 0, sums, stats)], words, self._kept)
+        figures = stats[:, 0].astype(np.int64), stats[:, 1], stats[:, 2]
+        results = Results.of(slots, [(order, 0, sums, figures)], words, self._kept)
         return (lambda: True), (lambda: results)
 
 

@@ -285,7 +285,7 @@ class Gpu:
             rows = chunk.host[at : at + ready.pieces * ready.width].numpy().reshape(-1, ready.width)
             figures = None
             if ready.width == 5:
-                figures = np.concatenate([rows[:, 2:3].astype(np.float64), rows[:, 3:].view(np.float64)], axis=1)
+                figures = rows[:, 2], rows[:, 3].view(np.float64), rows[:, 4].view(np.float64)
             runs.append((ready.order, base, rows[:, :2].view(np.uint64), figures))
         words = [c.host[at : at + n].numpy().view(np.uint64) for c, at, n in self._words]
         contents = [c.host[at:].numpy().view(np.uint8)[:n].tobytes() for c, at, n in self._kept]

@@ -191,7 +191,7 @@ def _packed(group: _Group, pending: Pending | PlainPending) -> Packed | None:
 
     table = np.empty((len(block.lengths), 7), np.uint64)  # as `trace.frames` has them: all of eight bytes
     table[:, :2] = block.lanes
-    columns: list[Any] = [block.nonfinite, block.absmax, block.l2, block.lengths, [ABSENT] * len(block.lengths)]
+    columns: list[Any] = [block.nonfinite, block.absmax, block.l2, block.lengths, ABSENT]
     for k, (column, kind) in enumerate(zip(columns, ("<i8", "<f8", "<f8", "<i8", "<i8"), strict=True)):
         table[:, 2 + k] = np.asarray(column, kind).view(np.uint64)
     return Packed(_table(group, group.batch.frames), table.tobytes(), block.sketches)
