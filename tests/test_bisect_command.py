@@ -14,7 +14,7 @@ import pytest
 from conftest import Repo
 from history_kit import TRAIN, edit, note, start
 
-SCALE, LOAD = "scale = 1.0\n", 'parser.add_argument("--load")\n'
+SCALE = "scale = 1.0\n"
 LOSS = r"loss=(?P<loss>\S+)"
 COMMAND = ("--", sys.executable, "train.py", "--steps", "3")
 
@@ -35,20 +35,21 @@ def _split(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]
 def test_a_command_needs_no_case(tmp_path: Path) -> None:
     """A command alone is replayed over as many steps as GOOD makes; git goes on from the log that is exported.
 
-    It is told one number of steps throughout, on which its learning rate may depend.
+    One whose program is told that number, on which its schedule may rest, needs it.
     """
-    scheduled = TRAIN.replace(LOAD, f'{LOAD}parser.add_argument("--of", type=int)\n')
-    repo = start(tmp_path, scheduled.replace("lr=0.01", "lr=0.01 / options.of"), case=None)
+    repo = start(tmp_path, case=None)
+    done = repo.repro("bisect", "HEAD~1..HEAD", *COMMAND, "--of", "{step}")
+    assert (done.returncode, done.stdout) == (2, "") and "{step} stands for the number of steps" in done.stderr
     good = repo.git("rev-parse", "HEAD")
     note(repo, "one")
     culprit = edit(repo, SCALE, "scale = 1.0 + 1e-6\n", "Warm up")
     note(repo, "two")
-    result, progress = bisect(repo, f"{good}..HEAD", "--export", str(tmp_path / "log"), *COMMAND, "--of", "{step}")
+    result, progress = bisect(repo, f"{good}..HEAD", "--export", str(tmp_path / "log"), *COMMAND)
     assert result["culprit"]["commit"] == culprit, progress
     assert (result["divergence"]["step"], result["divergence"]["phase"]) == (0, "grad")
     assert result["git_steps"] == 3
     assert result["explains_bad"] is True
-    assert result["reproduce"].endswith(f"-- {sys.executable} train.py --steps 3 --of '{{step}}'")
+    assert result["reproduce"].endswith(f"-- {sys.executable} train.py --steps 3")
     repo.git("bisect", "replay", str(tmp_path / "log"))
     assert f"{culprit} is the first bad commit" in repo.git("bisect", "next")
     repo.git("bisect", "reset")

@@ -65,13 +65,16 @@ class CommandLine:
         """The case that it makes.
 
         Raises:
-            ReproError: a word cannot stand in a case.
+            ReproError: a word cannot stand in a case, or one stands for a number of steps that was not given.
         """
         try:
-            return Case.model_validate(parse_toml(self.text(root, name)))
+            case = Case.model_validate(parse_toml(self.text(root, name)))
         except ValueError as error:
             why = first_problem(error) if isinstance(error, ValidationError) else error
             raise ReproError(f"the command makes no case ({why})") from None
+        if case.subject.told_steps and not self.steps:
+            raise ReproError("{step} stands for the number of steps: say how many they are with --steps")
+        return case
 
     def new_file(self, root: Path, name: str) -> Path:
         """Where its case file will be.
