@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import history_kit as kit
-import pip
 import pytest
 from conftest import Repo
 from index_kit import TORCH_FOLDER, Index, serving, wheel
@@ -76,7 +76,7 @@ def packaged(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> R
     base = tmp_path / "base"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", base], check=True)
     (pure,) = base.glob("lib/python*/site-packages")
-    (pure / "pip").symlink_to(Path(pip.__file__).parent)
+    (pure / "pip").symlink_to(Path(str(distribution("pip").locate_file("pip"))))
     install = [sys.executable, "-m", "pip", "--python", base / "bin" / "python", "install", "--no-deps", "--quiet"]
     subprocess.run([*install, "--index-url", index.url, "tinyscale==1.0", "torchlink"], check=True)
     train = kit.TRAIN.replace("import torch\n", "import tinyscale\nimport torch\n", 1)

@@ -12,9 +12,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.metadata import distribution
 from pathlib import Path
 
-import pip
 import psutil
 import pytest
 from conftest import Repo
@@ -97,7 +97,7 @@ def base(index: Index, tmp_path_factory: pytest.TempPathFactory) -> str:
     (folder / "linked").mkdir()
     (folder / "linked" / "linked.py").write_text("import helper\n")
     (pure / "linked.pth").write_text(f"{folder / 'linked'}\nimport helper; helper.SEEN = True\n")
-    (pure / "pip").symlink_to(Path(pip.__file__).parent)
+    (pure / "pip").symlink_to(Path(str(distribution("pip").locate_file("pip"))))
     return str(folder / "bin" / "python")
 
 
@@ -243,7 +243,7 @@ def test_the_version_that_is_there_is_used_as_it_is(repo: Repo, index: Index, ba
     assert kept(repo) == set()
     (about,) = tmp_path.glob("v/lib/python*/site-packages/*.dist-info")
     (about / "direct_url.json").write_text('{"url": "file:///x", "dir_info": {"editable": true}}')
-    (about.parent / "pip").symlink_to(Path(pip.__file__).parent)
+    (about.parent / "pip").symlink_to(Path(str(distribution("pip").locate_file("pip"))))
     with using(repo, str(other), {"tiny-scale": "2.6"}, index.url) as found:
         assert found.python != str(other)
         assert "tiny_scale==2.6+cpu" in found.packages

@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import history_kit as kit
-import pip
 import pytest
 from conftest import Repo
 from index_kit import TORCH_FOLDER, Index, serving, wheel
@@ -53,7 +53,7 @@ def base(index: Index, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("base") / "v"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (pure,) = folder.glob("lib/python*/site-packages")
-    (pure / "pip").symlink_to(Path(pip.__file__).parent)
+    (pure / "pip").symlink_to(Path(str(distribution("pip").locate_file("pip"))))
     install = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--no-deps", "--quiet"]
     wanted = ["tinyscale==1", "tiny-rest==1", "torchlink"]
     subprocess.run([*install, "--index-url", index.url, *wanted], check=True, env=plain())
