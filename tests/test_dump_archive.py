@@ -77,7 +77,7 @@ def test_dataclasses_are_read_only_by_name(tmp_path: Path, protocol: int) -> Non
 def test_enum_members_are_calls(tmp_path: Path, protocol: int) -> None:
     """A nested enum's member is a call of its class by a dotted name, in every protocol's way of saying so."""
     path = saved(tmp_path / "a.pt", {"status": Sample.Status.COMPLETED}, protocol)
-    named = sys.version_info < (3, 11, 4)
+    named = Sample.Status.COMPLETED.__reduce_ex__(protocol)[0] is getattr  # in some releases of Python 3.11
     assert f"--allow-pickle {STATUS}{'.COMPLETED' if named else ''} " in refusal(path)
     record = read_archive(path, allow=[STATUS])["status"]
     if not named:
@@ -88,7 +88,7 @@ def test_enum_members_are_calls(tmp_path: Path, protocol: int) -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_enum_members_may_be_attributes_of_their_class(tmp_path: Path, protocol: int) -> None:
-    """As Python 3.11.0 to 3.11.3 name them: who allows the class allows its members, and no name that begins alike."""
+    """As Python 3.11.2 names them: who allows the class allows its members, and no name that begins alike."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Sample.Status, "__reduce_ex__", lambda self, _: (getattr, (type(self), self.name)))
         path = saved(tmp_path / "a.pt", {"status": Sample.Status.COMPLETED}, protocol)

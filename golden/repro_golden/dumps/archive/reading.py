@@ -34,7 +34,7 @@ def read_archive(path: str | os.PathLike[str], *, allow: Collection[str] = (), l
     Args:
         path: the file.
         allow: foreign classes and functions, by dotted name, that are read as `Record`s of their plain fields. So is
-            what lies in one: Python 3.11.0 to 3.11.3 name an enum's member, others call the enum.
+            what lies in one: Python 3.11.2 names an enum's member, 3.11.7 calls the enum.
         limit: bytes of memory that reading may need, in estimate.
 
     Raises:
