@@ -108,7 +108,7 @@ _NUMBERS = frozenset({int, float, bool, type(None)})
 _CONTAINERS = frozenset({list, tuple, dict, OrderedDict, set, frozenset, Record})
 
 
-def settle(value: Any, budget: Budget) -> set[str]:
+def settle(value: Any, budget: Budget) -> dict[str, int]:
     """Walk a value that was read, without recursion.
 
     Args:
@@ -116,12 +116,12 @@ def settle(value: Any, budget: Budget) -> set[str]:
         budget: shared parts are counted once for each place they stand in, since writing and comparing see them all.
 
     Returns:
-        The names of foreign classes and functions that stand in it.
+        The names of foreign classes and functions that stand in it, with their `Unknown.parts`.
 
     Raises:
         ReproError: it holds itself, is nested deeper than `DEPTH`, is too large, or holds what is no plain value.
     """
-    names: set[str] = set()
+    names: dict[str, int] = {}
     done: dict[int, tuple[int, int]] = {}  # id -> height, size; every object stays alive through `value`
     if type(value) not in _CONTAINERS:
         _leaf(value, names, budget)
@@ -154,7 +154,7 @@ def settle(value: Any, budget: Budget) -> set[str]:
             entered.add(id(child))
             path.append(_Frame(child))
         if type(frame.node) is Record:
-            names.add(frame.node.name)
+            names[frame.node.name] = frame.node.parts
     return names
 
 
@@ -194,7 +194,7 @@ class _Frame:
         return iter(node)
 
 
-def _leaf(value: Any, names: set[str], budget: Budget) -> int:
+def _leaf(value: Any, names: dict[str, int], budget: Budget) -> int:
     """The estimated bytes of what holds nothing else.
 
     Raises:
@@ -209,7 +209,7 @@ def _leaf(value: Any, names: set[str], budget: Budget) -> int:
         return 200 + int(value.nbytes)
     if isinstance(value, Unknown):
         if not (value.name.startswith("torch.") and value.name.removeprefix("torch.") in TORCH_DTYPES):
-            names.add(value.name)
+            names[value.name] = value.parts
         return 64
     what = kind.__name__.strip("_").lower()  # a storage or a dtype that nothing was made of
     raise ReproError(f"{budget.where} holds a {what} outside of a tensor or array: save it without")

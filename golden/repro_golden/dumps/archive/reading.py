@@ -34,15 +34,15 @@ def read_archive(path: str | os.PathLike[str], *, allow: Collection[str] = (), l
     Args:
         path: the file.
         allow: foreign classes and functions, by dotted name, that are read as `Record`s of their plain fields. So is
-            what lies in one: Python 3.11.2 names an enum's member, 3.11.7 calls the enum.
+            what lies in such a class: Python 3.11.2 names an enum's member, 3.11.7 calls the enum.
         limit: bytes of memory that reading may need, in estimate.
 
     Raises:
         ReproError: it cannot be read, is damaged, passes a bound, or names a class that is not allowed.
     """
     value, names = _read(path, limit)
-    allowed = tuple(f"{name}." for name in allow)
-    refused = sorted(name for name in names if not f"{name}.".startswith(allowed))
+    inside = {name for name, parts in names.items() if parts > 1 and name.rpartition(".")[0] in allow}
+    refused = sorted(names.keys() - inside - set(allow))
     if refused:
         flags = " ".join(f"--allow-pickle {name}" for name in refused[:5])
         if len(refused) == 1:
@@ -63,7 +63,7 @@ def peek(path: str | os.PathLike[str], *, limit: int = LIMIT) -> Any:
     return _read(path, limit)[0]
 
 
-def _read(path: str | os.PathLike[str], limit: int) -> tuple[Any, set[str]]:
+def _read(path: str | os.PathLike[str], limit: int) -> tuple[Any, dict[str, int]]:
     budget = Budget(str(path), limit)
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):
