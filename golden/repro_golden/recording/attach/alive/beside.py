@@ -165,21 +165,21 @@ class Beside:
 
     def _of_modules(self, read: set[int]) -> dict[str, Reading]:
         """What modules own, but for what was read; ids of what is read are added to that."""
+        owned = self._plan.owned(self._roots, self._held)
+        taken_away = _MEMORY_SAVER in sys.modules and any(owning.managed for owning in owned.all)
+        if not taken_away and all_readable(owned.tensors):
+            read.update(map(id, owned.tensors))
+            return owned.readings()
         out: dict[str, Reading] = {}
-        there = [(own, t) for own in self._plan.owned(self._roots, self._held) if (t := own.tensor()) is not None]
-        sure = _MEMORY_SAVER not in sys.modules and all_readable([tensor for _, tensor in there])
-        for (whole, path, _, place, managed), tensor in there:
-            if id(tensor) in read:
-                continue
+        for (whole, path, place, managed), tensor in zip(owned.all, owned.tensors, strict=True):
             named = whole[:-1] if whole.startswith("module/") else f"{whole}{path}"
-            if not sure and not self._readable(named, tensor, managed=managed):
+            if id(tensor) in read or not self._readable(named, tensor, managed=managed):
                 continue
             read.add(id(tensor))
-            if whole not in out:
-                out[whole] = Reading(Tensors(), Places())
-            out[whole].tensors[path] = tensor
+            reading = out.setdefault(whole, Reading(Tensors(), Places()))
+            reading.tensors[path] = tensor
             if place is not None:
-                out[whole].places[path] = place
+                reading.places[path] = place
         return out
 
     def _scales(self) -> Iterator[tuple[str, torch.Tensor]]:

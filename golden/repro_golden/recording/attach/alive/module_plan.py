@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
 
 from repro_golden.fingerprint.placement import Placement
 from repro_golden.recording.attach.alive import megatron
+from repro_golden.recording.attach.alive.readings import Places, Reading
 
-__all__ = ["ModulePlan", "Owning", "Part", "Root"]
+__all__ = ["ModulePlan", "Owned", "Owning", "Part", "Root"]
 
 
 class Part(NamedTuple):
@@ -43,16 +45,39 @@ class Owning(NamedTuple):
     Attributes:
         whole: The prefix of its name.
         path: Its name.
-        tensor: The tensor.
         place: Where it lies, if it is a part.
         managed: Whether something else may have taken its memory away.
     """
 
     whole: str
     path: str
-    tensor: weakref.ref[torch.Tensor]
     place: Placement | None
     managed: bool
+
+
+class _Group(NamedTuple):
+    """What has names of one prefix; a tensor that several own is there once."""
+
+    whole: str
+    paths: list[str]
+    at: list[int]
+    places: Places
+
+
+class Owned(NamedTuple):
+    """What modules own now; a tensor that several own comes several times."""
+
+    all: list[Owning]
+    tensors: list[torch.Tensor]
+    groups: list[_Group]
+
+    def readings(self) -> dict[str, Reading]:
+        """All of it, by the prefix of its names."""
+        read = self.tensors.__getitem__
+        return {
+            whole: Reading(dict(zip(paths, map(read, at), strict=True)), dict(places))
+            for whole, paths, at, places in self.groups
+        }
 
 
 class ModulePlan:
@@ -60,79 +85,117 @@ class ModulePlan:
 
     def __init__(self) -> None:
         self._look: _Look | None = None
-        self._owned: list[Owning] = []
+        self._all: list[Owning] = []
+        self._at: list[int] = []  # their places in what was looked at
+        self._groups: list[_Group] = []
 
-    def owned(self, roots: list[Root], held: Set[int]) -> list[Owning]:
-        """All of it: a tensor that several own comes several times.
+    def owned(self, roots: list[Root], held: Set[int]) -> Owned:
+        """All that they own.
 
         Args:
             roots: The modules, the same at every call.
             held: Ids of what optimizers hold, which is left out.
         """
-        if self._look is None or not self._look.same():
+        tensors = None if self._look is None else self._look.again()
+        if tensors is None:
             alive = [(root, part, m) for root in roots for part in root.parts if (m := part.module()) is not None]
-            self._look = _Look.of([module for _, _, module in alive])
-            self._owned = [one for root, part, module in alive for one in _owned_by(root, part, module, held)]
-        return self._owned
+            owns = _Owns.of([module for _, _, module in alive])
+            self._look = _Look.of([module for _, _, module in alive], owns)
+            self._note(alive, owns, held)
+            tensors = owns.tensors
+        return Owned(self._all, [t for at in self._at if (t := tensors[at]) is not None], self._groups)
+
+    def _note(self, alive: list[tuple[Root, Part, torch.nn.Module]], owns: _Owns, held: Set[int]) -> None:
+        self._all, self._at = [], []
+        groups: dict[str, _Group] = {}
+        starts = [0, *itertools.accumulate(owns.lengths)]
+        taken = set(held)
+        for number, (root, part, module) in enumerate(alive):
+            for space in (number, len(alive) + number):
+                for at in range(starts[space], starts[space + 1]):
+                    tensor = owns.tensors[at]
+                    if tensor is None or id(tensor) in held:
+                        continue
+                    kind = "frozen" if space == number else "buffer"
+                    owning = _owning(root, part, module, kind, owns.keys[at], tensor)
+                    self._all.append(owning)
+                    self._at.append(at)
+                    if id(tensor) in taken:
+                        continue
+                    taken.add(id(tensor))
+                    group = groups.setdefault(owning.whole, _Group(owning.whole, [], [], {}))
+                    group.paths.append(owning.path)
+                    group.at.append(len(self._at) - 1)
+                    if owning.place is not None:
+                        group.places[owning.path] = owning.place
+        self._groups = list(groups.values())
+
+
+class _Owns(NamedTuple):
+    """What modules own: all parameters, module by module, then all buffers.
+
+    Attributes:
+        lengths: How many parameters each has, then how many buffers, then how many of these are not saved.
+        keys: The names of all, then those of buffers that are not saved, in any order.
+        tensors: The parameters and buffers, None where there is none.
+    """
+
+    lengths: list[int]
+    keys: list[str]
+    tensors: list[torch.Tensor | None]
+
+    @classmethod
+    def of(cls, modules: Sequence[torch.nn.Module]) -> _Owns:
+        """Look; it runs at every step, so nothing is made for a module by itself."""
+        spaces: list[Any] = [*map(_parameters, modules), *map(_buffers, modules)]
+        unsaved = [*map(_unsaved, modules)]
+        try:
+            tensors = [*itertools.chain.from_iterable(map(dict.values, spaces))]
+        except TypeError:  # a scripted module has mappings of its own, which cannot be iterated over themselves
+            spaces = [dict(zip(space.keys(), space.values(), strict=True)) for space in spaces]
+            tensors = [*itertools.chain.from_iterable(map(dict.values, spaces))]
+        keys = [*itertools.chain.from_iterable(spaces), *itertools.chain.from_iterable(unsaved)]
+        return cls([*map(len, spaces), *map(len, unsaved)], keys, tensors)
+
+
+_parameters, _buffers = operator.attrgetter("_parameters"), operator.attrgetter("_buffers")
+_unsaved = operator.attrgetter("_non_persistent_buffers_set")
 
 
 class _Look(NamedTuple):
-    """What modules owned when they were looked at, by which it is known again.
-
-    Attributes:
-        modules: The modules.
-        keys: Of each one's parameters, then of its buffers, then those of its buffers that are not saved.
-        tensors: The parameters and buffers, None where there was None.
-    """
+    """What modules owned when they were looked at, by which it is known again."""
 
     modules: list[weakref.ref[torch.nn.Module]]
-    keys: list[Any]
+    lengths: list[int]
+    keys: list[str]
     tensors: Sequence[Callable[[], torch.Tensor | None]]
 
     @classmethod
-    def of(cls, modules: Sequence[torch.nn.Module]) -> _Look:
-        keys, tensors = _owns(modules)
-        known = [_none if tensor is None else weakref.ref(tensor) for tensor in tensors]
-        return cls([weakref.ref(module) for module in modules], keys, known)
+    def of(cls, modules: Sequence[torch.nn.Module], owns: _Owns) -> _Look:
+        known = [_none if tensor is None else weakref.ref(tensor) for tensor in owns.tensors]
+        return cls([weakref.ref(module) for module in modules], owns.lengths, owns.keys, known)
 
-    def same(self) -> bool:
-        """Whether they own these still, by these names."""
-        # equal keys are of as many modules, and of as many tensors
-        keys, tensors = _owns(module for known in self.modules if (module := known()) is not None)
-        return keys == self.keys and all(map(operator.is_, tensors, [known() for known in self.tensors]))
+    def again(self) -> list[torch.Tensor | None] | None:
+        """The tensors, if the modules own these still, by these names."""
+        owns = _Owns.of([module for known in self.modules if (module := known()) is not None])
+        if owns.lengths != self.lengths or owns.keys != self.keys:
+            return None
+        known = [reference() for reference in self.tensors]
+        if sum(map(operator.is_, known, itertools.repeat(None))) != self.tensors.count(_none):  # one has gone
+            return None
+        return owns.tensors if all(map(operator.is_, owns.tensors, known)) else None
 
 
 def _none() -> None:
     """What stands for a reference to nothing."""
 
 
-def _owns(modules: Iterable[torch.nn.Module]) -> tuple[list[Any], list[torch.Tensor | None]]:
-    """All keys, a list for each module's parameters and buffers, and all tensors; it runs at every step."""
-    keys: list[Any] = []
-    tensors: list[torch.Tensor | None] = []
-    for module in modules:
-        # a scripted module's mappings cannot be iterated over themselves
-        parameters, buffers = module._parameters, module._buffers
-        keys += [*parameters.keys()], [*buffers.keys()]
-        if unsaved := module._non_persistent_buffers_set:
-            keys.append(set(unsaved))
-        tensors += parameters.values()
-        tensors += buffers.values()
-    return keys, tensors
-
-
-def _owned_by(root: Root, part: Part, module: torch.nn.Module, held: Set[int]) -> list[Owning]:
+def _owning(root: Root, part: Part, module: torch.nn.Module, kind: str, key: str, tensor: torch.Tensor) -> Owning:
+    path, place = f"{part.path}.{key}" if part.path else key, None
+    if kind == "frozen":
+        path = megatron.parameter_path(path, tensor, module)
+        place = megatron.placement(path, tensor, part.config)
+    elif key in module._non_persistent_buffers_set:
+        kind = "unsaved"
     where = f"{root.name}/" if root.name else ""
-    out = []
-    for owned, kind in ((module._parameters, "frozen"), (module._buffers, "buffer")):
-        for key, tensor in owned.items():
-            if tensor is None or id(tensor) in held:
-                continue
-            path, place = f"{part.path}.{key}" if part.path else key, None
-            if kind == "frozen":
-                path = megatron.parameter_path(path, tensor, module)
-                place = megatron.placement(path, tensor, part.config)
-            saved = kind == "frozen" or key not in module._non_persistent_buffers_set
-            whole = f"{(kind if saved else 'unsaved') if root.stepped else 'module'}/{where}"
-            out.append(Owning(whole, path, weakref.ref(tensor), place, not root.stepped))
-    return out
+    return Owning(f"{kind if root.stepped else 'module'}/{where}", path, place, not root.stepped)
